@@ -8,9 +8,10 @@ fix is the cause.
 from __future__ import annotations
 
 import asyncio
+import errno
 import sqlite3
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import typer
 
@@ -25,6 +26,9 @@ RANK = (MachineError, ConfigError, ChildDied, Stalled, Stopped, ForgeError)
 
 CTRL_C = (KeyboardInterrupt, typer.Abort, asyncio.CancelledError)
 """asyncio turns Ctrl-C into a cancellation of its main task."""
+
+DENIALS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
+"""Refusals of the file system: read-only, no permission, above the limit of a file, a bad disk."""
 
 BUG = 70
 INTERRUPTED = 130
@@ -56,6 +60,10 @@ def ending_of(error: BaseException) -> Ending:
     full = next((leaf for leaf in leaves if _is_disk_full(leaf)), None)
     if full is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
         return Ending(code=MachineError.exit_code, message=_disk_full_message(full))
+    denied = next((leaf for leaf in leaves if _is_denied(leaf)), None)
+    if denied is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
+        message = f"{denied.filename or 'a file without a name'}: {denied.strerror}"
+        return Ending(code=MachineError.exit_code, message=message)
     damaged = next((leaf for leaf in leaves if _is_damaged(leaf)), None)
     if damaged is not None:
         message = f"run.db: damaged, incomplete, or copied without its run.db-wal: {damaged}"
@@ -85,6 +93,10 @@ def _disk_full_message(error: BaseException) -> str:
 
 def _is_disk_full(error: BaseException) -> bool:
     return not isinstance(error, ForgeError) and is_disk_full(error)
+
+
+def _is_denied(error: BaseException) -> TypeGuard[OSError]:
+    return isinstance(error, OSError) and error.errno in DENIALS
 
 
 def _is_damaged(error: BaseException) -> bool:

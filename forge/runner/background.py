@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +26,23 @@ MAX_REASON = 2000
 """Maximum length of the recorded reason in characters; a dead child's includes log lines."""
 
 
+class RunLog(logging.FileHandler):
+    """A log file that drops the lines that it cannot write: the run's own error says why."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one line, unless the disk is full or read-only."""
+        with suppress(OSError):  # of the first line, which opens the file
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Prints a mistake in a call of the logger; nothing about the disk."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
 def log_to(path: Path) -> None:
     """Send the supervisor's log to a file: the terminal shows only progress."""
-    handler = logging.FileHandler(path, delay=True)
+    handler = RunLog(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)

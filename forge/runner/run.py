@@ -16,7 +16,6 @@ run_experiment / resume_run          decide what to do, own the run directory; a
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.config.load import dump_experiment, load_experiment
-from forge.errors import ForgeError
+from forge.errors import ForgeError, MachineError
 from forge.exits import Ending, ending_of
 from forge.process.sockets import open_socket_dir
 from forge.runner.attempt import describe_attempt
@@ -44,15 +43,16 @@ from forge.runner.plan.machine import this_machine
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.locate_model import locate_model
+from forge.runner.prepare.missing_rows import hold_rows
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
 from forge.runner.weights.resume import load_stage_weights
 from forge.runner.work import EarlierAttempts, Work
 from forge.store.identity import recorded_identity, settle_identity
+from forge.store.integrity import refuse_damage
 from forge.store.layout import RunPaths, create_run, next_attempt, write_file
 from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
-from forge.store.resume import last_state
 from forge.store.write.writer import open_writer
 
 if TYPE_CHECKING:
@@ -112,14 +112,17 @@ def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = N
         experiment = load_experiment(paths.experiment)
         store = experiment.store.model_copy(update={"dir": paths.root.parent})
         experiment = experiment.model_copy(update={"store": store})
+        refuse_damage(paths)
         with open_run(paths) as reader:
+            held = hold_rows(reader, experiment.stage)
             past = EarlierAttempts(
-                state=last_state(reader),
+                state=held.state,
+                missing=None if held.is_whole else held.to_event(paths.run_db),
                 stage_weights=load_stage_weights(reader),
                 identity=settle_identity(paths, recorded=recorded_identity(reader)),
             )
-        if past.identity and past.identity.news:
-            console.say(past.identity.news)
+        for news in past.news():
+            console.say(news)
         if past.state and len(past.state.finished_stages) == len(experiment.stage):
             console.say(f"{paths.name} has finished; there is nothing to resume")
             return paths
@@ -185,9 +188,7 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
     description = await anyio.to_thread.run_sync(
         lambda: describe_attempt(run.attempt, seed=run.experiment.seed, gpus=run.placement.gpus)
     )
-    await run.writer.put(description)
-    if past.identity and not past.identity.is_recorded:
-        await run.writer.put(past.identity.event(at=time.time()))
+    await run.writer.put(description, *past.records())
     try:
         with open_socket_dir() as run.socket_dir, run.home.explaining():
             await _work(run, past)
@@ -198,7 +199,7 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
         else:
             log.error("exit %d", ending.code, exc_info=error)
         run.paths = run.home.paths
-        with suppress(FileNotFoundError):  # the directory was deleted
+        with suppress(MachineError):  # its cause is among the errors, or comes at the next write
             record_status(run, state="stopped" if ending.is_stop else "failed")
         try:
             await record_end(run, ending)

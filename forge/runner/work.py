@@ -29,7 +29,7 @@ from forge.runner.weights.resume import check_there, on_model
 from forge.serve.replicas import open_replicas
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterator
 
     from forge.config.schema import Experiment, JudgeTable, ModelTable
     from forge.evalpool.pool import Pool
@@ -50,6 +50,22 @@ class EarlierAttempts:
     """Weights that each stage began with, by stage index."""
     identity: Settled | None = None
     """Id of the run, with what has happened to its directory since."""
+    missing: Event | None = None
+    """Rows of theirs that are gone; None if all are there."""
+
+    def news(self) -> Iterator[str]:
+        """What happened to the run since its last attempt, a line each."""
+        if self.identity and self.identity.news:
+            yield self.identity.news
+        if self.missing:
+            yield self.missing.message
+
+    def records(self) -> Iterator[Event]:
+        """The events of that which are not in the store yet."""
+        if self.identity and not self.identity.is_recorded:
+            yield self.identity.event(at=time.time())
+        if self.missing:
+            yield self.missing
 
     def on_model(self, model: ModelTable, *, name: str) -> EarlierAttempts:
         """The same on the experiment's model where it is now. Raises MachineError if weights of a

@@ -6,6 +6,7 @@ or absent.
 
     runs/<name>-<n>/
         run.db  tokens.db          everything recorded (store.schema.tables)
+        acknowledged               number of rows and highest ids in run.db (store.acknowledged)
         experiment.toml            the resolved experiment
         identity.json              the run's id (store.identity)
         logs/attempt-<k>/          <process>.log
@@ -52,6 +53,11 @@ class RunPaths:
     def tokens_db(self) -> Path:
         """Database of token ids and log-probabilities."""
         return self.root / "tokens.db"
+
+    @property
+    def acknowledged(self) -> Path:
+        """Number of rows and highest ids that were committed."""
+        return self.root / "acknowledged"
 
     @property
     def experiment(self) -> Path:

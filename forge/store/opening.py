@@ -1,7 +1,7 @@
 """Opens a run's databases read-only, in whatever state they are. Used by `store.reader`.
 
-A run may be live, on a read-only disk, of an older schema, or copied in part; what cannot be read
-is one ConfigError line that says what to do. If texts are compressed or the run's views differ from
+A run may be live, on a read-only disk, of an older schema, damaged, or copied in part; what cannot
+be read is one line that says what to do. If texts are compressed or the run's views differ from
 this version's, temporary views of the same names hide them. SQLite leaves an empty -wal and a -shm
 beside a database that was read without a writer; only a writer may delete them, and the next does.
 """
@@ -13,8 +13,16 @@ import sqlite3
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from forge.errors import ConfigError
-from forge.store.schema.migrations import RUN_VERSION, check_version, has_views, split_statements
+from forge.errors import ConfigError, ForgeError, MachineError
+from forge.store.acknowledged import read_acknowledged
+from forge.store.schema.migrations import (
+    RUN_MIGRATIONS,
+    RUN_VERSION,
+    check_not_lowered,
+    check_version,
+    has_views,
+    split_statements,
+)
 from forge.store.schema.run_views import PLAIN_VIEWS, VIEWS
 
 if TYPE_CHECKING:
@@ -25,34 +33,59 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DAMAGED = "damaged, or was copied in part; copy the run's whole directory, -wal files too"
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
+_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def connect(paths: RunPaths) -> sqlite3.Connection:
-    """Opens run.db, with tokens.db attached as `tokens` if it can be read. Raises ConfigError."""
+    """Opens run.db, with tokens.db attached as `tokens` if it can be read.
+
+    Raises:
+        ConfigError: it is no run, it is empty, or it cannot be read here.
+        MachineError: it is damaged.
+    """
     if not paths.run_db.is_file():
         raise ConfigError(f"{paths.root}: no run.db in it, so it is no run")
     connection, mode = open_read_only(paths.run_db)
     try:
         version = check_version(connection, path=paths.run_db)
         if not version:
-            raise ConfigError(
-                f"{paths.root}: nothing is recorded in it yet, or its run.db-wal was not copied"
+            check_not_lowered(
+                connection, path=paths.run_db, found=version, migrations=RUN_MIGRATIONS
             )
+            raise _empty(paths)
         if paths.tokens_db.is_file():
             _attach_tokens(connection, paths.tokens_db, mode)
         _add_temporary_views(connection, version=version)
     except BaseException as error:
         connection.close()
         if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
-            raise ConfigError(f"{paths.run_db}: {DAMAGED}: {error}") from error
+            raise MachineError(f"{paths.run_db}: {DAMAGED}: {error}") from error
         raise
     return connection
 
 
-def is_damage(error: sqlite3.DatabaseError) -> bool:
+def is_corrupt(error: BaseException) -> bool:
+    """True if SQLite found the content of a database to be wrong."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _CORRUPT
+
+
+def is_damage(error: BaseException) -> bool:
     """True if the file is at fault, not the statement."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
+    is_unread = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
+    return is_corrupt(error) or is_unread
+
+
+def _empty(paths: RunPaths) -> ForgeError:
+    """The error of a run.db without a schema."""
+    lost = read_acknowledged(paths.acknowledged)
+    if not lost.turns:
+        return ConfigError(
+            f"{paths.root}: nothing is recorded in it yet, or its run.db-wal was not copied"
+        )
+    return MachineError(
+        f"{paths.run_db}: empty, but {lost.turns} turns were recorded in it; put a copy of it "
+        f'there, and "forge resume {paths.name}" says what the copy lacks'
+    )
 
 
 def open_read_only(path: Path) -> tuple[sqlite3.Connection, str]:
@@ -61,7 +94,8 @@ def open_read_only(path: Path) -> tuple[sqlite3.Connection, str]:
     If even the index of the WAL cannot be created (a read-only medium), the mode is `immutable=1`.
 
     Raises:
-        ConfigError: the database cannot be read; the message says why.
+        ConfigError: the database cannot be read here; the message says why.
+        MachineError: it is damaged.
     """
     connection = _try_open(path, "mode=ro")
     if connection is not None:
@@ -83,7 +117,7 @@ def _has_wal(path: Path) -> bool:
 
 
 def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
-    """Raises ConfigError if the file is shorter than its header says and no WAL may hold the rest.
+    """Raises MachineError if the file is shorter than its header says and no WAL may hold the rest.
 
     The size comes from stat and SQLite: opening and closing the file here would drop the POSIX
     locks of every connection to it in this process, a writer's too.
@@ -94,11 +128,11 @@ def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
         "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
     ).fetchone()[0]
     if (found := path.stat().st_size) < wanted:
-        raise ConfigError(f"{path}: {found} of its {wanted} bytes are there: {DAMAGED}")
+        raise MachineError(f"{path}: {found} of its {wanted} bytes are there: {DAMAGED}")
 
 
 def _try_open(path: Path, mode: str) -> sqlite3.Connection | None:
-    """Opens in this mode; None if SQLite cannot. Raises ConfigError if it is no database."""
+    """Opens in this mode; None if SQLite cannot. Raises MachineError if it is no database."""
     connection = sqlite3.connect(
         _uri(path, mode), uri=True, isolation_level=None, check_same_thread=False
     )
@@ -111,7 +145,7 @@ def _try_open(path: Path, mode: str) -> sqlite3.Connection | None:
         if isinstance(error, sqlite3.OperationalError):
             return None
         if isinstance(error, sqlite3.DatabaseError):
-            raise ConfigError(f"{path}: cannot be read: {error}; it is {DAMAGED}") from error
+            raise MachineError(f"{path}: cannot be read: {error}; it is {DAMAGED}") from error
         raise
     return connection
 

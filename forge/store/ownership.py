@@ -10,12 +10,14 @@ import json
 import os
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forge.store.layout import RunPaths
 
 LOCK_TRIES = 10
@@ -32,8 +34,12 @@ def open_run_lock(paths: RunPaths) -> Generator[None]:
 
     Raises:
         ConfigError: another process holds the lock; the message has its pid.
+        MachineError: the run's directory cannot be written.
     """
-    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _unwritable(paths.root, error) from error
     try:
         for _ in range(LOCK_TRIES):
             try:
@@ -73,15 +79,30 @@ def is_owned(paths: RunPaths) -> bool:
 
 
 def write_status(paths: RunPaths, status: Mapping[str, Any]) -> None:
-    """Replaces STATUS.json atomically; not fsynced, since run.db is the record."""
+    """Replaces STATUS.json atomically; not fsynced, since run.db is the record.
+
+    Raises MachineError if it cannot be written.
+    """
     spare = paths.root / f".STATUS.{os.getpid()}"
-    spare.write_text(json.dumps(status) + "\n", encoding="utf-8")
-    spare.replace(paths.status)
+    try:
+        spare.write_text(json.dumps(status) + "\n", encoding="utf-8")
+        spare.replace(paths.status)
+    except OSError as error:
+        with suppress(OSError):
+            spare.unlink()
+        raise _unwritable(paths.status, error) from error
 
 
 def read_status(paths: RunPaths) -> dict[str, Any]:
-    """Content of STATUS.json, empty if there is none yet."""
+    """Content of STATUS.json, empty if there is none yet, or if a power cut emptied it."""
     try:
         return json.loads(paths.status.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return {}
+
+
+def _unwritable(path: Path, error: OSError) -> MachineError:
+    return MachineError(
+        f"{path}: cannot be written: {error.strerror}; what was recorded is kept, and "
+        '"forge resume" continues once it can be'
+    )

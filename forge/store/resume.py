@@ -25,6 +25,7 @@ from forge.records import (
     Verdict,
 )
 from forge.records.verdict import TIMING_FIELDS
+from forge.store.acknowledged import read_acknowledged
 from forge.store.codec import decode_ids, decode_logprobs
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class LastState:
     attempt: int
     """0 if the run never started."""
     group_id: int
-    """-1 if there is none, as for the next two."""
+    """Highest ever committed, as the next two, also if its row was lost; -1 for none."""
     sample_id: int
     policy_version: int
     """Highest of publishes and turns: a turn may use a version before its publish is recorded."""
@@ -52,6 +53,7 @@ class LastState:
 
 def last_state(reader: RunReader) -> LastState:
     """Reads the state in a few queries; one scans all turns, which are narrow rows."""
+    known = read_acknowledged(reader.paths.acknowledged)
 
     def highest(column: str, table: str) -> int:
         return reader.value(f"SELECT coalesce(max({column}), -1) FROM {table}")
@@ -66,9 +68,11 @@ def last_state(reader: RunReader) -> LastState:
     ended = {event.data.get("stage") for event in events(reader, kind="stage_end")}
     return LastState(
         attempt=reader.value("SELECT coalesce(max(attempt), 0) FROM attempts"),
-        group_id=max(highest("group_id", "groups"), highest("group_id", "turns")),
-        sample_id=highest("sample_id", "samples"),
-        policy_version=max(highest("max_version", "turns"), highest("version", "policies")),
+        group_id=max(known.group_id, highest("group_id", "groups"), highest("group_id", "turns")),
+        sample_id=max(known.sample_id, highest("sample_id", "samples")),
+        policy_version=max(
+            known.policy_version, highest("max_version", "turns"), highest("version", "policies")
+        ),
         policies=tuple(PolicyVersion(**row) for row in policies),
         steps={row["stage"]: row["step"] for row in steps},
         finished_stages=tuple(sorted(stage for stage in ended if isinstance(stage, int))),
@@ -92,6 +96,8 @@ LEFT JOIN tokens.tokens k USING (group_id, rollout, turn)
 WHERE g.stage = ? AND g.purpose = 'train' AND g.num_rollouts > 0 AND NOT g.is_flat
     AND NOT EXISTS (SELECT 1 FROM samples s JOIN sample_uses USING (sample_id)
         WHERE s.group_id = g.group_id)
+    AND g.group_id > (SELECT coalesce(max(json_extract(data, '$.group_id')), -1) FROM events
+        WHERE kind = 'rows_missing')
 ORDER BY t.group_id, t.rollout, t.turn
 """
 
@@ -100,7 +106,8 @@ def untrained_groups(reader: RunReader, *, stage: int) -> list[Group]:
     """Complete training groups of a stage that were never trained, oldest first.
 
     Some may be in offered batches. Left out are flat groups, which train nothing and may be flat
-    for a reason that is fixed by now, and groups without tokens (`[store] keep_tokens`).
+    for a reason that is fixed by now; groups without tokens (`[store] keep_tokens`); and groups
+    from before rows were lost: the row that says that they were trained may be among those.
     """
     rows = reader.rows(_UNTRAINED, (stage,))
     groups = [list(turns) for _, turns in groupby(rows, key=itemgetter("group_id"))]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 from forge.store.opening import DAMAGED, is_damage
 
 Params = Sequence[Any] | Mapping[str, Any]
@@ -79,7 +79,8 @@ class SqlReader:
         Raises:
             sqlite3.Error: a mistake in the statement.
             KeyboardInterrupt: Ctrl-C, also while rows are fetched.
-            ConfigError: the statement has bytes that are not UTF-8, or the database is damaged.
+            ConfigError: the statement has bytes that are not UTF-8.
+            MachineError: the database is damaged.
         """
         try:
             with _interruptible():
@@ -144,5 +145,5 @@ def _interruptible() -> Generator[None]:
         if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
             raise KeyboardInterrupt from error
         if is_damage(error):
-            raise ConfigError(f"a database of the run is {DAMAGED}: {error}") from error
+            raise MachineError(f"a database of the run is {DAMAGED}: {error}") from error
         raise

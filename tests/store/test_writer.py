@@ -282,7 +282,7 @@ async def test_a_file_that_is_not_a_database_is_one_line(tmp_path: Path) -> None
     root = tmp_path / "toy-1"
     root.mkdir()
     (root / "run.db").write_text("hello " * 1000)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(MachineError, match="cannot be read"):
         open_run(root)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forge.control import ControlClient
 from forge.control.client import TIMEOUT_S
-from forge.errors import ConfigError, ForgeError
+from forge.errors import ForgeError
 from forge.store.ownership import is_owned, read_status
 from forge.store.reader import BadColumn, RunReader
 from forge.views.run.standing import Standing, load_standing
@@ -129,7 +129,7 @@ class Watched:
         try:
             self.reader = RunReader(self.paths)
             self._file = self._identity()
-        except (ConfigError, sqlite3.Error, OSError) as error:
+        except (ForgeError, sqlite3.Error, OSError) as error:
             self._fail(error)
             return False
         self.problem = None

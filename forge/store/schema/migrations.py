@@ -11,10 +11,11 @@ statement character by character, 0.3 s for this schema.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 from forge.store.schema.rollup_tables import RUN_TABLES_2
 from forge.store.schema.tables import RUN_TABLES_1, TOKEN_TABLES_1
 
@@ -24,6 +25,8 @@ APPLICATION_ID = 0x666F7267
 RUN_MIGRATIONS = (RUN_TABLES_1, RUN_TABLES_2)
 TOKEN_MIGRATIONS = (TOKEN_TABLES_1,)
 RUN_VERSION = len(RUN_MIGRATIONS)
+
+_CREATED = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 
 
 def check_version(connection: sqlite3.Connection, *, path: Path, known: int = RUN_VERSION) -> int:
@@ -44,6 +47,21 @@ def check_version(connection: sqlite3.Connection, *, path: Path, known: int = RU
     return found
 
 
+def check_not_lowered(
+    connection: sqlite3.Connection, *, path: Path, found: int, migrations: tuple[str, ...]
+) -> None:
+    """Raises MachineError if the database has tables of a schema after its version `found`."""
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    newer = range(len(migrations), found, -1)
+    is_there = (n for n in newer if not names.isdisjoint(_CREATED.findall(migrations[n - 1])))
+    if number := next(is_there, 0):
+        raise MachineError(
+            f"{path}: user_version says schema {found}, but the tables of schema {number} are "
+            f"there: the number was changed. Allowed: {number}, which sqlite3 sets with "
+            f'"PRAGMA user_version = {number}", or a copy from before the change'
+        )
+
+
 def migrate(
     connection: sqlite3.Connection, *, path: Path, migrations: tuple[str, ...], views: str = ""
 ) -> None:
@@ -53,9 +71,11 @@ def migrate(
 
     Raises:
         ConfigError: the schema is newer than `migrations`; nothing was written.
+        MachineError: a missing migration was applied already; nothing was written.
         sqlite3.Error: a statement failed; its transaction was rolled back.
     """
     found = check_version(connection, path=path, known=len(migrations))
+    check_not_lowered(connection, path=path, found=found, migrations=migrations)
     is_stale = bool(views) and not has_views(connection, views)
     if found == len(migrations) and not is_stale:
         return

@@ -1,7 +1,7 @@
 """run.db and tokens.db opened read-write: pragmas, migrations, transactions over both, free space.
 
 Used on the writer's thread. Tokens are committed before the rows that name them, so each turn in
-run.db has its tokens, also after a power cut.
+run.db has its tokens, also after a power cut; then the commit is acknowledged (`acknowledger`).
 
 Retention of token arrays, `[store] keep_tokens`: `all` keeps every turn's while tokens.db is below
 20 GB, then acts as `untrained`. `untrained` keeps what a resume needs: groups being played, or
@@ -15,13 +15,18 @@ import logging
 import os
 import shutil
 import sqlite3
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge import __version__
+from forge.errors import MachineError
+from forge.store.opening import is_corrupt
 from forge.store.schema.migrations import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
 from forge.store.schema.run_views import VIEWS
+from forge.store.write.acknowledger import Acknowledger
+from forge.store.write.checkpointer import Checkpointer
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -30,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT_PAGES = 16_000
 """64 MB of WAL before it is copied into the database, which costs an fsync."""
+WITHOUT_TOKENS = "move it and its -wal away: a new one is made; untrained groups are played again"
 KEEP_ALL_BYTES = 20_000_000_000
 
 CACHE_KIB = 8192
@@ -60,18 +66,26 @@ class Databases:
 
         Raises:
             ConfigError: a database is newer than this forge, or not forge's.
+            MachineError: a database is damaged.
             sqlite3.Error: a database cannot be opened or written.
         """
         self._paths = paths
         with ExitStack() as opened:
-            self.run = _connect(paths.run_db)
-            opened.callback(self.run.close)
-            self.tokens = _connect(paths.tokens_db)
-            opened.callback(self.tokens.close)
-            migrate(self.run, path=paths.run_db, migrations=RUN_MIGRATIONS, views=VIEWS)
-            migrate(self.tokens, path=paths.tokens_db, migrations=TOKEN_MIGRATIONS)
+            with _explained(paths.run_db, advice=f'"forge doctor {paths.name}" looks closer'):
+                self.run = _connect(paths.run_db)
+                opened.callback(self.run.close)
+                migrate(self.run, path=paths.run_db, migrations=RUN_MIGRATIONS, views=VIEWS)
+            with _explained(paths.tokens_db, advice=WITHOUT_TOKENS):
+                self.tokens = _connect(paths.tokens_db)
+                opened.callback(self.tokens.close)
+                migrate(self.tokens, path=paths.tokens_db, migrations=TOKEN_MIGRATIONS)
             self._put_run(texts=texts, now=now)
+            self._acknowledger = Acknowledger(self.run, paths.acknowledged)
+            self._checkpointer = Checkpointer(
+                paths.tokens_db, paths.run_db, after=self._acknowledger.sync
+            )
             opened.pop_all()
+        self.checkpoint()
 
     def begin(self) -> None:
         """Starts a transaction in both."""
@@ -79,15 +93,20 @@ class Databases:
         self.run.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """Commits tokens.db, then run.db."""
+        """Commits tokens.db, then run.db, and acknowledges the rows."""
         self.tokens.execute("COMMIT")
         self.run.execute("COMMIT")
+        self._acknowledger.acknowledge()
 
     def rollback(self) -> None:
         """Rolls back whichever transaction is open."""
         for connection in (self.tokens, self.run):
             if connection.in_transaction:
                 connection.rollback()
+
+    def checkpoint(self) -> None:
+        """Starts copying the WALs into the databases (`checkpointer`)."""
+        self._checkpointer.request()
 
     def drop_spent_tokens(self, keep_tokens: str) -> None:
         """Deletes the token arrays that `keep_tokens` need not keep, after a commit."""
@@ -103,6 +122,9 @@ class Databases:
 
     def close(self) -> None:
         """Copies the WALs into the databases and closes them; logs a checkpoint that fails."""
+        self._checkpointer.end()
+        with suppress(OSError):  # full disk
+            self._acknowledger.close()
         for connection in (self.tokens, self.run):
             try:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -131,6 +153,17 @@ class Databases:
             "UPDATE runs SET name = ?, experiment = coalesce(nullif(?, ''), experiment), texts = ?",
             (self._paths.name, experiment, texts),
         )
+
+
+@contextmanager
+def _explained(path: Path, *, advice: str) -> Generator[None]:
+    """Turns damage of a database into one line that names it."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if is_corrupt(error):
+            raise MachineError(f"{path}: damaged: {error}; {advice}") from error
+        raise
 
 
 def _connect(path: Path) -> sqlite3.Connection:

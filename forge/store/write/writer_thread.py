@@ -1,4 +1,5 @@
-"""The writer's thread: batches puts into transactions, commits, answers flushes, settles steps.
+"""The writer's thread: batches puts into transactions, commits, answers flushes, settles steps,
+copies the WAL into the database at each step end.
 
 Started by `store.write.writer`, which states the guarantees. All SQLite work happens on this
 thread and all compression on the one before it (`encoder_thread`), so the event loop does neither.
@@ -7,6 +8,7 @@ thread and all compression on the one before it (`encoder_thread`), so the event
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import sqlite3
 import threading
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from forge.errors import ForgeError, MachineError
 from forge.records import Group, Metrics, Problem, Sample, SampleUse, Trajectory, Turn
+from forge.store.opening import is_corrupt
 from forge.store.schema.settle import settle_oldest, settle_while
 from forge.store.write.databases import Databases, free_bytes
 from forge.store.write.encoder_thread import Encoded, EncoderThread
@@ -41,6 +44,8 @@ IDLE_SETTLE_S = 0.2
 CLOSE_SETTLE_S = 5.0
 DISK_CHECK_S = 1.0
 """Seconds between two checks of the free disk space."""
+CHECKPOINT_AFTER_S = 5.0
+"""Maximum age of rows that are in the WAL alone, outside of training steps."""
 
 _BULK = (Group, Metrics, Problem, Sample, Trajectory, Turn)
 """Records that may wait for a commit; all others change the state of the run."""
@@ -82,6 +87,8 @@ class WriterThread:
         self._num_pending = 0
         self._first_pending = 0.0
         self._trained_something = False
+        self._checkpoint_at = math.inf
+        """Monotonic time at which the WALs are copied, at the latest."""
 
     def start(self) -> None:
         """Starts both threads; `opened` gets the result of opening the databases."""
@@ -157,7 +164,7 @@ class WriterThread:
         try:
             batch = self._encoder.encoded.get(timeout=self._max_wait_s())
         except queue.Empty:
-            self._commit() if self._num_pending else self._settle_all(for_s=IDLE_SETTLE_S)
+            self._commit() if self._num_pending else self._use_idle_time()
             return True
         for item in batch:
             if isinstance(item, Encoded):
@@ -216,10 +223,21 @@ class WriterThread:
             self._databases.commit()
             self._num_pending = 0
             if self._trained_something:
-                self._trained_something = False
                 self._databases.drop_spent_tokens(self._table.keep_tokens)
+            self._checkpoint_at = min(self._checkpoint_at, time.monotonic() + CHECKPOINT_AFTER_S)
+            self._checkpoint_if_due()
         except Exception as error:  # boundary: raised by the next put or flush
             self._fail(error)
+
+    def _checkpoint_if_due(self) -> None:
+        if self._trained_something or time.monotonic() >= self._checkpoint_at:
+            self._trained_something, self._checkpoint_at = False, math.inf
+            self._databases.checkpoint()
+
+    def _use_idle_time(self) -> None:
+        self._settle_all(for_s=IDLE_SETTLE_S)
+        if self.failure is None:
+            self._checkpoint_if_due()
 
     def _settle_all(self, *, for_s: float) -> None:
         """Rolls up open steps for about `for_s` seconds, until something is queued."""
@@ -246,6 +264,11 @@ class WriterThread:
         if isinstance(error, sqlite3.DatabaseError | OSError) and not isinstance(
             error, sqlite3.IntegrityError | sqlite3.ProgrammingError
         ):
+            if is_corrupt(error):
+                return MachineError(
+                    f"{self.paths.root}: a database is damaged: {error}; "
+                    f'"forge doctor {self.paths.name}" says which'
+                )
             return MachineError(
                 f"{self.paths.run_db}: cannot write: {error}; "
                 f"{free_bytes(self.paths.root) // 1_000_000} MB free; "

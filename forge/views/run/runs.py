@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.errors import ConfigError
+from forge.errors import ForgeError
 from forge.store.identity import read_identity
 from forge.store.layout import RunPaths, list_runs
 from forge.store.reader import RunReader
@@ -42,7 +42,7 @@ def load_run(paths: RunPaths) -> dict[str, Any]:
                 if last
                 else None,
             }
-    except (ConfigError, sqlite3.Error) as error:
+    except (ForgeError, sqlite3.Error) as error:
         return {"name": paths.name, "path": str(paths.root), "state": f"unreadable: {error}"}
 
 

@@ -1,0 +1,133 @@
+# pyright: strict
+"""Rows of run.db held against what proves that more were recorded: the acknowledged counts, the
+batch files and the checkpoints. Called at resume and by `forge doctor RUN`.
+
+A run.db without its WAL, with a damaged one, or copied back from an earlier day has fewer rows than
+were acknowledged. The run continues from its checkpoints and batches, and no id is given out again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from forge.config.schema import GrpoStage
+from forge.records import Event
+from forge.store.acknowledged import read_acknowledged
+from forge.store.resume import LastState, events, last_state
+from forge.train.batch import SampleHeader, read_headers
+from forge.train.durable import find_last_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from forge.config.schema import Stage
+    from forge.store.reader import RunReader
+
+KIND = "rows_missing"
+"""Kind of the event, whose `group_id` `store.resume` reads."""
+
+_PRESENT = "SELECT sample_id FROM samples WHERE sample_id > ?"
+_TRAINED = "SELECT stage, max(step) FROM sample_uses GROUP BY stage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRows:
+    """The state of a run, and the rows that it lacks."""
+
+    state: LastState
+    """Its ids are the highest of run.db, of the acknowledged rows and of the batch files."""
+    turns: int
+    """Number of turns that are missing."""
+    samples: int
+    """Number of samples that are missing."""
+    steps: dict[int, range]
+    """Stage index to trained steps that a checkpoint contains and no row mentions."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if nothing is missing that was not reported by an earlier attempt."""
+        return not (self.turns or self.samples or self.steps)
+
+    def describe(self) -> str:
+        """The missing rows, as the subject of a sentence."""
+        counts = {"turns": self.turns, "samples": self.samples}
+        parts = [f"{number} {name}" for name, number in counts.items() if number]
+        parts += [f"{_name(steps)} of grpo-{stage}" for stage, steps in self.steps.items()]
+        return ", ".join(parts)
+
+    def to_event(self, run_db: Path) -> Event:
+        """The event that records the loss; later attempts do not report it again."""
+        state = self.state
+        return Event(
+            at=time.time(),
+            kind=KIND,
+            message=f"{run_db}: rows that were recorded are missing: {self.describe()}; its "
+            "run.db-wal was cut or damaged, or it is an older copy. Their ids are not used again",
+            data={
+                "turns": self.turns,
+                "samples": self.samples,
+                "steps": {stage: steps[-1] for stage, steps in self.steps.items()},
+                "group_id": state.group_id,
+                "sample_id": state.sample_id,
+                "policy_version": state.policy_version,
+            },
+        )
+
+
+def hold_rows(reader: RunReader, stages: Sequence[Stage]) -> HeldRows:
+    """Compares run.db with the files of its run. Reads the headers of every batch file."""
+    paths, state = reader.paths, last_state(reader)
+    known = read_acknowledged(paths.acknowledged)
+    reported = [event.data for event in events(reader, kind=KIND)]
+    headers = _read_batches(paths.batches)
+    last_reported = max((data["sample_id"] for data in reported), default=-1)
+    offered = {each.sample_id for each in headers if each.sample_id > last_reported}
+    if offered:
+        offered -= {row[0] for row in reader.query(_PRESENT, (last_reported,)).rows}
+    num_samples: int = reader.value("SELECT count(*) FROM samples")
+    num_turns: int = reader.value("SELECT count(*) FROM turns")
+    return HeldRows(
+        state=replace(
+            state,
+            group_id=max([state.group_id, *(each.group_id for each in headers)]),
+            sample_id=max([state.sample_id, *(each.sample_id for each in headers)]),
+            policy_version=max([state.policy_version, *(each.policy_version for each in headers)]),
+        ),
+        turns=max(0, known.turns - num_turns),
+        samples=max(0, known.samples - num_samples, len(offered)),
+        steps=_missing_steps(reader, stages, reported),
+    )
+
+
+def _missing_steps(
+    reader: RunReader, stages: Sequence[Stage], reported: list[Any]
+) -> dict[int, range]:
+    trained: dict[int, int] = dict(reader.query(_TRAINED).rows)
+    found: dict[int, range] = {}
+    for index, stage in enumerate(stages):
+        checkpoint = find_last_checkpoint(reader.paths.checkpoints / f"stage-{index}")
+        if checkpoint is None or not isinstance(stage, GrpoStage):
+            continue
+        saved = int(checkpoint.name.removeprefix("checkpoint-"))
+        known = [int(data["steps"].get(str(index), 0)) for data in reported]
+        if missing := range(max(trained.get(index, 0), *known, 0) + 1, saved + 1):
+            found[index] = missing
+    return found
+
+
+def _read_batches(folder: Path) -> list[SampleHeader]:
+    """Headers of all batch files that can be read; a stage reports the others when it begins."""
+    found: list[SampleHeader] = []
+    for path in sorted(folder.glob("*.npz")):
+        try:
+            found += read_headers(path)
+        except Exception:  # boundary: numpy and zipfile raise anything for a damaged file
+            continue
+    return found
+
+
+def _name(steps: range) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
