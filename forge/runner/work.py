@@ -54,14 +54,14 @@ class EarlierAttempts:
     """Rows of theirs that are gone; None if all are there."""
 
     def news(self) -> Iterator[str]:
-        """What happened to the run since its last attempt, a line each."""
+        """Lines about the run directory since the last attempt: moved, copied, rows lost."""
         if self.identity and self.identity.news:
             yield self.identity.news
         if self.missing:
             yield self.missing.message
 
     def records(self) -> Iterator[Event]:
-        """The events of that which are not in the store yet."""
+        """The same as events, unless the store has them."""
         if self.identity and not self.identity.is_recorded:
             yield self.identity.event(at=time.time())
         if self.missing:

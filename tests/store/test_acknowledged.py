@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import anyio
@@ -110,7 +110,10 @@ async def rows_of_the_file_alone(root: Path, copy: Path, *, wanted: int) -> None
     with anyio.fail_after(20):
         while True:
             shutil.copy(root / "run.db", copy)
-            with closing(sqlite3.connect(copy)) as connection:
+            with (
+                suppress(sqlite3.DatabaseError),  # copied while it was written
+                closing(sqlite3.connect(copy)) as connection,
+            ):
                 if connection.execute("SELECT count(*) FROM sample_uses").fetchone() == (wanted,):
                     return
             await anyio.sleep(0.01)
