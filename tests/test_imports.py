@@ -31,6 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "statistics": set(),
     "install": set(),
     "process": set(),
+    "process.server": {"process"},
     "exits": {"process"},
     # data and rollout: the problems and the loop
     "data": {"config.schema", "data.families"},
@@ -39,16 +40,16 @@ ROOMS: dict[str, set[str]] = {
     "rollout": {"rewards", "data", "rollout.sampling"},
     "rollout.sampling": set(),
     # serve: inference engines
-    "serve": {"config.schema", "process", "serve.installed"},
+    "serve": {"config.schema", "process", "process.server", "serve.installed"},
     "serve.installed": {"config.schema", "process"},
     "serve.remote": {"config.schema", "process", "serve"},
-    "serve.engine": {"process", "serve"},
+    "serve.engine": {"process", "process.server", "serve"},
     "serve.hf": {"process", "serve", "serve.engine"},
     "serve.llama": {"process", "serve", "serve.engine"},
-    "serve.vllm": {"process", "serve", "serve.engine"},
+    "serve.vllm": {"process", "process.server", "serve", "serve.engine"},
     # evalpool: judges of kernels
-    "evalpool": {"config.schema", "process"},
-    "evalpool.judge": {"config.schema", "process", "evalpool"},
+    "evalpool": {"config.schema", "process", "process.server"},
+    "evalpool.judge": {"config.schema", "process", "process.server", "evalpool"},
     # children of `forge doctor`
     "commands.doctor.probes": {"process", "evalpool.judge"},
     # train: the trainer
@@ -89,7 +90,7 @@ ROOMS: dict[str, set[str]] = {
 """The rooms that each room may import, besides GROUND and itself."""
 
 PARTS = {
-    "config", "config.schema", "control", "rewards", "statistics", "process",
+    "config", "config.schema", "control", "rewards", "statistics", "process", "process.server",
     "data", "data.pairs", "rollout", "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.run", "views.compare", "views.report", "exits",

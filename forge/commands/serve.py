@@ -21,9 +21,9 @@ from forge.config.load import load_experiment
 from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
-from forge.process.door import open_listener, url_of
+from forge.process.server.address import open_listener, url_of
+from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank

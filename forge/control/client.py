@@ -4,7 +4,6 @@ deadline."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from forge.control.records import LiveStatus
@@ -40,12 +39,12 @@ class ControlClient:
     def save(self) -> str:
         """Request a checkpoint at the end of the running step. Returns a line that says what will
         happen; raises ConfigError, in one line, outside a training stage."""
-        return self._ask("POST", "/save")["message"]
+        return self._ask("POST", "/save", {})["message"]
 
     def evaluate(self) -> str:
         """Request an evaluation after the running step, as `eval.every` does. Returns a line that
         says what will happen; raises ConfigError, in one line, outside a grpo stage."""
-        return self._ask("POST", "/evaluate")["message"]
+        return self._ask("POST", "/evaluate", {})["message"]
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         try:
@@ -58,6 +57,6 @@ class ControlClient:
                 f"{self._path}: no supervisor answers there; it has ended or has just begun"
             ) from error
         if answer.status == 200:
-            return json.loads(answer.content)
+            return dict(answer.json())
         where = "" if answer.status == REFUSED else f"{self._path}: {method} {path}: "
         raise ConfigError(f"{where}{error_message(answer.content)}")

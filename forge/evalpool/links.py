@@ -128,10 +128,10 @@ def judge_spec(
 async def _ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
     try:
         response = await send(client, "GET", "/health", server="it", timeout_s=PROBE_TIMEOUT_S)
-        if response.status_code == 401:
+        if response.status == 401:
             raise NoAnswer(f"it needs the token of its {TOKEN_VARIABLE} in {TOKEN_VARIABLE} here")
-        if response.status_code != 200:
-            raise NoAnswer(f"HTTP {response.status_code}: {error_message(response.content)}")
+        if response.status != 200:
+            raise NoAnswer(f"HTTP {response.status}: {error_message(response.content)}")
         health: Any = response.json()
     except (ChildDied, Stalled, ValueError) as error:
         raise NoAnswer(str(error)) from error

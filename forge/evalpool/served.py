@@ -6,15 +6,13 @@
     POST /examine {problem} → Examination
     GET /health → {ok, capacity, in_flight, queue, judges: [{name, state, device, ...}], ...}
 
-Called by `commands.judge`; `[judge] url` connects. Who may ask, and the bounds of a body, are
-decided by `forge.process.door`. Promises: an invalid request gets 422; beyond `max_in_flight` a
-client gets 503 with Retry-After; SIGTERM and Ctrl-C end the pool with every child. Not covered: a
-silent client keeps one of `MAX_CONNECTIONS`.
+Called by `commands.judge`; `[judge] url` connects, through the door (`forge.process.server.door`).
+Promises: an invalid request gets 422; beyond `max_in_flight` a client gets 503 with Retry-After;
+SIGTERM and Ctrl-C end the pool with every child.
 """
 
 from __future__ import annotations
 
-import json
 import socket as sockets
 import sys
 from functools import partial
@@ -26,11 +24,11 @@ from forge.errors import MachineError, Stalled
 from forge.evalpool.links import TOKEN_VARIABLE
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seat import State
-from forge.evalpool.wire import BadRequest, parse_problem, parse_request
-from forge.process.ask import parse_content
-from forge.process.door import Door, open_listener, read_body, url_of
+from forge.evalpool.wire import parse_problem, parse_request, read_request
+from forge.process.server.address import open_listener, url_of
+from forge.process.server.door import Door, error_answer
+from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
 from forge.records.verdict import Status, Verdict
 
 if TYPE_CHECKING:
@@ -46,10 +44,8 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Any], Awaitable[dict[str, Any]]]
 
-MAX_BODY_BYTES = 16 << 20
-"""A source of 5 MB, escaped, and its problem."""
 MAX_CONNECTIONS = 512
-"""Open connections, idle ones included. A client beyond them gets 503."""
+"""Open connections. Beyond them idle ones are closed, and if none is idle, a client gets 503."""
 RETRY_AFTER_S = 1
 WAITING_PER_JUDGE = 4
 """Requests in flight per request that is being judged; the others wait."""
@@ -128,7 +124,7 @@ class PoolApp:
         async def examine(request: Request) -> Response:
             return await self._answer(request, self._examine)
 
-        door = Middleware(Door, token=self._token, is_local=self._is_local, refusal=_refusal)
+        door = Middleware(Door, token=self._token, is_local=self._is_local)
         return Starlette(
             routes=[
                 Route("/health", self._health),
@@ -164,21 +160,19 @@ class PoolApp:
 
         if self._num_in_flight >= self._max_in_flight:
             return self._refuse_full()
-        content = await read_body(request, max_bytes=MAX_BODY_BYTES)
+        body = await read_request(request)
         if self._num_in_flight >= self._max_in_flight:  # other bodies arrived first
             return self._refuse_full()
         self._num_in_flight += 1
         try:
-            return JSONResponse(await handler(await parse_content(content, _parse_json)))
-        except BadRequest as error:
-            return _refusal(422, str(error))
+            return JSONResponse(await handler(body))
         except (MachineError, Stalled) as error:
-            return _refusal(500, str(error))
+            return error_answer(500, str(error))
         finally:
             self._num_in_flight -= 1
 
     def _refuse_full(self) -> Response:
-        response = _refusal(503, f"{self._num_in_flight} requests are in flight, the maximum")
+        response = error_answer(503, f"{self._num_in_flight} requests are in flight, the maximum")
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
         return response
 
@@ -211,16 +205,3 @@ class PoolApp:
             ],
         }
         return JSONResponse(facts, status_code=200 if is_ok else 500)
-
-
-def _parse_json(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"body: not JSON: {error}") from error
-
-
-def _refusal(status: int, message: str) -> Response:
-    from starlette.responses import JSONResponse
-
-    return JSONResponse({"error": message}, status_code=status)

@@ -3,7 +3,7 @@
 
 `pool.py` and `keeper.py` send them; `served.py` and the judge's `app.py` parse them. Promises: any
 failure of a request is NoAnswer, never an error of httpx; a full server (503) is asked again, after
-the pause that it names, until the deadline; an invalid request is BadRequest, in one line.
+the pause that it names, until the deadline; an invalid request is Refused, in one line.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import anyio
 
 from forge.errors import ChildDied, Stalled
 from forge.process.ask import error_message, retry_pause_s, send
+from forge.process.server.door import Refused, read_object
 from forge.records.examination import Examination
 from forge.records.problem import ReferenceModule
 from forge.records.verdict import JudgeOptions, Verdict
@@ -24,7 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import httpx
+    from starlette.requests import Request
 
+MAX_BODY_BYTES = 16 << 20
+"""A source of 5 MB, escaped, and its problem."""
+INVALID = 422
+"""Status of a request that is not one for a judge."""
+REFUSALS = frozenset({400, 413, 415, INVALID})
+"""Statuses of a request that no judge would take."""
 LONGEST_PAUSE_S = 10.0
 """Maximum pause between two requests to a full server, whatever it asks for."""
 PROBLEM_FIELDS = ("problem_id", "source", "entry_point", "precision")
@@ -43,10 +51,6 @@ class NoAnswer(Exception):
         """True if the connection broke or timed out: the judge may be dead."""
         self.is_refusal = is_refusal
         """True if the judge refused the request as invalid: our fault, not the judge's."""
-
-
-class BadRequest(Exception):
-    """Invalid body. The message says where, what was found and what is allowed."""
 
 
 class JudgeRequest(NamedTuple):
@@ -97,18 +101,18 @@ async def _post(
     try:
         while True:
             response = await send(client, "POST", path, body, server="it", timeout_s=timeout_s)
-            if response.status_code != 503:
+            if response.status != 503:
                 break
             pause_s = retry_pause_s(response, default_s=1.0, longest_s=LONGEST_PAUSE_S)
             if time.monotonic() + pause_s > deadline:
                 raise NoAnswer(f"it was full for {timeout_s:.0f} s")
             await anyio.sleep(pause_s)
-        if response.status_code == 200:
+        if response.status == 200:
             return response.json()
         message = error_message(response.content)
-        if response.status_code == 422:
+        if response.status in REFUSALS:
             raise NoAnswer(f"it refuses the request: {message}", is_refusal=True)
-        raise NoAnswer(f"HTTP {response.status_code}: {message}")
+        raise NoAnswer(f"HTTP {response.status}: {message}")
     except (ChildDied, Stalled) as error:
         raise NoAnswer(str(error), is_lost=True) from error
     except (RuntimeError, ValueError) as error:
@@ -116,40 +120,48 @@ async def _post(
         raise NoAnswer(f"{type(error).__name__}: {error}") from error
 
 
+async def read_request(request: Request) -> dict[str, Any]:
+    """The body of a request to a judge. Raises Refused. A candidate's source may have half of a
+    surrogate pair: that is the candidate's mistake, which gets a verdict."""
+    return await read_object(request, max_bytes=MAX_BODY_BYTES, invalid=INVALID, is_text=False)
+
+
 def parse_request(body: Any) -> JudgeRequest:
-    """The body of POST /judge. Raises BadRequest."""
+    """The body of POST /judge. Raises Refused."""
     problem, code = parse_problem(body), body.get("code")
     if not isinstance(code, str):
-        raise BadRequest(f"code: found {_name(code)}; a string is needed")
+        raise Refused(INVALID, f"code: found {_name(code)}; a string is needed")
     options = _object(body.get("options", {}), name="options")
     for name, value in options.items():
         if name not in OPTIONS or not isinstance(value, bool):
             found = f"options.{name[:40]}: found {_name(value)}"
-            raise BadRequest(f"{found}; {', '.join(OPTIONS)} are allowed, each a boolean")
+            raise Refused(INVALID, f"{found}; {', '.join(OPTIONS)} are allowed, each a boolean")
     return JudgeRequest(problem, code, JudgeOptions(**options))
 
 
 def parse_problem(body: Any) -> ReferenceModule:
-    """The problem in the body of POST /judge or POST /examine. Raises BadRequest."""
+    """The problem in the body of POST /judge or POST /examine. Raises Refused."""
     problem = _object(_object(body, name="body").get("problem"), name="problem")
     fields = {"entry_point": "Model", "precision": "fp32", **problem}
     for name in PROBLEM_FIELDS:
         if not isinstance(fields.get(name), str):
-            raise BadRequest(f"problem.{name}: found {_name(fields.get(name))}; a string is needed")
+            found = _name(fields.get(name))
+            raise Refused(INVALID, f"problem.{name}: found {found}; a string is needed")
         try:
             fields[name].encode()
         except UnicodeEncodeError:
             message = f"problem.{name}: found half of a surrogate pair; text is needed"
-            raise BadRequest(message) from None
+            raise Refused(INVALID, message) from None
     if fields["precision"] not in PRECISIONS:
         found = fields["precision"][:40]
-        raise BadRequest(f'problem.precision: found "{found}"; one of {", ".join(PRECISIONS)}')
+        allowed = ", ".join(PRECISIONS)
+        raise Refused(INVALID, f'problem.precision: found "{found}"; one of {allowed}')
     return ReferenceModule(**{name: fields[name] for name in PROBLEM_FIELDS})
 
 
 def _object(value: Any, *, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BadRequest(f"{name}: found {_name(value)}; a JSON object is needed")
+        raise Refused(INVALID, f"{name}: found {_name(value)}; a JSON object is needed")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 

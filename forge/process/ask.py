@@ -3,7 +3,7 @@
 `send` is for an event loop (engines, judges, servers behind a URL; httpx), `send_blocking` for code
 without one (`forge status`, the TUI's threads, the trainer). Promise: a request ends with an answer
 of any status, or with an error that names the server and the request: Stalled, no answer within the
-deadline; ChildDied, the connection failed or broke.
+deadline; ChildDied, the connection failed or broke, or the answer is larger than MAX_ANSWER_BYTES.
 
 `send_blocking` uses the standard library: importing httpx takes 50 to 100 ms, which a person who
 types `forge status` would wait for. httpx and anyio are imported on first use.
@@ -17,12 +17,13 @@ import http.client
 import json
 import socket
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge.errors import ChildDied, Stalled
 from forge.process.sockets import check_socket_path
+from forge.process.strict_json import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -36,10 +37,25 @@ UNIX_PREFIX = "unix:"
 JSON_TYPE = {"Content-Type": "application/json"}
 LOOP_BYTES = 64 * 1024
 """Largest content that is parsed in the event loop: 64 kB of JSON take about 1 ms."""
+MAX_ANSWER_BYTES = 256 << 20
+"""Seven times the JSON of 16 samples of 32,000 tokens with their log probabilities."""
 MAX_MESSAGE = 500
 """Characters of a server's error message that are shown."""
 SHORTEST_PAUSE_S = 0.1
 """Shortest pause before a full server is asked again, whatever it requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A server's answer, of any status."""
+
+    status: int
+    content: bytes
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def json(self) -> Any:
+        """The content as JSON. Raises BadJson, a ValueError."""
+        return parse_json(self.content)
 
 
 def open_client(
@@ -90,7 +106,7 @@ async def send(
     server: str,
     timeout_s: float,
     headers: Mapping[str, str] | None = None,
-) -> httpx.Response:
+) -> Answer:
     """Send a request, `body` as JSON, and return the whole answer, whatever its status.
 
     `timeout_s` is the maximum time to the end of the answer. Raises Stalled or ChildDied, with the
@@ -101,11 +117,17 @@ async def send(
     # As ASCII: half of a surrogate pair in a candidate's source has no UTF-8.
     content = None if body is None else json.dumps(body).encode()
     sent = {**(headers or {}), **(JSON_TYPE if content is not None else {})}
-    with named_errors(server, f"{method} {path}", timeout_s=timeout_s), anyio.fail_after(timeout_s):
+    asked, found = f"{method} {path}", bytearray()
+    with named_errors(server, asked, timeout_s=timeout_s), anyio.fail_after(timeout_s):
         # httpx limits each read and write, the scope the whole request.
-        return await client.request(
+        async with client.stream(
             method, path, content=content, headers=sent, timeout=timeout_s + 5.0
-        )
+        ) as response:
+            async for chunk in response.aiter_bytes():
+                found += chunk
+                if len(found) > MAX_ANSWER_BYTES:
+                    raise _too_large(server, asked)
+        return Answer(status=response.status_code, content=bytes(found), headers=response.headers)
 
 
 @contextmanager
@@ -120,14 +142,6 @@ def named_errors(server: str, asked: str, *, timeout_s: float) -> Generator[None
         raise _stalled(server, asked, timeout_s) from error
     except httpx.RequestError as error:
         raise _hung_up(server, asked, error) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The answer to `send_blocking`."""
-
-    status: int
-    content: bytes
 
 
 def send_blocking(
@@ -149,7 +163,12 @@ def send_blocking(
         content = None if body is None else json.dumps(body)
         connection.request(method, path, body=content, headers=JSON_TYPE)
         response = connection.getresponse()
-        return Answer(status=response.status, content=response.read())
+        found = response.read(MAX_ANSWER_BYTES + 1)
+        if len(found) > MAX_ANSWER_BYTES:
+            raise _too_large(server, asked)
+        if response.length:  # read() with a bound does not notice
+            raise http.client.IncompleteRead(found, response.length)
+        return Answer(status=response.status, content=found)
     except TimeoutError as error:
         raise _stalled(server, asked, timeout_s) from error
     except (ConnectionError, FileNotFoundError, http.client.HTTPException) as error:
@@ -169,7 +188,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._socket_path))
 
 
-async def parse_content(content: bytes, parse: Callable[[bytes], T] = json.loads) -> T:
+async def parse_content(content: bytes, parse: Callable[[bytes], T] = parse_json) -> T:
     """Parse in the event loop, or in a thread if the content would block the loop."""
     import anyio.to_thread
 
@@ -182,20 +201,20 @@ def error_message(content: bytes) -> str:
     """The message of an answer that is an error, in one line: OpenAI's format, vLLM's older one,
     forge's `{"error": text}`, or else the first 200 characters."""
     try:
-        found: Any = json.loads(content)
+        found: Any = parse_json(content)
         inner: Any = found.get("error", found)
         message = inner if isinstance(inner, str) else inner.get("message")
         if isinstance(message, str) and message:
             return " ".join(message.split())[:MAX_MESSAGE]
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError):
         pass
     return " ".join(content[:200].decode("utf-8", "replace").split()) or "no message"
 
 
-def retry_pause_s(response: httpx.Response, *, default_s: float, longest_s: float) -> float:
+def retry_pause_s(answer: Answer, *, default_s: float, longest_s: float) -> float:
     """Seconds until a full server wants the next attempt (Retry-After), within bounds."""
     try:
-        asked_s = float(response.headers.get("Retry-After", default_s))
+        asked_s = float(answer.headers.get("Retry-After", default_s))
     except ValueError:  # a date
         asked_s = default_s
     return min(max(SHORTEST_PAUSE_S, asked_s), longest_s)
@@ -203,6 +222,10 @@ def retry_pause_s(response: httpx.Response, *, default_s: float, longest_s: floa
 
 def _stalled(server: str, asked: str, timeout_s: float) -> Stalled:
     return Stalled(f"{server} was silent for {timeout_s:g} s; asked: {asked}")
+
+
+def _too_large(server: str, asked: str) -> ChildDied:
+    return ChildDied(f"{server} answered more than {MAX_ANSWER_BYTES >> 20} MB; asked: {asked}")
 
 
 def _hung_up(server: str, asked: str, error: Exception) -> ChildDied:

@@ -303,7 +303,7 @@ async def _wait_ready(child: Child, *, socket_path: Path) -> None:
                     answer = await send(
                         client, "GET", "/health", server=child.spec.name, timeout_s=PROBE_TIMEOUT_S
                     )
-                    if answer.status_code == 200:
+                    if answer.status == 200:
                         return
                 except (ChildDied, Stalled) as error:
                     logger.debug("%s is not ready: %s", child.spec.name, error)

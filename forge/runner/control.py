@@ -2,39 +2,59 @@
 `publish` and reports for the trainer.
 
 Served inside the supervisor's event loop, so every handler is short or waits; JSON bodies are small
-(samples are passed as files). A malformed or impossible request is answered with 400. Any other
-error in a handler is a bug of forge and ends the run instead of disappearing in a 500.
+(samples are passed as files). The door and `control_bodies.py` refuse malformed requests, a handler
+impossible ones. Any other error in a handler is a bug of forge and ends the run instead of
+disappearing in a 500. A socket file that somebody removes is made again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from forge.errors import ConfigError, Stalled
-from forge.process.uds import serve_task
+from forge.errors import ConfigError, MachineError, Stalled
+from forge.process.server.door import Door, Refused, read_object
+from forge.process.server.serving import serve_task
 from forge.records import Event
-from forge.runner.weights.probe import Probe
+from forge.runner.control_bodies import (
+    AtStep,
+    MemoryFailure,
+    Publication,
+    Report,
+    StopBody,
+    read_body_as,
+)
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
     from starlette.requests import Request
 
     from forge.runner.stages.plug import TrainerPlug
     from forge.runner.stages.run_context import RunContext
+    from forge.runner.stages.trainer_desk import TrainerDesk
 
+MAX_BODY_BYTES = 1 << 20
+"""Metrics and probe tokens of a step take a hundredth of it."""
+CHECK_EVERY_S = 0.5
+"""Interval between two looks for the socket file. The trainer repeats a request for longer."""
 START_TIMEOUT_S = 10.0
 """Time to bind a Unix socket in this event loop."""
 
+log = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound=AtStep)
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -65,7 +85,7 @@ class ControlServer:
         ]
         status = self._guard(self._get_status)
         routes += [Route(path, status, methods=["GET"]) for path in ("/status", "/health")]
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, middleware=[Middleware(Door)])
 
     async def raise_failure(self) -> None:
         """Wait until a handler has failed, and raise its error."""
@@ -76,11 +96,11 @@ class ControlServer:
     def _guard(self, handler: Handler) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def respond(request: Request) -> JSONResponse:
             try:
-                with _reading():
-                    body = dict(await request.json() if await request.body() else {})
+                is_post = request.method == "POST"
+                body = await read_object(request, max_bytes=MAX_BODY_BYTES) if is_post else {}
                 return JSONResponse(await handler(body))
-            except _Refused as error:
-                return JSONResponse({"error": str(error)}, 400)
+            except (Refused, ClientDisconnect):
+                raise
             except Exception as error:
                 self.failure = self.failure or error
                 self._failed.set()
@@ -95,30 +115,31 @@ class ControlServer:
         """The current training stage. Notes the time: its trainer is not silent."""
         stage = self._run.stage
         if stage is None:
-            raise _Refused("no training stage is running")
+            raise Refused(400, "no training stage is running")
         stage.desk.last_heard = time.monotonic()
         return stage
 
     async def _take(self, body: dict[str, Any]) -> dict[str, Any]:
         desk = self._trained_stage().desk
-        with _reading():
-            step = int(body["step"])
-        answer = await desk.take(step)
+        answer = await desk.take(_read(AtStep, body, desk).step)
         desk.last_heard = time.monotonic()
         return answer
 
     async def _trained(self, body: dict[str, Any]) -> dict[str, Any]:
         stage = self._trained_stage()
-        step, metrics = _step_and_metrics(body)
-        await stage.acknowledge(step, metrics)
-        return stage.desk.requests.after(step)
+        report = _read(Report, body, stage.desk)
+        if stage.desk.shelf.path(report.step) is None:
+            raise Refused(400, f"step: found {report.step}, a step without a batch")
+        await stage.acknowledge(report.step, report.metrics)
+        return stage.desk.requests.after(report.step)
 
     async def _publish_weights(self, body: dict[str, Any]) -> dict[str, Any]:
         stage = self._trained_stage()
-        with _reading():
-            path, step = Path(body["path"]), int(body["step"])
-            probe = Probe(**body["probe"]) if body.get("probe") else None
         desk = stage.desk
+        new = _read(Publication, body, desk)
+        path, step, probe = Path(new.path), new.step, new.to_probe()
+        if not path.is_dir():
+            raise Refused(400, f"path: found {new.path[:200]}; a directory of weights is needed")
         desk.last_heard = math.inf  # it waits for the replicas, which have their own deadlines
         try:
             with desk.publishing():
@@ -127,24 +148,23 @@ class ControlServer:
             desk.last_heard = time.monotonic()
 
     async def _trainer_failed(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._trained_stage().desk.failure = body
+        desk = self._trained_stage().desk
+        desk.failure = read_body_as(MemoryFailure, body).model_dump()
         return {}
 
     async def _checkpoint(self, body: dict[str, Any]) -> dict[str, Any]:
         desk = self._trained_stage().desk
-        with _reading():
-            step = int(body["step"])
-        desk.checkpointed(step)
+        desk.checkpointed(_read(AtStep, body, desk).step)
         return {}
 
     async def _progress(self, body: dict[str, Any]) -> dict[str, Any]:
         stage = self._trained_stage()
-        step, metrics = _step_and_metrics(body)
-        await stage.report(step, metrics)
-        return stage.desk.requests.after(step)
+        report = _read(Report, body, stage.desk)
+        await stage.report(report.step, report.metrics)
+        return stage.desk.requests.after(report.step)
 
     async def _stop_run(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._run.stop.set(str(body.get("reason", "forge stop")))
+        self._run.stop.set(read_body_as(StopBody, body).reason)
         return {}
 
     async def _save(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -157,16 +177,16 @@ class ControlServer:
         try:
             message = stage.request_evaluation()
         except ConfigError as error:
-            raise _Refused(str(error)) from error
+            raise Refused(400, str(error)) from error
         return await self._record(message)
 
     def _training_stage(self, lack: str) -> TrainerPlug:
         """The stage that a user's request is for."""
         stage, label = self._run.stage, self._run.progress.label
         if stage is None:
-            raise _Refused(f"{label}: no trainer runs now, so there is {lack}")
+            raise Refused(400, f"{label}: no trainer runs now, so there is {lack}")
         if stage.desk.is_stopping:
-            raise _Refused(f"{label}: it is stopping, and saves a checkpoint as it does")
+            raise Refused(400, f"{label}: it is stopping, and saves a checkpoint as it does")
         return stage
 
     async def _record(self, message: str) -> dict[str, Any]:
@@ -174,32 +194,41 @@ class ControlServer:
         return {"message": message}
 
 
-class _Refused(Exception):
-    """A request that is malformed or impossible now."""
-
-
-@contextlib.contextmanager
-def _reading() -> Generator[None]:
-    """Turns errors from reading a request body into refusals. For nothing else."""
-    try:
-        yield
-    except (KeyError, ValueError, TypeError, ClientDisconnect) as error:
-        raise _Refused(f"{type(error).__name__}: {error}") from error
-
-
-def _step_and_metrics(body: dict[str, Any]) -> tuple[int, dict[str, float]]:
-    with _reading():
-        metrics = {str(k): float(v) for k, v in dict(body["metrics"]).items()}
-        return int(body["step"]), metrics
+def _read(kind: type[Body], body: dict[str, Any], desk: TrainerDesk) -> Body:
+    """A trainer's request. Raises Refused, also for a step that the stage does not have."""
+    found = read_body_as(kind, body)
+    if found.step > desk.last_step:
+        raise Refused(400, f"step: found {found.step}; the stage has {desk.last_step}")
+    return found
 
 
 @contextlib.asynccontextmanager
 async def serve_control(control: ControlServer, socket_path: Path) -> AsyncGenerator[None]:
     """Serve the control socket while inside."""
     async with anyio.create_task_group() as tasks:
-        with anyio.move_on_after(START_TIMEOUT_S) as scope:
-            await tasks.start(serve_task, control.app(), socket_path)
-        if scope.cancelled_caught:
-            raise Stalled(f"{socket_path}: not listening after {START_TIMEOUT_S:.0f} s")
+        await _listen(control, socket_path, tasks)
+        tasks.start_soon(_keep_socket, control, socket_path, tasks)
         yield
         tasks.cancel_scope.cancel()
+
+
+async def _listen(control: ControlServer, socket_path: Path, tasks: TaskGroup) -> None:
+    with anyio.move_on_after(START_TIMEOUT_S) as scope:
+        await tasks.start(serve_task, control.app(), socket_path)
+    if scope.cancelled_caught:
+        raise Stalled(f"{socket_path}: not listening after {START_TIMEOUT_S:.0f} s")
+
+
+async def _keep_socket(control: ControlServer, socket_path: Path, tasks: TaskGroup) -> None:
+    """Make the socket again if somebody removes it. Connections to the old one stay open."""
+    while True:
+        await anyio.sleep(CHECK_EVERY_S)
+        if socket_path.exists():
+            continue
+        if not socket_path.parent.is_dir():
+            raise MachineError(
+                f"{socket_path.parent}: somebody removed this directory while the run used its "
+                "sockets; set TMPDIR to a directory that nothing cleans up"
+            )
+        log.warning("%s: somebody removed it; it is made again", socket_path)
+        await _listen(control, socket_path, tasks)

@@ -8,7 +8,6 @@ ConfigError: it refused; MachineError: it failed).
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from forge.errors import ConfigError, MachineError
 from forge.process.ask import error_message, named_errors, open_client, parse_content, send
+from forge.process.strict_json import parse_json
 from forge.records import Completion, Finish
 from forge.serve.wire import COMPACT, MAGIC, unpack
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ACCEPT = {"Accept": COMPACT}
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""Errors of reading an answer of another shape."""
 SHORT_TIMEOUT_S = 10.0
 """Maximum wait for /health."""
 
@@ -106,7 +108,12 @@ class ReplicaClient:
         """Parse one event; None for other lines. `ids` collects the tokens of all events."""
         if not line.startswith("data: {"):
             return None
-        event = json.loads(line.removeprefix("data: "))
+        try:
+            return self._read_event(parse_json(line.removeprefix("data: ").encode()), ids)
+        except MALFORMED as error:
+            raise _unreadable(self.name, error) from error
+
+    def _read_event(self, event: Any, ids: list[int]) -> StreamChunk | None:
         if "error" in event:
             raise MachineError(f"{self.name}: {event['error']['message']}")
         if "token_ids" not in event:
@@ -120,22 +127,26 @@ class ReplicaClient:
     async def load_weights(self, path: Path, *, version: int) -> float:
         """Serve the weights of a directory as `version`. Returns the engine's seconds for it."""
         body = {"path": str(path.absolute()), "version": version}
-        answer = await self._ask("/weights", body)
-        if (found := answer["version"]) != version:
+        found, seconds = await self._ask("/weights", body, parse=_acknowledged)
+        if found != version:
             raise MachineError(f"{self.name} acknowledged version {found}; requested was {version}")
-        return float(answer["seconds"])
+        return seconds
 
     async def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
         """Log probability of each completion token at temperature 1, teacher forced."""
         body = {"prompt_ids": list(prompt_ids), "completion_ids": list(completion_ids)}
-        return (await self._ask("/score", body))["logprobs"]
+        return await self._ask("/score", body, parse=_logprobs)
 
     async def health(self) -> dict[str, Any]:
         """The answer to GET /health."""
         answer = await send(
             self._http, "GET", "/health", server=self.name, timeout_s=SHORT_TIMEOUT_S
         )
-        return answer.json()
+        try:
+            found = dict(answer.json())
+            return {**found, "features": list(found["features"])}
+        except MALFORMED as error:
+            raise _unreadable(self.name, error) from error
 
     async def sleep(self) -> None:
         """Release the engine's GPU memory. It answers nothing until `wake`."""
@@ -150,16 +161,19 @@ class ReplicaClient:
         path: str,
         body: Mapping[str, Any],
         *,
-        parse: Callable[[bytes], T] = json.loads,
+        parse: Callable[[bytes], T] = parse_json,
         headers: Mapping[str, str] | None = None,
     ) -> T:
         response = await send(
             self._http, "POST", path, body,
             server=self.name, timeout_s=self.timeout_s, headers=headers,
         )  # fmt: skip
-        if response.status_code != 200:
-            raise _refused(self.name, response.status_code, response.content)
-        return await parse_content(response.content, parse)
+        if response.status != 200:
+            raise _refused(self.name, response.status, response.content)
+        try:
+            return await parse_content(response.content, parse)
+        except MALFORMED as error:
+            raise _unreadable(self.name, error) from error
 
 
 def _refused(name: str, status: int, content: bytes) -> ConfigError | MachineError:
@@ -167,10 +181,23 @@ def _refused(name: str, status: int, content: bytes) -> ConfigError | MachineErr
     return kind(f"{name}: {error_message(content)}")
 
 
+def _unreadable(name: str, error: Exception) -> MachineError:
+    return MachineError(f"{name}: its answer is not an engine's: {error!r}"[:300])
+
+
+def _acknowledged(content: bytes) -> tuple[int, float]:
+    found = parse_json(content)
+    return int(found["version"]), float(found["seconds"])
+
+
+def _logprobs(content: bytes) -> list[float]:
+    return [float(each) for each in parse_json(content)["logprobs"]]
+
+
 def _completions(content: bytes) -> list[Completion]:
     if content.startswith(MAGIC):
         return unpack(content)
-    return [_completion(choice) for choice in json.loads(content)["choices"]]
+    return [_completion(choice) for choice in parse_json(content)["choices"]]
 
 
 def _completion(choice: Mapping[str, Any]) -> Completion:

@@ -1,9 +1,9 @@
 """One address in front of replicas: `forge serve`. Passes requests through the router to the
 engines, and answers and streams back, all unchanged.
 
-Called by `commands.serve`; `[serve] url` and clients of OpenAI's API connect. `forge.process.door`
-decides who may ask. Promises: if a client hangs up, its samples are aborted; if a replica dies, a
-request whose answer has not begun is sent to another one. Weights cannot be changed here.
+Called by `commands.serve`; `[serve] url` and clients of OpenAI's API connect, through the door
+(`forge.process.server.door`). Promises: if a client hangs up, its samples are aborted; if a replica
+dies, a request whose answer has not begun is sent to another one. Weights cannot be changed here.
 
     POST /v1/completions, /v1/chat/completions, /score   as the engines answer them
     GET  /v1/models    GET /health
@@ -11,16 +11,16 @@ request whose answer has not begun is sent to another one. Weights cannot be cha
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from forge.errors import ChildDied, ForgeError, Stalled
 from forge.process.ask import named_errors, open_client
-from forge.process.door import CLIENT_CLOSED, Door, read_body
+from forge.process.server.door import CLIENT_CLOSED, Door, parse_object, read_body
+from forge.serve.refusal import MAX_BODY_BYTES, openai_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 FORWARDED = ("/v1/completions", "/v1/chat/completions", "/score")
 ATTEMPTS = 3
 """Maximum attempts at one request, over replicas."""
-MAX_BODY_BYTES = 64 << 20
-"""Eight times a prompt of a million tokens."""
 CLOSE_S = 2.0
 """Maximum time to close the connection to an engine whose client has hung up."""
 
@@ -92,7 +90,7 @@ class Front:
             return JSONResponse(facts)
 
         posts = [Route(path, self._forward, methods=["POST"]) for path in FORWARDED]
-        door = Middleware(Door, token=self._token, is_local=self._is_local, refusal=_refusal)
+        door = Middleware(Door, token=self._token, is_local=self._is_local, refusal=openai_error)
         return Starlette(
             routes=[*posts, Route("/v1/models", models), Route("/health", health)],
             middleware=[door],
@@ -104,7 +102,7 @@ class Front:
         from starlette.responses import Response
 
         body = await read_body(request, max_bytes=MAX_BODY_BYTES)
-        prompt_ids, num_samples = _facts(body)
+        prompt_ids, num_samples = _facts(await parse_object(body))
         answered: list[Response] = []
 
         async def ask() -> None:
@@ -130,7 +128,7 @@ class Front:
                     seat = self._replicas.seated(prompt_ids, n=num_samples)
                     name = (await opened.enter_async_context(seat)).name
                 except ForgeError as error:
-                    return _refusal(503, str(error))
+                    return openai_error(503, str(error))
                 try:
                     with named_errors(name, f"POST {path}", timeout_s=self._timeout_s):
                         stream = self._clients[name].stream(
@@ -138,11 +136,11 @@ class Front:
                         )
                         return await _relay(await opened.enter_async_context(stream), opened)
                 except Stalled as error:  # a second attempt would take as long
-                    return _refusal(504, str(error))
+                    return openai_error(504, str(error))
                 except ChildDied as error:
                     message = str(error)
                     logger.warning("%s; sending it again", message)
-        return _refusal(503, message)
+        return openai_error(503, message)
 
 
 async def _relay(upstream: httpx.Response, opened: AsyncExitStack) -> Response:
@@ -168,22 +166,10 @@ async def _relay(upstream: httpx.Response, opened: AsyncExitStack) -> Response:
     return StreamingResponse(chunks(), headers=headers)
 
 
-def _facts(body: bytes) -> tuple[list[int], int]:
+def _facts(body: dict[str, Any]) -> tuple[list[int], int]:
     """Prompt tokens and number of samples for the router. Never raises: the engine checks the
-    body."""
-    try:
-        found = json.loads(body)
-        prompt, n = found.get("prompt"), found.get("n")
-    except (ValueError, RecursionError, AttributeError):
-        return [], 1
+    fields."""
+    prompt: Any = body.get("prompt")
+    n = body.get("n")
     is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
     return prompt if is_ids else [], n if type(n) is int and 0 < n <= 4096 else 1
-
-
-def _refusal(status: int, message: str) -> Response:
-    """An error in OpenAI's format."""
-    from starlette.responses import JSONResponse
-
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    error = {"message": " ".join(message.split()), "type": kind}
-    return JSONResponse({"error": error}, status_code=status)

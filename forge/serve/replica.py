@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 
-from forge.errors import ChildDied, ConfigError, Stalled
+from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.busy import BusyClock
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
 from forge.serve.client import ReplicaClient
@@ -185,7 +185,7 @@ class Replica:
                 answered_at = time.monotonic()
             except ChildDied:
                 continue
-            except Stalled:
+            except (Stalled, MachineError):
                 if child is not self._child or time.monotonic() - answered_at < HUNG_S:
                     continue
                 child.dump_stacks()

@@ -22,13 +22,14 @@ from forge.evalpool import links
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import Seating
-from forge.evalpool.served import MAX_BODY_BYTES, PoolApp, serve_pool
-from forge.evalpool.wire import NoAnswer, problem_to_json
-from forge.process import door
+from forge.evalpool.served import PoolApp, serve_pool
+from forge.evalpool.wire import MAX_BODY_BYTES, NoAnswer, problem_to_json
 from forge.process.ask import JSON_TYPE, open_client, open_url_client
-from forge.process.door import MAX_DRAINED_BYTES, bound_path, open_listener, parse_address, url_of
+from forge.process.server import door
+from forge.process.server.address import bound_path, open_listener, parse_address, url_of
+from forge.process.server.door import MAX_DRAINED_BYTES
+from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import serve_task
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.judged import CODE, PROBLEM, ROOT, descendants, wait_until_gone
 
@@ -154,8 +155,8 @@ async def test_a_run_without_the_token_gets_an_error_with_url_and_variable(
     [
         (b"", "not JSON"),
         (b"{", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
+        (b"\xff\xfe", "not UTF-8 at byte 0"),
+        (b"[" * 100_000, "nested deeper than 64 levels"),
         (b"[]", "found list; a JSON object is needed"),
         (b"{}", "problem: found nothing"),
         (b'{"problem": 1}', "problem: found int"),

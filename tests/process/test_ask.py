@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forge.errors import ChildDied, Stalled
-from forge.process.ask import error_message, open_client, retry_pause_s, send, send_blocking
-from forge.process.uds import serve_task
+from forge.process.ask import Answer, error_message, open_client, retry_pause_s, send, send_blocking
+from forge.process.server.serving import serve_task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -65,7 +65,7 @@ async def serving(path: Path, answer: Callable[[Request], Awaitable[Response]]):
         group.cancel_scope.cancel()
 
 
-async def ask(path: Path, *, timeout_s: float = 5.0) -> httpx.Response:
+async def ask(path: Path, *, timeout_s: float = 5.0) -> Answer:
     async with open_client(path, timeout_s=timeout_s) as client:
         return await send(client, "POST", "/x", {"a": 1}, server="serve-0", timeout_s=timeout_s)
 
@@ -86,7 +86,7 @@ async def test_both_senders_return_the_answer_of_any_status(tmp_path: Path) -> N
         return JSONResponse({"error": "no"}, 400)
 
     async with serving(tmp_path / "s", refuse):
-        assert (await ask(tmp_path / "s")).status_code == 400
+        assert (await ask(tmp_path / "s")).status == 400
         assert (await ask_in_thread(tmp_path / "s")).status == 400
 
 

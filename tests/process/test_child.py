@@ -26,7 +26,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from forge.process.lease import hold_lease
-from forge.process.uds import serve
+from forge.process.server.serving import serve
 config = hold_lease()
 print("hello from", config["word"])
 async def health(request):

@@ -12,8 +12,8 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from forge.process import door
-from forge.process.door import Door, read_body
+from forge.process.server import door
+from forge.process.server.door import Door, read_body
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -23,8 +23,8 @@ from forge.process.devices import Gpu, Vendor, visibility
 from forge.process.environment import child_env
 from forge.process.logtail import read_last_lines
 from forge.process.machine import free_bytes, is_disk_full
+from forge.process.server.serving import serve_task
 from forge.process.sockets import check_socket_path, open_socket_dir
-from forge.process.uds import serve_task
 
 
 def make_gpu(index: int, *, vendor: Vendor = Vendor.NVIDIA) -> Gpu:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from contextlib import asynccontextmanager
@@ -13,7 +12,7 @@ import anyio
 import pytest
 
 from forge.errors import ConfigError
-from forge.process.ask import open_client
+from forge.process.ask import JSON_TYPE, open_client
 from forge.process.sockets import open_socket_dir
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.stopping import StopRequest
@@ -98,6 +97,15 @@ async def test_status_and_stop_are_answered_before_any_stage_runs() -> None:
         ("/publish", '{"step": 1, "path": "x", "probe": {"prompt_ids": []}}'),
         ("/checkpoint", '{"step": null}'),
         ("/progress", '{"step": 1, "metrics": 7}'),
+        ("/progress", '{"step": 6, "metrics": {}}'),
+        ("/progress", '{"step": 1, "metrics": {"\\ud800": 1.0}}'),
+        ("/progress", '{"step": 1, "metrics": {"a": 1e999}}'),
+        ("/progress", '{"step": true, "metrics": {}}'),
+        ("/trained", '{"step": 1, "metrics": {}}'),
+        ("/take", '{"step": 100000000000000000000000000}'),
+        ("/publish", '{"step": 1, "path": "nowhere"}'),
+        ("/failed", '{"kind": "oom"}'),
+        ("/stop", '{"reason": 5}'),
     ],
 )
 async def test_a_malformed_request_is_refused_and_the_run_continues(
@@ -105,16 +113,17 @@ async def test_a_malformed_request_is_refused_and_the_run_continues(
 ) -> None:
     control = new_control(context(Stage(tmp_path)))
     async with client_of(control) as client:
-        answer = await client.post(path, content=body)
+        answer = await client.post(path, content=body, headers=JSON_TYPE)
     assert answer.status_code == 400, answer.text
     assert control.failure is None
 
 
-async def test_a_bug_in_a_handler_ends_the_run(tmp_path: Path) -> None:
-    control = new_control(context(Stage(tmp_path)))
+async def test_a_bug_in_a_handler_ends_the_run() -> None:
+    run = context()
+    run.stop = SimpleNamespace(set=lambda reason: {}["absent"])
+    control = new_control(run)
     async with client_of(control) as client:
-        # No batch was offered for step 1, so acknowledging it raises KeyError in the desk.
-        answer = await client.post("/trained", json={"step": 1, "metrics": {}})
+        answer = await client.post("/stop", json={})
     assert answer.status_code == 500
     with pytest.raises(KeyError), anyio.fail_after(5):
         await control.raise_failure()
@@ -123,7 +132,7 @@ async def test_a_bug_in_a_handler_ends_the_run(tmp_path: Path) -> None:
 async def test_a_trainer_whose_weights_are_being_published_is_not_silent(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     async with client_of(new_control(context(stage))) as client:
-        answer = await client.post("/publish", content=json.dumps({"path": "w", "step": 2}))
+        answer = await client.post("/publish", json={"path": str(tmp_path), "step": 2})
     assert answer.json() == {"version": 7}
     assert stage.heard_at_publish == [math.inf]
     assert stage.desk.last_heard <= time.monotonic()
@@ -137,7 +146,7 @@ async def test_a_batch_is_handed_out_while_weights_are_being_published(tmp_path:
     async with client_of(new_control(context(stage))) as client:
 
         async def publish() -> None:
-            answer = await client.post("/publish", json={"path": "w", "step": 2})
+            answer = await client.post("/publish", json={"path": str(tmp_path), "step": 2})
             versions.append(answer.json()["version"])
 
         async with anyio.create_task_group() as tasks:
@@ -160,7 +169,7 @@ async def test_a_checkpoint_is_wanted_until_there_is_one(tmp_path: Path) -> None
     report = {"step": 1, "metrics": {}}
     async with client_of(new_control(run)) as client:
         assert (await client.post("/progress", json=report)).json()["save"] is False
-        asked = await client.post("/save")
+        asked = await client.post("/save", json={})
         assert asked.json() == {"message": "sft-1: saves a checkpoint after the step that runs"}
         assert (await client.post("/progress", json=report)).json()["save"] is True
         assert (await client.post("/progress", json=report)).json()["save"] is True, "not yet"
@@ -187,7 +196,7 @@ async def test_an_impossible_request_is_refused_in_one_line_and_the_run_continue
     port.desk.is_stopping = stage == "stopping"
     control = new_control(context(None if stage == "none" else port))
     async with client_of(control) as client:
-        refused = await client.post(path)
+        refused = await client.post(path, json={})
     assert refused.status_code == 400
     assert refused.json()["error"] == words
     assert control.failure is None

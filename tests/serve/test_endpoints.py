@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.errors import ConfigError, MachineError, Stalled
+from forge.process.ask import JSON_TYPE
 from forge.records import Finish
 from forge.serve.engine import app
 from forge.serve.engine.app import Endpoints
@@ -159,7 +160,7 @@ async def test_an_error_is_one_line_with_its_status(
     ("path", "body", "said"),
     [
         ("/v1/completions", "{", "not JSON"),
-        ("/v1/completions", "[]", "no object"),
+        ("/v1/completions", "[]", "a JSON object is needed"),
         ("/v1/completions", json.dumps({**BODY, "prompt": [1.5]}), "prompt"),
         ("/v1/completions", json.dumps({**BODY, "prompt": [100]}), "allowed is 0 to 99"),
         ("/v1/completions", json.dumps({**BODY, "prompt": [2**70]}), "64 bits"),
@@ -171,7 +172,7 @@ async def test_an_error_is_one_line_with_its_status(
 )
 async def test_an_invalid_body_is_refused_with_400(path: str, body: str, said: str) -> None:
     async with client(FakeEngine()) as http:
-        answer = await http.post(path, content=body)
+        answer = await http.post(path, content=body, headers=JSON_TYPE)
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
 
@@ -233,7 +234,8 @@ async def test_a_client_that_hangs_up_has_its_request_aborted(streams: bool) -> 
         {"type": "http.disconnect"},
     ]
     scope: Scope = {
-        "type": "http", "method": "POST", "path": "/v1/completions", "headers": [],
+        "type": "http", "method": "POST", "path": "/v1/completions",
+        "headers": [(b"content-type", b"application/json")],
         "query_string": b"", "root_path": "", "http_version": "1.1",
     }  # fmt: skip
 

@@ -19,8 +19,8 @@ from starlette.routing import Route
 from forge.config.schema import ServeTable
 from forge.errors import ConfigError
 from forge.process.busy import BusyClock
+from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import serve_task
 from forge.serve.front import Front
 from forge.serve.remote.openai_wire import Dialect
 from forge.serve.remote.remote import open_remote

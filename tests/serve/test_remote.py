@@ -25,8 +25,8 @@ import forge.serve.remote.url_client
 from forge.config.schema import ServeTable
 from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.ask import error_message
+from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import serve_task
 from forge.records import Finish, Message, Prompt
 from forge.serve.client import ReplicaClient
 from forge.serve.remote.discovery import SPLIT_ME

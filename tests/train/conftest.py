@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from forge.config.schema import TinyModel
+from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import serve_task
 from forge.train.batch import write_batch
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
@@ -38,10 +39,11 @@ from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation, advice, read_sysctls
 from forge.evalpool.judge.spawner import Spawner, UnusableInstallation, ZygoteGone
 from forge.evalpool.judge.trial import Stamp, Trials
-from forge.evalpool.wire import BadRequest, parse_problem, parse_request
+from forge.evalpool.wire import parse_problem, parse_request, read_request
 from forge.process.busy import BusyClock
 from forge.process.lease import hold_lease
-from forge.process.uds import serve
+from forge.process.server.door import Door
+from forge.process.server.serving import serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -230,17 +232,11 @@ def make_app(judge: Judge) -> Starlette:
         return JSONResponse(judge.health())
 
     async def judge_one(request: Request) -> JSONResponse:
-        try:
-            problem, code, options = parse_request(await request.json())
-        except BadRequest as error:
-            return JSONResponse({"error": str(error)}, status_code=422)
+        problem, code, options = parse_request(await read_request(request))
         return JSONResponse((await judge.judge(problem, code, options)).to_json())
 
     async def examine_one(request: Request) -> JSONResponse:
-        try:
-            problem = parse_problem(await request.json())
-        except BadRequest as error:
-            return JSONResponse({"error": str(error)}, status_code=422)
+        problem = parse_problem(await read_request(request))
         return JSONResponse((await judge.examine(problem)).to_json())
 
     @asynccontextmanager
@@ -256,7 +252,7 @@ def make_app(judge: Judge) -> Starlette:
 
     routes = [Route("/health", health), Route("/judge", judge_one, methods=["POST"])]
     routes.append(Route("/examine", examine_one, methods=["POST"]))
-    return Starlette(routes=routes, lifespan=lifespan)
+    return Starlette(routes=routes, middleware=[Middleware(Door)], lifespan=lifespan)
 
 
 def main() -> None:

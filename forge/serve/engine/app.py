@@ -1,8 +1,8 @@
 """The HTTP endpoints of an engine child, around any EnginePort.
 
-Made by `main`. Promises: no JSON from a client ends the process; sequences of a client
-that hangs up are aborted; refused weights leave the old ones serving; while the engine sleeps,
-requests that need it are answered with 503.
+Made by `main`. Promises: no request ends the process (`forge.process.server.door`); sequences of a
+client that hangs up are aborted; refused weights leave the old ones serving; while the engine
+sleeps, requests that need it are answered with 503.
 
     POST /v1/completions        token ids in; token ids and logprobs out: JSON, `wire`, or a stream
     POST /v1/chat/completions   messages in, text out
@@ -14,7 +14,6 @@ requests that need it are answered with 503.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -31,6 +31,7 @@ from starlette.routing import Route
 
 from forge.errors import ConfigError, ForgeError, MachineError, Stalled
 from forge.process.busy import BusyClock
+from forge.process.server.door import Door, Refused, read_object
 from forge.serve.engine.chat import Deltas, Texts, chat_answer, chat_request
 from forge.serve.engine.completions import (
     answer,
@@ -42,6 +43,7 @@ from forge.serve.engine.completions import (
 )
 from forge.serve.engine.events import EventStream
 from forge.serve.port import SLEEP, Chunk, EnginePort
+from forge.serve.refusal import MAX_BODY_BYTES, openai_error
 from forge.serve.wire import COMPACT, pack
 
 if TYPE_CHECKING:
@@ -78,7 +80,10 @@ class Endpoints:
         posts = {path: self._awake(handler) for path, handler in awake.items()}
         posts |= {"/sleep": self.sleep, "/wake": self.wake}
         routes = [Route(path, _answered(f), methods=["POST"]) for path, f in posts.items()]
-        return Starlette(routes=[*routes, Route("/health", self.health)])
+        return Starlette(
+            routes=[*routes, Route("/health", self.health)],
+            middleware=[Middleware(Door, refusal=openai_error)],
+        )
 
     async def completions(self, http: HttpRequest, body: dict[str, Any]) -> Response:
         """Continue token ids."""
@@ -224,35 +229,14 @@ Handler = Callable[[HttpRequest, dict[str, Any]], Awaitable[Response]]
 
 
 def _answered(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
-    """Parse the body as JSON, and turn every ForgeError into one line with its status."""
+    """Read the body, and refuse with every ForgeError in one line with its status."""
 
     async def endpoint(http: HttpRequest) -> Response:
         try:
-            return await handler(http, _object(await http.body()))
-        except ClientDisconnect:
-            return Response(status_code=499)  # nginx's code for this; no client reads it
+            return await handler(http, await read_object(http, max_bytes=MAX_BODY_BYTES))
         except ConfigError as error:
-            return _refusal(400, error)
-        except (MachineError, Stalled) as error:
-            return _refusal(503, error)
-        except OSError as error:
-            return _refusal(503, MachineError(f"{error}"))
+            raise Refused(400, str(error)) from error
+        except (MachineError, Stalled, OSError) as error:
+            raise Refused(503, str(error)) from error
 
     return endpoint
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the body is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError("the body is JSON, but no object")
-    return found
-
-
-def _refusal(status: int, error: ForgeError) -> Response:
-    message = " ".join(str(error).split())
-    logger.info("refused with %d: %s", status, message)
-    kind = "invalid_request_error" if status == 400 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind}}, status_code=status)

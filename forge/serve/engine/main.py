@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ForgeError
-from forge.process.uds import serve
+from forge.process.server.serving import serve
 from forge.serve.engine.app import Endpoints
 from forge.serve.engine.card import card_turns
 from forge.serve.engine.chat import Texts

@@ -16,12 +16,12 @@ takes 0.35 s.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import MachineError
+from forge.process.strict_json import parse_json
 from forge.records import Completion, Finish
 from forge.serve.wire import MAGIC, unpack
 
@@ -107,7 +107,7 @@ def _completions(
 ) -> list[Completion]:
     if dialect is Dialect.FORGE and content.startswith(MAGIC):
         return [_completion(one.token_ids, one.logprobs, one.finish) for one in unpack(content)]
-    answer = json.loads(content)
+    answer = parse_json(content)
     if dialect is Dialect.SGLANG:
         return [_from_sglang(one) for one in (answer if isinstance(answer, list) else [answer])]
     choices = sorted(answer["choices"], key=lambda choice: choice.get("index", 0))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.process.ask import error_message, retry_pause_s, send
+from forge.process.ask import Answer, error_message, retry_pause_s, send
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,9 +51,9 @@ class UrlClient:
         pause_s = BUSY_PAUSE_S
         for attempt in range(BUSY_ATTEMPTS):
             response = await self._send("POST", path, body, self._timeout_s, headers)
-            if response.status_code == 200:
+            if response.status == 200:
                 return response.content
-            if response.status_code not in BUSY or attempt == BUSY_ATTEMPTS - 1:
+            if response.status not in BUSY or attempt == BUSY_ATTEMPTS - 1:
                 raise self._refusal(response)
             await anyio.sleep(retry_pause_s(response, default_s=pause_s, longest_s=LONGEST_PAUSE_S))
             pause_s *= 2
@@ -62,10 +62,10 @@ class UrlClient:
     async def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """JSON of a 200; None for other answers. Raises ConfigError if the key is refused."""
         response = await self._send(method, path, body, SHORT_TIMEOUT_S, {})
-        if response.status_code in KEY_REFUSED:
+        if response.status in KEY_REFUSED:
             raise self._refusal(response)
         try:
-            return response.json() if response.status_code == 200 else None
+            return response.json() if response.status == 200 else None
         except ValueError:
             return None
 
@@ -74,8 +74,8 @@ class UrlClient:
         await self._send("GET", "/health", None, SHORT_TIMEOUT_S, {})
         self.is_up = True
 
-    def _refusal(self, response: httpx.Response) -> ForgeError:
-        status, said = response.status_code, error_message(response.content)
+    def _refusal(self, response: Answer) -> ForgeError:
+        status, said = response.status, error_message(response.content)
         if status in KEY_REFUSED:
             return ConfigError(f"{self.url}: {said}; serve.api_key_env names the key's variable")
         if status == SILENT:
@@ -86,7 +86,7 @@ class UrlClient:
     async def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float,
         headers: Mapping[str, str],
-    ) -> httpx.Response:  # fmt: skip
+    ) -> Answer:  # fmt: skip
         try:
             return await send(
                 self._http, method, path, body,

@@ -23,7 +23,7 @@ from starlette.routing import Mount
 
 from forge.errors import ConfigError, MachineError
 from forge.process.lease import hold_lease
-from forge.process.uds import serve
+from forge.process.server.serving import serve
 from forge.serve.engine.card import card_turns
 from forge.serve.engine.main import log_to_stderr, make_endpoints
 from forge.serve.vllm.engine import VllmEngine

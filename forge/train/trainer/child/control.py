@@ -7,7 +7,6 @@ silent supervisor is noticed. When the supervisor is gone, the lease ends this p
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import signal
@@ -20,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ChildDied, MachineError, Stalled
-from forge.process.ask import error_message, send_blocking
+from forge.process.ask import Answer, error_message, send_blocking
 
 if TYPE_CHECKING:
     from forge.train.trainer.child.settings import TrainerSettings
@@ -32,6 +31,8 @@ TAKE_TIMEOUT_S = 90.0
 ANSWER_TIMEOUT_S = 90.0
 """/trained waits for the store, whose writer counts as stalled after 60 s of silence."""
 BEST_EFFORT_S = 5.0
+UNSERVED_S, UNSERVED_PAUSE_S = 10.0, 0.1
+"""Maximum wait for a socket file that is absent, and the pause between two looks."""
 
 
 class StopAsked(Exception):
@@ -152,13 +153,27 @@ class SupervisorClient:
             return StepOrders()
 
     def _post(self, path: str, body: dict, *, timeout_s: float = ANSWER_TIMEOUT_S) -> dict:
-        answer = send_blocking(
-            self._socket_path, "POST", path, body, server="control.sock", timeout_s=timeout_s
-        )
+        answer = self._send(path, body, timeout_s=timeout_s)
         if answer.status != 200:
             message = error_message(answer.content)
             raise MachineError(f"control.sock answered {answer.status} to {path}: {message}")
-        return json.loads(answer.content)
+        return answer.json()
+
+    def _send(self, path: str, body: dict, *, timeout_s: float) -> Answer:
+        """Send a request; again while nothing listens, as the supervisor makes a socket again that
+        somebody removed."""
+        deadline = time.monotonic() + UNSERVED_S
+        while True:
+            try:
+                return send_blocking(
+                    self._socket_path, "POST", path, body,
+                    server="control.sock", timeout_s=timeout_s,
+                )  # fmt: skip
+            except ChildDied as error:
+                is_unserved = isinstance(error.__cause__, FileNotFoundError)
+                if not is_unserved or time.monotonic() > deadline:
+                    raise
+            time.sleep(UNSERVED_PAUSE_S)
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

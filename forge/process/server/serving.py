@@ -1,13 +1,14 @@
 # pyright: strict
 """HTTP servers: the one that a child's `main` ends in, and those inside a running event loop.
 
-Clients are in `ask.py`, checks of requests in `door.py`. `serve` returns after SIGTERM,
-so a child that ends in it exits with 0. uvicorn is imported on first use.
+Clients are in `ask.py`; `door.py` guards requests, `connections.py` connections. `serve` returns
+after SIGTERM, so a child that ends in it exits with 0. uvicorn is imported on first use.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ during a request."""
 PUBLIC_KEEP_ALIVE_S = 75
 """Keep-alive for other programs: longer than their own (httpx: 5 s), so that no connection closes
 during a request."""
+MAX_CONNECTIONS = 4096
+"""Open connections of a server, if half of its descriptors are as many."""
 GRACEFUL_S = 2
 """Seconds that requests in flight get after SIGTERM. Below every stop_grace_s."""
 
@@ -69,8 +72,8 @@ async def serve_listener(
     keep_alive_s: int = KEEP_ALIVE_S,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `app` on a socket that listens already, until cancelled. A client beyond
-    `max_connections` gets 503; clients of forge are few and trusted."""
+    """Serve `app` on a socket that listens already, until cancelled. Beyond `max_connections` idle
+    ones are closed, and if none is idle, a client gets 503."""
     server = _make_server(app, max_connections=max_connections, keep_alive_s=keep_alive_s)
     async with anyio.create_task_group() as tg:
         tg.start_soon(server.serve, [listener])
@@ -102,6 +105,8 @@ def _make_server(
 ) -> uvicorn.Server:
     import uvicorn
 
+    from forge.process.server.connections import GuardedConnection
+
     class UvicornServer(uvicorn.Server):
         """A server that handles `signals` only. uvicorn's handlers would restore SIGINT, and raise
         the signal again after a clean shutdown."""
@@ -115,8 +120,9 @@ def _make_server(
     return UvicornServer(
         uvicorn.Config(
             app,
+            http=GuardedConnection,
             timeout_keep_alive=keep_alive_s,
-            limit_concurrency=max_connections,
+            limit_concurrency=max_connections or _most_connections(),
             timeout_graceful_shutdown=GRACEFUL_S,
             log_config=None,  # the process configures logging, never to a terminal
             log_level="warning",
@@ -125,6 +131,11 @@ def _make_server(
             ws="none",
         )
     )
+
+
+def _most_connections() -> int:
+    """The rest of the descriptors is for files, logs and children."""
+    return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
 @contextmanager

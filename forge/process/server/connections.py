@@ -1,0 +1,89 @@
+# pyright: strict
+"""Bounds on the connections of a server, which uvicorn leaves open: their number, and the time that
+a request's head may take.
+
+Used by `serving.py`. Promises: a connection on which no whole head has arrived for `HEAD_TIMEOUT_S`
+is closed; beyond the server's maximum, the connection that has been idle for longest is closed, so
+that a client with a request is served however many idle ones there are; bytes that are no HTTP get
+400 or end their connection, and cause no error. Not covered: a client that reads no answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+HEAD_TIMEOUT_S = 20.0
+"""Maximum time from the first byte of a request, or from connecting, to the end of its head."""
+
+
+class GuardedConnection(H11Protocol):
+    """One connection of a client."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self.idle_since = 0.0
+        """Time of the loop at which it was opened or sent its last bytes."""
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """A client has connected."""
+        super().connection_made(transport)
+        self.idle_since = self.loop.time()
+        self._watch_head()
+        self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        """A client has sent bytes."""
+        self.idle_since = self.loop.time()
+        super().data_received(data)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are no HTTP; after the begin of another answer, only close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        self.close()
+        if not self.is_idle:
+            self.cycle.disconnected = True  # its handler must not send into this connection
+
+    def close(self) -> None:
+        """Close it, and count it no longer."""
+        self._stop_timer()
+        self.connections.discard(self)
+        self.transport.close()
+
+    def _watch_head(self) -> None:
+        """Start the timer while a head is awaited, stop it once the request is being answered."""
+        if not self.is_idle:
+            self._stop_timer()
+        elif self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.close)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _make_room(self) -> None:
+        if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
+            return
+        others = cast("set[GuardedConnection]", self.connections) - {self}
+        idle = [one for one in others if one.is_idle]
+        if idle:
+            min(idle, key=lambda one: one.idle_since).close()

@@ -1,0 +1,154 @@
+"""The guard of every server of forge: who may ask, and the shape and bounds of a request.
+
+Around the five servers: control.sock, engines, judges, `forge judge --serve`, `forge serve`.
+Promises: a request without the token gets 401; on loopback without a token no web page is served,
+since a browser here may act for it: 403 for another host name, 415 for what a page may send without
+permission; a body has a maximum size (413) and time (408), and is strict JSON (`read_object`); a
+client that hangs up causes no error. `connections.py` bounds connections and heads. Not covered: on
+loopback without a token, every user of this machine is served.
+
+Starlette's TrustedHostMiddleware is not used: it compares names, so it knows neither 127.0.0.2 nor
+other forms of ::1, and it answers in plain text, which no client of ours or of OpenAI's reads.
+"""
+
+# pyright: strict
+
+from __future__ import annotations
+
+import hmac
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import anyio
+
+from forge.process.ask import parse_content
+from forge.process.server.address import is_loopback
+from forge.process.strict_json import BadJson, parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+BODY_TIMEOUT_S = 60.0
+"""Maximum time for a request's body to arrive."""
+MAX_DRAINED_BYTES = 64 << 20
+"""Bytes of too large a body that are read and dropped: most clients read an answer only when all
+is sent."""
+CLIENT_CLOSED = 499
+"""Status of a request whose client hung up, as in nginx. It is never read."""
+
+
+class Refused(Exception):
+    """A request that gets `status` and a one-line message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message.encode(errors="replace").decode())  # quoted text may have no UTF-8
+        self.status = status
+
+
+def error_answer(status: int, message: str) -> Response:
+    """An error in forge's own format."""
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"error": message}, status_code=status)
+
+
+class Door:
+    """ASGI middleware that lets a request in or answers it with its refusal."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: str | None = None,
+        is_local: bool = False,
+        refusal: Callable[[int, str], Response] = error_answer,
+    ) -> None:
+        """Guard `app`. `is_local`: no token, and reachable over loopback, so that browsers must be
+        kept out. `refusal` makes an error answer of the app's own format."""
+        self._app = app
+        self._token = token
+        self._is_local = is_local
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        from starlette.requests import ClientDisconnect, Request
+        from starlette.responses import Response
+
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            self._check(Request(scope))
+            await self._app(scope, receive, send)
+        except Refused as error:
+            response = self._refusal(error.status, str(error))
+            response.headers["Connection"] = "close"  # part of the body may be unread
+            await response(scope, receive, send)
+        except ClientDisconnect:
+            await Response(status_code=CLIENT_CLOSED)(scope, receive, send)
+
+    def _check(self, request: Request) -> None:
+        """Raise Refused for a request that may not be served."""
+        if self._is_local and not _names_loopback(request.headers.get("Host", "")):
+            raise Refused(403, "Host: only a name of this machine's loopback is served")
+        given = request.headers.get("Authorization", "").encode()
+        if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            raise Refused(401, "a bearer token is needed")
+        kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and kind != "application/json":
+            raise Refused(415, "Content-Type: application/json is needed")
+
+
+async def read_object(
+    request: Request, *, max_bytes: int, invalid: int = 400, is_text: bool = True
+) -> dict[str, Any]:
+    """The body as a JSON object. Raises as `read_body` and `parse_object` do."""
+    content = await read_body(request, max_bytes=max_bytes)
+    return await parse_object(content, invalid=invalid, is_text=is_text)
+
+
+async def parse_object(
+    content: bytes, *, invalid: int = 400, is_text: bool = True
+) -> dict[str, Any]:
+    """A JSON object, parsed by `parse_json`. Raises Refused with `invalid` for anything else."""
+    try:
+        found = await parse_content(content, partial(parse_json, is_text=is_text))
+    except BadJson as error:
+        raise Refused(invalid, f"body: {error}") from error
+    if not isinstance(found, dict):
+        raise Refused(invalid, f"body: found {type(found).__name__}; a JSON object is needed")
+    return found  # pyright: ignore[reportUnknownVariableType]
+
+
+async def read_body(request: Request, *, max_bytes: int) -> bytes:
+    """The whole body. Raises Refused if it is too large or too slow, ClientDisconnect."""
+    body, num_bytes = bytearray(), 0
+    declared = request.headers.get("Content-Length", "")
+    if declared.isdecimal() and int(declared[:20]) > max(max_bytes, MAX_DRAINED_BYTES):
+        raise Refused(413, f"the body is larger than {max_bytes} bytes")
+    try:
+        with anyio.fail_after(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                num_bytes += len(chunk)
+                if num_bytes <= max_bytes:
+                    body += chunk
+                elif num_bytes > MAX_DRAINED_BYTES:
+                    break
+    except TimeoutError as error:
+        raise Refused(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from error
+    if num_bytes > max_bytes:
+        raise Refused(413, f"the body is larger than {max_bytes} bytes")
+    return bytes(body)
+
+
+def _names_loopback(host: str) -> bool:
+    """True for a Host header with a name of loopback. A web page's own name can resolve to it."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
