@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import (
+    H11Protocol,
+    h11,  # pyright: ignore[reportPrivateImportUsage]
+)
 
 if TYPE_CHECKING:
     import asyncio
