@@ -36,11 +36,10 @@ def test_a_value_survives(value: Any) -> None:
 def test_any_bytes_give_a_value_or_one_error(content: bytes) -> None:
     try:
         value = parse_json(content)
-    except BadJson as error:
-        assert "\n" not in str(error)
-    else:
-        assert depth(value) <= MAX_DEPTH
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except BadJson:
+        return
+    assert depth(value) <= MAX_DEPTH
+    json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize(
