@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.config.schema import EvalStage, Experiment
+from forge.config.schema import EvalStage, Experiment, SftStage
 from forge.data.generator import is_ample
 from forge.data.problems import load_problems
 from forge.data.splits import in_split
@@ -68,6 +68,8 @@ def require_problems(experiment: Experiment, machine: Machine) -> None:
         return
     problems = load_problems(table, seed=experiment.seed)
     for index, stage in enumerate(experiment.stage):
+        if isinstance(stage, SftStage) and experiment.data.source == "file":
+            continue  # its rows come from elsewhere
         split = Split(stage.kind) if not isinstance(stage, EvalStage) else Split.HELDOUT
         if not in_split(problems, split):
             raise ConfigError(

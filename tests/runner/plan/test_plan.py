@@ -150,6 +150,12 @@ def test_a_stage_without_problems_is_a_config_error(overrides, message):
         plan_of(*overrides)
 
 
+def test_rows_from_a_file_need_no_problems_of_their_own(tmp_path):
+    (tmp_path / "rows.jsonl").touch()
+    rows = ["data.source=file", f"data.path={tmp_path / 'rows.jsonl'}"]
+    assert plan_of("problems.num_problems=400", "problems.sft_by_level=[0]", *rows).phases
+
+
 def test_ample_numbers_of_problems_are_accepted_without_loading_them(monkeypatch):
     drawn = []
     monkeypatch.setattr(
