@@ -21,15 +21,18 @@ from tests.alone import take_turn
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+BY_NAME = ("marathon", "chaos")
+"""Markers of tests that run only where `-m` names them."""
 GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skips what was not asked for or cannot run here; orders and groups the rest."""
-    if "marathon" not in config.option.markexpr:
-        for item in items:
-            if item.get_closest_marker("marathon"):
-                item.add_marker(pytest.mark.skip(reason="takes minutes: -m marathon"))
+    for marker in BY_NAME:
+        if marker not in config.option.markexpr:
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(pytest.mark.skip(reason=f"takes minutes: -m {marker}"))
     if not any(device.exists() for device in GPU_DEVICES):
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -65,8 +65,8 @@ ANSWERS = ("no", "```\nclass ModelNew(\n```")
 """
 
 
-def teach(model_dir: Path, *, problems: list[Path]) -> None:
-    """Trains a model directory that gives each of ANSWERS about half of the time."""
+def teach(model_dir: Path, *, problems: list[Path], answers: tuple[str, ...] = ANSWERS) -> None:
+    """Trains a model directory that gives each of two answers about half of the time."""
     import torch
     from transformers import Qwen3ForCausalLM
 
@@ -74,13 +74,13 @@ def teach(model_dir: Path, *, problems: list[Path]) -> None:
 
     prompts = [first_messages(load_problem(path)) for path in problems]
     texts = [message.content for prompt in prompts for message in prompt]
-    texts += ANSWERS * len(prompts)
+    texts += answers * len(prompts)
     make_model(SIZES.model_dump(), texts=texts, model_dir=model_dir, seed=0)
     chat, model = ChatTemplate.load(model_dir), Qwen3ForCausalLM.from_pretrained(model_dir)
     rows = [
         chat.training_row((*prompt, Message(role="assistant", content=answer)))
         for prompt in prompts
-        for answer in ANSWERS
+        for answer in answers
     ]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(40):

@@ -1,0 +1,204 @@
+"""The driver: plays one cell from `forge run` to the last promise.
+
+run ──▶ the phase is reached, the victim is held ──▶ acknowledged rows are read ──▶ fault
+ └──▶ the command ends by itself ──▶ the fault is repaired ──▶ forge resume ──▶ promises
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import TimeoutExpired
+from tempfile import TemporaryDirectory
+
+from tests.chaos.cells import DAMAGES, Cell, Fault, Phase, Seen, Target
+from tests.chaos.faults import clock_env, damage, disk_of, repair, strike
+from tests.chaos.invariants import Acknowledged, Course, broken_promises, last_line, some
+from tests.chaos.machine import IS_ROOT, POLL_S, Command, Disk, Machine, open_machine, wait_until
+from tests.chaos.moments import RunView, meet, send
+from tests.chaos.tiny_experiments import STEPS, Taught, experiment_of, ranks_env
+
+ENDING_S = 300.0
+"""Maximum time from a fault to the end of the command."""
+CHILDREN_S = 20.0
+RESTARTS = """
+SELECT count(*) FROM (SELECT name FROM processes WHERE name NOT LIKE 'notify%'
+    GROUP BY attempt, name HAVING count(*) > 1)
+"""
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """A played cell, as the table shows it."""
+
+    cell: str
+    seen: str = ""
+    """Outcome of the struck command."""
+    said: str = ""
+    """Last line of the struck command."""
+    resumed: str = ""
+    """Outcome of the last `forge resume`; empty without one."""
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    faults: list[str] = field(default_factory=list[str])
+    """Broken promises and other reasons of a failure; empty if the cell passed."""
+    skipped: str = ""
+
+
+def reason_to_skip(cell: Cell) -> str:
+    """A requirement of the cell that this machine does not meet; empty if there is none."""
+    if not IS_ROOT and (disk_of(cell) is not Disk.SHARED or cell.fault in NEEDS_ROOT):
+        return "needs root: a private mount namespace"
+    if not IS_ROOT and cell.target is Target.RUNNER:
+        return "needs root: runners are known by their uid"
+    return ""
+
+
+NEEDS_ROOT = (Fault.SHM_FULL, Fault.TMP_FULL)
+CLOCKS = (Fault.CLOCK_BACK, Fault.CLOCK_FORWARD)
+
+
+def play(cell: Cell, taught: Taught) -> Result:
+    """Play a cell. The result has a line for each reason why it failed."""
+    result, began = Result(cell=cell.name), time.monotonic()
+    if skipped := reason_to_skip(cell):
+        result.skipped = skipped
+        return result
+    cpu_before = _cpu_s()
+    try:
+        with TemporaryDirectory(prefix="chaos-env-") as folder:
+            env = ranks_env(Path(folder, "site")) if cell.target is Target.RANK else {}
+            clock = clock_env(Path(folder)) if cell.fault in CLOCKS else {}
+            if clock is None:
+                result.skipped = "needs a C compiler, for a wall clock that jumps"
+                return result
+            with open_machine(disk=disk_of(cell), env={**env, **clock}) as machine:
+                _play_on(machine, cell, taught, result)
+                assert not result.faults, f"kept in {machine.root}"
+    except AssertionError as error:
+        result.faults.append(str(error))
+    except TimeoutExpired as error:
+        result.faults.append(f"no end within {error.timeout:.0f} s after the fault")
+    except RuntimeError as error:
+        result.skipped = str(error)
+    result.seconds, result.cpu_s = time.monotonic() - began, _cpu_s() - cpu_before
+    return result
+
+
+def _play_on(machine: Machine, cell: Cell, taught: Taught, result: Result) -> None:
+    (machine.root / "x.toml").write_text(experiment_of(cell, taught))
+    run = RunView(root=machine.seen(machine.root / "runs" / "x-1"))
+    sets = [f"--set={key}={value}" for key, value in cell.sets.items()]
+    command = machine.start("run", "x.toml", *sets)
+    if cell.phase in (Phase.STOPPED, Phase.RESUMING):
+        _kill(cell, run, command)
+    if cell.phase is Phase.STOPPED:
+        before, command = _strike_stopped(machine, cell, run)
+    else:
+        if cell.phase is Phase.RESUMING:
+            command = machine.start("resume", "x-1")
+            _wait_for_attempt(run, command, 2)
+        before = _strike_running(machine, cell, run, command)
+    commands = [command]
+    if cell.fault is Fault.STOP and cell.target is Target.SUPERVISOR:
+        commands += _ask_a_stopped(machine, command, result)
+    code = command.wait(ENDING_S)
+    result.seen, result.said = _seen(code, run), last_line(command.said())
+    if result.seen not in cell.expects:
+        expected = " or ".join(sorted(cell.expects))
+        result.faults.append(f"{result.seen}, expected {expected}: {result.said}")
+    repair(cell, machine)
+    await_children(machine)
+    if code != 0 or not cell.finishes:
+        commands.append(machine.start("resume", "x-1"))
+        again = commands[-1].wait(ENDING_S)
+        result.resumed = f"exit {again}"
+        if (again == 0) is not cell.finishes:
+            words = last_line(commands[-1].said())
+            result.faults.append(f"resume ended with {again}: {words}")
+    steps = STEPS[cell.stage]
+    course = Course(
+        cell=cell, machine=machine, run=run, before=before, commands=commands, steps=steps
+    )
+    result.faults += broken_promises(course)
+
+
+def _kill(cell: Cell, run: RunView, command: Command) -> None:
+    """Kill a run in its evaluation, or after a step that no checkpoint covers."""
+    phase = Phase.EVAL if cell.stage == "eval" else Phase.STOPPED
+    pids = meet(phase, run, Target.SUPERVISOR, command)
+    send(pids, signal.SIGKILL)
+    command.wait(CHILDREN_S)
+
+
+def _strike_stopped(machine: Machine, cell: Cell, run: RunView) -> tuple[Acknowledged, Command]:
+    """Damage a file, or the disk, of a run that is not running; then resume it."""
+    await_children(machine)
+    before = Acknowledged.read(run)
+    if cell.fault in DAMAGES:
+        damage(cell, run.root)
+    else:
+        strike(cell, [], machine)
+    return before, machine.start("resume", "x-1")
+
+
+def _strike_running(machine: Machine, cell: Cell, run: RunView, command: Command) -> Acknowledged:
+    """Strike the target in its phase; returns what was acknowledged then."""
+    pids = meet(cell.phase, run, cell.target, command)
+    if cell.phase is Phase.STOPPING:
+        _stop(command, is_held=command.pid in pids)
+    before = Acknowledged.read(run)
+    strike(cell, pids, machine)
+    return before
+
+
+def _stop(command: Command, *, is_held: bool) -> None:
+    """Stop a run as a user does, and return once it has understood."""
+    send([command.pid], signal.SIGTERM)
+    if is_held:
+        send([command.pid], signal.SIGCONT)
+    wait_until(lambda: "stopping:" in command.said(), timeout_s=30, what="the answer to a stop")
+    if is_held:
+        send([command.pid], signal.SIGSTOP)
+
+
+def _wait_for_attempt(run: RunView, command: Command, attempt: int) -> None:
+    wait_until(
+        lambda: run.attempt >= attempt or command.code is not None,
+        timeout_s=60, what=f"attempt {attempt}",
+    )  # fmt: skip
+
+
+def _ask_a_stopped(machine: Machine, command: Command, result: Result) -> list[Command]:
+    """A person looks at a supervisor that is stopped, tries to resume the run, and kills it."""
+    asked = [machine.start("status", "x-1"), machine.start("resume", "x-1")]
+    for each, wanted in zip(asked, (5, 2), strict=True):
+        if (code := each.wait(60)) != wanted:
+            result.faults.append(f"a question ended with {code}: {last_line(each.said())}")
+    send([command.pid], signal.SIGKILL)
+    return asked
+
+
+def await_children(machine: Machine) -> None:
+    """Return when no process of the cell is left; what stays is a broken promise."""
+    end = time.monotonic() + CHILDREN_S
+    while (left := machine.left()) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    assert not left, f"left running for {CHILDREN_S:.0f} s: {some(left)}"
+
+
+def _seen(code: int, run: RunView) -> str:
+    if code < 0:
+        return Seen.KILLED
+    if code > 0:
+        return f"exit {code}"
+    return Seen.RESTARTED if run.number(RESTARTS) else Seen.SURVIVED
+
+
+def _cpu_s() -> float:
+    """CPU seconds of all children that have ended and were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,142 @@
+"""Promises that hold after every cell, checked by one function, `broken_promises`.
+
+Acknowledged is everything that another process could read in the store at the moment of the fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.chaos.cells import CODES, Cell, Seen, Target
+
+if TYPE_CHECKING:
+    from tests.chaos.machine import Command, Machine
+    from tests.chaos.moments import RunView
+
+KEYED = {
+    "turns": "SELECT group_id, rollout, turn, completion_id, min_version FROM turns",
+    "samples": "SELECT sample_id, group_id, rollout, turn FROM samples",
+    "sample_uses": "SELECT sample_id, attempt, stage, step, group_id FROM sample_uses",
+    "groups": "SELECT group_id, problem_id, purpose, stage FROM groups",
+    "policies": "SELECT version, attempt, stage, step, sha256 FROM policies",
+    "evaluations": "SELECT evaluation_id, stage, step, pass_at_1 FROM evaluations",
+    "events": "SELECT event_id, kind, message FROM events",
+    "metrics": "SELECT stage, step, key, attempt FROM metrics",
+}
+"""Columns of each table that never change once a row is acknowledged."""
+IDENTITIES = {
+    "samples": "SELECT sample_id, group_id || '.' || rollout || '.' || turn FROM samples",
+    "groups": "SELECT group_id, problem_id FROM groups",
+    "policies": "SELECT version, sha256 FROM policies",
+}
+"""Id, and what it names: an id that names something else later was given out twice."""
+TWICE = "SELECT sample_id, count(*) FROM v_samples GROUP BY sample_id HAVING count(*) > 1"
+STRANGERS = """
+SELECT u.sample_id FROM sample_uses u LEFT JOIN samples s USING (sample_id)
+WHERE (s.group_id, s.rollout, s.turn) IS NOT (u.group_id, u.rollout, u.turn)
+"""
+NOISE = re.compile(r"Traceback \(most recent call last\)|Logging error|^Exception ignored", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Rows that readers could see at one moment."""
+
+    rows: dict[str, frozenset[tuple[Any, ...]]]
+    names: dict[str, dict[Any, Any]]
+
+    @classmethod
+    def read(cls, run: RunView) -> Acknowledged:
+        """All rows of now."""
+        return cls(
+            rows={table: frozenset(run.ask(sql)) for table, sql in KEYED.items()},
+            names={table: dict(run.ask(sql)) for table, sql in IDENTITIES.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """A cell after its last command."""
+
+    cell: Cell
+    machine: Machine
+    run: RunView
+    before: Acknowledged
+    commands: list[Command]
+    """The struck command and later ones, in order."""
+    steps: int
+    """Steps that a finished run has trained; 0 for an evaluation."""
+
+
+def broken_promises(course: Course) -> list[str]:
+    """A line for each promise that does not hold; empty if all do."""
+    return [*_store(course), *_machine(course), *_words(course)]
+
+
+def _store(course: Course) -> Iterator[str]:
+    cell, run, before = course.cell, course.run, course.before
+    now = Acknowledged.read(run)
+    if not cell.loses_rows:
+        for table, rows in before.rows.items():
+            if lost := rows - now.rows[table]:
+                yield f"{len(lost)} acknowledged rows of {table} are lost: {some(lost)}"
+    for table, names in before.names.items():
+        reused = [i for i, name in names.items() if i in now.names[table] and
+                  now.names[table][i] != name]  # fmt: skip
+        if reused:
+            yield f"ids of {table} were given out again: {some(reused)}"
+    if twice := run.ask(TWICE):
+        yield f"trained twice: samples {some(twice)}"
+    if strangers := run.ask(STRANGERS):
+        yield f"trained under an id of another turn: samples {some(strangers)}"
+    if cell.finishes and cell.stage == "grpo":
+        steps = [step for (step,) in run.ask("SELECT DISTINCT step FROM v_samples ORDER BY 1")]
+        if steps != list(range(1, course.steps + 1)):
+            yield f"trained steps {steps}; wanted 1 to {course.steps}"
+    if cell.finishes and not run.ask("SELECT 1 FROM events WHERE kind = 'stage_end'"):
+        yield "the stage has no end"
+
+
+def _machine(course: Course) -> Iterator[str]:
+    if left := course.machine.left():
+        yield f"left running: {some(left)}"
+    if course.cell.finishes and (litter := course.machine.litter()):
+        yield f"left behind: {some(litter)}"
+
+
+def _words(course: Course) -> Iterator[str]:
+    cell = course.cell
+    for number, command in enumerate(course.commands, 1):
+        code, said = command.code, command.said()
+        is_struck = number == 1 and cell.target in (Target.SUPERVISOR, Target.STORE)
+        was_killed = is_struck and Seen.KILLED in cell.expects
+        if code not in CODES and not (was_killed and code is not None and code < 0):
+            yield f"command {number} ended with {code}: {last_line(said)}"
+        if noise := NOISE.search(said):
+            yield f"command {number} wrote {noise[0]!r}, {len(said.splitlines())} lines in all"
+        if cell.never_says and (wrong := re.search(cell.never_says, said, re.MULTILINE)):
+            yield f"command {number} blames {wrong[0]!r}: {last_line(said)}"
+    if cell.says and not any(
+        re.search(cell.says, each.said(), re.MULTILINE) for each in course.commands
+    ):
+        said = "; ".join(last_line(command.said()) for command in course.commands)
+        yield f"nobody said {cell.says!r}: {said}"
+
+
+def last_line(said: str) -> str:
+    """The error line of a command, or its last line."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("forge: ")]
+    with suppress(IndexError):
+        return (errors or lines)[-1][:300]
+    return "nothing"
+
+
+def some(found: Iterable[object], *, most: int = 3) -> str:
+    """The first few, in words."""
+    listed = sorted(map(str, found))
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if listed[most:] else "")

@@ -1,0 +1,209 @@
+"""The machine of one cell: a directory, a TMPDIR, a /dev/shm and a disk of its own.
+
+As root each cell has a private mount namespace, held open by a process that sleeps: its disk can be
+filled and made read-only, and its litter is nobody else's. Without root these cells are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from tests.chaos.processes import adopt_orphans, descendants, reap_orphans
+
+IS_ROOT = os.geteuid() == 0
+POLL_S = 0.005
+SHM_BYTES = 32 << 20
+TMP_BYTES = 256 << 20
+DISK_BYTES = 200 << 20
+PYTHON_PATH = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+
+
+class Disk(StrEnum):
+    """The file system of the run directories."""
+
+    SHARED = "shared"
+    """The machine's own."""
+    SMALL = "small"
+    """A tmpfs of DISK_BYTES."""
+    FAILING = "failing"
+    """An ext4 that turns read-only at an error, as after one of its device."""
+    BOUND = "bound"
+    """A bind mount, which can be made read-only while nobody writes."""
+
+
+MOUNTS = {
+    Disk.SHARED: "",
+    Disk.SMALL: f"mount -t tmpfs -o size={DISK_BYTES} none runs",
+    Disk.FAILING: "mount -o loop,errors=remount-ro disk runs",
+    Disk.BOUND: "mount --bind runs runs",
+}
+MAKE_EXT4 = f"truncate -s {DISK_BYTES} disk && mkfs.ext4 -q -E lazy_itable_init=0 disk"
+
+
+@dataclass(slots=True, kw_only=True)
+class Command:
+    """A started `forge` command."""
+
+    process: subprocess.Popen[bytes]
+    stderr: Path
+
+    @property
+    def pid(self) -> int:
+        """Pid of the command, which is the supervisor."""
+        return self.process.pid
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self.process.poll()
+
+    def said(self) -> str:
+        """Everything on its stderr."""
+        return self.stderr.read_text(errors="replace")
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit code. Raises TimeoutExpired."""
+        return self.process.wait(timeout_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class Machine:
+    """Made by `open_machine`."""
+
+    root: Path
+    disk: Disk
+    holder: subprocess.Popen[str] | None
+    env: dict[str, str]
+    before: set[int]
+    """Descendants of this process from before the cell: other tests' children."""
+    started: list[Command] = field(default_factory=list[Command])
+
+    @property
+    def tmp(self) -> Path:
+        """TMPDIR of all commands, as this process reaches it."""
+        return self.seen(self.root / "t")
+
+    def seen(self, path: Path) -> Path:
+        """A path in the cell's namespace, as this process reaches it."""
+        return path if self.holder is None else Path(f"/proc/{self.holder.pid}/root{path}")
+
+    def start(self, *args: str) -> Command:
+        """Start `forge` with these arguments."""
+        stderr = self.root / f"stderr-{len(self.started) + 1}"
+        argv = [sys.executable, "-m", "forge", *args]
+        with stderr.open("wb") as errors:
+            process = subprocess.Popen(
+                self._inside(argv), cwd=self.root, env=self.env,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+            )  # fmt: skip
+        self.started.append(Command(process=process, stderr=stderr))
+        return self.started[-1]
+
+    def run(self, *argv: str) -> str:
+        """Run a program in the cell's namespace; returns its stdout."""
+        done = subprocess.run(
+            self._inside(list(argv)), cwd=self.root, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def _inside(self, argv: list[str]) -> list[str]:
+        if self.holder is None:
+            return argv
+        enter = ["nsenter", f"--mount=/proc/{self.holder.pid}/ns/mnt", "--"]
+        return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(self.root), *argv]
+
+    def left(self) -> list[str]:
+        """Processes of the cell that are alive, without the holder of its namespace."""
+        own = {each.process.pid for each in self.started}
+        own |= set() if self.holder is None else {self.holder.pid}
+        reap_orphans(own=own)
+        ours = [row for row in descendants(os.getpid()) if row.state != "Z"]
+        ours = [row for row in ours if row.pid not in own | self.before]
+        return [f"{row.pid} {' '.join(row.argv)[:120]}" for row in ours]
+
+    def litter(self) -> list[str]:
+        """Names in TMPDIR and in the private /dev/shm, without torch's cache of compiled code."""
+        found = [str(path) for path in self.tmp.iterdir() if "torchinductor" not in path.name]
+        if self.holder is not None:
+            found += [str(path) for path in self.seen(Path("/dev/shm")).iterdir()]
+        return sorted(found)
+
+
+@contextmanager
+def open_machine(
+    *, disk: Disk = Disk.SHARED, env: Mapping[str, str] | None = None
+) -> Generator[Machine]:
+    """A machine for one cell. Its directory is deleted unless the body raises."""
+    adopt_orphans()
+    before = {row.pid for row in descendants(os.getpid())}
+    root = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # a socket's path has 107 bytes
+    for name in ("t", "runs"):
+        (root / name).mkdir()
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV"))}
+    machine = Machine(
+        root=root,
+        disk=disk,
+        holder=_hold_namespace(root, disk) if IS_ROOT else None,
+        env={**inherited, "PYTHONPATH": PYTHON_PATH, "TMPDIR": str(root / "t"), **(env or {})},
+        before=before,
+    )
+    try:
+        yield machine
+    finally:
+        _end(machine)
+    shutil.rmtree(root)
+
+
+def _hold_namespace(root: Path, disk: Disk) -> subprocess.Popen[str]:
+    script = f"""
+        set -e
+        mount -t tmpfs -o size={SHM_BYTES} none /dev/shm
+        cd "$0"
+        mount -t tmpfs -o size={TMP_BYTES} none t
+        {MAKE_EXT4 if disk is Disk.FAILING else ""}
+        {MOUNTS[disk]}
+        echo ready
+        exec sleep infinity
+    """
+    holder = subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, str(root)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    answer = holder.stdout.readline().strip()
+    if answer != "ready":
+        holder.kill()
+        holder.communicate()
+        raise RuntimeError(f"no private mount namespace: {answer}")
+    return holder
+
+
+def _end(machine: Machine) -> None:
+    """End every process of the cell, by the pids that were started."""
+    for command in machine.started:
+        if command.code is None:
+            command.process.kill()
+            command.process.wait()
+    if machine.holder is not None:
+        machine.holder.kill()
+        machine.holder.communicate()
+
+
+def wait_until(holds: Callable[[], bool], *, timeout_s: float, what: str) -> None:
+    """Poll a condition. Raises AssertionError with `what` after `timeout_s`."""
+    end = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < end, f"waited {timeout_s:.0f} s for {what}"
+        time.sleep(POLL_S)

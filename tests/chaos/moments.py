@@ -1,0 +1,153 @@
+"""The moments at which a fault strikes, seen from outside: in the run's store and its files.
+
+A phase of milliseconds is met by holding the victim (SIGSTOP) as soon as the phase is seen, and by
+looking again: if it has passed, the victim goes on and the next occurrence is awaited.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.cells import Phase, Target
+from tests.chaos.machine import POLL_S, Command
+from tests.chaos.processes import find
+
+MEETING_S = 300.0
+"""Maximum wait for a phase: imports of torch on a crowded machine."""
+PROCESS_NAMES = {Target.TRAINER: "trainer", Target.ENGINE: "serve-0", Target.JUDGE: "judge-0"}
+ROOT_NAMES = {Target.RANK: "trainer", Target.ZYGOTE: "judge-0", Target.RUNNER: "judge-0"}
+"""Recorded process that starts an unrecorded one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run as its files show it."""
+
+    root: Path
+
+    def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Rows of a query; none while there is no store."""
+        try:
+            uri = f"file:{self.root}/run.db?mode=ro"
+            with closing(sqlite3.connect(uri, uri=True, timeout=5)) as db:
+                return db.execute(sql, values).fetchall()
+        except sqlite3.OperationalError:
+            return []
+
+    def number(self, sql: str, *values: object) -> int:
+        """A single number; 0 while there is none."""
+        rows = self.ask(sql, *values)
+        return int(rows[0][0] or 0) if rows else 0
+
+    @property
+    def attempt(self) -> int:
+        """The last attempt."""
+        return self.number("SELECT max(attempt) FROM attempts")
+
+    @property
+    def trained(self) -> int:
+        """Last acknowledged step."""
+        return max(
+            self.number("SELECT max(step) FROM sample_uses"),
+            self.number("SELECT max(step) FROM metrics WHERE key LIKE 'train/loss%'"),
+        )
+
+    def checkpoints(self) -> list[int]:
+        """Steps of whole checkpoints."""
+        return sorted(int(p.name[11:]) for p in self.root.glob("checkpoints/*/checkpoint-*"))
+
+    def has_begun(self, target: Target) -> bool:
+        """True if the last attempt has started the target."""
+        if target in (Target.SUPERVISOR, Target.STORE, Target.MACHINE):
+            return self.attempt > 0
+        name = PROCESS_NAMES.get(target) or ROOT_NAMES[target]
+        sql = "SELECT count(*) FROM processes WHERE name = ? AND attempt = ?"
+        return self.number(sql, name, self.attempt) > 0
+
+
+def is_reached(phase: Phase, run: RunView, target: Target) -> bool:
+    """True if the run is in that phase now."""
+    match phase:
+        case Phase.STARTING | Phase.RESUMING:
+            return run.has_begun(target)
+        case Phase.EVAL:
+            begun = run.number("SELECT count(*) FROM events WHERE kind = 'stage_start'")
+            return begun > 0 and not run.number("SELECT count(*) FROM evaluations")
+        case Phase.SFT:
+            return run.trained >= 1 and not run.ask("SELECT 1 FROM policies")
+        case Phase.PLAYING:
+            return bool(run.ask("SELECT 1 FROM groups LIMIT 1")) and not _batches(run)
+        case Phase.TRAINING | Phase.STOPPING:
+            return run.trained >= 1 and max(_batches(run), default=0) > run.trained
+        case Phase.PUBLISHING:
+            written = {p.name for p in run.root.glob("weights/grpo-*")}
+            return bool(written - {Path(path).name for (path,) in run.ask(PATHS)})
+        case Phase.SAVING:
+            return any(run.root.glob("checkpoints/*/.staging/checkpoint-*"))
+        case Phase.STOPPED:
+            return run.trained >= 4 and run.trained > max(run.checkpoints(), default=99)
+        case Phase.ENDING:
+            return True
+
+
+PATHS = "SELECT path FROM policies"
+
+
+def _batches(run: RunView) -> list[int]:
+    return [int(path.stem.partition("-")[2]) for path in run.root.glob("batches/*-*.npz")]
+
+
+def meet(phase: Phase, run: RunView, target: Target, command: Command) -> list[int]:
+    """Wait for the phase and hold the target in it. Returns its pids, which are stopped.
+
+    Raises AssertionError if the run ends before, or MEETING_S pass.
+    """
+    held = list[int]()
+
+    def is_met() -> bool:
+        if not is_reached(phase, run, target):
+            return False
+        held[:] = find(target, supervisor=command.pid)
+        send(held, signal.SIGSTOP)
+        if held and is_reached(phase, run, target) and all(_is_alive(pid) for pid in held):
+            return True
+        send(held, signal.SIGCONT)
+        return False
+
+    _wait_in_run(is_met, command, what=f"{target} in {phase}")
+    return held
+
+
+def wait_for(phase: Phase, run: RunView, target: Target, command: Command) -> None:
+    """Wait for the phase, and hold nobody."""
+    _wait_in_run(lambda: is_reached(phase, run, target), command, what=f"{target} in {phase}")
+
+
+def _wait_in_run(holds: Callable[[], bool], command: Command, *, what: str) -> None:
+    end = time.monotonic() + MEETING_S
+    while not holds():
+        assert command.code is None, f"it ended before {what}: {command.said()[-2000:]}"
+        assert time.monotonic() < end, f"no {what} within {MEETING_S:.0f} s"
+        time.sleep(POLL_S)
+
+
+def send(pids: list[int], number: signal.Signals) -> None:
+    """Send a signal to each that is still there."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

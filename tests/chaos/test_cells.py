@@ -1,0 +1,49 @@
+"""Whatever is struck, in whatever phase: the run goes on or ends with one true line, no
+acknowledged row is lost, no sample is trained twice, nothing is left behind, and `forge resume`
+finishes it.
+
+`pytest -n 16 tests/chaos -m chaos` plays the whole matrix, `make test` a few cells of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.chaos.driver import play
+from tests.chaos.matrix import CELLS, SMALL
+from tests.chaos.table import record
+
+if TYPE_CHECKING:
+    from tests.chaos.cells import Cell
+    from tests.chaos.tiny_experiments import Taught
+
+LEAST = 120
+"""Cells of the whole matrix."""
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, id=cell.name, marks=() if cell.name in SMALL else pytest.mark.chaos)
+        for cell in CELLS
+    ],
+)
+def test_a_fault_is_survived_or_named_and_the_run_is_finished(
+    cell: Cell, taught: Taught, request: pytest.FixtureRequest
+) -> None:
+    result = play(cell, taught)
+    record(result, request.config.rootpath)
+    if result.skipped:
+        pytest.skip(result.skipped)
+    assert not result.faults, "\n".join(result.faults)
+
+
+def test_the_matrix_has_no_cell_twice_and_is_large_enough() -> None:
+    names = [cell.name for cell in CELLS]
+    assert len(names) == len(set(names)) >= LEAST
+    assert set(names) >= SMALL

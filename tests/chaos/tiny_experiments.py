@@ -1,0 +1,164 @@
+"""The experiments of the cells: one stage each, on a model of 40 kB that is trained once.
+
+`FORGE_CHAOS_ENGINE` names the engine (default: the one that quickstart gets).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.cells import Cell, Fault, Target
+from tests.chaos.machine import PYTHON_PATH
+from tests.e2e.experiments import ANSWERS, PROBLEM, teach
+
+STEPS = {"eval": 0, "sft": 12, "grpo": 8}
+LOOP = "```\nimport triton\n@triton.jit\ndef k(): pass\nclass ModelNew: pass\nwhile 1: pass\n```"
+"""A candidate that runs until its deadline."""
+LOOPING = (ANSWERS[1], LOOP)
+HEAD = """\
+name = "x"
+[model]
+path = "{model}"
+[problems]
+source = "dir"
+path = "{problems}"
+num_heldout = 1
+allow_flagged = true
+overrides = {{ batch_size = 4, dim = 64 }}
+[data]
+source = "file"
+path = "{rows}"
+[serve]
+engine = "{engine}"
+request_timeout_s = {request_timeout_s}
+[judge]
+workers = 1
+compile_timeout_s = 2
+correct_timeout_s = 2
+[reward]
+compile_error = -1.0
+[rollout]
+group_size = 4
+groups_per_step = 1
+max_turns = 1
+max_completion_tokens = {max_tokens}
+max_replacements = 8.0
+max_staleness = 1
+[store]
+texts = "plain"
+min_free_bytes = {min_free_bytes}
+"""
+STAGES = {
+    "eval": """\
+[[stage]]
+kind = "eval"
+samples = 8
+greedy = false
+max_turns = 1
+""",
+    "sft": """\
+[[stage]]
+kind = "sft"
+steps = 12
+batch_size = 2
+learning_rate = 1e-6
+save_every = 4
+step_timeout_s = {step_timeout_s}
+""",
+    "grpo": """\
+[[stage]]
+kind = "grpo"
+steps = 8
+learning_rate = 1e-6
+save_every = 2
+step_timeout_s = {step_timeout_s}
+""",
+}
+NOTIFY = '[notify]\ncommand = "true"\ntimeout_s = 3\n'
+SINK = '[sinks]\nto = ["tensorboard"]\nclose_timeout_s = 3\n'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """Files that all cells of a session read."""
+
+    model: Path
+    loops: Path
+    """Model whose candidates loop."""
+    problems: Path
+    rows: Path
+
+
+def teach_once(folder: Path) -> Taught:
+    """The files, made by the first of several test processes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    taught = Taught(
+        model=folder / "model", loops=folder / "loops", problems=folder / "problems",
+        rows=folder / "rows.jsonl",
+    )  # fmt: skip
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            _teach(taught)
+            (folder / "done").touch()
+    return taught
+
+
+def _teach(taught: Taught) -> None:
+    level = taught.problems / "level1"
+    level.mkdir(parents=True, exist_ok=True)
+    for name in ("tanh", "exp", "abs"):
+        (level / f"{name}.py").write_text(PROBLEM.format(name))
+    problems = sorted(level.iterdir())
+    import torch
+
+    torch.set_num_threads(1)  # more of them spin against everything else on this machine
+    teach(taught.model, problems=problems)
+    teach(taught.loops, problems=problems, answers=LOOPING)
+    rows = [
+        {"messages": [
+            {"role": "user", "content": f"Write kernel {number}."},
+            {"role": "assistant", "content": ANSWERS[number % 2]},
+        ]}
+        for number in range(24)
+    ]  # fmt: skip
+    taught.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def experiment_of(cell: Cell, taught: Taught) -> str:
+    """The experiment file of a cell."""
+    is_looping = cell.loops or cell.stage == "eval"
+    is_stuck = cell.fault is Fault.STOP
+    text = HEAD.format(
+        model=taught.loops if is_looping else taught.model,
+        problems=taught.problems,
+        rows=taught.rows,
+        engine=os.environ.get("FORGE_CHAOS_ENGINE", "auto"),
+        request_timeout_s=15.0 if is_stuck and cell.target is Target.ENGINE else 300.0,
+        max_tokens=96 if is_looping else 16,
+        min_free_bytes=50 << 20 if cell.fault is Fault.DISK_LOW else 0,
+    )
+    text += NOTIFY if cell.target is Target.NOTIFY else ""
+    text += SINK if cell.target is Target.SINK else ""
+    timeout_s = 45.0 if is_stuck and cell.target in (Target.TRAINER, Target.RANK) else 600.0
+    return text + STAGES[cell.stage].format(step_timeout_s=timeout_s)
+
+
+RANKS = """\
+import sys
+if sys.orig_argv[1:3] == ["-m", "forge"] and sys.orig_argv[3:4] in (["run"], ["resume"]):
+    from forge.train.handle import TrainerJob
+    TrainerJob.__init__.__kwdefaults__["num_ranks"] = 2
+"""
+"""`sitecustomize` that gives trainers two ranks on the CPU, which no key does."""
+
+
+def ranks_env(folder: Path) -> dict[str, str]:
+    """Environment of commands whose trainers have two ranks on the CPU."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(RANKS)
+    return {"PYTHONPATH": f"{PYTHON_PATH}{os.pathsep}{folder}"}
