@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.table import write_table
-from tests.chaos.tiny_experiments import Taught, teach_once
+from tests.chaos.tiny_experiments import Taught
 
 
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Taught:
-    """Trained once for all workers of a session."""
+    """Made once for all workers of a session."""
     base = tmp_path_factory.getbasetemp()
-    return teach_once((base if worker_id == "master" else base.parent) / "taught")
+    return Taught(folder=(base if worker_id == "master" else base.parent) / "taught")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

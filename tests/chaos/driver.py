@@ -17,7 +17,16 @@ from tempfile import TemporaryDirectory
 from tests.chaos.cells import DAMAGES, Cell, Fault, Phase, Seen, Target
 from tests.chaos.faults import clock_env, damage, disk_of, repair, strike
 from tests.chaos.invariants import Acknowledged, Course, broken_promises, last_line, some
-from tests.chaos.machine import IS_ROOT, POLL_S, Command, Disk, Machine, open_machine, wait_until
+from tests.chaos.machine import (
+    IS_ROOT,
+    POLL_S,
+    Command,
+    Disk,
+    Machine,
+    has_private_mounts,
+    open_machine,
+    wait_until,
+)
 from tests.chaos.moments import RunView, meet, send
 from tests.chaos.tiny_experiments import STEPS, Taught, experiment_of, ranks_env
 
@@ -50,14 +59,15 @@ class Result:
 
 def reason_to_skip(cell: Cell) -> str:
     """A requirement of the cell that this machine does not meet; empty if there is none."""
-    if not IS_ROOT and (disk_of(cell) is not Disk.SHARED or cell.fault in NEEDS_ROOT):
-        return "needs root: a private mount namespace"
+    is_private = disk_of(cell) is not Disk.SHARED or cell.fault in PRIVATE
+    if is_private and not has_private_mounts():
+        return "needs a private mount namespace, which root may make"
     if not IS_ROOT and cell.target is Target.RUNNER:
         return "needs root: runners are known by their uid"
     return ""
 
 
-NEEDS_ROOT = (Fault.SHM_FULL, Fault.TMP_FULL)
+PRIVATE = (Fault.SHM_FULL, Fault.TMP_FULL)
 CLOCKS = (Fault.CLOCK_BACK, Fault.CLOCK_FORWARD)
 
 

@@ -1,7 +1,8 @@
 """The machine of one cell: a directory, a TMPDIR, a /dev/shm and a disk of its own.
 
-As root each cell has a private mount namespace, held open by a process that sleeps: its disk can be
-filled and made read-only, and its litter is nobody else's. Without root these cells are skipped.
+Where the kernel allows it each cell has a private mount namespace, held open by a process that
+sleeps: its disk can be filled and made read-only, and its litter is nobody else's. Elsewhere these
+cells are skipped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 
 from tests.chaos.processes import adopt_orphans, descendants, reap_orphans
@@ -147,6 +149,7 @@ def open_machine(
 ) -> Generator[Machine]:
     """A machine for one cell. Its directory is deleted unless the body raises."""
     adopt_orphans()
+    has_mounts = has_private_mounts()
     before = {row.pid for row in descendants(os.getpid())}
     root = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # a socket's path has 107 bytes
     for name in ("t", "runs"):
@@ -155,7 +158,7 @@ def open_machine(
     machine = Machine(
         root=root,
         disk=disk,
-        holder=_hold_namespace(root, disk) if IS_ROOT else None,
+        holder=_hold_namespace(root, disk) if has_mounts else None,
         env={**inherited, "PYTHONPATH": PYTHON_PATH, "TMPDIR": str(root / "t"), **(env or {})},
         before=before,
     )
@@ -164,6 +167,14 @@ def open_machine(
     finally:
         _end(machine)
     shutil.rmtree(root)
+
+
+@cache
+def has_private_mounts() -> bool:
+    """True if this process may make a mount namespace and mount a tmpfs in it."""
+    script = "mount -t tmpfs none /dev/shm"
+    enter = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+    return IS_ROOT and subprocess.run(enter, capture_output=True, check=False).returncode == 0
 
 
 def _hold_namespace(root: Path, disk: Disk) -> subprocess.Popen[str]:

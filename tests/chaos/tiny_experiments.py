@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from tests.chaos.machine import PYTHON_PATH
 from tests.e2e.experiments import ANSWERS, PROBLEM, teach
 
 STEPS = {"eval": 0, "sft": 12, "grpo": 8}
-LOOP = "```\nimport triton\n@triton.jit\ndef k(): pass\nclass ModelNew: pass\nwhile 1: pass\n```"
+LOOP = "```\nwhile 1:0\n@jit\ndef k():0\nclass ModelNew:0\n```"
 """A candidate that runs until its deadline."""
-LOOPING = (ANSWERS[1], LOOP)
+LOOPING = (ANSWERS[1], LOOP, LOOP)
 HEAD = """\
 name = "x"
 [model]
@@ -84,49 +85,57 @@ SINK = '[sinks]\nto = ["tensorboard"]\nclose_timeout_s = 3\n'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taught:
-    """Files that all cells of a session read."""
+    """Files that all cells of a session read, each made by the first process that needs it."""
 
-    model: Path
-    loops: Path
-    """Model whose candidates loop."""
-    problems: Path
-    rows: Path
+    folder: Path
+
+    def problems(self) -> Path:
+        """Three problems."""
+        return self._made("problems", _write_problems)
+
+    def rows(self) -> Path:
+        """Rows of an sft stage."""
+        return self._made("rows.jsonl", _write_rows)
+
+    def model(self, *, loops: bool) -> Path:
+        """A model that gives each of two answers; with `loops` one of them never ends."""
+        problems = sorted(self.problems().rglob("*.py"))
+        answers = LOOPING if loops else ANSWERS
+        name = "loops" if loops else "model"
+        return self._made(name, lambda path: _teach(path, problems, answers))
+
+    def _made(self, name: str, make: Callable[[Path], None]) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (self.folder / f"{name}.done").exists():
+                make(self.folder / name)
+                (self.folder / f"{name}.done").touch()
+        return self.folder / name
 
 
-def teach_once(folder: Path) -> Taught:
-    """The files, made by the first of several test processes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    taught = Taught(
-        model=folder / "model", loops=folder / "loops", problems=folder / "problems",
-        rows=folder / "rows.jsonl",
-    )  # fmt: skip
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            _teach(taught)
-            (folder / "done").touch()
-    return taught
-
-
-def _teach(taught: Taught) -> None:
-    level = taught.problems / "level1"
-    level.mkdir(parents=True, exist_ok=True)
+def _write_problems(path: Path) -> None:
+    (path / "level1").mkdir(parents=True)
     for name in ("tanh", "exp", "abs"):
-        (level / f"{name}.py").write_text(PROBLEM.format(name))
-    problems = sorted(level.iterdir())
+        (path / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
+
+
+def _write_rows(path: Path) -> None:
+    rows = (
+        [
+            {"role": "user", "content": f"Write kernel {number}."},
+            {"role": "assistant", "content": ANSWERS[number % 2]},
+        ]
+        for number in range(24)
+    )
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+
+
+def _teach(path: Path, problems: list[Path], answers: tuple[str, ...]) -> None:
     import torch
 
     torch.set_num_threads(1)  # more of them spin against everything else on this machine
-    teach(taught.model, problems=problems)
-    teach(taught.loops, problems=problems, answers=LOOPING)
-    rows = [
-        {"messages": [
-            {"role": "user", "content": f"Write kernel {number}."},
-            {"role": "assistant", "content": ANSWERS[number % 2]},
-        ]}
-        for number in range(24)
-    ]  # fmt: skip
-    taught.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    teach(path, problems=problems, answers=answers)
 
 
 def experiment_of(cell: Cell, taught: Taught) -> str:
@@ -134,12 +143,12 @@ def experiment_of(cell: Cell, taught: Taught) -> str:
     is_looping = cell.loops or cell.stage == "eval"
     is_stuck = cell.fault is Fault.STOP
     text = HEAD.format(
-        model=taught.loops if is_looping else taught.model,
-        problems=taught.problems,
-        rows=taught.rows,
+        model=taught.model(loops=is_looping),
+        problems=taught.problems(),
+        rows=taught.rows(),
         engine=os.environ.get("FORGE_CHAOS_ENGINE", "auto"),
         request_timeout_s=15.0 if is_stuck and cell.target is Target.ENGINE else 300.0,
-        max_tokens=96 if is_looping else 16,
+        max_tokens=48 if is_looping else 16,
         min_free_bytes=50 << 20 if cell.fault is Fault.DISK_LOW else 0,
     )
     text += NOTIFY if cell.target is Target.NOTIFY else ""

@@ -66,7 +66,7 @@ ANSWERS = ("no", "```\nclass ModelNew(\n```")
 
 
 def teach(model_dir: Path, *, problems: list[Path], answers: tuple[str, ...] = ANSWERS) -> None:
-    """Trains a model directory that gives each of two answers about half of the time."""
+    """Trains a model directory that gives each of a few answers about equally often."""
     import torch
     from transformers import Qwen3ForCausalLM
 
