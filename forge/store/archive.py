@@ -31,6 +31,7 @@ from stat import S_ISREG
 from typing import Any, cast
 
 from forge.errors import ConfigError, MachineError
+from forge.store.identity import present_identity
 from forge.store.layout import FOLDERS, RUN_NAME, RunPaths, next_attempt
 from forge.store.opening import DAMAGED, open_read_only
 from forge.store.ownership import open_run_lock
@@ -229,10 +230,12 @@ def _write(paths: RunPaths, part: Path, *, with_weights: bool) -> int:
         part, "x", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False
     ) as archive:
         archive.writestr(MANIFEST, json.dumps(manifest))
+        if (identity := present_identity(paths)) is not None:
+            archive.writestr(paths.identity.name, identity.to_json())
         for path in _files(paths.root):
             name = path.relative_to(paths.root).as_posix()
             is_heavy = _top(name) in HEAVY
-            if is_heavy and not with_weights:
+            if path == paths.identity or (is_heavy and not with_weights):
                 continue
             with suppress(FileNotFoundError), _as_written(path, part) as source:
                 kind = zipfile.ZIP_STORED if is_heavy else zipfile.ZIP_DEFLATED

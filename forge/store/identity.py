@@ -51,6 +51,10 @@ class Identity:
             return None
         return cls(**{name: data[name] for name in kinds})
 
+    def to_json(self) -> str:
+        """Content of `identity.json`."""
+        return json.dumps(asdict(self)) + "\n"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
@@ -92,8 +96,15 @@ def settle_identity(paths: RunPaths, *, recorded: Identity | None = None) -> Set
     found = read_identity(paths) or recorded
     identity, news = _identify(paths, found)
     if identity != read_identity(paths):
-        write_file(paths.identity, json.dumps(asdict(identity)) + "\n")
+        write_file(paths.identity, identity.to_json())
     return Settled(identity=identity, news=news, is_recorded=identity == recorded)
+
+
+def present_identity(paths: RunPaths) -> Identity | None:
+    """The identity with its present place, for a copy that knows its original; None in a run of an
+    earlier version."""
+    found = read_identity(paths)
+    return None if found is None else _identify(paths, found)[0]
 
 
 def _identify(paths: RunPaths, found: Identity | None) -> tuple[Identity, str]:
