@@ -7,9 +7,11 @@ groups that ended and are in no batch yet are read from here.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from forge.records import (
@@ -29,6 +31,8 @@ from forge.store.acknowledged import read_acknowledged
 from forge.store.codec import decode_ids, decode_logprobs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from forge.store.reader import RunReader
 
 
@@ -44,7 +48,7 @@ class LastState:
     policy_version: int
     """Highest of publishes and turns: a turn may use a version before its publish is recorded."""
     policies: tuple[PolicyVersion, ...]
-    """All published weights, newest first."""
+    """The newest published weights of each stage and all that still exist, newest first."""
     steps: dict[int, int]
     """Stage index to the last step with recorded metrics or sample uses."""
     finished_stages: tuple[int, ...]
@@ -58,9 +62,6 @@ def last_state(reader: RunReader) -> LastState:
     def highest(column: str, table: str) -> int:
         return reader.value(f"SELECT coalesce(max({column}), -1) FROM {table}")
 
-    policies = reader.rows("SELECT * FROM policies ORDER BY version DESC")
-    for row in policies:
-        row["path"] = str(reader.path(row["path"]))
     steps = reader.rows(
         "SELECT stage, max(step) AS step FROM (SELECT stage, step FROM metrics UNION ALL "
         "SELECT stage, step FROM sample_uses) GROUP BY stage"
@@ -73,10 +74,24 @@ def last_state(reader: RunReader) -> LastState:
         policy_version=max(
             known.policy_version, highest("max_version", "turns"), highest("version", "policies")
         ),
-        policies=tuple(PolicyVersion(**row) for row in policies),
+        policies=tuple(_left(reader)),
         steps={row["stage"]: row["step"] for row in steps},
         finished_stages=tuple(sorted(stage for stage in ended if isinstance(stage, int))),
     )
+
+
+def _left(reader: RunReader) -> Iterator[PolicyVersion]:
+    """The newest policy of each stage and those whose weights exist: of a long run a few of very
+    many."""
+    folder = reader.paths.weights
+    names = set(os.listdir(folder)) if folder.is_dir() else set[str]()
+    found = reader.stream("SELECT * FROM policies ORDER BY version DESC")
+    stages = set[int]()
+    for row in found.rows:
+        policy = PolicyVersion(**dict(zip(found.columns, row, strict=True)))
+        if policy.stage not in stages or PurePath(policy.path).name in names:
+            stages.add(policy.stage)
+            yield replace(policy, path=str(reader.path(policy.path)))
 
 
 def events(reader: RunReader, *, kind: str | None = None) -> list[Event]:

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from forge.records import Event, Group, Status, Turn
+from forge.records import Event, Group, PolicyVersion, Status, Turn
 from forge.store.reader import open_run
 from forge.store.resume import events, last_state, untrained_groups
 from tests.store.storefactory import (
@@ -37,7 +37,7 @@ def test_the_last_state_has_the_counters_to_continue_from(root: Path) -> None:
     assert (state.attempt, state.group_id, state.sample_id, state.policy_version) == (1, 7, 17, 3)
     assert state.steps == {1: 3}
     assert state.finished_stages == (0,)
-    assert [policy.version for policy in state.policies] == [3, 2, 1]
+    assert [policy.version for policy in state.policies] == [3], "weights of the others are gone"
 
 
 def test_a_version_used_by_a_turn_counts_as_published(tmp_path: Path) -> None:
@@ -47,7 +47,26 @@ def test_a_version_used_by_a_turn_counts_as_published(tmp_path: Path) -> None:
     with open_run(root) as reader:
         state = last_state(reader)
     assert state.policy_version == 4
-    assert [policy.version for policy in state.policies] == [3, 2, 1]
+    assert [policy.version for policy in state.policies] == [3]
+
+
+def test_policies_are_the_newest_of_each_stage_and_those_whose_weights_exist(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "toy-1"
+    policies = [
+        PolicyVersion(
+            version=version, attempt=1, stage=version // 100, step=version % 100,
+            path=f"weights/w{version}", sha256="0", publish_s=0.1, probe_gap=0.0,
+        )
+        for version in range(250)
+    ]  # fmt: skip
+    anyio.run(write_run, root, [attempt(), *policies])
+    (root / "weights" / "w120").mkdir(parents=True)
+    with open_run(root) as reader:
+        state = last_state(reader)
+    assert [policy.version for policy in state.policies] == [249, 199, 120, 99]
+    assert state.policies[2].path == str(root / "weights" / "w120")
 
 
 def test_a_run_that_never_started_has_an_empty_state(tmp_path: Path) -> None:
