@@ -3,11 +3,12 @@
 
     .venv/bin/python bench/soak.py --out soak.json                  # 60 minutes, llama engine
     .venv/bin/python bench/soak.py --minutes 20 --engine hf --keep
+    .venv/bin/python bench/soak.py --model runs/quickstart-1/weights/sft-001600    # without SFT
 
-The run is the quickstart with a shorter SFT and a GRPO stage without end at a small learning rate:
-the policy stays as good as it is, so each step brings new candidates, groups with a signal, and
-every 50 steps an evaluation. The clock starts when the GRPO stage has trained its first step;
-samples follow every 10 seconds.
+The run is the quickstart with a shorter SFT, then a GRPO stage without end: small batches, and a
+learning rate at which the policy stays as good as it is, so that each step brings new candidates
+and groups with a signal. Every 50 steps it is evaluated. The clock starts when the GRPO stage has
+trained its first step; samples follow every 10 seconds.
 
 A component passes if its PSS grows by at most 2 % an hour after the warm-up (`soak_slope.py`), and
 descriptors, threads and files do not become more. The weights of every checkpoint are kept on
@@ -45,6 +46,41 @@ STOP_S = 300.0
 STEPS_A_LIFE = 1_000_000
 EXPERIMENT = """\
 name = "soak"
+{model}
+[problems]
+num_heldout = 32
+sft_by_level = [200, 300, 200, 100]
+[data]
+static_share = 0.6
+repair_share = 0.15
+[serve]
+engine = "{engine}"
+context_tokens = 1152
+[judge]
+workers = 1
+[reward]
+compiled = 0.05
+correct = 0.75
+[rollout]
+sampler = "curriculum"
+group_size = 6
+groups_per_step = 2
+max_turns = 2
+max_replacements = 4.0
+max_completion_tokens = 352
+[eval]
+every = 50
+num_problems = 4
+{sft}
+[[stage]]
+kind = "grpo"
+steps = {steps}
+learning_rate = 1e-7
+micro_batch_tokens = 2048
+save_every = 10
+"""
+"""[reward], [data], sizes: those of experiments/quickstart.toml."""
+TINY = """\
 [model]
 init = "tiny"
 [model.tiny]
@@ -55,43 +91,18 @@ num_kv_heads = 1
 head_dim = 64
 intermediate_size = 256
 vocab_size = 768
-[problems]
-num_heldout = 32
-sft_by_level = [200, 300, 200, 100]
-[data]
-static_share = 0.6
-repair_share = 0.15
-[serve]
-engine = "{engine}"
-context_tokens = 1152
-[reward]
-compiled = 0.05
-correct = 0.75
-[rollout]
-max_completion_tokens = 352
-groups_per_step = 4
-max_turns = 2
-max_replacements = 3.0
-[eval]
-every = 50
-num_problems = 8
+"""
+SFT = """\
 [[stage]]
 kind = "sft"
-steps = {sft_steps}
+steps = 800
 batch_size = 8
 learning_rate = 3e-3
 warmup_steps = 20
 schedule = "linear"
 adam_beta2 = 0.95
 threads = 2
-[[stage]]
-kind = "grpo"
-steps = {steps}
-learning_rate = 1e-7
-micro_batch_tokens = 2048
-save_every = 10
 """
-"""[reward], [data], sizes: those of experiments/quickstart.toml."""
 
 
 def main() -> int:
@@ -100,7 +111,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="after the first trained step")
     parser.add_argument("--warm-up", type=float, default=15.0, help="minutes that are not fitted")
     parser.add_argument("--engine", default="llama", choices=("llama", "hf"))
-    parser.add_argument("--sft-steps", type=int, default=800)
+    parser.add_argument("--model", type=Path, help="a model that can answer already; no SFT")
     parser.add_argument("--out", type=Path, help="file for all samples and results, as JSON")
     parser.add_argument("--keep", action="store_true", help="keep the run's directory")
     asked = parser.parse_args()
@@ -125,7 +136,10 @@ def main() -> int:
 
 def soak(folder: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """Runs the experiment in `folder`; returns a sample every EVERY_S."""
-    text = EXPERIMENT.format(engine=asked.engine, sft_steps=asked.sft_steps, steps=STEPS_A_LIFE)
+    model, sft = TINY, SFT
+    if asked.model is not None:
+        model, sft = f'[model]\npath = "{asked.model.absolute()}"\n', ""
+    text = EXPERIMENT.format(engine=asked.engine, model=model, sft=sft, steps=STEPS_A_LIFE)
     (folder / "soak.toml").write_text(text)
     temporary, root = folder / "tmp", folder / "runs" / "soak-1"
     temporary.mkdir()

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from forge.records.problem import ReferenceModule
 
-MAX_REMEMBERED = 4096
-"""4 MB. A repeated candidate is nearly always a recent one: see "Soak" in bench/RESULTS.md."""
+MAX_REMEMBERED = 2048
+"""2 MB. A repeated candidate is nearly always a recent one: see "Soak" in bench/RESULTS.md."""
 NO_PHASES: Mapping[str, float] = {}
 """Phases of every cached verdict."""
 TIMING_PHASE = "time"

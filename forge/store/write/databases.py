@@ -38,10 +38,10 @@ CHECKPOINT_PAGES = 16_000
 WITHOUT_TOKENS = "move it and its -wal away: a new one is made; untrained groups are played again"
 KEEP_ALL_BYTES = 20_000_000_000
 
-CACHE_KIB = 8192
-"""Page cache of each connection. SQLite fills it whatever the use: with 64 MB, 200,000 turns were
-written no faster, and the supervisor grew for hours until both were full ("Soak" in
-bench/RESULTS.md)."""
+CACHE_KIB = 2048
+"""Page cache of each connection, SQLite's default size. SQLite fills it whatever the use: one of
+64 MB saves 15 % of the time of a turn at full speed, and grows for hours (bench/RESULTS.md,
+"Soak")."""
 
 _HELD = "SELECT json_group_array(group_id) FROM (SELECT DISTINCT group_id FROM tokens)"
 _SPENT = """
