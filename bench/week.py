@@ -3,9 +3,10 @@
     .venv/bin/python bench/week.py --steps 200000 [--folder /dev/shm] [--out week.json] [--trace]
 
 Each step has a group of 2 rollouts, one turn each; every 100 steps an evaluation. Printed by tenth
-of the steps: milliseconds a step, resident memory and its parts (Python's objects, SQLite), sizes
-of the databases. At the end: the time of `forge show`, `forge status --json` and the slowest views.
-`--trace` prints the lines of Python that allocated what is kept since the first tenth (slower).
+of the steps: milliseconds a step (wall, and processor time of all threads), resident memory and its
+parts (Python's objects, SQLite), sizes of the databases. At the end: the time of `forge show`,
+`forge status --json` and the slowest views. `--trace` prints the lines of Python that
+allocated what is kept since the first tenth (slower).
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class Meter:
     def __init__(self, *, steps: int, is_traced: bool) -> None:
         self.rows: list[dict[str, float]] = []
         self._each, self._is_traced = max(1, steps // PARTS), is_traced
-        self._began = time.perf_counter()
+        self._began, self._cpu_s = time.perf_counter(), time.process_time()
         self._first: tracemalloc.Snapshot | None = None
         self._process = psutil.Process()
 
@@ -147,6 +148,7 @@ class Meter:
         row = {
             "step": step,
             "ms_a_step": seconds / self._each * 1000,
+            "cpu_ms_a_step": (time.process_time() - self._cpu_s) / self._each * 1000,
             "rss_mb": self._process.memory_info().rss / 1e6,
             "python_objects": len(gc.get_objects()),
             "sqlite_mb": sqlite_bytes() / 1e6,
@@ -160,7 +162,7 @@ class Meter:
         print(self.rows[-1], flush=True)
         if self._is_traced:
             self._trace()
-        self._began = time.perf_counter()
+        self._began, self._cpu_s = time.perf_counter(), time.process_time()
 
     def _trace(self) -> None:
         now = tracemalloc.take_snapshot()
