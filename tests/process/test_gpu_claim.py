@@ -14,7 +14,7 @@ import pytest
 
 from forge.errors import MachineError
 from forge.process.devices import Gpu, Vendor
-from forge.process.gpu_claim import claim, claimed
+from forge.process.gpu_claim import claim, claimed, holders
 
 ROOT = Path(__file__).parents[2]
 HOLDS = """
@@ -51,6 +51,17 @@ def test_a_second_run_is_refused_with_the_name_of_the_first(tmp_path: Path) -> N
         f"GPU 1 (H200, GPU-1) is used by run first-7, pid {os.getpid()}; "
         "--wait SECONDS waits for it"
     )
+
+
+def test_holders_are_named_while_they_hold_and_no_lock_is_taken(tmp_path: Path) -> None:
+    cards = [make_card(0), make_card(1)]
+    with claim(cards[:1], run="first", folder=tmp_path) as held:
+        held.rename("first-7")
+        expected = {"GPU-0": f"run first-7, pid {os.getpid()}"}
+        assert holders(cards, folder=tmp_path) == expected
+        with claim(cards[1:], run="second", folder=tmp_path):
+            assert set(holders(cards, folder=tmp_path)) == {"GPU-0", "GPU-1"}
+    assert holders(cards, folder=tmp_path) == {}
 
 
 def test_claimed_gpus_are_listed_without_taking_a_lock(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.process.machine import HostMemory, read_memory, total_memory_bytes
+from forge.process.machine import (
+    HostMemory,
+    cpu_quota,
+    max_tasks,
+    read_memory,
+    total_memory_bytes,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +30,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 def make_cgroup(folder: Path, *, limit: str) -> Path:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text("450\n")
     (folder / "memory.stat").write_text("anon 300\ninactive_file 100\n")
@@ -52,3 +58,44 @@ def test_a_container_counts_its_use_without_inactive_file_pages(proc: Path, tmp_
 
 def test_memory_that_the_kernel_does_not_report_is_unknown(tmp_path: Path) -> None:
     assert read_memory(proc=tmp_path, cgroup=tmp_path) is None
+
+
+def test_the_limit_of_a_group_below_the_root_counts(proc: Path, tmp_path: Path) -> None:
+    """A SLURM job or a systemd slice."""
+    cgroup, own = tmp_path / "cgroup", tmp_path / "own"
+    for path, limit in (("", "900000"), ("job", "max"), ("job/step", "500"), ("other", "7")):
+        make_cgroup(cgroup / path, limit=limit)
+    own.write_text("0::/job/step\n")
+    assert total_memory_bytes(cgroup=cgroup, own=own) == 500
+    found = read_memory(proc=proc, cgroup=cgroup, own=own)
+    assert found == HostMemory(used_bytes=350, total_bytes=500)
+    own.write_text("0::/docker/0123abc\n")  # the host's path, in a container
+    assert total_memory_bytes(cgroup=cgroup, own=own) == 900000
+
+
+def test_groups_of_version_1_are_read(proc: Path, tmp_path: Path) -> None:
+    cgroup, own = tmp_path / "cgroup", tmp_path / "own"
+    memory, cpu = cgroup / "memory/job", cgroup / "cpu"
+    for folder in (memory, cpu, cgroup / "unified", cgroup / "pids"):
+        folder.mkdir(parents=True)
+    (memory / "memory.limit_in_bytes").write_text("500\n")
+    (memory / "memory.usage_in_bytes").write_text("450\n")
+    (memory / "memory.stat").write_text("cache 200\ntotal_inactive_file 100\n")
+    (cpu / "cpu.cfs_quota_us").write_text("-1\n")
+    (cpu / "cpu.cfs_period_us").write_text("100000\n")
+    own.write_text("4:memory:/job\n2:cpu,cpuacct:/\n8:pids:/\n0::/\n")
+    found = read_memory(proc=proc, cgroup=cgroup, own=own)
+    assert found == HostMemory(used_bytes=350, total_bytes=500)
+    assert cpu_quota(cgroup=cgroup, own=own) is None
+    (cpu / "cpu.cfs_quota_us").write_text("250000\n")
+    assert cpu_quota(cgroup=cgroup, own=own) == 2.5
+    assert max_tasks(cgroup=cgroup, own=own) is None
+    (cgroup / "pids/pids.max").write_text("512\n")
+    assert max_tasks(cgroup=cgroup, own=own) == 512
+
+
+def test_a_quota_of_version_2_is_read(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert cpu_quota(cgroup=tmp_path, own=tmp_path / "absent") == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(cgroup=tmp_path, own=tmp_path / "absent") is None

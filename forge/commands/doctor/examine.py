@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import anyio
 
@@ -26,7 +27,7 @@ from forge.commands.doctor.finding import Finding, error
 from forge.commands.doctor.gpus import GpuFacts, check_gpus
 from forge.commands.doctor.limits import check_limits, read_limits
 from forge.commands.doctor.software import check_packages, check_system
-from forge.commands.doctor.storage import check_file_system, check_room, check_sockets
+from forge.commands.doctor.storage import check_file_system, check_room
 from forge.commands.doctor.trials import Trials, try_all
 from forge.config.schema import ServeTable
 from forge.errors import ForgeError, MachineError
@@ -56,21 +57,16 @@ def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding
     )
     if isinstance(engines, EngineFacts):
         engines = replace(engines, gpus=machine.gpus)
-    trials = Trials()
     with ExitStack() as opened:
-        try:
-            sockets = opened.enter_context(open_socket_dir())
-        except (ForgeError, OSError) as failure:
-            sockets = failure
-        else:
-            served = engines if isinstance(engines, EngineFacts) else None
-            trials, gpus = anyio.run(try_all, sockets, gpus, served)
+        folder, sockets = _open_folder(opened)
+        served = engines if isinstance(engines, EngineFacts) else None
+        trials, gpus = anyio.run(try_all, folder, gpus, served)
     return [
         *check_system(has_gpus=bool(machine.gpus)),
         *check_packages(trials.here),
         *_check_engines(engines, trials),
         *_check_host(machine, trials, gpus, store_dir),
-        check_sockets(sockets),
+        sockets,
         *check_clock(watch.read(store_dir)),
     ]
 
@@ -81,6 +77,21 @@ def _read_engines(serve: ServeTable | None) -> EngineFacts | MachineError:
         return EngineFacts(python=read_interpreter(serve), table=serve or ServeTable())
     except MachineError as failure:
         return failure
+
+
+def _open_folder(opened: ExitStack) -> tuple[Path, Finding]:
+    """A private directory for the probes: that of a run's sockets, which is removed after a kill
+    too, or another one if sockets have no place."""
+    try:
+        folder = opened.enter_context(open_socket_dir())
+        return folder, Finding(name="sockets", found=str(folder.parent))
+    except (ForgeError, OSError) as failure:
+        fix = "TMPDIR=/tmp, or another short writable path"
+        sockets = error("sockets", str(failure), fix=fix)
+    try:
+        return Path(opened.enter_context(TemporaryDirectory())), sockets
+    except OSError as failure:
+        raise MachineError(f"no temporary directory: {failure}; set TMPDIR") from failure
 
 
 def _check_engines(engines: EngineFacts | MachineError, trials: Trials) -> Iterator[Finding]:

@@ -19,8 +19,8 @@ MIN_TASKS, GOOD_TASKS = 128, 1024
 """Processes and threads of a small run, and of one with several judges and a vLLM engine."""
 MIN_LOCKED_BYTES = 1 << 20
 """Above Docker's default of 64 kB; systemd's is 8 MB."""
-MIN_ADDRESS_BYTES = 64 << 30
-"""torch maps far more address space than it uses; CUDA reserves more than there is memory."""
+MIN_ADDRESS_BYTES, GOOD_ADDRESS_BYTES = 8_000_000_000, 64 << 30
+"""torch maps far more address space than it uses. With 4 GB no judge starts, with 8 GB one does."""
 MIN_SHM_BYTES = 1 << 30
 """/dev/shm for NCCL and vLLM on several GPUs. Docker's default is 64 MB."""
 SMALL_SHM_BYTES = 16 << 20
@@ -107,6 +107,9 @@ def _check_address_space(facts: LimitFacts) -> Finding:
         found = f"{found}; CUDA and ROCm reserve more than there is memory"
         return error(name, found, fix="ulimit -v unlimited")
     if limit < MIN_ADDRESS_BYTES:
+        found = f"{found}; a judge needs 8 GB"
+        return error(name, found, fix="ulimit -v unlimited")
+    if limit < GOOD_ADDRESS_BYTES:
         found = f"{found}; torch maps far more than it uses"
         return warning(name, found, fix="ulimit -v unlimited")
     return Finding(name=name, found=found)
@@ -134,6 +137,8 @@ def _check_shared_memory(facts: LimitFacts) -> Finding:
     found = f"{size(facts.shm_free_bytes)} of {size(limit)} free"
     if facts.num_gpus > 1 and facts.shm_free_bytes < MIN_SHM_BYTES:
         return warning(name, f"{found}; NCCL and vLLM need 1 GB on several GPUs", fix=fix)
+    if limit < SMALL_SHM_BYTES:
+        return warning(name, f"{found}: it is too small", fix=fix)
     if facts.shm_free_bytes < SMALL_SHM_BYTES:
         return warning(name, f"{found}: it is full", fix="remove old files from /dev/shm")
     return Finding(name=name, found=found)

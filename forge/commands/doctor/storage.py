@@ -1,4 +1,4 @@
-"""Memory, and the disk, file system and sockets of runs."""
+"""Memory, and the disk and file system of runs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,6 @@ def check_file_system(store_dir: Path, *, table: Path = MOUNTINFO) -> Iterator[F
         "not work there, and rows can be lost",
         fix='--set store.dir=DIR on a local disk; "forge export sqlite" makes a file to share',
     )
-
-
-def check_sockets(folder: Path | Exception) -> Finding:
-    """The private directory of sockets, or the error that its creation raised."""
-    if isinstance(folder, Exception):
-        return error("sockets", str(folder), fix="TMPDIR=/tmp, or another short writable path")
-    return Finding(name="sockets", found=str(folder.parent))
 
 
 def _require(is_ok: bool, name: str, found: str, *, fix: str) -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,24 +17,23 @@ if TYPE_CHECKING:
 
     from forge.commands.doctor.gpus import GpuFacts
 
-SANDBOX_S, KERNEL_S, PEERS_S, ALLREDUCE_S = 30.0, 90.0, 90.0, 60.0
+SANDBOX_S, KERNEL_S, PEERS_S, ALLREDUCE_S = 60.0, 90.0, 90.0, 60.0
 """Maximum time of each probe. On a machine in good order each takes seconds, mostly of imports."""
 COLLECTIVE_S = 30.0
 """Maximum time of one sum over GPUs, after which the ranks end with NCCL's own error."""
 TRACED = {"NCCL_DEBUG": "WARN"}
 NO_PEERS = {"NCCL_P2P_DISABLE": "1"}
-NOT_TRIED = Outcome(fault="not tried")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trials:
     """Results of the probes that do not concern GPUs."""
 
-    here: Imports = field(default_factory=Imports)
+    here: Imports
     """Packages of judges and trainers, in this interpreter."""
-    serving: Imports = field(default_factory=Imports)
+    serving: Imports
     """Packages of engines, in the interpreter that serves."""
-    sandbox: Outcome = NOT_TRIED
+    sandbox: Outcome
 
 
 async def try_all(

@@ -1,0 +1,166 @@
+"""Probes of `forge doctor` as real children: imports that fail, crash or hang, and this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from forge.commands.doctor import probe
+from forge.commands.doctor.probe import Outcome, run_probe
+from forge.commands.doctor.software import Imported, Imports, import_packages
+from forge.process.environment import python_path
+
+pytestmark = pytest.mark.anyio
+
+PACKAGES = {
+    "good_one": "__version__ = '1.2'\nPart = 1\n",
+    "broken_one": "raise OSError('libx.so.1: cannot open shared object file')\n",
+    "crashing_one": "import os\nprint('a last word', flush=True)\nos.abort()\n",
+    "leaving_one": "raise SystemExit(3)\n",
+    "partless_one": "",
+}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> dict[str, str]:
+    """Environment with made-up packages, and the metadata of one that needs another version."""
+    for name, source in PACKAGES.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    for name, version, needs in (("good-one", "1.2", ""), ("other-one", "3", "good-one<1,>=0.5")):
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+        lines += [f"Requires-Dist: {needs}"] if needs else []
+        (folder / "METADATA").write_text("\n".join(lines) + "\n")
+    return {"PYTHONPATH": f"{tmp_path}{os.pathsep}{python_path()}"}
+
+
+async def imports_of(site: dict[str, str], folder: Path, *names: str, **needs: str) -> Imports:
+    targets = {name.partition(":")[0]: name for name in names}
+    return await import_packages(targets, folder=folder, label="x", needs=needs, extra=site)
+
+
+async def test_each_package_is_imported_and_a_failure_has_its_words(
+    site: dict[str, str], tmp_path: Path
+) -> None:
+    names = ("broken_one", "absent_one", "leaving_one", "partless_one:Part", "good_one:Part")
+    found = (await imports_of(site, tmp_path, *names)).packages
+    fault = "OSError: libx.so.1: cannot open shared object file"
+    assert found["broken_one"] == Imported(fault=fault)
+    assert found["absent_one"].is_missing
+    assert found["leaving_one"].fault == "SystemExit: 3"
+    assert "has no attribute 'Part'" in found["partless_one"].fault
+    assert found["good_one"] == Imported(version="1.2")
+
+
+async def test_a_package_that_crashes_the_interpreter_does_not_hide_the_others(
+    site: dict[str, str], tmp_path: Path
+) -> None:
+    found = (await imports_of(site, tmp_path, "good_one", "crashing_one", "broken_one")).packages
+    assert found["good_one"].version == "1.2"
+    fault = found["crashing_one"].fault
+    assert fault.startswith("killed by signal 6 (it aborted in native code) while importing crash")
+    assert found["broken_one"].fault.startswith("OSError")
+
+
+async def test_versions_that_do_not_fit_are_named_with_their_owner(
+    site: dict[str, str], tmp_path: Path
+) -> None:
+    needs = {"good-one": ">=2", "other-one": ""}
+    found = await import_packages(
+        {"good_one": "good_one"}, folder=tmp_path, label="x", needs=needs, extra=site
+    )
+    assert [line.split(" ", 1)[1] for line in found.unmet if line.startswith("forge")] == [
+        "0.1.0 needs good-one>=2, found 1.2"
+    ]
+    assert "other-one 3 needs good-one<1,>=0.5, found 1.2" in found.unmet
+
+
+async def test_a_probe_that_hangs_is_ended_at_its_deadline_with_what_it_was_doing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "endless.py").write_text("import threading\nthreading.Event().wait()\n")
+    outcome = await run_probe(
+        "imports", label="x", folder=tmp_path, deadline_s=3.0,
+        config={"targets": [["endless", "endless"]], "needs": {}},
+        extra={"PYTHONPATH": f"{tmp_path}{os.pathsep}{python_path()}"},
+    )  # fmt: skip
+    assert outcome.fault == "no end within 3 s while importing endless"
+
+
+async def test_a_probe_whose_interpreter_is_absent_is_an_outcome(tmp_path: Path) -> None:
+    outcome = await run_probe(
+        "imports", label="x", folder=tmp_path, deadline_s=3.0, config={}, python="/absent/python"
+    )
+    assert outcome.fault.startswith("x cannot be started: /absent/python: No such file")
+
+
+async def test_the_sandbox_of_this_machine_is_found(tmp_path: Path) -> None:
+    outcome = await run_probe("sandbox", label="x", folder=tmp_path, deadline_s=60.0, config={})
+    assert outcome.fault == ""
+    assert outcome.get("level") in ("namespaces", "namespaces-noproc", "landlock", None)
+    assert outcome.get("level") or outcome.get("refused")
+
+
+async def test_a_kernel_is_interpreted_without_a_gpu_as_in_a_judge(tmp_path: Path) -> None:
+    outcome = await run_probe(
+        "kernel", label="x", folder=tmp_path, deadline_s=100.0, config={"uuid": None},
+        extra={"TRITON_INTERPRET": "1"},
+    )  # fmt: skip
+    assert outcome.fault == "", outcome.log
+    assert outcome.get("is_right") is True
+
+
+async def test_a_kernel_for_a_gpu_that_is_absent_fails_with_the_driver_s_words(
+    tmp_path: Path,
+) -> None:
+    outcome = await run_probe(
+        "kernel", label="x", folder=tmp_path, deadline_s=100.0, config={"uuid": "GPU-absent"}
+    )
+    for lock in Path("/tmp").glob("forge-gpu-GPU-absent.*"):
+        lock.unlink()
+    assert outcome.fault.endswith("(while starting the GPU's driver)")
+
+
+def test_an_error_of_one_process_of_a_probe_is_its_outcome_whatever_the_others_do() -> None:
+    answers = (
+        {"doing": "adding up over NCCL"},
+        {"error": "DistBackendError: NCCL error", "doing": "adding up over NCCL"},
+        {"doing": "importing torch"},
+    )
+    found = probe._describe("", answers, "", deadline_s=60.0)
+    assert found == "DistBackendError: NCCL error (while adding up over NCCL)"
+
+
+def test_an_answer_that_a_crash_cut_off_keeps_its_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "answer"
+    path.write_text(json.dumps({"doing": "x"}) + '\n{"name": "tor')
+    assert probe._read_answers(path) == [{"doing": "x"}]
+    assert probe._read_answers(tmp_path / "absent") == []
+    assert Outcome(answers=({"a": 1}, {"a": 2})).get("a") == 2
+
+
+def test_no_process_of_a_probe_outlives_it(tmp_path: Path) -> None:
+    (tmp_path / "forking.py").write_text(
+        "import os, pathlib, threading\n"
+        "if (pid := os.fork()) == 0:\n    threading.Event().wait()\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(pid))\nos.abort()\n"
+    )
+    extra = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{python_path()}"}
+    imported = anyio.run(imports_of, extra, tmp_path, "forking")
+    assert imported.packages["forking"].fault.startswith("killed by signal 6")
+    command = Path("/proc", (tmp_path / "pid").read_text(), "cmdline")
+    deadline = time.monotonic() + 20.0
+    while command.exists() and command.read_bytes():  # a zombie has none
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
