@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from forge.errors import ConfigError, ForgeError
 from forge.process.sockets import open_socket_dir
 from forge.store.archive import (
-    SUFFIX,
     WrittenArchive,
     is_archive,
     list_archives,
     unpack_to_read,
     write_archive,
 )
-from forge.store.layout import RunPaths
+from forge.store.layout import ARCHIVE_SUFFIX, RunPaths
 from forge.views.run.runs import load_run, load_runs
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def archive(paths: RunPaths, *, to: Path | None, with_weights: bool) -> WrittenA
     """Writes the archive of a run: `<run>.forge.zip` beside its directory, or in or as `to`."""
     target = paths.root.parent if to is None else to
     if target.is_dir():
-        target = target / f"{paths.name}{SUFFIX}"
+        target = target / f"{paths.name}{ARCHIVE_SUFFIX}"
     return write_archive(paths, target, with_weights=with_weights)
 
 

@@ -32,8 +32,7 @@ from forge.runner.weights.resume import find_weights
 from forge.serve.front import Front
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
-from forge.store.archive import SUFFIX
-from forge.store.layout import find_run
+from forge.store.layout import ARCHIVE_SUFFIX, find_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +102,7 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
 
 def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> _ServedModel:
     """The model of an experiment file, or the newest weights of a run."""
-    if request.source.endswith(SUFFIX) or not (
+    if request.source.endswith(ARCHIVE_SUFFIX) or not (
         request.source.endswith(".toml") or Path(request.source).is_file()
     ):
         if request.overrides:

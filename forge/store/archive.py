@@ -32,11 +32,10 @@ from typing import Any, cast
 
 from forge.errors import ConfigError, MachineError
 from forge.store.identity import present_identity
-from forge.store.layout import FOLDERS, RUN_NAME, RunPaths, next_attempt
+from forge.store.layout import ARCHIVE_SUFFIX, FOLDERS, RUN_NAME, RunPaths, next_attempt
 from forge.store.opening import DAMAGED, open_read_only
 from forge.store.ownership import open_run_lock
 
-SUFFIX = ".forge.zip"
 MANIFEST = "archive.json"
 FORMAT = 1
 MAX_MANIFEST_BYTES = 1 << 16
@@ -69,7 +68,7 @@ def is_archive(run: str | Path) -> bool:
 
 def list_archives(store_dir: Path) -> list[Path]:
     """Archives in a directory, by name."""
-    return sorted(path for path in store_dir.glob(f"*{SUFFIX}") if path.is_file())
+    return sorted(path for path in store_dir.glob(f"*{ARCHIVE_SUFFIX}") if path.is_file())
 
 
 def write_archive(paths: RunPaths, target: Path, *, with_weights: bool) -> WrittenArchive:

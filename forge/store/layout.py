@@ -29,6 +29,7 @@ MOST_NAMED = 5
 """Maximum number of runs that an error lists."""
 
 RUN_NAME = re.compile(r"^(?P<name>.+)-(?P<number>[1-9]\d*)$")
+ARCHIVE_SUFFIX = ".forge.zip"
 FOLDERS = ("logs", "checkpoints", "weights", "batches")
 """Folders that every run directory has."""
 
@@ -103,12 +104,15 @@ class RunPaths:
     def logs(self, attempt: int) -> Path:
         """Log directory of an attempt, created on first use; `logs/latest` then points to it.
 
-        Raises FileNotFoundError if there is no run directory: one that was moved while its run
-        wrote to it must not appear again under its old name.
+        Raises MachineError if there is no run directory: one that was moved while its run wrote to
+        it must not appear again under its old name.
         """
         path = self.root / "logs" / f"attempt-{attempt}"
-        for folder in (path.parent, path):
-            folder.mkdir(exist_ok=True)
+        try:
+            for folder in (path.parent, path):
+                folder.mkdir(exist_ok=True)
+        except FileNotFoundError as error:
+            raise MachineError(f"{self.root}: no such directory; was it moved?") from error
         latest = path.parent / "latest"
         spare = path.parent / f".latest-{os.getpid()}"
         spare.unlink(missing_ok=True)
@@ -158,7 +162,10 @@ def find_run(name: str | Path, *, store_dir: Path) -> RunPaths:
     for number in sorted(numbers, reverse=True):
         if f"{name}-{number}" in by_name:
             return by_name[f"{name}-{number}"]
-    raise ConfigError(f"{name}: no such run; {_describe_runs(str(name), list(by_name), store_dir)}")
+    archive = store_dir / f"{name}{ARCHIVE_SUFFIX}"
+    hint = f"{archive} is the archive of one" if archive.is_file() else ""
+    hint = hint or _describe_runs(str(name), list(by_name), store_dir)
+    raise ConfigError(f"{name}: no such run; {hint}")
 
 
 def list_runs(store_dir: Path) -> list[RunPaths]:

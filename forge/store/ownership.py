@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forge.errors import ConfigError, MachineError
 
@@ -94,11 +94,13 @@ def write_status(paths: RunPaths, status: Mapping[str, Any]) -> None:
 
 
 def read_status(paths: RunPaths) -> dict[str, Any]:
-    """Content of STATUS.json, empty if there is none yet, or if a power cut emptied it."""
+    """Content of STATUS.json; empty if there is none yet, or if it is not an object, as after a
+    power cut."""
     try:
-        return json.loads(paths.status.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        found: Any = json.loads(paths.status.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def _unwritable(path: Path, error: OSError) -> MachineError:

@@ -123,6 +123,29 @@ def test_status_is_read_back_as_written(tmp_path: Path) -> None:
     assert [entry for entry in os.listdir(paths.root) if entry.startswith(".")] == []
 
 
+@pytest.mark.parametrize("content", ["", "[]", "null", "[" * 100_000, '"x"'])
+def test_a_status_that_is_no_object_is_empty(content: str, tmp_path: Path) -> None:
+    paths = create_run("toy", store_dir=tmp_path)
+    paths.status.write_text(content)
+    assert read_status(paths) == {}
+
+
+def test_a_directory_that_is_gone_is_not_made_again_for_logs(tmp_path: Path) -> None:
+    paths = create_run("toy", store_dir=tmp_path)
+    paths.root.rename(tmp_path / "moved")
+    with pytest.raises(MachineError, match=r"toy-1: no such directory; was it moved\?$"):
+        paths.logs(1)
+    assert not paths.root.exists()
+
+
+def test_a_run_of_which_only_the_archive_is_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "toy-1.forge.zip").touch()
+    with pytest.raises(
+        ConfigError, match=r"no such run; .*/toy-1\.forge\.zip is the archive of one"
+    ):
+        find_run("toy-1", store_dir=tmp_path)
+
+
 def test_attempts_count_up_and_latest_points_to_the_newest(tmp_path: Path) -> None:
     paths = create_run("toy", store_dir=tmp_path)
     assert next_attempt(paths) == 1

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from forge.config.schema import Experiment
+from forge.config.schema import Experiment, ModelTable
 from forge.errors import MachineError
 from forge.records import PolicyVersion
 from forge.runner.weights.gate import TurnGate
 from forge.runner.weights.resume import find_starting_weights
 from forge.runner.weights.sync import WeightSync
+from forge.runner.work import EarlierAttempts
 from forge.serve.weights import Weights
 from forge.store.resume import LastState
 from tests.runner.stages.desks import Recorder
@@ -99,3 +100,35 @@ async def test_an_adapter_keeps_its_base_checkpoint(tmp_path: Path) -> None:
     begin = find_starting_weights(start, state_of(sink.records[0]), EXPERIMENT, tmp_path)
     assert begin.weights == Weights(full=tmp_path / "init", adapter=adapter, version=8)
     assert Weights.from_json(json.loads(json.dumps(begin.weights.to_json()))) == begin.weights
+
+
+def test_a_stage_continues_on_the_model_where_it_is_now(tmp_path: Path) -> None:
+    here, published = tmp_path / "here", tmp_path / "published"
+    here.mkdir()
+    published.mkdir()
+    model = ModelTable(path=str(here))
+    past = EarlierAttempts(
+        stage_weights={
+            0: Weights(full=Path("/gone/model")),
+            1: Weights(full=Path("/gone/model"), adapter=published, version=3),
+            2: Weights(full=published, version=4, full_version=4),
+        }
+    ).on_model(model, name="toy-1")
+    assert past.stage_weights == {
+        0: Weights(full=here),
+        1: Weights(full=here, adapter=published, version=3),
+        2: Weights(full=published, version=4, full_version=4),
+    }
+
+
+def test_absent_weights_of_a_stage_that_continues_are_named(tmp_path: Path) -> None:
+    policy = PolicyVersion(
+        version=1, attempt=1, stage=0, step=9, path="w", sha256="", publish_s=0.0, probe_gap=0.0
+    )
+    state = state_of(policy, finished=(0,))
+    gone = Weights(full=tmp_path / "gone", version=1, full_version=1)
+    past = EarlierAttempts(state=state, stage_weights={0: gone})
+    assert past.on_model(ModelTable(init="tiny"), name="toy-1").stage_weights == {}
+    past = EarlierAttempts(state=state, stage_weights={1: gone})
+    with pytest.raises(MachineError, match=r"/gone: not there; stage 1 of toy-1 needs these wei"):
+        past.on_model(ModelTable(init="tiny"), name="toy-1")
