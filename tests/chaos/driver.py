@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from tests.chaos.cells import DAMAGES, Cell, Fault, Phase, Seen, Target
 from tests.chaos.faults import clock_env, damage, disk_of, repair, strike
-from tests.chaos.invariants import Acknowledged, Course, broken_promises, last_line, some
+from tests.chaos.invariants import Acknowledged, Course, broken_promises, some
 from tests.chaos.machine import (
     IS_ROOT,
     POLL_S,
@@ -116,7 +116,7 @@ def _play_on(machine: Machine, cell: Cell, taught: Taught, result: Result) -> No
     if cell.fault is Fault.STOP and cell.target is Target.SUPERVISOR:
         commands += _ask_a_stopped(machine, command, result)
     code = command.wait(ENDING_S)
-    result.seen, result.said = _seen(code, run), last_line(command.said())
+    result.seen, result.said = _seen(code, run), command.last_line()
     if result.seen not in cell.expects:
         expected = " or ".join(sorted(cell.expects))
         result.faults.append(f"{result.seen}, expected {expected}: {result.said}")
@@ -127,7 +127,7 @@ def _play_on(machine: Machine, cell: Cell, taught: Taught, result: Result) -> No
         again = commands[-1].wait(ENDING_S)
         result.resumed = f"exit {again}"
         if (again == 0) is not cell.finishes:
-            words = last_line(commands[-1].said())
+            words = commands[-1].last_line()
             result.faults.append(f"resume ended with {again}: {words}")
     steps = STEPS[cell.stage]
     course = Course(
@@ -187,7 +187,7 @@ def _ask_a_stopped(machine: Machine, command: Command, result: Result) -> list[C
     asked = [machine.start("status", "x-1"), machine.start("resume", "x-1")]
     for each, wanted in zip(asked, (5, 2), strict=True):
         if (code := each.wait(60)) != wanted:
-            result.faults.append(f"a question ended with {code}: {last_line(each.said())}")
+            result.faults.append(f"a question ended with {code}: {each.last_line()}")
     send([command.pid], signal.SIGKILL)
     return asked
 

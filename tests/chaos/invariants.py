@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,25 +114,16 @@ def _words(course: Course) -> Iterator[str]:
         is_struck = number == 1 and cell.target in (Target.SUPERVISOR, Target.STORE)
         was_killed = is_struck and Seen.KILLED in cell.expects
         if code not in CODES and not (was_killed and code is not None and code < 0):
-            yield f"command {number} ended with {code}: {last_line(said)}"
+            yield f"command {number} ended with {code}: {command.last_line()}"
         if noise := NOISE.search(said):
             yield f"command {number} wrote {noise[0]!r}, {len(said.splitlines())} lines in all"
         if cell.never_says and (wrong := re.search(cell.never_says, said, re.MULTILINE)):
-            yield f"command {number} blames {wrong[0]!r}: {last_line(said)}"
+            yield f"command {number} blames {wrong[0]!r}: {command.last_line()}"
     if cell.says and not any(
         re.search(cell.says, each.said(), re.MULTILINE) for each in course.commands
     ):
-        said = "; ".join(last_line(command.said()) for command in course.commands)
+        said = "; ".join(command.last_line() for command in course.commands)
         yield f"nobody said {cell.says!r}: {said}"
-
-
-def last_line(said: str) -> str:
-    """The error line of a command, or its last line."""
-    lines = [line for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("forge: ")]
-    with suppress(IndexError):
-        return (errors or lines)[-1][:300]
-    return "nothing"
 
 
 def some(found: Iterable[object], *, most: int = 3) -> str:

@@ -73,6 +73,12 @@ class Command:
         """Everything on its stderr."""
         return self.stderr.read_text(errors="replace")
 
+    def last_line(self) -> str:
+        """Its error line, or the last line on its stderr."""
+        lines = [line for line in self.said().splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("forge: ")]
+        return (errors or lines or ["nothing"])[-1][:300]
+
     def wait(self, timeout_s: float) -> int:
         """Its exit code. Raises TimeoutExpired."""
         return self.process.wait(timeout_s)

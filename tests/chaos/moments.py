@@ -134,7 +134,7 @@ def wait_for(phase: Phase, run: RunView, target: Target, command: Command) -> No
 def _wait_in_run(holds: Callable[[], bool], command: Command, *, what: str) -> None:
     end = time.monotonic() + MEETING_S
     while not holds():
-        assert command.code is None, f"it ended before {what}: {command.said()[-2000:]}"
+        assert command.code is None, f"it ended before {what}: {command.last_line()}"
         assert time.monotonic() < end, f"no {what} within {MEETING_S:.0f} s"
         time.sleep(POLL_S)
 

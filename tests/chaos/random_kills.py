@@ -9,7 +9,7 @@ from subprocess import TimeoutExpired
 
 from tests.chaos.cells import Cell, Fault, Phase, Seen, Target
 from tests.chaos.driver import ENDING_S, Result, await_children
-from tests.chaos.invariants import Acknowledged, Course, broken_promises, last_line
+from tests.chaos.invariants import Acknowledged, Course, broken_promises
 from tests.chaos.machine import Command, Machine, open_machine
 from tests.chaos.moments import RunView, send
 from tests.chaos.tiny_experiments import STEPS, Taught, experiment_of
@@ -55,7 +55,7 @@ def _kill_runs(machine: Machine, draw: random.Random, num_kills: int, result: Re
                 kills.append(f"{run.trained}")
             is_finished = code == 0
             if not is_finished and code != -signal.SIGKILL:
-                result.faults.append(f"ended with {code}: {last_line(command.said())}")
+                result.faults.append(f"ended with {code}: {command.last_line()}")
                 return
             await_children(machine)
             before = _check_rows(before, run, result)
