@@ -26,6 +26,7 @@ from tests.chaos.machine import (
     has_private_mounts,
     open_machine,
     wait_until,
+    with_private_mounts,
 )
 from tests.chaos.moments import RunView, meet, send
 from tests.chaos.tiny_experiments import STEPS, Taught, experiment_of, ranks_env
@@ -85,9 +86,9 @@ def play(cell: Cell, taught: Taught) -> Result:
             if clock is None:
                 result.skipped = "needs a C compiler, for a wall clock that jumps"
                 return result
-            with open_machine(disk=disk_of(cell), env={**env, **clock}) as machine:
-                _play_on(machine, cell, taught, result)
-                assert not result.faults, f"kept in {machine.root}"
+            with_private_mounts(
+                lambda: _play_in_namespace(cell, taught, result, env={**env, **clock})
+            )
     except AssertionError as error:
         result.faults.append(str(error))
     except TimeoutExpired as error:
@@ -98,9 +99,15 @@ def play(cell: Cell, taught: Taught) -> Result:
     return result
 
 
+def _play_in_namespace(cell: Cell, taught: Taught, result: Result, *, env: dict[str, str]) -> None:
+    with open_machine(disk=disk_of(cell), env=env) as machine:
+        _play_on(machine, cell, taught, result)
+        assert not result.faults, f"kept in {machine.root}"
+
+
 def _play_on(machine: Machine, cell: Cell, taught: Taught, result: Result) -> None:
     (machine.root / "x.toml").write_text(experiment_of(cell, taught))
-    run = RunView(root=machine.seen(machine.root / "runs" / "x-1"))
+    run = RunView(root=machine.root / "runs" / "x-1")
     sets = [f"--set={key}={value}" for key, value in cell.sets.items()]
     command = machine.start("run", "x.toml", *sets)
     if cell.phase in (Phase.STOPPED, Phase.RESUMING):

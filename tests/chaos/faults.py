@@ -74,15 +74,15 @@ def strike(cell: Cell, pids: list[int], machine: Machine) -> None:
 def _strike_machine(cell: Cell, machine: Machine) -> None:
     match cell.fault:
         case Fault.DISK_FULL:
-            fill(machine.seen(machine.root / "runs"))
+            fill(machine.root / "runs")
         case Fault.DISK_LOW:
-            fill(machine.seen(machine.root / "runs"), left_bytes=LEFT_BYTES)
+            fill(machine.root / "runs", left_bytes=LEFT_BYTES)
         case Fault.READ_ONLY if machine.disk is Disk.BOUND:
             machine.run("mount", "-o", "remount,ro,bind", "runs")
         case Fault.READ_ONLY:
             fail_disk(machine)
         case Fault.SHM_FULL:
-            fill(machine.seen(Path("/dev/shm")))
+            fill(Path("/dev/shm"))
         case Fault.TMP_FULL:
             fill(machine.tmp)
         case Fault.CLOCK_FORWARD:
@@ -96,7 +96,7 @@ def _strike_machine(cell: Cell, machine: Machine) -> None:
 def repair(cell: Cell, machine: Machine) -> None:
     """End a fault of the disk, as its owner would before `forge resume`."""
     for folder in (machine.root / "runs", Path("/dev/shm")):
-        machine.seen(folder / FILLER).unlink(missing_ok=True)
+        (folder / FILLER).unlink(missing_ok=True)
     (machine.tmp / FILLER).unlink(missing_ok=True)
     if cell.fault is Fault.READ_ONLY:
         machine.run("umount", "runs")

@@ -1,12 +1,13 @@
 """The machine of one cell: a directory, a TMPDIR, a /dev/shm and a disk of its own.
 
-Where the kernel allows it each cell has a private mount namespace, held open by a process that
-sleeps: its disk can be filled and made read-only, and its litter is nobody else's. Elsewhere these
-cells are skipped.
+Where the kernel allows it a cell is played by a thread with a private mount namespace, which the
+thread's children inherit: its disk can be filled and made read-only, and its litter is nobody
+else's. Elsewhere the cells that need that are skipped.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -14,15 +15,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from tests.chaos.processes import adopt_orphans, descendants, reap_orphans
 
+T = TypeVar("T")
+
 IS_ROOT = os.geteuid() == 0
+CLONE_NEWNS = 0x20000
 POLL_S = 0.005
 SHM_BYTES = 32 << 20
 TMP_BYTES = 256 << 20
@@ -49,6 +55,10 @@ MOUNTS = {
     Disk.FAILING: "mount -o loop,errors=remount-ro disk runs",
     Disk.BOUND: "mount --bind runs runs",
 }
+MOUNT_ALL = f"""
+mount -t tmpfs -o size={SHM_BYTES} none /dev/shm
+mount -t tmpfs -o size={TMP_BYTES} none t
+"""
 MAKE_EXT4 = f"truncate -s {DISK_BYTES} disk && mkfs.ext4 -q -E lazy_itable_init=0 disk"
 
 
@@ -90,7 +100,8 @@ class Machine:
 
     root: Path
     disk: Disk
-    holder: subprocess.Popen[str] | None
+    is_private: bool
+    """True if TMPDIR and /dev/shm are the cell's own mounts."""
     env: dict[str, str]
     before: set[int]
     """Descendants of this process from before the cell: other tests' children."""
@@ -98,12 +109,8 @@ class Machine:
 
     @property
     def tmp(self) -> Path:
-        """TMPDIR of all commands, as this process reaches it."""
-        return self.seen(self.root / "t")
-
-    def seen(self, path: Path) -> Path:
-        """A path in the cell's namespace, as this process reaches it."""
-        return path if self.holder is None else Path(f"/proc/{self.holder.pid}/root{path}")
+        """TMPDIR of all commands."""
+        return self.root / "t"
 
     def start(self, *args: str) -> Command:
         """Start `forge` with these arguments."""
@@ -111,31 +118,22 @@ class Machine:
         argv = [sys.executable, "-m", "forge", *args]
         with stderr.open("wb") as errors:
             process = subprocess.Popen(
-                self._inside(argv), cwd=self.root, env=self.env,
+                argv, cwd=self.root, env=self.env,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
             )  # fmt: skip
         self.started.append(Command(process=process, stderr=stderr))
         return self.started[-1]
 
     def run(self, *argv: str) -> str:
-        """Run a program in the cell's namespace; returns its stdout."""
-        done = subprocess.run(
-            self._inside(list(argv)), cwd=self.root, capture_output=True, text=True, check=False
-        )
+        """Run a program in the cell's directory; returns its stdout."""
+        done = subprocess.run(argv, cwd=self.root, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")
         return done.stdout
 
-    def _inside(self, argv: list[str]) -> list[str]:
-        if self.holder is None:
-            return argv
-        enter = ["nsenter", f"--mount=/proc/{self.holder.pid}/ns/mnt", "--"]
-        return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(self.root), *argv]
-
     def left(self) -> list[str]:
-        """Processes of the cell that are alive, without the holder of its namespace."""
+        """Processes of the cell that are alive."""
         own = {each.process.pid for each in self.started}
-        own |= set() if self.holder is None else {self.holder.pid}
         reap_orphans(own=own)
         ours = [row for row in descendants(os.getpid()) if row.state != "Z"]
         ours = [row for row in ours if row.pid not in own | self.before]
@@ -144,8 +142,8 @@ class Machine:
     def litter(self) -> list[str]:
         """Names in TMPDIR and in the private /dev/shm, without torch's cache of compiled code."""
         found = [str(path) for path in self.tmp.iterdir() if "torchinductor" not in path.name]
-        if self.holder is not None:
-            found += [str(path) for path in self.seen(Path("/dev/shm")).iterdir()]
+        if self.is_private:
+            found += [str(path) for path in Path("/dev/shm").iterdir()]
         return sorted(found)
 
 
@@ -153,9 +151,9 @@ class Machine:
 def open_machine(
     *, disk: Disk = Disk.SHARED, env: Mapping[str, str] | None = None
 ) -> Generator[Machine]:
-    """A machine for one cell. Its directory is deleted unless the body raises."""
+    """A machine for one cell; call it within `with_private_mounts`. Its directory is deleted unless
+    the body raises."""
     adopt_orphans()
-    has_mounts = has_private_mounts()
     before = {row.pid for row in descendants(os.getpid())}
     root = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # a socket's path has 107 bytes
     for name in ("t", "runs"):
@@ -164,14 +162,22 @@ def open_machine(
     machine = Machine(
         root=root,
         disk=disk,
-        holder=_hold_namespace(root, disk) if has_mounts else None,
+        is_private=has_private_mounts(),
         env={**inherited, "PYTHONPATH": PYTHON_PATH, "TMPDIR": str(root / "t"), **(env or {})},
         before=before,
     )
     try:
+        if machine.is_private:
+            machine.run("sh", "-ec", MOUNT_ALL + (MAKE_EXT4 if disk is Disk.FAILING else ""))
+            machine.run("sh", "-ec", MOUNTS[disk])
         yield machine
     finally:
-        _end(machine)
+        for command in machine.started:  # by the pids that were started
+            if command.code is None:
+                command.process.kill()
+                command.process.wait()
+    if machine.is_private:
+        machine.run("sh", "-c", "umount -l t; umount -l runs; true")
     shutil.rmtree(root)
 
 
@@ -183,39 +189,20 @@ def has_private_mounts() -> bool:
     return IS_ROOT and subprocess.run(enter, capture_output=True, check=False).returncode == 0
 
 
-def _hold_namespace(root: Path, disk: Disk) -> subprocess.Popen[str]:
-    script = f"""
-        set -e
-        mount -t tmpfs -o size={SHM_BYTES} none /dev/shm
-        cd "$0"
-        mount -t tmpfs -o size={TMP_BYTES} none t
-        {MAKE_EXT4 if disk is Disk.FAILING else ""}
-        {MOUNTS[disk]}
-        echo ready
-        exec sleep infinity
-    """
-    holder = subprocess.Popen(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, str(root)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert holder.stdout is not None
-    answer = holder.stdout.readline().strip()
-    if answer != "ready":
-        holder.kill()
-        holder.communicate()
-        raise RuntimeError(f"no private mount namespace: {answer}")
-    return holder
+def with_private_mounts(work: Callable[[], T]) -> T:
+    """Call `work` in a thread with a mount namespace of its own, where that is possible. The
+    namespace ends with the thread and the processes that it started."""
 
+    def enter_and_work() -> T:
+        if has_private_mounts():
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.unshare(CLONE_NEWNS) != 0:
+                raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNS) was refused")
+            subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+        return work()
 
-def _end(machine: Machine) -> None:
-    """End every process of the cell, by the pids that were started."""
-    for command in machine.started:
-        if command.code is None:
-            command.process.kill()
-            command.process.wait()
-    if machine.holder is not None:
-        machine.holder.kill()
-        machine.holder.communicate()
+    with ThreadPoolExecutor(1, thread_name_prefix="cell") as threads:
+        return threads.submit(enter_and_work).result()
 
 
 def wait_until(holds: Callable[[], bool], *, timeout_s: float, what: str) -> None:

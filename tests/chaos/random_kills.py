@@ -10,7 +10,7 @@ from subprocess import TimeoutExpired
 from tests.chaos.cells import Cell, Fault, Phase, Seen, Target
 from tests.chaos.driver import ENDING_S, Result, await_children
 from tests.chaos.invariants import Acknowledged, Course, broken_promises
-from tests.chaos.machine import Command, Machine, open_machine
+from tests.chaos.machine import Command, Machine, open_machine, with_private_mounts
 from tests.chaos.moments import RunView, send
 from tests.chaos.tiny_experiments import STEPS, Taught, experiment_of
 
@@ -28,21 +28,25 @@ def kill_at_random(taught: Taught, *, seed: int, num_kills: int) -> Result:
     """Kill supervisors `num_kills` times, each run until it finishes, and check every promise."""
     result, began = Result(cell=f"supervisor-random-kill-{seed}"), time.monotonic()
     try:
-        with open_machine() as machine:
-            (machine.root / "x.toml").write_text(experiment_of(CELL, taught))
-            _kill_runs(machine, random.Random(seed), num_kills, result)
-            assert not result.faults, f"kept in {machine.root}"
+        with_private_mounts(lambda: _kill_in_namespace(taught, seed, num_kills, result))
     except AssertionError as error:
         result.faults.append(str(error))
     result.seconds = time.monotonic() - began
     return result
 
 
+def _kill_in_namespace(taught: Taught, seed: int, num_kills: int, result: Result) -> None:
+    with open_machine() as machine:
+        (machine.root / "x.toml").write_text(experiment_of(CELL, taught))
+        _kill_runs(machine, random.Random(seed), num_kills, result)
+        assert not result.faults, f"kept in {machine.root}"
+
+
 def _kill_runs(machine: Machine, draw: random.Random, num_kills: int, result: Result) -> None:
     kills, runs = list[str](), 0
     while len(kills) < num_kills:
         runs += 1
-        run = RunView(root=machine.seen(machine.root / "runs" / f"x-{runs}"))
+        run = RunView(root=machine.root / "runs" / f"x-{runs}")
         before = Acknowledged.read(run)
         is_finished = False
         while not is_finished and len(kills) < num_kills:
