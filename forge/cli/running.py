@@ -29,15 +29,30 @@ if TYPE_CHECKING:
 
 @app.command()
 def run(
-    file: ExperimentFile,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="X.toml", help="Experiment file; none with --fork.")
+    ] = None,
+    fork: Annotated[
+        str | None,
+        typer.Option(metavar="RUN:STEP", help="Continue a checkpoint of another run in a new one."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")] = False,
     overrides: Overrides = None,
     wait_s: Wait = None,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment from the start."""
+    """Run an experiment from the start, or from a checkpoint of another run."""
     require_linux()
-    if detach:
+    if fork is not None:
+        if file is not None:
+            raise ConfigError(
+                f"--fork {fork}: found {file} beside it; a fork has the experiment of its parent, "
+                "which --set changes"
+            )
+        paths = _fork(fork, overrides, is_detached=detach, wait_s=wait_s, quiet=as_json)
+    elif file is None:
+        raise ConfigError("forge run: found no X.toml; an experiment file, or --fork RUN:STEP")
+    elif detach:
         from forge.commands.detach import run_detached
         from forge.config.load import load_experiment
         from forge.runner.prepare.locate_model import locate_model
@@ -53,6 +68,25 @@ def run(
 
         paths = run_experiment(file, overrides=overrides or (), quiet=as_json, wait_s=wait_s)
     _say_where(paths, as_json=as_json)
+
+
+def _fork(
+    spec: str, overrides: list[str] | None, *, is_detached: bool, wait_s: float | None, quiet: bool
+) -> RunPaths:
+    from forge.runner.fork import fork_run
+
+    paths = fork_run(spec, overrides=overrides or ())
+    if not is_detached:
+        from forge.runner.run import resume_run
+
+        return resume_run(paths, quiet=quiet, wait_s=wait_s)
+    from forge.commands.detach import run_detached
+    from forge.config.load import load_experiment
+
+    if wait_s is None:
+        wait_s = load_experiment(paths.experiment).devices.wait_s
+    argv = ["resume", str(paths.root), f"--wait={wait_s}"]
+    return run_detached(argv, store_dir=paths.root.parent, wait_s=wait_s)
 
 
 @app.command()
@@ -86,8 +120,23 @@ def plan(
 
 
 @app.command()
-def resume(run: RunName, wait_s: Wait = None, store: Store = RUNS, as_json: Json = False) -> None:
-    """Continue a run from its last checkpoint. An archive is unpacked beside itself first."""
+def resume(
+    run: RunName,
+    from_step: Annotated[
+        int | None,
+        typer.Option(
+            "--from",
+            min=0,
+            metavar="STEP",
+            help="Step of the interrupted stage to continue after; later checkpoints are deleted.",
+        ),
+    ] = None,
+    wait_s: Wait = None,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Continue a run from its last checkpoint, or from an earlier one. An archive is unpacked
+    beside itself first."""
     require_linux()
     from forge.runner.run import resume_run
     from forge.store.archive import is_archive, unpack_to_resume
@@ -97,7 +146,7 @@ def resume(run: RunName, wait_s: Wait = None, store: Store = RUNS, as_json: Json
         say(f"{run}: unpacked to {paths.root}")
     else:
         paths = find(run, store)
-    paths = resume_run(paths, quiet=as_json, wait_s=wait_s)
+    paths = resume_run(paths, from_step=from_step, quiet=as_json, wait_s=wait_s)
     _say_where(paths, as_json=as_json)
 
 

@@ -22,6 +22,7 @@ from forge.records.run import (
     Metrics,
     ProcessEnd,
     ProcessStart,
+    Rewind,
 )
 from forge.records.sample import PolicyVersion, Sample, SampleUse
 from forge.records.verdict import Judge, Timing, Verdict
@@ -47,6 +48,7 @@ __all__ = [
     "Prompt",
     "Purpose",
     "Reason",
+    "Rewind",
     "Sample",
     "SampleUse",
     "Split",

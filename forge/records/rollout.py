@@ -43,6 +43,8 @@ class Purpose(StrEnum):
     TRAIN = "train"
     EVAL = "eval"
     CHAT = "chat"
+    ABANDONED = "abandoned"
+    """Played for training or evaluation, past a step that the run went back to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

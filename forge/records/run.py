@@ -75,6 +75,17 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rewind:
+    """A stage continues after an earlier step: rows of earlier attempts past that step stay, and no
+    longer count."""
+
+    at: float
+    stage: int
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
     """Numbers of one step."""
 

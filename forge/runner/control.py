@@ -153,8 +153,8 @@ class ControlServer:
         return {}
 
     async def _checkpoint(self, body: dict[str, Any]) -> dict[str, Any]:
-        desk = self._trained_stage().desk
-        desk.checkpointed(_read(AtStep, body, desk).step)
+        stage = self._trained_stage()
+        await stage.save(_read(AtStep, body, stage.desk).step)
         return {}
 
     async def _progress(self, body: dict[str, Any]) -> dict[str, Any]:

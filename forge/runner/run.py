@@ -38,21 +38,19 @@ from forge.runner.live.stopping import StopRequest, watch_signals
 from forge.runner.outlets.notify import open_notifier
 from forge.runner.outlets.report import report_at_end
 from forge.runner.outlets.sinks.opening import open_sinks
+from forge.runner.past import EarlierAttempts, back_to_step, load_past
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.locate_model import locate_model
-from forge.runner.prepare.missing_rows import hold_rows
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
-from forge.runner.weights.resume import load_stage_weights
-from forge.runner.work import EarlierAttempts, Work
-from forge.store.identity import recorded_identity, settle_identity
+from forge.runner.work import Work
+from forge.store.identity import settle_identity
 from forge.store.integrity import refuse_damage
 from forge.store.layout import RunPaths, create_run, next_attempt, write_file
 from forge.store.ownership import open_run_lock
-from forge.store.reader import open_run
 from forge.store.write.writer import open_writer
 
 if TYPE_CHECKING:
@@ -104,8 +102,18 @@ def run_experiment(
     return paths
 
 
-def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = None) -> RunPaths:
-    """Continue a run. Finished stages are skipped; nothing recorded is deleted."""
+def resume_run(
+    paths: RunPaths,
+    *,
+    from_step: int | None = None,
+    quiet: bool = False,
+    wait_s: float | None = None,
+) -> RunPaths:
+    """Continue a run. Finished stages are skipped; nothing recorded is deleted.
+
+    Args:
+        from_step: step after which the interrupted stage continues; None for its last checkpoint.
+    """
     console = Console(quiet=quiet)
     # The lock first: another process may still write the state that is read here.
     with report_at_end(console) as begun, open_run_lock(paths):
@@ -113,23 +121,18 @@ def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = N
         store = experiment.store.model_copy(update={"dir": paths.root.parent})
         experiment = experiment.model_copy(update={"store": store})
         refuse_damage(paths)
-        with open_run(paths) as reader:
-            held = hold_rows(reader, experiment.stage)
-            past = EarlierAttempts(
-                state=held.state,
-                missing=None if held.is_whole else held.to_event(paths.run_db),
-                stage_weights=load_stage_weights(reader),
-                identity=settle_identity(paths, recorded=recorded_identity(reader)),
-            )
+        past = load_past(paths, experiment)
         for news in past.news():
             console.say(news)
+        if from_step is not None:
+            past = back_to_step(past, from_step, experiment=experiment, paths=paths)
         if past.state and len(past.state.finished_stages) == len(experiment.stage):
             console.say(f"{paths.name} has finished; there is nothing to resume")
             return paths
         with _planned(experiment, console, paths.name, wait_s) as (planned, _):
             model = locate_model(experiment.model, say=None if quiet else console.say)
             experiment = experiment.model_copy(update={"model": model})
-            past = past.on_model(model, name=paths.name)
+            past = past.on_model(model, paths=paths)
             begun.append(paths)
             anyio.run(_supervise, paths, experiment, past, console, planned.placement)
     return paths

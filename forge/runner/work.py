@@ -25,58 +25,18 @@ from forge.runner.prepare_run import prepare_run
 from forge.runner.stages.evaluate import run_eval_stage
 from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.sft import run_sft_stage
-from forge.runner.weights.resume import check_there, on_model
+from forge.runner.weights.lost import find_lost_weights, without_stages
 from forge.serve.replicas import open_replicas
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
-    from forge.config.schema import Experiment, JudgeTable, ModelTable
+    from forge.config.schema import Experiment, JudgeTable
     from forge.evalpool.pool import Pool
+    from forge.runner.past import EarlierAttempts
     from forge.runner.stages.run_context import RunContext
     from forge.serve.remote.remote import Remote
     from forge.serve.replicas import Replicas
-    from forge.serve.weights import Weights
-    from forge.store.identity import Settled
-    from forge.store.resume import LastState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierAttempts:
-    """State that earlier attempts left. Empty for a new run."""
-
-    state: LastState | None = None
-    stage_weights: dict[int, Weights] | None = None
-    """Weights that each stage began with, by stage index."""
-    identity: Settled | None = None
-    """Id of the run, with what has happened to its directory since."""
-    missing: Event | None = None
-    """Rows of theirs that are gone; None if all are there."""
-
-    def news(self) -> Iterator[str]:
-        """Lines about the run directory since the last attempt: moved, copied, rows lost."""
-        if self.identity and self.identity.news:
-            yield self.identity.news
-        if self.missing:
-            yield self.missing.message
-
-    def records(self) -> Iterator[Event]:
-        """The same as events, unless the store has them."""
-        if self.identity and not self.identity.is_recorded:
-            yield self.identity.event(at=time.time())
-        if self.missing:
-            yield self.missing
-
-    def on_model(self, model: ModelTable, *, name: str) -> EarlierAttempts:
-        """The same on the experiment's model where it is now. Raises MachineError if weights of a
-        stage that continues are not there."""
-        done = self.state.finished_stages if self.state else ()
-        found = {
-            index: check_there(on_model(weights, model), whose=f"stage {index} of {name}")
-            for index, weights in (self.stage_weights or {}).items()
-            if index not in done
-        }
-        return replace(self, stage_weights=found)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +50,7 @@ class Work:
         """Everything from the problems to the last stage. Judges outlive engines."""
         run = self.run
         await self._load_problems()
+        await self._publish_lost_weights_again()
         done = set(self.past.state.finished_stages) if self.past.state else set[int]()
         stages = [(i, s) for i, s in enumerate(run.experiment.stage) if i not in done]
         last_served = max((i for i, s in stages if not isinstance(s, SftStage)), default=-1)
@@ -109,6 +70,19 @@ class Work:
                         run.replicas = run.weights.serving = replicas
                     await self._run_stage(index, stage)
             run.replicas = run.weights.serving = None
+
+    async def _publish_lost_weights_again(self) -> None:
+        """Count stages as unfinished whose weights are needed and lost."""
+        past = self.past
+        if past.state is None or past.stage_weights is None:
+            return
+        lost = await anyio.to_thread.run_sync(
+            find_lost_weights, past.state, past.stage_weights, self.run.paths
+        )
+        for each in lost:
+            await self._record("weights_lost", each.message, stage=each.stage)
+            self.run.console.say(each.message)
+        self.past = replace(past, state=without_stages(past.state, lost))
 
     async def _load_problems(self) -> None:
         run = self.run
@@ -171,6 +145,7 @@ class Work:
         if run.stop.is_set:
             raise run.stop.stopped()
         start = (self.past.stage_weights or {}).get(index, run.weights.current)
+        back_to = dict([self.past.back_to] if self.past.back_to else []).get(index)
         name = f"{stage.kind}-{index}"
         await self._record(
             "stage_start", name, stage=index, weights=start.to_json(run.paths.record)
@@ -179,9 +154,9 @@ class Work:
         if isinstance(stage, EvalStage):
             await self._run_eval(stage, index)
         elif isinstance(stage, SftStage):
-            await run_sft_stage(run, stage, index, start=start)
+            await run_sft_stage(run, stage, index, start=start, back_to=back_to)
         else:
-            await run_grpo_stage(run, stage, index, start=start)
+            await run_grpo_stage(run, stage, index, start=start, back_to=back_to)
         seconds = time.monotonic() - began
         await self._record("stage_end", f"{name}: {seconds:.1f} s", stage=index, seconds=seconds)
         run.console.say(f"{name} done in {seconds:.0f} s")

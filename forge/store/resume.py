@@ -1,7 +1,8 @@
-"""State that a resumed run needs: its counters, finished stages and untrained groups.
+"""State that a resumed run needs: its counters, finished stages, trained steps, untrained groups.
 
-Nothing is deleted: rows past the checkpoint stay. Offered batches wait as files (`runner.stages`);
-groups that ended and are in no batch yet are read from here.
+Nothing is deleted: rows past the checkpoint stay, and past a step that the run went back to
+(`v_rewinds`) they do not count. Offered batches wait as files (`runner.stages`); groups that ended
+and are in no batch yet are read from here.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ class LastState:
     policy_version: int
     """Highest of publishes and turns: a turn may use a version before its publish is recorded."""
     policies: tuple[PolicyVersion, ...]
-    """The newest published weights of each stage and all that still exist, newest first."""
+    """The newest published weights of each stage and all that still exist, newest first; without
+    those past a step that the run went back to."""
     steps: dict[int, int]
-    """Stage index to the last step with recorded metrics or sample uses."""
+    """Stage index to the last step that was trained."""
     finished_stages: tuple[int, ...]
     """Stage indices from `stage_end` events with `data = {"stage": index}`."""
 
@@ -63,8 +65,8 @@ def last_state(reader: RunReader) -> LastState:
         return reader.value(f"SELECT coalesce(max({column}), -1) FROM {table}")
 
     steps = reader.rows(
-        "SELECT stage, max(step) AS step FROM (SELECT stage, step FROM metrics UNION ALL "
-        "SELECT stage, step FROM sample_uses) GROUP BY stage"
+        "SELECT stage, max(step) AS step FROM v_metrics WHERE key = 'train/loss/mean' "
+        "GROUP BY stage"
     )
     ended = {event.data.get("stage") for event in events(reader, kind="stage_end")}
     return LastState(
@@ -85,7 +87,11 @@ def _left(reader: RunReader) -> Iterator[PolicyVersion]:
     many."""
     folder = reader.paths.weights
     names = set(os.listdir(folder)) if folder.is_dir() else set[str]()
-    found = reader.stream("SELECT * FROM policies ORDER BY version DESC")
+    found = reader.stream(
+        "SELECT * FROM policies p WHERE NOT EXISTS (SELECT 1 FROM v_rewinds b "
+        "WHERE b.stage = p.stage AND p.step > b.step AND p.attempt < b.attempt) "
+        "ORDER BY version DESC"
+    )
     stages = set[int]()
     for row in found.rows:
         policy = PolicyVersion(**dict(zip(found.columns, row, strict=True)))
@@ -102,6 +108,23 @@ def events(reader: RunReader, *, kind: str | None = None) -> list[Event]:
         {"kind": kind},
     )
     return [Event(**{**row, "data": json.loads(row["data"])}) for row in rows]
+
+
+def last_steps(reader: RunReader, *, stage: int) -> tuple[int, int]:
+    """The last step of a stage that was trained, and the last one with an announced checkpoint; 0
+    for none."""
+    trained = reader.value(
+        "SELECT coalesce(max(step), 0) FROM v_metrics WHERE key = 'train/loss/mean' AND stage = ?",
+        (stage,),
+    )
+    saved = reader.value(
+        "SELECT coalesce(max(e.step), 0) FROM (SELECT attempt, json_extract(data, '$.stage') AS "
+        "stage, json_extract(data, '$.step') AS step FROM events WHERE kind = 'checkpoint') e "
+        "WHERE e.stage = ? AND NOT EXISTS (SELECT 1 FROM v_rewinds b "
+        "WHERE b.stage = e.stage AND e.step > b.step AND e.attempt < b.attempt)",
+        (stage,),
+    )
+    return trained, saved
 
 
 _UNTRAINED = """

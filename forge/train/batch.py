@@ -1,25 +1,35 @@
-"""Batch files: the samples of a batch as one .npz file of flat arrays and offsets.
+"""Batch files: the samples of a batch as one .npz file of flat arrays and offsets, and the
+producer's state after the batch.
 
 Written by the supervisor, which names the file in its answer to `take`; read by the GRPO trainer;
-kept until a checkpoint covers the step. Numpy only. A file is complete or absent, and reading
-returns what was written, with logprobs rounded to f32.
+kept while a kept checkpoint may need it. Numpy only. A file is complete or absent, and reading
+returns what was written, with logprobs rounded to f32, or raises: each array has a checksum.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge.errors import MachineError
 from forge.records import Sample
 
 if TYPE_CHECKING:
     import numpy as np
 
 _INTS = ("sample_id", "group_id", "rollout", "turn", "policy_version")
+_FLOATS = ("advantage",)
+_TOKENS = ("prompt_ids", "prompt_offsets", "completion_ids", "completion_offsets", "logprobs")
+
+
+class BadBatch(MachineError):
+    """A batch file that is missing or damaged. The message begins with its place in the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +46,13 @@ class SampleHeader:
     @classmethod
     def of(cls, sample: Sample) -> SampleHeader:
         """The header of a sample."""
-        return cls(**{name: getattr(sample, name) for name in (*_INTS, "advantage")})
+        return cls(**{name: getattr(sample, name) for name in (*_INTS, *_FLOATS)})
 
 
-def write_batch(path: Path, samples: Sequence[Sample]) -> None:
-    """Write the samples, in order, under a temporary name, then rename the file."""
+def write_batch(
+    path: Path, samples: Sequence[Sample], *, state: Mapping[str, Any] | None = None
+) -> None:
+    """Write the samples, in order, and the state under a temporary name, then rename the file."""
     import numpy as np
 
     arrays: dict[str, np.ndarray] = {
@@ -53,6 +65,7 @@ def write_batch(path: Path, samples: Sequence[Sample]) -> None:
         arrays[f"{name}_ids"] = np.fromiter(flat(lists), dtype=np.int32)
         arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, lists)], dtype=np.int64)
     arrays["logprobs"] = np.fromiter(flat(s.logprobs for s in samples), dtype=np.float32)
+    arrays["state"] = np.frombuffer(json.dumps(dict(state or {})).encode(), dtype=np.uint8)
     assert len(arrays["logprobs"]) == len(arrays["completion_ids"]), "one logprob per token"
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
@@ -63,12 +76,9 @@ def write_batch(path: Path, samples: Sequence[Sample]) -> None:
 
 
 def read_batch(path: Path) -> list[Sample]:
-    """The samples of a file, in the order they were written."""
-    import numpy as np
-
-    with np.load(path) as file:
-        found = {name: file[name] for name in file.files}
-    scalars = {name: found[name].tolist() for name in (*_INTS, "advantage")}
+    """The samples of a file, in the order they were written. Raises BadBatch."""
+    found = _read(path)
+    scalars = {name: found[name].tolist() for name in (*_INTS, *_FLOATS)}
     prompts = _cut(found["prompt_ids"], found["prompt_offsets"])
     completions = _cut(found["completion_ids"], found["completion_offsets"])
     logprobs = _cut(found["logprobs"], found["completion_offsets"])
@@ -84,13 +94,30 @@ def read_batch(path: Path) -> list[Sample]:
 
 
 def read_headers(path: Path) -> list[SampleHeader]:
-    """The headers of a file's samples, in order. Reads no tokens."""
-    import numpy as np
-
-    with np.load(path) as file:
-        columns = {name: file[name].tolist() for name in (*_INTS, "advantage")}
+    """The headers of a file's samples, in order. Checks the whole file. Raises BadBatch."""
+    found = _read(path)
+    columns = {name: found[name].tolist() for name in (*_INTS, *_FLOATS)}
     rows = zip(*columns.values(), strict=True)
     return [SampleHeader(**dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The producer's state after a batch. Raises BadBatch."""
+    return json.loads(_read(path)["state"].tobytes())
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of a file, each compared with its checksum."""
+    import numpy as np
+
+    place = f"{path.parent.name}/{path.name}"
+    try:
+        with path.open("rb") as stream, np.load(stream) as file:
+            return {name: file[name] for name in (*_INTS, *_FLOATS, *_TOKENS, "state")}
+    except FileNotFoundError:
+        raise BadBatch(f"{place}: missing") from None
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError, KeyError) as error:
+        raise BadBatch(f"{place}: damaged ({error})") from error
 
 
 def _cut(flat: np.ndarray, offsets: np.ndarray) -> list[tuple[Any, ...]]:

@@ -2,20 +2,18 @@
 torch.
 
 Used by the trainer children for checkpoints, published weights and new models; the host uses
-`find_last_checkpoint` and `is_kept` too.
+`is_kept` too.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 STAGING = ".staging"
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 @contextmanager
@@ -53,18 +51,12 @@ def is_kept(step: int, *, steps: int, save_every: int) -> bool:
     return step % save_every == 0 or step == steps
 
 
-def find_last_checkpoint(work_dir: Path) -> Path | None:
-    """The whole checkpoint with the highest step; None if there is none."""
-    found = checkpoints(work_dir)
-    return found[-1] if found else None
-
-
-def checkpoints(work_dir: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
-    if not work_dir.is_dir():
-        return []
-    steps = {p: int(m[1]) for p in work_dir.iterdir() if (m := _CHECKPOINT.fullmatch(p.name))}
-    return sorted(steps, key=lambda p: steps[p])
+def link_or_copy(source: Path | str, target: Path | str) -> None:
+    """Hard link, or copy without links on the file system: for files that never change."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _sync_tree(path: Path) -> None:

@@ -50,6 +50,8 @@ class TrainerJob:
     seed: int
     work_dir: Path
     """Directory of this stage: `checkpoint-N` and their staging directories."""
+    checkpoint: Path | None = None
+    """The checkpoint to continue; None trains the stage from its beginning."""
     weights_dir: Path
     """Parent of published directories, each owned by the supervisor once it is published."""
     control_socket: Path
@@ -91,9 +93,8 @@ def _to_json(value: object) -> Any:
 def open_trainer(
     job: TrainerJob, *, observer: ProcessObserver | None = None
 ) -> AbstractAsyncContextManager[Child]:
-    """Start the trainer of a stage; it resumes from the last whole checkpoint in `work_dir`, if
-    there is one. Raises ConfigError if the stage cannot train this model, MachineError if a package
-    is missing."""
+    """Start the trainer of a stage. Raises ConfigError if the stage cannot train this model,
+    MachineError if a package is missing."""
     stage = job.stage
     if mistakes := refusals(stage, model=job.model, model_dir=job.model_dir, num_gpus=job.ranks):
         raise ConfigError(f"stage {stage.kind}: " + "; ".join(mistakes))

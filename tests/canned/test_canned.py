@@ -15,7 +15,7 @@ from tests.canned.make import MAX_BYTES
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
-EMPTY_VIEWS = {"v_replayed", "v_judge_noise"}
+EMPTY_VIEWS = {"v_replayed", "v_rewinds", "v_judge_noise"}
 """The run was never resumed, and kernels are not timed on a CPU."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.train.durable import find_last_checkpoint
+from forge.train.checkpoints import find_resume_point
 from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
 from tests.e2e.experiments import GRPO_EXPERIMENT, PROBLEM, teach
 
@@ -34,7 +34,7 @@ def test_grpo_killed_between_checkpoints_trains_no_other_samples_when_resumed(
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
-    saved = find_last_checkpoint(root / "checkpoints" / "stage-0")
+    saved = find_resume_point(root / "checkpoints" / "stage-0").path
     assert saved is not None
     saved_step = int(saved.name.removeprefix("checkpoint-"))
     assert last_trained(root) < 9

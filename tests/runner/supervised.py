@@ -12,9 +12,10 @@ from forge.config.load import load_experiment
 from forge.exits import ending_of
 from forge.runner import run as run_module
 from forge.runner.live.console import Console
+from forge.runner.past import EarlierAttempts
 from forge.runner.plan.placement import Placement
 from forge.runner.run import _supervise
-from forge.runner.work import EarlierAttempts, Work
+from forge.runner.work import Work
 from forge.store.layout import RunPaths, create_run, write_file
 
 if TYPE_CHECKING:

@@ -44,6 +44,9 @@ class Stage:
     async def report(self, step: int, metrics: Mapping[str, float]) -> None:
         self.desk.report(step)
 
+    async def save(self, step: int) -> None:
+        self.desk.requests.is_save_wanted = False
+
     async def publish(self, path: Path, step: int, probe: Probe | None) -> int:
         self.heard_at_publish.append(self.desk.last_heard)
         await self.may_publish.wait()

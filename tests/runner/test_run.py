@@ -24,9 +24,10 @@ from forge.runner import work as stages
 from forge.runner.background import keep_counters
 from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
+from forge.runner.past import EarlierAttempts
 from forge.runner.plan.placement import Placement
 from forge.runner.stages.run_context import RunContext
-from forge.runner.work import EarlierAttempts, Work
+from forge.runner.work import Work
 from forge.store.ownership import read_status
 from tests.runner.supervised import Supervised
 

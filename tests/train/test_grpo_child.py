@@ -12,7 +12,7 @@ import pytest
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, RolloutTable
 from forge.train.batch import write_batch
-from forge.train.durable import find_last_checkpoint
+from forge.train.checkpoints import find_resume_point
 from forge.train.handle import open_trainer
 from tests.train.samples import make_samples, scored_by
 from tests.train.trained import job_of, settings_of, train_grpo
@@ -87,7 +87,7 @@ def test_a_stage_is_trained_published_saved_and_resumed(
     assert mean_gap(str(tiny_model), as_before(before["probe"])) < 1e-6
     assert mean_gap(before["path"], as_before(after["probe"])) < 1e-6
 
-    last = find_last_checkpoint(tmp_path / "work")
+    last = find_resume_point(tmp_path / "work").path
     assert last is not None
     assert last.name == "checkpoint-2"
     supervisor.batches, supervisor.at_end = batches, "wait"
@@ -104,7 +104,7 @@ def test_a_stage_is_trained_published_saved_and_resumed(
     assert weights[0] == weights[1]
     assert [t["step"] for t in supervisor.trained] == [1, 2, 3]
     assert [c["step"] for c in supervisor.checkpoints] == [2, 3], "SIGTERM saves the last step"
-    last = find_last_checkpoint(tmp_path / "work")
+    last = find_resume_point(tmp_path / "work").path
     assert last is not None
     assert last.name == "checkpoint-3"
 

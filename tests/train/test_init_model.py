@@ -14,7 +14,7 @@ from forge.data.chat import ChatTemplate
 from forge.errors import ChildDied
 from forge.runner.plan.cpu_costs import count_params
 from forge.runner.plan.model_shape import tiny_shape
-from forge.train.durable import find_last_checkpoint, whole_dir
+from forge.train.durable import whole_dir
 from forge.train.handle import run_init_model
 
 SIZES = TinyModel(
@@ -73,10 +73,3 @@ def test_a_directory_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     with whole_dir(tmp_path / "d") as partial:
         (partial / "b").write_text("2")
     assert [p.name for p in (tmp_path / "d").iterdir()] == ["b"]
-
-
-def test_the_last_checkpoint_is_the_highest_whole_one(tmp_path: Path) -> None:
-    assert find_last_checkpoint(tmp_path / "missing") is None
-    for name in ("checkpoint-9", "checkpoint-10", ".staging/checkpoint-11", "checkpoint-x"):
-        (tmp_path / name).mkdir(parents=True)
-    assert find_last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from forge.config.schema import SftStage
-from forge.train.durable import find_last_checkpoint
+from forge.train.checkpoints import find_resume_point
 from forge.train.handle import open_trainer
 from tests.train.trained import job_of, settings_of
 
@@ -91,7 +91,7 @@ def test_a_killed_stage_resumes_and_ends_with_the_weights_of_an_undisturbed_run(
     assert not supervisor.published
     torn = tmp_path / "work" / ".staging" / "checkpoint-6"
     torn.mkdir(parents=True, exist_ok=True)
-    last = find_last_checkpoint(tmp_path / "work")
+    last = find_resume_point(tmp_path / "work").path
     assert last is not None
     assert last.name in ("checkpoint-3", "checkpoint-6")
 
@@ -172,7 +172,7 @@ def test_a_checkpoint_ordered_by_the_supervisor_is_saved_at_the_end_of_that_step
     trainer.train()
     assert saved == [1, 3]
     last, first = (tmp_path / "undisturbed" / f"checkpoint-{step}" for step in (3, 1))
-    assert find_last_checkpoint(tmp_path / "undisturbed") == last
+    assert find_resume_point(tmp_path / "undisturbed").path == last
     again = trainer_of(tiny_model, tmp_path, stage)
     again.train(resume_from_checkpoint=str(first))
     for name, tensor in trainer.model.state_dict().items():

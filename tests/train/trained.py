@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import ModelTable, RolloutTable
 from forge.train.batch import write_batch
+from forge.train.checkpoints import find_resume_point
 from forge.train.handle import TrainerJob
 from tests.train.samples import make_samples
 
@@ -53,13 +54,14 @@ def job_of(
     model: ModelTable | None = None,
     **keys: Any,
 ) -> TrainerJob:
-    """The job of a trainer child, with its directories in `at`."""
+    """The job of a trainer child that continues its last checkpoint, with its files in `at`."""
     return TrainerJob(
         stage=stage,
         model=ModelTable(path=str(model_dir)) if model is None else model,
         model_dir=model_dir,
         rows_path=at / "rows.jsonl" if stage.kind == "sft" else None,
         work_dir=at / "work",
+        checkpoint=find_resume_point(at / "work").path,
         weights_dir=at / "weights",
         control_socket=fake.socket,
         log_dir=at / "logs",

@@ -57,7 +57,8 @@ TRAIN_BYTES_PER_PARAM = 16
 TURN_BYTES = 8_000
 """Growth of run.db and tokens.db by a turn."""
 CHECKPOINT_BYTES_PER_PARAM = 12
-KEPT_CHECKPOINTS = 3
+EXTRA_CHECKPOINTS = 2
+"""Kept beside the newest ones: the best, and one that is being written."""
 
 
 def count_params(model: ModelTable) -> int | None:

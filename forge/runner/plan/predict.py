@@ -13,7 +13,7 @@ from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stag
 from forge.data.pairs.generated import most_broken
 from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan.model_shape import model_shape
-from forge.runner.plan.needs import needs_judges, needs_serving, needs_training, turns_played
+from forge.runner.plan.needs import needs_judges, needs_serving, turns_played
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -177,6 +177,8 @@ def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | N
     shape, lora = model_shape(experiment.model), experiment.model.lora
     # A checkpoint of an adapter has no base model.
     num_trained = shape.adapter_params(lora) if lora is not None and shape is not None else params
-    kept = costs.KEPT_CHECKPOINTS * needs_training(experiment)
+    trained = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
+    newest = max((stage.keep_checkpoints for stage in trained), default=0)
+    kept = (newest + costs.EXTRA_CHECKPOINTS) * bool(trained)
     kept *= (costs.CHECKPOINT_BYTES_PER_PARAM + 4) * num_trained
     return int(kept + turns * costs.TURN_BYTES)

@@ -17,7 +17,7 @@ from forge.records import Event
 from forge.store.acknowledged import read_acknowledged
 from forge.store.resume import LastState, events, last_state
 from forge.train.batch import SampleHeader, read_headers
-from forge.train.durable import find_last_checkpoint
+from forge.train.checkpoints import checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,10 +108,9 @@ def _missing_steps(
     trained: dict[int, int] = dict(reader.query(_TRAINED).rows)
     found: dict[int, range] = {}
     for index, stage in enumerate(stages):
-        checkpoint = find_last_checkpoint(reader.paths.checkpoints / f"stage-{index}")
-        if checkpoint is None or not isinstance(stage, GrpoStage):
+        if not isinstance(stage, GrpoStage):
             continue
-        saved = int(checkpoint.name.removeprefix("checkpoint-"))
+        saved = max(checkpoints(reader.paths.checkpoints / f"stage-{index}"), default=0)
         known = [int(data["steps"].get(str(index), 0)) for data in reported]
         if missing := range(max(trained.get(index, 0), *known, 0) + 1, saved + 1):
             found[index] = missing

@@ -26,7 +26,8 @@ from forge.rollout.pacing import PublishedSteps
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling.sampler import make_sampler
 from forge.runner.live.progress import group_numbers
-from forge.runner.stages.batch_shelf import BatchShelf, ProducerFile, recall_groups
+from forge.runner.stages.batch_shelf import BatchShelf, recall_groups
+from forge.runner.stages.checkpoints import StageCheckpoints
 from forge.runner.stages.engine_sleep import alternate_with_training
 from forge.runner.stages.midway import Midway, evaluated_steps
 from forge.runner.stages.plug import TrainerPlug, plugged_in
@@ -50,23 +51,29 @@ NUM_SHOWN = 16
 """Number of last groups that the live line shows means of."""
 
 
-async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start: Weights) -> None:
-    """Run a `[[stage]]` of kind grpo. Raises as `own_trainer` does."""
+async def run_grpo_stage(
+    run: RunContext, stage: GrpoStage, index: int, *, start: Weights, back_to: int | None = None
+) -> None:
+    """Run a `[[stage]]` of kind grpo; from step `back_to` if given. Raises as `own_trainer`."""
     shelf = BatchShelf(run.paths.batches, stage=index)
+    checkpoints = StageCheckpoints(run, stage, index)
+    if back_to is not None:
+        await checkpoints.go_back(back_to, shelf)
+    point = await checkpoints.choose()
+    await checkpoints.recover(shelf, point)
     desk = TrainerDesk(
         shelf, stage=index, last_step=stage.steps, sink=run.writer,
         steps=await anyio.to_thread.run_sync(_published_steps, run, index),
     )  # fmt: skip
     problems, rollout = run.problems_of(Split.GRPO), run.experiment.rollout
     sampler = make_sampler(rollout.sampler, problems, seed=run.experiment.seed)
-    offered = await anyio.to_thread.run_sync(shelf.recover)
-    saved = ProducerFile(run.paths.batches / f"sampler-{index}.json", offered=offered)
-    plan = _batch_plan(run, stage, index, first_step=max(offered, saved.step) + 1)
+    plan = _batch_plan(run, stage, index, first_step=shelf.last_step + 1)
     step_of = partial(_step_of, run, desk)
     past = await anyio.to_thread.run_sync(
-        recall_groups, run, shelf, saved, sampler, problems, plan, step_of
+        recall_groups, run, shelf, sampler, problems, plan, step_of
     )
-    published = PublishedSteps()
+    # Until the trainer has published its checkpoint, the engines may serve later steps.
+    published = PublishedSteps(-rollout.max_staleness - 1 if point.step else 0)
     evaluated = await anyio.to_thread.run_sync(evaluated_steps, run, index)
     midway = Midway(run, stage, desk, published, evaluated=evaluated)
     _set_turnover(run, start)
@@ -107,15 +114,18 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
         desk.stop()
 
     is_step_kept = partial(is_kept, steps=stage.steps, save_every=stage.save_every)
-    with plugged_in(run, TrainerPlug(run, desk, published, is_kept=is_step_kept, midway=midway)):
+    plug = TrainerPlug(
+        run, desk, published, checkpoints=checkpoints, is_kept=is_step_kept, midway=midway
+    )
+    with plugged_in(run, plug):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(produce)
-            tasks.start_soon(_offer, run, desk, saved, receive)
+            tasks.start_soon(_offer, run, desk, receive)
             tasks.start_soon(stop_producing)
             tasks.start_soon(midway.run)
             if run.placement.sleeps and run.replicas is not None:
                 tasks.start_soon(alternate_with_training, run.replicas, desk, run.weights.gate)
-            await own_trainer(run, stage, desk, published, start=start)
+            await own_trainer(run, stage, desk, published, checkpoints, point=point, start=start)
             await midway.finish()
             tasks.cancel_scope.cancel()
 
@@ -123,12 +133,10 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
 async def _offer(
     run: RunContext,
     desk: TrainerDesk,
-    saved: ProducerFile,
     batches: MemoryObjectReceiveStream[Batch],
 ) -> None:
-    """Make each batch durable, then available, then settle the producer's state. Resume relies on
-    this order: the ids in a batch file whose samples are missing in run.db would be given out
-    again."""
+    """Make each batch available, after its samples are in run.db: a resumed run would give out the
+    ids in the batch file again."""
     async with batches:
         async for batch in batches:
             await run.writer.put(_batch_metrics(desk.stage, batch))
@@ -136,9 +144,7 @@ async def _offer(
             for version in {sample.policy_version for sample in batch.samples}:
                 # Its publish may still be running: samples can be drawn in the middle of it.
                 desk.steps[version] = _step_of(run, desk, version)
-            await anyio.to_thread.run_sync(saved.prepare, batch)
             await desk.offer(batch)
-            await anyio.to_thread.run_sync(saved.settle)
 
 
 def _published_steps(run: RunContext, stage: int) -> dict[int, int]:

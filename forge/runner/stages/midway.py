@@ -35,7 +35,7 @@ def evaluated_steps(run: RunContext, stage: int) -> set[int]:
     """Steps of a stage with a stored evaluation. Reads the store: call it in a thread."""
     with open_run(run.paths) as reader:
         found = reader.query(
-            "SELECT step FROM evaluations WHERE stage = ? || step", (f"grpo-{stage}@",)
+            "SELECT step FROM v_evaluations WHERE stage = ? || step", (f"grpo-{stage}@",)
         )
     return {step for (step,) in found.rows}
 

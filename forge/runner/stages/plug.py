@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.rollout.pacing import PublishedSteps
+    from forge.runner.stages.checkpoints import StageCheckpoints
     from forge.runner.stages.midway import Midway
     from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
@@ -54,6 +55,7 @@ class TrainerPlug:
         desk: TrainerDesk,
         published: PublishedSteps,
         *,
+        checkpoints: StageCheckpoints,
         is_kept: Callable[[int], bool],
         midway: Midway | None = None,
     ) -> None:
@@ -64,7 +66,7 @@ class TrainerPlug:
         """
         self.desk = desk
         self._run, self._published, self._is_kept = run, published, is_kept
-        self._midway = midway
+        self._checkpoints, self._midway = checkpoints, midway
         self._idleness = Idleness(now=time.monotonic(), busy=run.busy())
 
     async def acknowledge(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -77,6 +79,11 @@ class TrainerPlug:
         self.desk.report(step)
         self._show(step, metrics)
         await self._put(step, metrics)
+
+    async def save(self, step: int) -> None:
+        """The trainer wrote the checkpoint of a step."""
+        oldest = await self._checkpoints.saved(step, self.desk.shelf)
+        self.desk.saved(oldest=oldest)
 
     async def publish(self, path: Path, step: int, probe: Probe | None) -> int:
         """Serve the weights of a step. Returns their version once every replica has them."""

@@ -14,6 +14,7 @@ from forge.records import Event, Pair
 from forge.rollout.pacing import PublishedSteps
 from forge.runner.prepare.prepare import data_dir, load_pairs
 from forge.runner.stages.batch_shelf import BatchShelf
+from forge.runner.stages.checkpoints import StageCheckpoints
 from forge.runner.stages.plug import TrainerPlug, plugged_in
 from forge.runner.stages.trainer import own_trainer
 from forge.runner.stages.trainer_desk import TrainerDesk
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from forge.serve.weights import Weights
 
 
-async def run_sft_stage(run: RunContext, stage: SftStage, index: int, *, start: Weights) -> None:
-    """Run a `[[stage]]` of kind sft. Raises as `own_trainer` does."""
+async def run_sft_stage(
+    run: RunContext, stage: SftStage, index: int, *, start: Weights, back_to: int | None = None
+) -> None:
+    """Run a `[[stage]]` of kind sft; from step `back_to` if given. Raises as `own_trainer`."""
     rows = data_dir(run.paths) / f"rows-{index}.jsonl"
     if not rows.exists():
         pairs = load_pairs(run.paths)
@@ -42,12 +45,18 @@ async def run_sft_stage(run: RunContext, stage: SftStage, index: int, *, start: 
     stage = await anyio.to_thread.run_sync(with_steps, stage, rows)
     shelf = BatchShelf(run.paths.batches, stage=index)  # stays empty: the trainer has its rows
     desk = TrainerDesk(shelf, stage=index, last_step=stage.steps, sink=run.writer)
-    published = PublishedSteps()
+    checkpoints, published = StageCheckpoints(run, stage, index), PublishedSteps()
+    if back_to is not None:
+        await checkpoints.go_back(back_to, shelf)
+    point = await checkpoints.choose()
     run.progress.enter(
         f"sft-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
     )
-    with plugged_in(run, TrainerPlug(run, desk, published, is_kept=lambda step: True)):
-        await own_trainer(run, stage, desk, published, start=start, rows_path=rows)
+    plug = TrainerPlug(run, desk, published, checkpoints=checkpoints, is_kept=lambda step: True)
+    with plugged_in(run, plug):
+        await own_trainer(
+            run, stage, desk, published, checkpoints, point=point, start=start, rows_path=rows
+        )
 
 
 def with_steps(stage: SftStage, rows_path: Path) -> SftStage:

@@ -12,6 +12,7 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -34,9 +35,11 @@ if TYPE_CHECKING:
     from forge.process.child import Child
     from forge.rollout.pacing import PublishedSteps
     from forge.runner.plan.placement import Placement
+    from forge.runner.stages.checkpoints import StageCheckpoints
     from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.serve.weights import Weights
+    from forge.train.checkpoints import ResumePoint
 
 Stage = TypeVar("Stage", bound=SftStage | GrpoStage)
 
@@ -57,19 +60,22 @@ async def own_trainer(
     stage: SftStage | GrpoStage,
     desk: TrainerDesk,
     published: PublishedSteps,
+    checkpoints: StageCheckpoints,
     *,
+    point: ResumePoint,
     start: Weights,
     rows_path: Path | None = None,
 ) -> None:
-    """Run the trainer until the last step is published. A dead or silent trainer is restarted from
-    its last checkpoint. After GPU memory ran out it continues once with micro-batches of half the
-    size, which does not count as a restart.
+    """Run the trainer from `point` until the last step is published. A dead or silent trainer is
+    restarted from its last whole checkpoint. After GPU memory ran out it continues once with
+    micro-batches of half the size, which does not count as a restart.
 
     Raises:
         Stopped: a stop was requested; the trainer has saved.
         ChildDied, Stalled: it ended or was silent more often than `restarts` allows, or instead of
             saving.
-        MachineError: micro-batches of half the size did not fit either.
+        MachineError: micro-batches of half the size did not fit either; or the restarted trainer
+            needs a file that is damaged.
     """
     job = make_job(run, stage, desk, start=start, rows_path=rows_path)
     restarts, scales = 0, iter(SCALES)
@@ -81,7 +87,7 @@ async def own_trainer(
         # under a running evaluation.
         await desk.wait_until(lambda: not (desk.is_held or desk.is_publishing))
         desk.last_heard, desk.failure = time.monotonic(), None
-        scaled = replace(job, micro_batch_scale=scale)
+        scaled = replace(job, micro_batch_scale=scale, checkpoint=point.path)
         async with open_trainer(scaled, observer=run.observer) as child:
             silence = await _until_exit(run, stage, child, desk)
             if published.step >= stage.steps:
@@ -107,6 +113,8 @@ async def own_trainer(
         desk.num_restarts += 1
         await run.writer.put(Event(at=time.time(), kind="child_restart", message=message))
         run.console.say(message)
+        point = await checkpoints.choose()
+        await anyio.to_thread.run_sync(partial(desk.shelf.check, after=point.step))
 
 
 async def _until_exit(

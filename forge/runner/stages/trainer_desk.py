@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TAKE_WAIT_S = 20.0
 """Duration of one long poll; the trainer asks again. Shorter than its HTTP deadline."""
 STEPS_BEFORE = 16
-"""Steps before the last checkpoint whose versions are remembered: samples of a batch are at most 8
+"""Steps before the oldest checkpoint whose versions are remembered: samples of a batch are at most 8
 steps old (`rollout.max_staleness`)."""
 
 
@@ -153,12 +153,11 @@ class TrainerDesk:
         self.trained_step = max(self.trained_step, step)
         self._apply(TrainerEvent.REPORTED)
 
-    def checkpointed(self, step: int) -> None:
-        """A whole checkpoint covers `step`: batch files up to it are no longer needed."""
+    def saved(self, *, oldest: int) -> None:
+        """A checkpoint was written; `oldest` is the step of the oldest that may be continued."""
         self.requests.is_save_wanted = False
-        self.shelf.discard(up_to=step)
-        oldest = step - STEPS_BEFORE
-        self.steps = {version: at for version, at in self.steps.items() if at >= oldest}
+        first = oldest - STEPS_BEFORE
+        self.steps = {version: at for version, at in self.steps.items() if at >= first}
 
     # The trainer's process
 

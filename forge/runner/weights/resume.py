@@ -75,6 +75,7 @@ def find_starting_weights(
             policy.step, steps=stage.steps, save_every=stage.save_every
         )
 
+    weights_dir.mkdir(exist_ok=True)
     kept = {PurePath(policy.path).name for policy in state.policies if keeps(policy)}
     strays = [
         path
@@ -114,10 +115,13 @@ def on_model(weights: Weights, model: ModelTable) -> Weights:
     return replace(weights, full=full, adapter=adapter)
 
 
-def check_there(weights: Weights, *, whose: str) -> Weights:
-    """The weights, if their directories exist. Raises MachineError, which names the absent one."""
+def check_there(weights: Weights, *, whose: str, but_in: Path | None = None) -> Weights:
+    """The weights, if their directories exist; those in `but_in` may be absent. Raises
+    MachineError, which names the absent one."""
     for path in (weights.full, weights.adapter):
-        if path is not None and not path.is_dir():
+        if path is None or (but_in is not None and path.is_relative_to(but_in)):
+            continue
+        if not path.is_dir():
             raise MachineError(f"{path}: not there; {whose} needs these weights")
     return weights
 

@@ -41,6 +41,12 @@ CREATE VIEW v_replayed AS
     WHERE purpose = 'eval' AND attempt < (SELECT max(attempt) FROM groups l
         WHERE l.purpose = 'eval' AND l.stage = g.stage AND l.step = g.step);
 
+CREATE VIEW v_rewinds AS
+    -- stages that went back to a step: rows of earlier attempts past it no longer count
+    SELECT attempt, json_extract(data, '$.stage') AS stage, json_extract(data, '$.step') AS step,
+        message, at
+    FROM events WHERE kind = 'rewind';
+
 CREATE VIEW v_samples AS
     -- one row per trained sample (last attempt of a repeated step); filter by stage and step
     SELECT u.stage, u.step, u.attempt, t.turn_id, u.sample_id, u.group_id, u.rollout, u.turn,
@@ -56,12 +62,16 @@ CREATE VIEW v_samples AS
     LEFT JOIN turns t ON t.group_id = u.group_id AND t.rollout = u.rollout AND t.turn = u.turn
     LEFT JOIN groups g ON g.group_id = u.group_id
     WHERE u.attempt = (SELECT max(attempt) FROM sample_uses l
-        WHERE l.stage = u.stage AND l.step = u.step);
+        WHERE l.stage = u.stage AND l.step = u.step)
+    AND NOT EXISTS (SELECT 1 FROM v_rewinds b
+        WHERE b.stage = u.stage AND u.step > b.step AND u.attempt < b.attempt);
 
 CREATE VIEW v_metrics AS
     -- every metric by step; the last attempt's where a step was repeated
     SELECT stage, step, key, value, at, max(attempt) AS attempt
-    FROM metrics GROUP BY stage, step, key;
+    FROM metrics m WHERE NOT EXISTS (SELECT 1 FROM v_rewinds b
+        WHERE b.stage = m.stage AND m.step > b.step AND m.attempt < b.attempt)
+    GROUP BY stage, step, key;
 
 CREATE VIEW v_idle AS
     -- seconds of each step, and those that trainer, replicas and judges were idle
@@ -72,11 +82,14 @@ CREATE VIEW v_idle AS
     WHERE i.key BETWEEN 'idle/' AND 'idle0' AND i.key LIKE 'idle/%/seconds';
 
 CREATE VIEW v_evaluations AS
-    -- every evaluation, oldest first
+    -- every evaluation of weights that count, oldest first
     SELECT stage, stage_index, step, policy_version, at, num_problems, num_samples, max_turns,
         pass_at_1, ci_low, ci_high,
         pass_at_1_greedy, pass_at_1_multi, compile_rate, detail
-    FROM evaluations ORDER BY at, evaluation_id;
+    FROM evaluations e WHERE NOT EXISTS (
+        SELECT 1 FROM v_rewinds b JOIN policies p ON p.version = e.policy_version
+        WHERE b.stage = e.stage_index AND e.step > b.step AND p.attempt < b.attempt)
+    ORDER BY at, evaluation_id;
 
 CREATE VIEW v_pass_at_k AS
     -- pass@k of every evaluation with its interval

@@ -22,6 +22,8 @@ from forge.records import (
     Problem,
     ProcessEnd,
     ProcessStart,
+    Purpose,
+    Rewind,
     Sample,
     SampleUse,
     Trajectory,
@@ -44,6 +46,7 @@ Record = (
     | Problem
     | ProcessEnd
     | ProcessStart
+    | Rewind
     | Sample
     | SampleUse
     | Trajectory
@@ -92,6 +95,7 @@ class RowWriter:
             Problem: self._problem,
             ProcessEnd: self._process,
             ProcessStart: self._process,
+            Rewind: self._rewind,
             Sample: self._sample,
             SampleUse: self._sample_use,
             Trajectory: self._trajectory,
@@ -239,6 +243,21 @@ class RowWriter:
         row = columns.of_event(record) | {"attempt": self._attempt}
         self._run.execute(
             f"INSERT INTO events ({', '.join(row)}) VALUES (?, ?, ?, ?, ?)", tuple(row.values())
+        )
+
+    def _rewind(self, record: Rewind) -> None:
+        """Marks the groups of earlier attempts; `v_rewinds` marks their other rows."""
+        data = {"stage": record.stage, "step": record.step}
+        self._event(Event(at=record.at, kind="rewind", message=record.message, data=data))
+        place = (record.stage, record.step, self._attempt)
+        self._run.execute(
+            f"UPDATE groups SET purpose = '{Purpose.ABANDONED}' "
+            "WHERE stage = ? AND step > ? AND attempt < ?",
+            place,
+        )
+        # Opens the steps, which views may show from their roll-ups.
+        self._run.execute(
+            "UPDATE sample_uses SET step = step WHERE stage = ? AND step > ? AND attempt < ?", place
         )
 
 

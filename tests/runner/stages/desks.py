@@ -10,6 +10,7 @@ from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.trainer_desk import TrainerDesk
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -39,8 +40,8 @@ def sample(sample_id: int, *, version: int = 4) -> Sample:
     )
 
 
-def batch(step: int) -> Batch:
-    return Batch(step=step, groups=(), samples=(sample(step),), state={})
+def batch(step: int, *, state: Mapping[str, Any] | None = None) -> Batch:
+    return Batch(step=step, groups=(), samples=(sample(step),), state=state or {})
 
 
 def make_desk(folder: Path, *, stage: int = 3, last_step: int = 3, sink: Any = None) -> TrainerDesk:

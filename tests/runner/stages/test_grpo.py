@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
 
 from forge.config.schema import Experiment
 from forge.records import Finish, Group, Problem, Status
-from forge.rollout.batches import Batch
 from forge.rollout.ports import Ports
 from forge.rollout.sampling.sampler import make_sampler
-from forge.runner.stages.batch_shelf import BatchShelf, ProducerFile, recall_groups
+from forge.runner.stages.batch_shelf import recall_groups
 from forge.runner.stages.grpo import (
     _batch_plan,
-    _offer,
     _set_turnover,
     _step_of,
     _training_ports,
@@ -32,7 +29,7 @@ from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from tests.rollout.fakes import batch_plan
 from tests.runner.stages.desks import make_desk
-from tests.store.storefactory import attempt, group, problem, samples, write_run
+from tests.store.storefactory import attempt, group, problem, write_run
 
 STAGE = {"kind": "grpo", "steps": 9, "learning_rate": 1e-5}
 
@@ -118,30 +115,23 @@ def test_a_resumed_stage_uses_the_finished_groups_that_no_batch_has(tmp_path: Pa
     groups = [group(number, rows, version=7) for number in (1, 2, 3)]
     groups += [group(5, rows, version=6), truncated(group(6, rows, version=7))]
     anyio.run(write_run, root, [attempt(), *(problem(n) for n in range(4)), *groups])
-    shelf: Any = SimpleNamespace(groups=lambda: {1})
     steps = {6: 3, 7: 4}
     problems = [problem(n) for n in range(4)]
     names = [each.problem_id for each in problems]
     sampler = make_sampler("uniform", problems, seed=0)
     sampler.next()
-    saved = ProducerFile(tmp_path / "sampler-1.json", offered=0)
-    assert (saved.step, saved.state) == (0, None)
     waiting = [{"group": 2, "problem": groups[1].problem_id}]
     state = {"sampler": sampler.state(), "waiting": waiting, "problems": [names[3]]}
-    saved.prepare(Batch(step=5, groups=(), samples=(), state=state))
-    saved.settle()
+    shelf: Any = SimpleNamespace(groups=lambda: {1}, last_state=state)
     again = make_sampler("uniform", problems, seed=0)
     run = run_of(experiment())
     run.paths = RunPaths(root)
-    found = ProducerFile(saved.path, offered=0)
-    assert found.step == 5
     plan = batch_plan(stage=1, first_step=6, max_staleness=1, train_truncated=False)
-    past = recall_groups(run, shelf, found, again, problems, plan, steps.__getitem__)
+    past = recall_groups(run, shelf, again, problems, plan, steps.__getitem__)
     assert [g.group_id for g in past.waiting] == [2]
     assert [g.group_id for g in past.ended] == [3]
     assert [p.problem_id for p in past.problems] == [names[3]]
     assert again.state() == sampler.state()
-    assert json.loads(saved.path.read_text())["step"] == 5
 
 
 def truncated(found: Group) -> Group:
@@ -165,51 +155,10 @@ def test_without_a_producer_state_all_finished_groups_are_used(tmp_path: Path) -
     root = tmp_path / "toy-1"
     rows = [[Status.WRONG], [Status.CORRECT]]
     anyio.run(write_run, root, [attempt(), problem(0), group(4, rows)])
-    shelf: Any = SimpleNamespace(groups=set)
+    shelf: Any = SimpleNamespace(groups=set, last_state=None)
     problems: list[Problem] = [problem(0)]
     run = run_of(experiment())
     run.paths = RunPaths(root)
     sampler = make_sampler("uniform", problems, seed=0)
-    saved = ProducerFile(tmp_path / "none.json", offered=0)
-    past = recall_groups(
-        run, shelf, saved, sampler, problems, batch_plan(stage=1), lambda version: 0
-    )
+    past = recall_groups(run, shelf, sampler, problems, batch_plan(stage=1), lambda version: 0)
     assert [g.group_id for g in past.ended] == [4]
-
-
-class Killed(Exception):
-    """Raised instead of SIGKILL."""
-
-
-@pytest.mark.parametrize(("killed_at", "step"), [("offer", 1), ("settle", 2)])
-@pytest.mark.anyio
-async def test_a_kill_during_an_offer_leaves_the_state_of_the_newest_batch_file(
-    tmp_path: Path, killed_at: str, step: int
-) -> None:
-    run = run_of(experiment())
-    run.writer = cast("Any", SimpleNamespace(put=_nothing, flush=_nothing))
-    real = make_desk(tmp_path, stage=1, last_step=9)
-    saved: Any = ProducerFile(tmp_path / "sampler-1.json", offered=real.shelf.recover())
-
-    def kill() -> None:
-        raise Killed
-
-    async def offer(batch: Batch) -> None:
-        if batch.step == 2 and killed_at == "offer":
-            kill()
-        await real.offer(batch)
-        if batch.step == 2:
-            saved.settle = kill
-
-    desk: Any = SimpleNamespace(stage=1, steps={}, offer=offer)
-    send, receive = anyio.create_memory_object_stream[Batch](2)
-    with send:
-        for number in (1, 2):
-            played = samples(group(number, [[Status.CORRECT], [Status.WRONG]]), first_id=9 * number)
-            state = {"of": number}
-            await send.send(Batch(step=number, groups=(), samples=tuple(played), state=state))
-    with pytest.raises(Killed):
-        await _offer(run, desk, saved, receive)
-    again = BatchShelf(tmp_path, stage=1)
-    found = ProducerFile(saved.path, offered=again.recover())
-    assert (found.step, found.state) == (step, {"of": step})

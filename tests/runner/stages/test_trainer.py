@@ -30,6 +30,7 @@ from forge.runner.weights.gate import TurnGate
 from forge.runner.weights.resume import StartingWeights
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
+from forge.train.checkpoints import ResumePoint
 from tests.runner.stages.desks import Recorder, make_desk
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Stage:
         self.on_start: Callable[[], None] = lambda: None
         self.asked: list[TrainerJob] = []
         self.desk = make_desk(folder, stage=1, last_step=5, sink=self.writer)
+        self.points = [ResumePoint(path=folder / "checkpoint-3", step=3)]
+        self.checkpoints: Any = SimpleNamespace(choose=self.choose)
         self.progress = Progress(run="x-1", num_stages=2)
         self.run: Any = SimpleNamespace(
             experiment=SimpleNamespace(
@@ -93,11 +96,23 @@ class Stage:
         )
 
     def plug(self) -> TrainerPlug:
-        return TrainerPlug(self.run, self.desk, self.published, is_kept=lambda step: True)
+        return TrainerPlug(
+            self.run, self.desk, self.published,
+            checkpoints=self.checkpoints, is_kept=lambda step: True,
+        )  # fmt: skip
+
+    async def choose(self) -> ResumePoint:
+        return self.points[0]
 
     async def own(self) -> None:
         await trainer.own_trainer(
-            self.run, self.table, self.desk, self.published, start=Weights(full=Path("w"))
+            self.run,
+            self.table,
+            self.desk,
+            self.published,
+            self.checkpoints,
+            point=ResumePoint(),
+            start=Weights(full=Path("w")),
         )
 
     @asynccontextmanager

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
 
+from forge.errors import MachineError
 from forge.records import Metrics, SampleUse
 from forge.rollout.batches import Batch
 from forge.runner.stages import trainer_desk as desk_module
@@ -49,11 +50,24 @@ async def test_a_batch_without_a_checkpoint_is_offered_again_after_a_crash(
     for step in (1, 2):
         await first.offer(batch(step))
         await first.trained(step, {"train/loss/mean": 1.0})
-    first.checkpointed(1)
     second = make_desk(tmp_path)
-    assert second.shelf.recover() == 2
+    assert second.shelf.recover(after=1, trained=2) == ""
     assert (await second.take(1))["step"] == 2
-    assert not (tmp_path / "3-000001.npz").exists()
+
+
+async def test_a_trainer_that_needs_a_batch_that_is_gone_is_told_so_and_does_not_wait(
+    tmp_path: Path,
+) -> None:
+    desk = make_desk(tmp_path)
+    for step in (1, 2):
+        await desk.offer(batch(step))
+    (tmp_path / "3-000002.npz").unlink()
+    with pytest.raises(MachineError, match=r'/3-000002.npz: missing; "forge resume" plays'):
+        await desk.take(1)
+    after = make_desk(tmp_path)
+    assert after.shelf.recover(after=1) == ""
+    with pytest.raises(MachineError, match=r"/3-000001.npz: missing"):
+        await after.take(0)
 
 
 async def test_an_acknowledged_step_records_uses_with_staleness_and_metrics(tmp_path: Path) -> None:
@@ -90,23 +104,15 @@ async def test_a_batch_is_offered_only_after_run_db_has_its_samples(tmp_path: Pa
         async def put(self, *records: Any) -> None:
             did.append("put")
 
-    class Saved:
-        def prepare(self, batch: Batch) -> None:
-            did.append("sampler state")
-            assert not list(tmp_path.iterdir())
-
-        def settle(self) -> None:
-            did.append("settled")
-            assert (tmp_path / "3-000001.npz").exists()
-
     send, receive = anyio.create_memory_object_stream[Batch](1)
     await send.send(batch(1))
     send.close()
     weights = SimpleNamespace(step_of=lambda version, stage: {4: 7}[version])
     run: Any = SimpleNamespace(writer=Writer(), weights=weights)
     desk = make_desk(tmp_path)
-    await _offer(run, desk, cast("Any", Saved()), receive)
-    assert did == ["put", "flush", "sampler state", "settled"]
+    await _offer(run, desk, receive)
+    assert did == ["put", "flush"]
+    assert (tmp_path / "3-000001.npz").exists()
     assert desk.steps == {4: 7}, "known before its publish ends"
 
 
@@ -259,5 +265,5 @@ async def test_a_desk_forgets_versions_that_no_batch_can_have(tmp_path: Path) ->
     for step in range(1, 501):
         desk.steps[step + 7] = step
         if step % 10 == 0:
-            desk.checkpointed(step)
+            desk.saved(oldest=step)
     assert sorted(desk.steps.values()) == list(range(500 - desk_module.STEPS_BEFORE, 501))

@@ -38,6 +38,8 @@ class TrainerSettings:
     """Put on the checkpoint, and trained further."""
     rows_path: Path | None
     work_dir: Path
+    checkpoint: Path | None = None
+    """Continued; None trains the stage from its beginning."""
     weights_dir: Path
     control_socket: Path
     seed: int
@@ -84,7 +86,7 @@ class TrainerSettings:
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> TrainerSettings:
         """Read the JSON that `hold_lease` returns."""
-        rows, adapter = config["rows_path"], config["adapter"]
+        rows, adapter, begun = config["rows_path"], config["adapter"], config["checkpoint"]
         return cls(
             stage=config["stage"],
             model=config["model"],
@@ -93,6 +95,7 @@ class TrainerSettings:
             adapter=None if adapter is None else Path(adapter),
             rows_path=None if rows is None else Path(rows),
             work_dir=Path(config["work_dir"]),
+            checkpoint=None if begun is None else Path(begun),
             weights_dir=Path(config["weights_dir"]),
             control_socket=Path(config["control_socket"]),
             seed=config["seed"],

@@ -1,21 +1,22 @@
 """The common part of both trainers, a mixin for TRL's: checkpoints that are complete or absent, the
-ranks, the hold on a shared GPU. And their callback, to which each stage adds its own reports.
+ranks, the hold on a shared GPU. And their callback, to which each stage adds its own reports. The
+supervisor removes old checkpoints.
 
 A stock save writes straight into `checkpoint-N`, `trainer_state.json` last: killed midway it leaves
 a directory that resume picks and fails on (measured, transformers 5.23). Here it is written under
-`.staging`, fsynced and renamed.
+`.staging`, with a manifest, fsynced and renamed.
 """
 
 from __future__ import annotations
 
-import logging
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from forge.train.durable import STAGING, checkpoints, put_in_place
+from forge.train.checkpoints import checkpoint_dir, write_manifest
+from forge.train.durable import STAGING, put_in_place
 from forge.train.trainer.child.card import SharedCard
 from forge.train.trainer.child.parallel import World
 
@@ -29,19 +30,17 @@ if TYPE_CHECKING:
 else:
     Base = object
 
-logger = logging.getLogger(__name__)
-
-KEEP_CHECKPOINTS = 2
-"""The last for resume, and one more in case its step turns out to be the one that diverged."""
-
 
 class StageTrainer(Base):
     """Mixin for a TRL trainer; comes before it in the bases. Make it after `join_process_group`."""
 
     _is_staging = False
+    saved: Path | None
+    """The newest checkpoint; at first the one that is continued."""
 
     def __init__(self, *, settings: TrainerSettings, **kwargs: Any) -> None:
         self.settings = settings
+        self.saved = settings.checkpoint
         self.world = World()
         self.card = SharedCard(settings.shared_card)
         super().__init__(**kwargs)
@@ -77,15 +76,11 @@ class StageTrainer(Base):
             self._is_staging = False
         self.world.wait()
         if self.world.is_main:
-            name = f"checkpoint-{self.state.global_step}"
-            put_in_place(staging / name, work_dir / name)
-            self._rotate(work_dir)
+            written = staging / f"checkpoint-{self.state.global_step}"
+            write_manifest(written)
+            put_in_place(written, checkpoint_dir(work_dir, self.step))
+        self.saved = checkpoint_dir(work_dir, self.step)
         self.world.wait()
-
-    def _rotate(self, work_dir: Path) -> None:
-        for old in checkpoints(work_dir)[:-KEEP_CHECKPOINTS]:
-            logger.info("removing %s", old)
-            shutil.rmtree(old)
 
 
 class Reporter(TrainerCallback):
@@ -108,5 +103,5 @@ class Reporter(TrainerCallback):
         """Rank 0 announces the checkpoint, which is whole."""
         trainer = self._stage_trainer
         if trainer.world.is_main:
-            path = trainer.settings.work_dir / f"checkpoint-{state.global_step}"
+            path = checkpoint_dir(trainer.settings.work_dir, trainer.step)
             self._client.checkpoint(step=trainer.step, path=path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 
-from forge.train.durable import find_last_checkpoint
+from forge.train.checkpoints import require_whole
 from forge.train.trainer.child.card import reported_when_full
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from forge.train.trainer.child.parallel import join_process_group
@@ -31,17 +31,19 @@ logger = logging.getLogger(__name__)
 
 
 def train_turns(settings: TrainerSettings) -> None:
-    """Train the stage, from its last checkpoint if there is one."""
+    """Train the stage, from a checkpoint if there is one."""
     stop = StopFlag()
     stop.install()
     rank, budget = int(os.environ.get("RANK", "0")), settings.micro_batch_tokens
     client = SupervisorClient(settings, stop=stop)
+    last = settings.checkpoint
+    if last is not None and rank == 0:
+        require_whole(last)
     with reported_when_full(client, rank=rank, micro_batch_tokens=budget):
         join_process_group()
         trainer = make_trainer(settings, client=client)
         client.before_poll = trainer.publisher.check
         trainer.add_callback(GrpoReporter(trainer, stop=stop))
-        last = find_last_checkpoint(settings.work_dir)
         shares = "shared prefixes" if settings.shares_prefixes else "every sample on its own"
         logger.info("training from %s, %s", last or settings.model_dir, shares)
         trainer.train(resume_from_checkpoint=None if last is None else str(last))

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +29,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from forge.train.batch import read_batch
+from forge.train.checkpoints import checkpoint_dir
 from forge.train.trainer.child.card import take_peak_bytes
 from forge.train.trainer.child.parallel import LocalNumbers
 from forge.train.trainer.child.trainer import StageTrainer
@@ -126,8 +126,7 @@ class TurnTrainer(StageTrainer, GRPOTrainer):
 
     @property
     def _is_unsaved(self) -> bool:
-        path = Path(self.settings.work_dir, f"checkpoint-{self.state.global_step}")
-        return self.state.global_step > 0 and not path.exists()
+        return self.step > 0 and self.saved != checkpoint_dir(self.settings.work_dir, self.step)
 
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
-from forge.train.durable import whole_dir
+from forge.train.durable import link_or_copy, whole_dir
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -128,7 +126,7 @@ def save_weights(
             _write_config(partial / "config.json", dtype=dtype)
         for name in _SIDE_FILES:
             if (model_dir / name).is_file():
-                _copy(model_dir / name, partial / name)
+                link_or_copy(model_dir / name, partial / name)
 
 
 def _write_config(path: Path, *, dtype: torch.dtype) -> None:
@@ -151,11 +149,3 @@ def free_dir(parent: Path, name: str) -> Path:
         number += 1
         path = parent / f"{name}.{number}"
     return path
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Hard link, or copy if the file system has no links: these files never change once written."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl.trainer.sft_config import SFTConfig
 
-from forge.train.durable import find_last_checkpoint
+from forge.train.checkpoints import require_whole
 from forge.train.trainer.child.card import reported_when_full, take_peak_bytes
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from forge.train.trainer.child.parallel import join_process_group
@@ -41,12 +41,14 @@ def train_answers(settings: TrainerSettings) -> None:
     stop.install()
     rank, budget = int(os.environ.get("RANK", "0")), settings.micro_batch_tokens
     client = SupervisorClient(settings, stop=stop)
+    last = settings.checkpoint
+    if last is not None and rank == 0:
+        require_whole(last)
     with reported_when_full(client, rank=rank, micro_batch_tokens=budget):
         join_process_group()
         rows = read_rows(settings.rows_path)
         trainer = make_trainer(settings, rows=rows)
         trainer.add_callback(SftReporter(trainer, client=client, stop=stop))
-        last = find_last_checkpoint(settings.work_dir)
         logger.info("training %d rows from %s", len(trainer.rows), last or settings.model_dir)
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
         step = trainer.state.global_step

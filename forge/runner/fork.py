@@ -1,0 +1,174 @@
+# pyright: strict
+"""`forge run --fork RUN:STEP`: a new run that continues a checkpoint of another one, its parent.
+
+The new directory gets what the stage needs: checkpoint, weights that it began with, prepared data,
+the producer's state. Files are hard links where possible, since none of them ever changes. The
+parent stays as it is. Then the new run is resumed like any other.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+import anyio
+
+from forge.config.load import dump_experiment, load_experiment
+from forge.config.schema import EvalStage
+from forge.errors import ConfigError
+from forge.records import Event
+from forge.runner.past import load_past, require_checkpoint
+from forge.store.layout import create_run, find_run, write_file
+from forge.store.write.writer import open_writer
+from forge.train.checkpoints import checkpoint_dir, checkpoints, require_whole
+from forge.train.durable import link_or_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.config.schema import Experiment
+    from forge.records import PolicyVersion
+    from forge.runner.past import EarlierAttempts
+    from forge.serve.weights import Weights
+    from forge.store.layout import RunPaths
+
+
+def fork_run(spec: str, *, overrides: Sequence[str] = ()) -> RunPaths:
+    """Make the directory of a new run. Returns it, ready to be resumed.
+
+    Args:
+        spec: `RUN:STEP`; STEP is one of the last training stage with such a checkpoint.
+        overrides: arguments of `--set` that change the parent's experiment.
+
+    Raises:
+        ConfigError: no such run or checkpoint, or other stages than the parent's.
+        MachineError: the checkpoint is damaged.
+    """
+    name, _, step_text = spec.rpartition(":")
+    if not name or not step_text.isdecimal():
+        raise ConfigError(f"--fork {spec}: found no RUN:STEP; write e.g. --fork quickstart-1:10")
+    parent, step = find_run(name, store_dir=Path("runs")), int(step_text)
+    experiment = load_experiment(parent.experiment, overrides=overrides)
+    past = load_past(parent)
+    stage = _stage_of(past, parent, load_experiment(parent.experiment), step)
+    _require_same_stages(experiment, load_experiment(parent.experiment), stage, step)
+    paths = create_run(experiment.name, store_dir=experiment.store.dir)
+    write_file(paths.experiment, dump_experiment(experiment))
+    policies = _copy(parent, paths, past, stage=stage, step=step)
+    anyio.run(partial(_record, paths, parent, experiment, past, policies, stage=stage, step=step))
+    return paths
+
+
+def _stage_of(past: EarlierAttempts, parent: RunPaths, experiment: Experiment, step: int) -> int:
+    """The last training stage with a whole checkpoint of this step."""
+    begun = sorted(
+        (i for i in past.stage_weights or {} if not isinstance(experiment.stage[i], EvalStage)),
+        reverse=True,
+    )
+    if not begun:
+        raise ConfigError(f"{parent.name}: no training stage has begun, so there is no checkpoint")
+    having = [i for i in begun if step in checkpoints(parent.checkpoints / f"stage-{i}")]
+    stage = having[0] if having else begun[0]
+    require_checkpoint(parent, experiment, stage=stage, step=step)
+    return stage
+
+
+def _require_same_stages(experiment: Experiment, before: Experiment, stage: int, step: int) -> None:
+    kinds = [[each.kind for each in e.stage[: stage + 1]] for e in (experiment, before)]
+    if kinds[0] != kinds[1]:
+        raise ConfigError(
+            f"--set stage: found {', '.join(kinds[0])}; a fork keeps the parent's stages up to its "
+            f"own: {', '.join(kinds[1])}"
+        )
+    own = experiment.stage[stage]
+    if not isinstance(own, EvalStage) and own.steps and own.steps <= step:
+        raise ConfigError(f"--set stage.{stage}.steps: found {own.steps}; more than {step}")
+
+
+def _copy(
+    parent: RunPaths, paths: RunPaths, past: EarlierAttempts, *, stage: int, step: int
+) -> list[PolicyVersion]:
+    """Link what the stage needs; returns the published weights among it, oldest first."""
+    own = f"stage-{stage}"
+    target = checkpoint_dir(paths.checkpoints / own, step)
+    _link_tree(checkpoint_dir(parent.checkpoints / own, step), target)
+    require_whole(target)
+    with suppress(FileNotFoundError):  # a stage without a publish has none
+        link_or_copy(
+            parent.checkpoints / own / "probe.json", paths.checkpoints / own / "probe.json"
+        )
+    with suppress(FileNotFoundError):  # then problems come in a new order
+        batch = f"{stage}-{step:06d}.npz"
+        link_or_copy(parent.batches / batch, paths.batches / batch)
+    if (parent.root / "data").is_dir():
+        _link_tree(parent.root / "data", paths.root / "data")
+    start = (past.stage_weights or {})[stage]
+    names = {"init", *(path.name for path in (start.full, start.adapter) if path is not None)}
+    for name in names:
+        if (parent.weights / name).is_dir():
+            _link_tree(parent.weights / name, paths.weights / name)
+    assert past.state is not None
+    found = {PurePath(policy.path).name: policy for policy in past.state.policies}
+    return sorted((found[name] for name in names & found.keys()), key=lambda each: each.version)
+
+
+async def _record(
+    paths: RunPaths,
+    parent: RunPaths,
+    experiment: Experiment,
+    past: EarlierAttempts,
+    policies: Sequence[PolicyVersion],
+    *,
+    stage: int,
+    step: int,
+) -> None:
+    """Write the rows that a resume reads, and where the run comes from."""
+    assert past.state is not None
+    now, label = time.time(), f"{experiment.stage[stage].kind}-{stage}"
+    message = f"forked from {parent.name} after step {step} of {label}"
+    origin = {"parent": parent.name, "path": str(parent.root), "stage": stage, "step": step}
+    records: list[Event | PolicyVersion] = [
+        Event(at=now, kind="forked", message=message, data=origin)
+    ]
+    for index in range(stage + 1):
+        weights = (past.stage_weights or {}).get(index)
+        name = f"{experiment.stage[index].kind}-{index}"
+        if weights is None:
+            continue
+        moved = _moved(weights, parent, paths).to_json()
+        data = {"stage": index, "weights": moved}
+        records.append(Event(at=now, kind="stage_start", message=name, data=data))
+        if index < stage:
+            done = f"{name}: in {parent.name}"
+            records.append(Event(at=now, kind="stage_end", message=done, data={"stage": index}))
+    data = {"stage": stage, "step": step}
+    records.append(
+        Event(
+            at=now, kind="checkpoint", message=f"{label}: checkpoint after step {step}", data=data
+        )
+    )
+    for policy in policies:
+        place = paths.weights / PurePath(policy.path).name
+        records.append(replace(policy, path=str(place), attempt=0))
+    async with open_writer(paths, experiment.store) as writer:
+        await writer.put(*records)
+
+
+def _moved(weights: Weights, parent: RunPaths, paths: RunPaths) -> Weights:
+    """The same weights in the new run's directory, if they are in the parent's."""
+
+    def move(path: Path) -> Path:
+        is_inside = path.is_relative_to(parent.root)
+        return paths.root / path.relative_to(parent.root) if is_inside else path
+
+    adapter = weights.adapter
+    return replace(weights, full=move(weights.full), adapter=adapter and move(adapter))
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, copy_function=link_or_copy, dirs_exist_ok=True)
