@@ -94,14 +94,11 @@ def _copy(
     parent: RunPaths, paths: RunPaths, past: EarlierAttempts, *, stage: int, step: int
 ) -> list[PolicyVersion]:
     """Link what the stage needs; returns the published weights among it, oldest first."""
-    own = f"stage-{stage}"
-    target = checkpoint_dir(paths.checkpoints / own, step)
-    _link_tree(checkpoint_dir(parent.checkpoints / own, step), target)
-    require_whole(target)
+    source, target = (each.checkpoints / f"stage-{stage}" for each in (parent, paths))
+    _link_tree(checkpoint_dir(source, step), checkpoint_dir(target, step))
+    require_whole(checkpoint_dir(target, step))
     with suppress(FileNotFoundError):  # a stage without a publish has none
-        link_or_copy(
-            parent.checkpoints / own / "probe.json", paths.checkpoints / own / "probe.json"
-        )
+        link_or_copy(source / "probe.json", target / "probe.json")
     with suppress(FileNotFoundError):  # then problems come in a new order
         batch = f"{stage}-{step:06d}.npz"
         link_or_copy(parent.batches / batch, paths.batches / batch)
