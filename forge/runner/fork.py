@@ -23,6 +23,7 @@ from forge.config.schema import EvalStage
 from forge.errors import ConfigError
 from forge.records import Event
 from forge.runner.past import load_past, require_checkpoint
+from forge.store.identity import read_identity
 from forge.store.layout import create_run, find_run, write_file
 from forge.store.write.writer import open_writer
 from forge.train.checkpoints import checkpoint_dir, checkpoints, require_whole
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from forge.config.schema import Experiment
     from forge.records import PolicyVersion
     from forge.runner.past import EarlierAttempts
-    from forge.serve.weights import Weights
     from forge.store.layout import RunPaths
 
 
@@ -54,7 +54,7 @@ def fork_run(spec: str, *, overrides: Sequence[str] = ()) -> RunPaths:
         raise ConfigError(f"--fork {spec}: found no RUN:STEP; write e.g. --fork quickstart-1:10")
     parent, step = find_run(name, store_dir=Path("runs")), int(step_text)
     experiment = load_experiment(parent.experiment, overrides=overrides)
-    past = load_past(parent)
+    past = load_past(parent, is_owned=False)
     stage = _stage_of(past, parent, load_experiment(parent.experiment), step)
     _require_same_stages(experiment, load_experiment(parent.experiment), stage, step)
     paths = create_run(experiment.name, store_dir=experiment.store.dir)
@@ -128,7 +128,14 @@ async def _record(
     assert past.state is not None
     now, label = time.time(), f"{experiment.stage[stage].kind}-{stage}"
     message = f"forked from {parent.name} after step {step} of {label}"
-    origin = {"parent": parent.name, "path": str(parent.root), "stage": stage, "step": step}
+    identity = read_identity(parent)
+    origin = {
+        "parent": parent.name,
+        "id": identity.id if identity else None,
+        "path": str(parent.root),
+        "stage": stage,
+        "step": step,
+    }
     records: list[Event | PolicyVersion] = [
         Event(at=now, kind="forked", message=message, data=origin)
     ]
@@ -137,8 +144,7 @@ async def _record(
         name = f"{experiment.stage[index].kind}-{index}"
         if weights is None:
             continue
-        moved = _moved(weights, parent, paths).to_json()
-        data = {"stage": index, "weights": moved}
+        data = {"stage": index, "weights": weights.to_json(parent.record)}
         records.append(Event(at=now, kind="stage_start", message=name, data=data))
         if index < stage:
             done = f"{name}: in {parent.name}"
@@ -150,21 +156,9 @@ async def _record(
         )
     )
     for policy in policies:
-        place = paths.weights / PurePath(policy.path).name
-        records.append(replace(policy, path=str(place), attempt=0))
+        records.append(replace(policy, path=parent.record(policy.path), attempt=0))
     async with open_writer(paths, experiment.store) as writer:
         await writer.put(*records)
-
-
-def _moved(weights: Weights, parent: RunPaths, paths: RunPaths) -> Weights:
-    """The same weights in the new run's directory, if they are in the parent's."""
-
-    def move(path: Path) -> Path:
-        is_inside = path.is_relative_to(parent.root)
-        return paths.root / path.relative_to(parent.root) if is_inside else path
-
-    adapter = weights.adapter
-    return replace(weights, full=move(weights.full), adapter=adapter and move(adapter))
 
 
 def _link_tree(source: Path, target: Path) -> None:
