@@ -155,8 +155,7 @@ async def _record(
             at=now, kind="checkpoint", message=f"{label}: checkpoint after step {step}", data=data
         )
     )
-    for policy in policies:
-        records.append(replace(policy, path=parent.record(policy.path), attempt=0))
+    records += [replace(each, path=parent.record(each.path), attempt=0) for each in policies]
     async with open_writer(paths, experiment.store) as writer:
         await writer.put(*records)
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 TAKE_WAIT_S = 20.0
 """Duration of one long poll; the trainer asks again. Shorter than its HTTP deadline."""
 STEPS_BEFORE = 16
-"""Steps before the oldest checkpoint whose versions are remembered: samples of a batch are at most 8
-steps old (`rollout.max_staleness`)."""
+"""Steps before the oldest checkpoint whose versions are remembered: samples of a batch are at most
+8 steps old (`rollout.max_staleness`)."""
 
 
 class TrainerDesk:
