@@ -22,9 +22,12 @@ from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import EvalStage
 from forge.errors import ConfigError
 from forge.records import Event
-from forge.runner.past import load_past, require_checkpoint
+from forge.runner.past import EarlierAttempts, require_checkpoint
+from forge.runner.weights.resume import load_stage_weights
 from forge.store.identity import read_identity
 from forge.store.layout import create_run, find_run, write_file
+from forge.store.reader import open_run
+from forge.store.resume import last_state
 from forge.store.write.writer import open_writer
 from forge.train.checkpoints import checkpoint_dir, checkpoints, require_whole
 from forge.train.durable import link_or_copy
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
 
     from forge.config.schema import Experiment
     from forge.records import PolicyVersion
-    from forge.runner.past import EarlierAttempts
     from forge.store.layout import RunPaths
 
 
@@ -54,7 +56,8 @@ def fork_run(spec: str, *, overrides: Sequence[str] = ()) -> RunPaths:
         raise ConfigError(f"--fork {spec}: found no RUN:STEP; write e.g. --fork quickstart-1:10")
     parent, step = find_run(name, store_dir=Path("runs")), int(step_text)
     experiment = load_experiment(parent.experiment, overrides=overrides)
-    past = load_past(parent, is_owned=False)
+    with open_run(parent) as reader:
+        past = EarlierAttempts(state=last_state(reader), stage_weights=load_stage_weights(reader))
     stage = _stage_of(past, parent, load_experiment(parent.experiment), step)
     _require_same_stages(experiment, load_experiment(parent.experiment), stage, step)
     paths = create_run(experiment.name, store_dir=experiment.store.dir)

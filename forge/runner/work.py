@@ -29,7 +29,7 @@ from forge.runner.weights.lost import find_lost_weights, without_stages
 from forge.serve.replicas import open_replicas
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator
 
     from forge.config.schema import Experiment, JudgeTable
     from forge.evalpool.pool import Pool

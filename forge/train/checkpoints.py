@@ -49,8 +49,8 @@ def write_manifest(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str:
-    """What is wrong with a checkpoint, beginning with the file; empty if it is whole. Reads all of
-    it."""
+    """The first damage of a checkpoint, beginning with the file; empty if it is whole. Reads it
+    completely."""
     if not folder.is_dir():
         return "missing"
     try:

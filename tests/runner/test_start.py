@@ -105,7 +105,7 @@ def test_a_run_records_the_hub_name_and_commit_and_uses_the_directory(
 
 def test_earlier_attempts_are_read_only_under_the_runs_lock(tmp_path, supervised, monkeypatch):
     paths = make_past(tmp_path, supervised, num_finished=1)
-    monkeypatch.setattr(run_module, "open_run", lambda paths: pytest.fail("read the past"))
+    monkeypatch.setattr(run_module, "load_past", lambda *given: pytest.fail("read the past"))
     with open_run_lock(paths), pytest.raises(ConfigError, match="already running"):
         resume_run(paths, quiet=True)
 

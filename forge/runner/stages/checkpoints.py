@@ -67,12 +67,13 @@ class StageCheckpoints:
         later = [each for each in checkpoints(self.folder) if each > step]
         await anyio.to_thread.run_sync(remove_checkpoints, self.folder, later)
         await anyio.to_thread.run_sync(shelf.discard_after, step)
-        words = f"{self._label} goes back to step {step}"
-        await self.rewind(step, f"{words}{self._repeated(step)}")
+        await self.rewind(step)
 
-    async def rewind(self, step: int, message: str) -> None:
+    async def rewind(self, step: int, reason: str = "") -> None:
         """Mark the rows of later steps, which are played and trained again, and say so."""
         run = self._run
+        again = self._repeated(step, "played and trained")
+        message = f"{reason}{self._label} goes back to step {step}{again}"
         await run.writer.put(Rewind(at=time.time(), stage=self._index, step=step, message=message))
         await run.writer.flush()
         self.trained_step = min(self.trained_step, step)
@@ -91,8 +92,7 @@ class StageCheckpoints:
         if damage and self.trained_step > last:
             if point.path is None:
                 raise self.lost(damage)
-            words = f"{damage}; {self._label} goes back to step {last}"
-            await self.rewind(last, f"{words}{self._repeated(last)}")
+            await self.rewind(last, f"{damage}; ")
         elif damage:
             await self._say("batch_lost", f"{damage}; {self._label}: step {last + 1} is made again")
         if last and shelf.last_state is None:
@@ -151,13 +151,13 @@ class StageCheckpoints:
         words = f"{'; '.join(point.damages)}; {self._label} continues from {point.path.name}"
         await self._say("checkpoint_damaged", f"{words}{self._repeated(point.step)}")
 
-    def _repeated(self, step: int) -> str:
+    def _repeated(self, step: int, what: str = "trained") -> str:
         """`, steps 4 to 8 are trained again`; empty if there are none."""
         last = self.trained_step
         if last <= step:
             return ""
         steps = f"step {last} is" if last == step + 1 else f"steps {step + 1} to {last} are"
-        return f", {steps} trained again"
+        return f", {steps} {what} again"
 
     async def _say(self, kind: str, message: str) -> None:
         data = {"stage": self._index}
