@@ -41,6 +41,8 @@ class EngineFacts:
     table: ServeTable = field(default_factory=ServeTable)
     imported: Mapping[str, Imported] = field(default_factory=dict[str, Imported])
     """Results of importing TARGETS."""
+    unmet: Sequence[str] = ()
+    """Requirements that the versions in that interpreter do not meet."""
     gpus: Sequence[Gpu] = ()
 
     @property
@@ -61,6 +63,9 @@ def check_engines(facts: EngineFacts) -> Iterator[Finding]:
     chosen, why = choose_engine(facts.table, gpus=facts.gpus, installed=facts.installed)
     for name in ENGINES:
         yield _check_engine(name, facts, is_chosen=name == chosen)
+    if facts.unmet:
+        fix = f"an interpreter for each engine that pins its packages; {ENGINES['vllm'].advice}"
+        yield warning("versions of engines", "; ".join(facts.unmet), fix=fix)
     found = f"{chosen}: {why}"
     if chosen == "hf" and facts.gpus and facts.table.engine == "auto":
         fix = f'"{LLAMA_FOR_GPUS}", or {ENGINES["vllm"].advice}'

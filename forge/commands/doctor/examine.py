@@ -100,7 +100,8 @@ def _check_engines(engines: EngineFacts | MachineError, trials: Trials) -> Itera
         yield error("engines", str(engines), fix=fix)
         return
     imported = {**trials.here.packages, **trials.serving.packages}
-    yield from check_engines(replace(engines, imported=imported))
+    unmet = [line for line in trials.serving.unmet if line not in trials.here.unmet]
+    yield from check_engines(replace(engines, imported=imported, unmet=unmet))
 
 
 def _check_host(

@@ -34,6 +34,8 @@ class Outcome:
     """Its lines, in order."""
     fault: str = ""
     """The reason why it did not end well, with what it was doing; empty if it did."""
+    is_late: bool = False
+    """True if the deadline ended it."""
     log: str = ""
     """Last lines of its output."""
 
@@ -76,17 +78,18 @@ async def run_probe(
         config={**config, "answer_path": str(answer_path)},
         stop_grace_s=0.0,
     )
-    ended, fault = "", ""
+    ended, fault, is_late = "", "", False
     try:
         async with open_child(spec) as child:
-            with anyio.move_on_after(deadline_s):
+            with anyio.move_on_after(deadline_s) as scope:
                 ended = await child.wait()
+            is_late = scope.cancelled_caught
     except ForgeError as error:
         fault = str(error).splitlines()[0]
     answers, log = _read_answers(answer_path), read_last_lines(log_path, num_lines=LOG_LINES)
     if not fault and ended != "exit 0":
         fault = _describe(ended, answers, log, deadline_s=deadline_s)
-    return Outcome(answers=answers, fault=fault, log=log)
+    return Outcome(answers=answers, fault=fault, is_late=is_late, log=log)
 
 
 def _describe(

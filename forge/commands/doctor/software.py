@@ -109,6 +109,9 @@ async def import_packages(
         crashed = outcome.get("importing") or rest[0][0]
         found.setdefault(crashed, Imported(fault=outcome.fault))
         rest = [(name, target) for name, target in rest if name not in found]
+        if outcome.is_late:
+            found |= {name: Imported(fault=f"not tried: {crashed} hangs") for name, _ in rest}
+            break
     return Imports(packages=found, torch=torch, unmet=unmet)
 
 

@@ -86,7 +86,7 @@ async def _import(
         TARGETS[engine],
         folder=folder,
         label=f"imports-{engine}",
-        needs=dict.fromkeys(NEEDS, ""),  # vLLM's interpreter has versions of its own
+        needs=dict.fromkeys((*NEEDS, "vllm"), ""),  # its interpreter may have other versions
         python=engines.python.python,
         gpus=[gpu.uuid for gpu in gpus.gpus] if ENGINES[engine].needs_gpu else (),
         extra=engines.table.env,
@@ -99,7 +99,8 @@ def _join(imports: dict[str, Imports]) -> Imports:
     for each in imports.values():
         packages |= {name: one for name, one in each.packages.items() if one.fault}
     torch = next((each.torch for each in imports.values() if each.torch), None)
-    return Imports(packages=packages, torch=torch)
+    unmet = sorted({line for each in imports.values() for line in each.unmet})
+    return Imports(packages=packages, torch=torch, unmet=unmet)
 
 
 async def _try_gpus(folder: Path, gpus: GpuFacts) -> GpuFacts:

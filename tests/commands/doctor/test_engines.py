@@ -58,6 +58,13 @@ def test_a_vllm_whose_import_fails_is_an_error_where_a_run_would_take_it() -> No
     assert found.severity is Severity.WARNING
 
 
+def test_versions_that_do_not_fit_in_the_engines_interpreter_are_reported() -> None:
+    unmet = ["vllm 0.24.0 needs transformers<6, found 6.1"]
+    found = check(Interpreter(python="/opt/python", modules=ALL), unmet=unmet)
+    assert found["versions of engines"].found == unmet[0]
+    assert found["versions of engines"].severity is Severity.WARNING
+
+
 def test_a_llama_whose_library_does_not_load_is_an_error_where_a_run_would_take_it() -> None:
     python = Interpreter(python="", modules=ALL)
     imported = {"llama_cpp": Imported(fault="killed by signal 4 while importing llama_cpp")}
