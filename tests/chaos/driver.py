@@ -10,6 +10,7 @@ import resource
 import signal
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from tests.chaos.machine import (
     Command,
     Disk,
     Machine,
+    MissingMount,
     has_private_mounts,
     open_machine,
     wait_until,
@@ -63,6 +65,8 @@ def reason_to_skip(cell: Cell) -> str:
     is_private = disk_of(cell) is not Disk.SHARED or cell.fault in PRIVATE
     if is_private and not has_private_mounts():
         return "needs a private mount namespace, which root may make"
+    if cell.target is Target.SINK and find_spec("tensorboard") is None:
+        return "needs tensorboard"
     if not IS_ROOT and cell.target is Target.RUNNER:
         return "needs root: runners are known by their uid"
     return ""
@@ -89,11 +93,11 @@ def play(cell: Cell, taught: Taught) -> Result:
             with_private_mounts(
                 lambda: _play_in_namespace(cell, taught, result, env={**env, **clock})
             )
-    except AssertionError as error:
+    except (AssertionError, RuntimeError) as error:
         result.faults.append(str(error))
     except TimeoutExpired as error:
         result.faults.append(f"no end within {error.timeout:.0f} s after the fault")
-    except RuntimeError as error:
+    except MissingMount as error:
         result.skipped = str(error)
     result.seconds, result.cpu_s = time.monotonic() - began, _cpu_s() - cpu_before
     return result
@@ -127,8 +131,8 @@ def _play_on(machine: Machine, cell: Cell, taught: Taught, result: Result) -> No
     if result.seen not in cell.expects:
         expected = " or ".join(sorted(cell.expects))
         result.faults.append(f"{result.seen}, expected {expected}: {result.said}")
-    repair(cell, machine)
     await_children(machine)
+    repair(cell, machine)
     if code != 0 or not cell.finishes:
         commands.append(machine.start("resume", "x-1"))
         again = commands[-1].wait(ENDING_S)

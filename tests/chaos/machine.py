@@ -62,6 +62,10 @@ mount -t tmpfs -o size={TMP_BYTES} none t
 MAKE_EXT4 = f"truncate -s {DISK_BYTES} disk && mkfs.ext4 -q -E lazy_itable_init=0 disk"
 
 
+class MissingMount(Exception):
+    """This machine cannot mount the disk of a cell."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Command:
     """A started `forge` command."""
@@ -168,8 +172,7 @@ def open_machine(
     )
     try:
         if machine.is_private:
-            machine.run("sh", "-ec", MOUNT_ALL + (MAKE_EXT4 if disk is Disk.FAILING else ""))
-            machine.run("sh", "-ec", MOUNTS[disk])
+            _mount(machine)
         yield machine
     finally:
         for command in machine.started:  # by the pids that were started
@@ -181,12 +184,23 @@ def open_machine(
     shutil.rmtree(root)
 
 
+def _mount(machine: Machine) -> None:
+    make = MAKE_EXT4 if machine.disk is Disk.FAILING else ""
+    try:
+        machine.run("sh", "-ec", MOUNT_ALL + make)
+        machine.run("sh", "-ec", MOUNTS[machine.disk])
+    except RuntimeError as error:
+        raise MissingMount(str(error)) from error
+
+
 @cache
 def has_private_mounts() -> bool:
     """True if this process may make a mount namespace and mount a tmpfs in it."""
     script = "mount -t tmpfs none /dev/shm"
     enter = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
-    return IS_ROOT and subprocess.run(enter, capture_output=True, check=False).returncode == 0
+    if not IS_ROOT or shutil.which("unshare") is None or shutil.which("mount") is None:
+        return False
+    return subprocess.run(enter, capture_output=True, check=False).returncode == 0
 
 
 def with_private_mounts(work: Callable[[], T]) -> T:

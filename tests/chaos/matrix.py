@@ -187,5 +187,8 @@ def damages() -> Iterator[Cell]:
     yield cell(T.TRAINER, P.STOPPED, F.DELETED, *LIVES, file="data/pairs.jsonl")
 
 
-CELLS = [*supervisor(), *trainer(), *engine(), *judge(), *outlets(), *disks(), *damages()]
-"""All cells, in the order of the table."""
+CELLS = sorted(
+    [*supervisor(), *trainer(), *engine(), *judge(), *outlets(), *disks(), *damages()],
+    key=lambda each: each.fault is not F.STOP,
+)
+"""All cells. A stopped process is noticed after minutes, so those come first."""
