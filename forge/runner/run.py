@@ -166,7 +166,14 @@ async def _supervise(
         hold_directory(paths) as home,
         open_writer(paths, experiment.store) as writer,
         open_sinks(experiment.sinks, paths, attempt=attempt, writer=writer, console=console),
-        open_notifier(experiment.notify, paths, attempt=attempt, writer=writer, console=console),
+        open_notifier(
+            experiment.notify,
+            paths,
+            attempt=attempt,
+            writer=writer,
+            console=console,
+            find=lambda: home.paths,
+        ),
     ):
         run = RunContext(
             experiment=experiment,

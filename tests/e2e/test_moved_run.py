@@ -38,10 +38,10 @@ greedy = false
 max_turns = 1
 [[stage]]
 kind = "sft"
-steps = 150
+steps = 60
 learning_rate = 1e-2
 batch_size = 2
-save_every = 10
+save_every = 5
 [[stage]]
 kind = "eval"
 num_problems = 1

@@ -80,15 +80,22 @@ class Notice:
 
 @asynccontextmanager
 async def open_notifier(
-    table: NotifyTable, paths: RunPaths, *, attempt: int, writer: Writer, console: Console
+    table: NotifyTable,
+    paths: RunPaths,
+    *,
+    attempt: int,
+    writer: Writer,
+    console: Console,
+    find: Callable[[], RunPaths] | None = None,
 ) -> AsyncGenerator[None]:
-    """Notifies of new bests while open, and of the ending. Does nothing without `[notify]`."""
+    """Notifies of new bests while open, and of the ending. Does nothing without `[notify]`. `find`
+    gives the run directory after a move."""
     if not table.is_configured:
         yield
         return
     notifier = Notifier(
-        table=table, paths=paths, attempt=attempt, writer=writer, console=console,
-        bests=Bests(paths),
+        table=table, find=find or (lambda: paths), attempt=attempt, writer=writer,
+        console=console, bests=Bests(paths),
     )  # fmt: skip
     try:
         async with anyio.create_task_group() as tasks:
@@ -107,7 +114,7 @@ class Notifier:
     """Sends the notifications of one attempt."""
 
     table: NotifyTable
-    paths: RunPaths
+    find: Callable[[], RunPaths]
     attempt: int
     writer: Writer
     console: Console
@@ -134,9 +141,10 @@ class Notifier:
 
     async def send(self, event: str, message: str, data: Mapping[str, Any]) -> None:
         """Runs the command and posts to the webhook. Never raises if they fail."""
+        paths = self.find()
         notice = Notice(
-            run=self.paths.name, event=event, message=printable(message)[:LONGEST_MESSAGE],
-            run_dir=str(self.paths.root), at=time.time(), data=data,
+            run=paths.name, event=event, message=printable(message)[:LONGEST_MESSAGE],
+            run_dir=str(paths.root), at=time.time(), data=data,
         )  # fmt: skip
         failure = await self._run_sender(notice)
         if failure is None:
@@ -171,12 +179,16 @@ class Notifier:
         """Sends a notice by a child process. Returns why it failed; None if it did not."""
         self.num_sent += 1
         table = self.table
+        try:
+            log_dir = self.find().logs(self.attempt)
+        except (ForgeError, OSError) as error:  # the run directory was deleted
+            return str(error)
         limit_s = table.timeout_s + START_S
         url = table.webhook or (os.environ.get(table.webhook_env) if table.webhook_env else None)
         spec = ChildSpec(
             name=f"notify-{self.num_sent}",
             argv=(sys.executable, "-P", "-m", "forge.runner.outlets.notify_child"),
-            log_path=self.paths.logs(self.attempt) / "notify.log",
+            log_path=log_dir / "notify.log",
             env={**os.environ, "PYTHONPATH": python_path()},
             socket_path=None,
             config={

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from forge.config.schema.outlets import NotifyTable
 from forge.errors import MachineError
 from forge.runner.live.held_directory import hold_directory
 from forge.store.layout import RunPaths
@@ -65,9 +66,11 @@ async def test_a_deleted_directory_is_said_to_be_deleted(tmp_path: Path) -> None
 
 
 async def test_a_run_that_is_renamed_stops_with_3_and_says_where_it_is(
-    supervised: Supervised,
+    supervised: Supervised, tmp_path: Path
 ) -> None:
     root = supervised.paths.root
+    notify = NotifyTable(command=f'echo "$FORGE_EVENT $FORGE_RUN_DIR" > {tmp_path}/told')
+    supervised.experiment = supervised.experiment.model_copy(update={"notify": notify})
     now = root.with_name("renamed")
 
     async def work(self: Work) -> None:
@@ -83,6 +86,7 @@ async def test_a_run_that_is_renamed_stops_with_3_and_says_where_it_is(
         code, reason = reader.query("SELECT exit_code, reason FROM attempts").rows[0]
     assert (code, reason) == (3, ending.message)
     assert read_status(RunPaths(now))["state"] == "failed"
+    assert (tmp_path / "told").read_text() == f"failed {now}\n"
 
 
 async def test_a_run_whose_directory_is_deleted_stops_with_3(supervised: Supervised) -> None:
