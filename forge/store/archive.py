@@ -12,6 +12,8 @@ a new directory; the checksums while it is.
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import json
 import os
 import re
@@ -27,8 +29,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from stat import S_ISREG
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from forge.errors import ConfigError, MachineError
 from forge.store.identity import present_identity
@@ -83,8 +84,10 @@ def write_archive(paths: RunPaths, target: Path, *, with_weights: bool) -> Writt
         raise ConfigError(f"{target}: exists; --to names another file")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with _undisturbed(paths, is_needed=with_weights):
-            num_files = _write(paths, part, with_weights=with_weights)
+        _sweep(target)
+        with _undisturbed(paths, is_needed=with_weights), part.open("xb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            num_files = _write(paths, file, part, with_weights=with_weights)
         part.replace(target)
     except OSError as error:
         where = error.filename or target
@@ -222,11 +225,11 @@ def _check(entries: list[zipfile.ZipInfo], file: Path) -> None:
         raise ConfigError(f"{file}: no archive of a run: it has no run.db")
 
 
-def _write(paths: RunPaths, part: Path, *, with_weights: bool) -> int:
+def _write(paths: RunPaths, file: BinaryIO, part: Path, *, with_weights: bool) -> int:
     manifest = {"format": FORMAT, "name": paths.name, "has_weights": with_weights}
     num_files = 0
     with zipfile.ZipFile(
-        part, "x", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False
+        file, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False
     ) as archive:
         archive.writestr(MANIFEST, json.dumps(manifest))
         if (identity := present_identity(paths)) is not None:
@@ -236,12 +239,12 @@ def _write(paths: RunPaths, part: Path, *, with_weights: bool) -> int:
             is_heavy = _top(name) in HEAVY
             if path == paths.identity or (is_heavy and not with_weights):
                 continue
-            with suppress(FileNotFoundError), _as_written(path, part) as source:
-                kind = zipfile.ZIP_STORED if is_heavy else zipfile.ZIP_DEFLATED
+            kind = zipfile.ZIP_STORED if is_heavy else zipfile.ZIP_DEFLATED
+            may_vanish = (FileNotFoundError,) if _top(name) == "logs" else ()  # a child's config
+            with suppress(*may_vanish), _as_written(path, part) as source:
                 archive.write(source, name, compress_type=kind)
                 num_files += 1
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
+    os.fsync(file.fileno())
     return num_files
 
 
@@ -259,7 +262,7 @@ def _files(root: Path) -> Iterator[Path]:
         for name in sorted(names):
             path = Path(folder, name)
             is_left_out = LEFT_OUT.fullmatch(name) or (name[0] == "." and path.parent == root)
-            if not is_left_out and path.exists() and S_ISREG(path.stat().st_mode):
+            if not is_left_out and path.is_file():
                 yield path
 
 
@@ -275,6 +278,16 @@ def _as_written(path: Path, part: Path) -> Generator[Path]:
         with closing(source), closing(sqlite3.connect(copy)) as target:
             source.backup(target)
         yield copy
+
+
+def _sweep(target: Path) -> None:
+    """Deletes what killed writers of this archive left; those that still write hold a lock."""
+    for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
+        with suppress(BlockingIOError), part.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for snapshots in target.parent.glob(f"{glob.escape(part.name)}-*"):
+                shutil.rmtree(snapshots)
+            part.unlink()
 
 
 @contextmanager

@@ -142,6 +142,32 @@ def test_an_interrupted_archive_leaves_nothing(
     assert os.listdir(tmp_path) == ["runs"]
 
 
+def test_the_next_archive_deletes_what_a_killed_one_left(run: RunPaths, tmp_path: Path) -> None:
+    for name in (".toy.7.part", ".toy.8.part"):
+        (tmp_path / name).touch()
+        (tmp_path / f"{name}-db").mkdir()
+    with (tmp_path / ".toy.8.part").open() as writing:
+        archives.fcntl.flock(writing, archives.fcntl.LOCK_EX)
+        write_archive(run, tmp_path / "toy", with_weights=False)
+    assert sorted(os.listdir(tmp_path)) == [".toy.8.part", ".toy.8.part-db", "runs", "toy"]
+
+
+def test_a_file_that_vanishes_fails_the_archive_unless_it_is_a_log(
+    run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vanished = run.root / "logs" / "attempt-1" / "notify-1.json"
+    files = archives._files
+
+    def with_vanished(root: Path) -> list[Path]:
+        return [vanished, *files(root)]
+
+    monkeypatch.setattr(archives, "_files", with_vanished)
+    write_archive(run, tmp_path / "a", with_weights=True)
+    vanished = run.weights / "model.safetensors"
+    with pytest.raises(MachineError, match=r"model\.safetensors: cannot be archived: No such file"):
+        write_archive(run, tmp_path / "b", with_weights=True)
+
+
 def test_an_archive_overwrites_nothing(run: RunPaths, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("mine")
     with pytest.raises(ConfigError, match="there: exists; --to names another file"):
