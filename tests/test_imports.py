@@ -110,7 +110,7 @@ SUPERVISOR: dict[str, set[str]] = {
         "runner.plan", "runner.live", "runner.prepare", "runner.weights",
         "runner.stages", "runner.status", "runner.outlets", "runner.outlets.sinks",
     },
-    "commands": {"runner.plan", "runner.prepare", "runner.weights"},
+    "commands": {"runner", "runner.plan", "runner.prepare", "runner.weights"},
     "commands.judge": {"commands"},
     "commands.doctor": {"runner.plan"},
 }  # fmt: skip
@@ -126,6 +126,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "forge/serve/engine/chat.py": {"data"},
     # The store's public names.
     "forge/store/__init__.py": {"store.write"},
+    # A source that the judge's screen refuses needs no judge.
+    "forge/commands/judge/judge.py": {"evalpool.judge"},
     # The doctor says what a machine must allow for the sandbox.
     "forge/commands/doctor/container.py": {"evalpool.judge"},
     "forge/commands/doctor/examine.py": {"evalpool.judge"},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.evalpool.judge.screen import screen
+from forge.records import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -306,7 +307,7 @@ def test_a_name_bound_elsewhere_still_means_the_builtin(code: str) -> None:
 def test_a_syntax_error_is_told_with_its_line() -> None:
     screening = screen("import torch\ndef f(:\n", entry_point="ModelNew")
     assert screening.reason == "syntax_error"
-    assert screening.is_compile_error
+    assert screening.status is Status.COMPILE_ERROR
     assert screening.detail == "line 2: def f(:\nSyntaxError: invalid syntax"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,11 @@ import anyio
 
 from forge.commands.judge.counter import open_counter
 from forge.commands.judge.files import JudgeJob, JudgingRequest, read_jobs
+from forge.commands.judge.report import NOT_RUN
 from forge.commands.judge.settings import MAX_JUDGES
 from forge.errors import ConfigError
+from forge.evalpool.judge.screen import screen
+from forge.evalpool.judge.words import clean
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Status, Verdict
@@ -71,14 +75,37 @@ def judge(request: JudgingRequest, settings: JudgeSettings, *, is_shown: bool = 
         ConfigError: a file or option that cannot be used.
         MachineError: no sandbox works on this machine.
     """
-    table = settings.table()
+    table, gpus = settings.table(), settings.gpus()
     jobs = read_jobs(request)
-    most = min(settings.workers or MAX_JUDGES, len(jobs))
-    table = table.model_copy(update={"workers": min(table.workers, most)})
-    gpus = settings.gpus()[:most]
+    refused = {} if settings.url else _refuse(jobs)
+    others = [job for index, job in enumerate(jobs) if index not in refused]
+    most = min(settings.workers or MAX_JUDGES, len(others))
     is_counted = is_shown and request.is_directory
-    verdicts = anyio.run(_judge_all, jobs, table, gpus, request, is_counted)
+    judged: list[Verdict] = []
+    if others:
+        table = table.model_copy(update={"workers": min(table.workers, most)})
+        judged = anyio.run(_judge_all, others, table, gpus[:most], request, is_counted)
+    rest = iter(judged)
+    verdicts = [refused[i] if i in refused else next(rest) for i in range(len(jobs))]
     return Judged(jobs=jobs, verdicts=verdicts, request=request)
+
+
+def _refuse(jobs: Sequence[JudgeJob]) -> dict[int, Verdict]:
+    """Verdicts by index of candidates whose source a judge refuses before it runs anything: they
+    need no judge, which takes seconds to start."""
+    refused: dict[int, Verdict] = {}
+    for index, job in enumerate(jobs):
+        began = time.monotonic()
+        found = screen(job.code, entry_point=f"{job.problem.entry_point}New")
+        if not found.is_ok:
+            refused[index] = Verdict(
+                status=found.status,
+                reason=found.reason,
+                detail=clean(found.detail),
+                isolation=NOT_RUN,
+                phase_s={"screen": time.monotonic() - began},
+            )
+    return refused
 
 
 def serve(

@@ -53,6 +53,8 @@ STYLES = {Status.CORRECT: "green", Status.INFRA_ERROR: "yellow"}
 """Colours of statuses; any other one is red."""
 MAX_DETAIL = 120
 """Maximum length of a detail in the table."""
+NOT_RUN = "not run"
+"""Isolation of a candidate that was refused by its source alone."""
 WEAK = {"none": ": the candidate could reach files, sockets and other processes"}
 
 
@@ -190,6 +192,9 @@ def _circumstances(verdict: Verdict) -> Iterator[str]:
     if verdict.status is Status.INFRA_ERROR:
         again = AGAIN.get(verdict.reason, "judge it again")
         yield f"not a verdict on the candidate: {again}"
+        return
+    if verdict.isolation == NOT_RUN:
+        yield "refused by its source alone; nothing was run"
         return
     launches = f"{verdict.num_launches} launch{'' if verdict.num_launches == 1 else 'es'}"
     share = "" if verdict.torch_share is None else f", torch work {percent(verdict.torch_share)}"

@@ -27,6 +27,7 @@ from forge.evalpool.judge.allowed import (
 )
 from forge.evalpool.judge.naming import COMPUTED, Names, is_kernel, reaching_builtins
 from forge.evalpool.judge.words import at_line
+from forge.records import Status
 
 MAX_CODE_BYTES = 64_000
 ALLOWED_DUNDERS = ("__init__", "__call__", "__name__", "__class__")
@@ -85,8 +86,9 @@ class Screening:
         return self.reason == "ok"
 
     @property
-    def is_compile_error(self) -> bool:
-        return self.reason == "syntax_error"
+    def status(self) -> Status:
+        """Status of a source that may not be run."""
+        return Status.COMPILE_ERROR if self.reason == "syntax_error" else Status.REJECTED
 
 
 class _Found(Exception):

@@ -191,8 +191,9 @@ class Trials(ABC):
         with phases.timed("screen"):
             screening = screen(code, entry_point=entry_point)
         if not screening.is_ok:
-            status = Status.COMPILE_ERROR if screening.is_compile_error else Status.REJECTED
-            return Finding(status=status, reason=screening.reason, detail=screening.detail)
+            return Finding(
+                status=screening.status, reason=screening.reason, detail=screening.detail
+            )
         return self._run(problem, code, uid=uid, phases=phases, options=options)
 
     @abstractmethod
