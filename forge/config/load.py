@@ -2,12 +2,14 @@
 writes a resolved one, the `experiment.toml` of a run.
 
 Called by every command that takes an experiment file, and by resume with the run's resolved file.
-Paths of inputs (model, problems, adapter, interpreter) become absolute, so that a resolved
-experiment means the same from any working directory; `store.dir` stays relative.
+Paths of inputs (model, problems, rows, adapter, interpreter) are relative to the file that contains
+them, or to the working directory if only that has them, or for `--set`. They become absolute, so
+that a resolved experiment means the same from any directory; `store.dir` stays relative.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,8 @@ from forge.config.mistakes import found_mistakes, without
 from forge.config.schema import Experiment, dotted
 from forge.config.sources import Sources, read_sources
 from forge.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from forge.config.checks.mistake import Mistake
@@ -49,7 +53,7 @@ def load_experiment(
         ConfigError: the experiment has mistakes; one line for each, in the order of the file.
     """
     sources = read_sources(Path(path), overrides=overrides)
-    _make_absolute(sources.values)
+    _make_absolute(sources)
     experiment, mistakes = _validate(sources.values)
     if experiment is not None:
         mistakes += check(
@@ -83,14 +87,30 @@ def _validate(values: TomlTable) -> tuple[Experiment | None, list[Mistake]]:
         return None, mistakes
 
 
-def _make_absolute(values: TomlTable) -> None:
+def _make_absolute(sources: Sources) -> None:
     for table, key in PATH_KEYS:
-        owner = values.get(table)
+        owner = sources.values.get(table)
         value = owner.get(key) if isinstance(owner, dict) else None
         if isinstance(owner, dict) and isinstance(value, str) and value:
-            path = Path(value).expanduser()
-            if key != "path" or table != "model" or path.exists():
-                owner[key] = str(path.absolute())
+            path = _locate(value, sources.origin((table, key)), key=f"{table}.{key}")
+            if (table, key) != ("model", "path") or path.exists():  # it may be a hub name
+                owner[key] = str(path)
+
+
+def _locate(value: str, place: str, *, key: str) -> Path:
+    """The absolute path of an input; of two that exist, the one beside the file."""
+    path = Path(value).expanduser()
+    here = path.absolute()
+    beside = Path(place.rpartition(":")[0]).parent.absolute() / path  # an absolute path stays
+    if place == "--set" or (here.exists() and not beside.exists()):
+        return here
+    if here.exists() and not here.samefile(beside):
+        logger.warning(
+            "%s: %s: %s is taken, which is relative to the file; "
+            "the working directory has a %s too, which is not used",
+            *(place, key, beside, value),
+        )
+    return beside
 
 
 def _place(sources: Sources, mistake: Mistake) -> tuple[bool, str, int]:

@@ -15,7 +15,8 @@ class ProblemsTable(Table):
     source: Literal["generated", "dir"] = "generated"
     """Origin of the problems: the built-in generator, or a directory in KernelBench's layout."""
     path: PathValue | None = None
-    """Directory of the problems for source = "dir"; searched recursively for *.py."""
+    """Directory of the problems for source = "dir", relative to this file or to the working
+    directory; searched recursively for *.py."""
     overrides: dict[str, int | float | bool | str] = Field(default_factory=dict)
     """Values for module constants of the problem files, e.g. { batch_size = 16, dim = 256 }; for
     source = "dir"."""
@@ -45,7 +46,8 @@ class DataTable(Table):
     source: Literal["generated", "file"] = "generated"
     """Origin of the rows: the generator's own answers, or a file."""
     path: PathValue | None = None
-    """File of rows (JSON, JSON lines or Parquet), or directory of them; for source = "file"."""
+    """File of rows (JSON, JSON lines or Parquet), or directory of them, relative to this file or to
+    the working directory; for source = "file"."""
     format: Literal["messages", "kernelbook", "trinity"] = "messages"
     """Columns of the rows in a file. messages: a list of messages with role and content.
     kernelbook, trinity: the columns of these data sets."""

@@ -121,10 +121,12 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     placement = replace(placement, reasons=(*why, *placement.reasons, *shared))
     require_disk(experiment, machine)
     require_engine(experiment, machine, placement)
-    require_problems(experiment, machine)
+    num_heldout = require_problems(experiment, machine)
     require_trainer(experiment, placement, is_here=machine.is_here)
     if machine.is_here:
         require_sinks(experiment.sinks)
+    problems = experiment.problems.model_copy(update={"num_heldout": num_heldout})
+    experiment = experiment.model_copy(update={"problems": problems})
     params = costs.count_params(experiment.model)
     processes = tuple(_processes(experiment, placement=placement, params=params))
     phases = predict_phases(

@@ -141,7 +141,8 @@ def _eval_size(experiment: Experiment, stage: EvalStage) -> tuple[int, int, int]
     """Numbers of problems, rollouts a problem (the greedy one included), maximum turns."""
     table = experiment.eval
     greedy = table.greedy if stage.greedy is None else stage.greedy
-    num_problems = stage.num_problems or experiment.problems.num_heldout
+    num_heldout = experiment.problems.num_heldout
+    num_problems = min(stage.num_problems or num_heldout, num_heldout)
     rollouts = (stage.samples or table.samples) + int(greedy)
     return num_problems, rollouts, stage.max_turns or table.max_turns
 
@@ -149,7 +150,8 @@ def _eval_size(experiment: Experiment, stage: EvalStage) -> tuple[int, int, int]
 def _work(experiment: Experiment, stage: Stage) -> str:
     if isinstance(stage, EvalStage):
         num, rollouts, turns = _eval_size(experiment, stage)
-        return f"{num} problems × {_count(rollouts, 'rollout')}, up to {_count(turns, 'turn')}"
+        size = f"{_count(num, 'problem')} × {_count(rollouts, 'rollout')}"
+        return f"{size}, up to {_count(turns, 'turn')}"
     if isinstance(stage, SftStage):
         length = f"{stage.steps} steps" if stage.epochs is None else f"{stage.epochs:g} epochs"
         return f"{length} × {stage.batch_size} rows"

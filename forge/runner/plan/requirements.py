@@ -59,13 +59,16 @@ def require_engine(experiment: Experiment, machine: Machine, placement: Placemen
         )
 
 
-def require_problems(experiment: Experiment, machine: Machine) -> None:
-    """Raises ConfigError if a stage has no problems. Loads them only if the numbers leave doubt."""
+def require_problems(experiment: Experiment, machine: Machine) -> int:
+    """The number of problems that an evaluation has. Loads them only if the numbers leave doubt.
+
+    Raises ConfigError if a stage has no problems.
+    """
     table = experiment.problems
     if table.source == "generated" and is_ample(table):
-        return
+        return table.num_heldout
     if table.path is not None and machine.assumed and not table.path.exists():
-        return
+        return table.num_heldout
     problems = load_problems(table, seed=experiment.seed)
     for index, stage in enumerate(experiment.stage):
         if isinstance(stage, SftStage) and experiment.data.source == "file":
@@ -78,6 +81,7 @@ def require_problems(experiment: Experiment, machine: Machine) -> None:
                 f"({stage.kind}); sft trains on that many problems of each chain length, grpo "
                 "plays the rest"
             )
+    return len(in_split(problems, Split.HELDOUT))
 
 
 def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bool) -> None:
