@@ -130,10 +130,8 @@ def chat(
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Ask a run's model for a kernel; each turn is judged and stored."""
+    """Ask a run's model for a kernel; each turn is judged, and stored beside the run."""
     require_linux()
-    from dataclasses import asdict
-
     from forge.commands import chat as view
     from forge.commands.source_text import STDIN, read_source
 
@@ -152,7 +150,8 @@ def chat(
 
         played = view.chat(request, store_dir=store, say=None if as_json else say_more)
     if as_json:
-        print_json(asdict(played))
+        return print_json(played.to_json())
+    say(f'stored: "forge show {played.shown_path}" shows it')
 
 
 @app.command()

@@ -1,22 +1,23 @@
 """`forge chat RUN[@step]`: asks a run's model for a kernel, judges every turn and stores it.
 
 The same loop as in training plays one rollout; only its Generate port differs, which streams the
-text. `forge.solve` and `forge.asolve` are the same from Python.
+text. The run is only read: a chat has a store of its own (`chat_store`). `forge.solve` and
+`forge.asolve` are the same from Python.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from forge.commands.chat_store import open_chat_store
 from forge.commands.engine_placement import place_on, small
 from forge.config.load import load_experiment
 from forge.data.chat import ChatTemplate
@@ -34,17 +35,16 @@ from forge.runner.plan.model_shape import lora_rank
 from forge.runner.weights.resume import find_weights
 from forge.serve.client import ReplicaClient
 from forge.serve.replicas import open_replicas
-from forge.store.layout import RunPaths, find_run, next_attempt
-from forge.store.ownership import open_run_lock
-from forge.store.reader import open_run
-from forge.store.resume import last_state
-from forge.store.write.writer import open_writer
+from forge.store.layout import RunPaths, find_run
 
 if TYPE_CHECKING:
     from forge.config.schema import Experiment
     from forge.serve.weights import Weights
 
 Say = Callable[[str], None]
+
+PLACE = GroupPlace(group_id=0, purpose=Purpose.CHAT, stage=0, step=0)
+"""The only group of its store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +62,42 @@ class ChatRequest:
     seed: int = 0
 
 
-def chat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Trajectory:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chatted:
+    """A rollout and the store that holds it."""
+
+    trajectory: Trajectory
+    paths: RunPaths
+    run: str
+    policy_version: int
+    """Version of the run's weights that answered."""
+
+    @property
+    def shown_path(self) -> Path:
+        """The store's directory, relative to the working directory if it is below."""
+        here = Path.cwd()
+        root = self.paths.root
+        return root.relative_to(here) if root.is_relative_to(here) else root
+
+    def to_json(self) -> dict[str, Any]:
+        """The output of `forge chat --json`."""
+        more = {"run": self.run, "policy_version": self.policy_version}
+        return {**asdict(self.trajectory), **more, "store": str(self.paths.root)}
+
+
+def chat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Chatted:
     """Plays one rollout and stores it as a group of purpose `chat`; `say` receives the text as it
     is generated."""
     return anyio.run(partial(achat, request, store_dir=store_dir, say=say))
 
 
-async def achat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Trajectory:
+async def achat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Chatted:
     """`chat` inside an event loop."""
     name, _, step = request.run.partition("@")
     paths = find_run(name, store_dir=store_dir)
     problem = from_source(request.source, name=request.name)
     weights = find_weights(paths, step)
-    with open_run_lock(paths):
-        return await _chat(paths, weights, problem, request, say or (lambda text: None))
+    return await _chat(paths, weights, problem, request, store_dir, say or (lambda text: None))
 
 
 def solve(
@@ -99,7 +121,8 @@ def solve(
         raise ConfigError(
             "forge.solve: an event loop is running here, as in Jupyter; use `await forge.asolve()`"
         )
-    return chat(ChatRequest(run=run, source=code, turns=turns), store_dir=store_dir, say=say)
+    request = ChatRequest(run=run, source=code, turns=turns)
+    return chat(request, store_dir=store_dir, say=say).trajectory
 
 
 async def asolve(
@@ -115,58 +138,69 @@ async def asolve(
     Example: `(await forge.asolve(code)).turns[-1].code`.
     """
     request = ChatRequest(run=run, source=code, turns=turns)
-    return await achat(request, store_dir=store_dir, say=say)
+    return (await achat(request, store_dir=store_dir, say=say)).trajectory
 
 
 async def _chat(
-    paths: RunPaths, weights: Weights, problem: Problem, request: ChatRequest, say: Say
-) -> Trajectory:
+    paths: RunPaths,
+    weights: Weights,
+    problem: Problem,
+    request: ChatRequest,
+    store_dir: Path,
+    say: Say,
+) -> Chatted:
     experiment = load_experiment(paths.experiment)
     if experiment.serve.url:
         raise ConfigError(
             f"{paths.name}: its answers came from serve.url = {experiment.serve.url}; it has no"
             " weights of its own, so ask that server"
         )
-    with open_run(paths) as reader:
-        group_id = last_state(reader).group_id + 1
-    log_dir = paths.logs(next_attempt(paths))
     chat_template = ChatTemplate.load(weights.full)
     experiment = small(experiment)
     machine = this_machine(experiment.store.dir, serve=experiment.serve)
     placement = place_on(experiment, machine, model_dir=weights.full)
     serve = placement.settled(experiment.serve)
-    with ExitStack() as opened:
-        socket_dir = opened.enter_context(open_socket_dir())
-        # Engines convert whole models, which are too large for the /tmp of sockets.
-        work_dir = opened.enter_context(TemporaryDirectory(prefix=".chat-", dir=paths.root))
-        opened.enter_context(claim(placement.gpus, run=f"forge chat {paths.name}"))
+    with (
+        open_socket_dir() as socket_dir,
+        claim(placement.gpus, run=f"forge chat {paths.name}"),
+    ):
         async with (
-            open_writer(paths.root, experiment.store) as writer,
+            open_chat_store(
+                paths,
+                weights,
+                experiment.store,
+                store_dir=store_dir,
+                seed=request.seed,
+                gpus=placement.gpus,
+            ) as store,
             open_pool(
-                experiment.judge, socket_dir=socket_dir, log_dir=log_dir, gpus=placement.judge
+                experiment.judge,
+                socket_dir=socket_dir,
+                log_dir=store.log_dir,
+                gpus=placement.judge,
             ) as pool,
             open_replicas(
                 serve,
                 weights=weights,
                 stop_token_ids=chat_template.stop_token_ids,
                 socket_dir=socket_dir,
-                log_dir=log_dir,
-                work_dir=Path(work_dir),
+                log_dir=store.log_dir,
+                work_dir=store.work_dir,
                 gpus=placement.serve_uuids,
                 shared=placement.shared,
                 max_lora_rank=lora_rank(experiment.model, adapter=weights.adapter),
             ),
             ReplicaClient(socket_dir / "serve-0.sock", timeout_s=serve.request_timeout_s) as client,
         ):
-            await writer.put(problem)
+            await store.writer.put(problem)
             group = await play_group(
                 problem,
-                place=GroupPlace(group_id=group_id, purpose=Purpose.CHAT, stage=-1, step=0),
+                place=PLACE,
                 rules=_rules(experiment, request),
                 ports=Ports(
                     generate=_StreamingGenerate(client, chat_template.stop_token_ids, say),
                     judge=pool.judge,
-                    sink=_SayingSink(writer, say),
+                    sink=_SayingSink(store.writer, say),
                     prompter=TemplatePrompter(
                         chat=chat_template,
                         context_tokens=serve.context_tokens,
@@ -174,8 +208,12 @@ async def _chat(
                     ),
                 ),
             )
-            await writer.flush()
-    return group.trajectories[0]
+    return Chatted(
+        trajectory=group.trajectories[0],
+        paths=store.paths,
+        run=paths.name,
+        policy_version=weights.version,
+    )
 
 
 def _rules(experiment: Experiment, request: ChatRequest) -> Rules:

@@ -1,6 +1,7 @@
 """The supervisor that owns a run: the run's lock, and STATUS.json, which carries its pid.
 
-Written by the supervisor and `forge chat`; read by every command that looks at a run, and the TUI.
+Written by the supervisor; read by every command that looks at a run, and the TUI. A chat locks
+its own store.
 """
 
 from __future__ import annotations
@@ -61,9 +62,7 @@ def open_run_lock(paths: RunPaths) -> Generator[None]:
 
 
 def is_owned(paths: RunPaths) -> bool:
-    """True if a live supervisor holds the run. A chat may hold it too, but its pid is not the one
-    in STATUS.json.
-    """
+    """True if a live process holds the run: its supervisor, or the chat that writes it."""
     try:
         descriptor = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -24,6 +24,8 @@ from forge.runner.plan.machine import Machine, assume
 from forge.runner.weights.resume import find_weights
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
+from forge.store.reader import open_run
+from forge.views.run.standing import run_state
 from tests.store.storefactory import attempt, write_run
 
 if TYPE_CHECKING:
@@ -158,7 +160,7 @@ class Opened(Exception):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_a_chat_converts_its_model_inside_the_run_directory_and_cleans_up(
+def test_a_chat_converts_its_model_inside_its_own_store_and_cleans_up(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, seen = tmp_path / "model", []
@@ -185,8 +187,11 @@ def test_a_chat_converts_its_model_inside_the_run_directory_and_cleans_up(
     )
     with pytest.raises(Opened):
         forge.solve(FUNCTION, run="toy-1", store_dir=tmp_path)
-    assert seen == [("hf" if kind == "llama" else "llama", paths.root, True)]
-    assert not list(paths.root.glob(".chat-*"))
+    store = tmp_path / "chats" / "toy-1-1"
+    assert seen == [("hf" if kind == "llama" else "llama", store, True)]
+    assert not list(store.glob(".chat-*"))
+    with open_run(RunPaths(store)) as reader:
+        assert run_state(reader) == "failed"
 
 
 def test_a_run_that_used_a_url_has_no_model_to_ask(tmp_path: Path) -> None:

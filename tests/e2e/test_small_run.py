@@ -132,7 +132,10 @@ def test_a_run_survives_kill_9_and_ctrl_c_and_can_be_read(tmp_path: Path) -> Non
 
 
 def ask(cwd: Path, root: Path) -> None:
-    """Runs `forge chat` and `forge.solve`; their turns are judged and stored with the run."""
+    """Runs `forge chat` and `forge.solve`: each is judged and stored beside the run, which stays as
+    it was."""
+    before = forge("show", "small-1", "--json", cwd=cwd).stdout
+    latest = (root / "logs" / "latest").readlink()
     (cwd / "f.py").write_text(FUNCTION)
     chatted = forge("chat", "small-1", "--problem", "f.py", "--turns", "2", "--json", cwd=cwd)
     assert chatted.returncode == 0, chatted.stderr
@@ -143,12 +146,17 @@ def ask(cwd: Path, root: Path) -> None:
     )  # fmt: skip
     assert solved.returncode == 0, solved.stderr
     stored = "SELECT problem_id, count(*) FROM v_turns WHERE purpose = 'chat' GROUP BY group_id"
-    with closing(sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True)) as db:
-        turns = db.execute(stored).fetchall()
-    assert [(name.rpartition("-")[0], count) for name, count in turns] == [
-        ("chat/f", len(played["turns"])),
-        ("chat/stdin", int(solved.stdout)),
-    ]
+    wanted = {"chat/f": len(played["turns"]), "chat/stdin": int(solved.stdout)}
+    for number, (problem, num_turns) in enumerate(wanted.items(), start=1):
+        store = root.parent / "chats" / f"small-1-{number}"
+        with closing(sqlite3.connect(f"file:{store}/run.db?mode=ro", uri=True)) as db:
+            ((name, count),) = db.execute(stored).fetchall()
+        assert (name.rpartition("-")[0], count) == (problem, num_turns)
+    assert played["store"] == str(root.parent / "chats" / "small-1-1")
+    shown = forge("show", "runs/chats/small-1-1", cwd=cwd).stdout
+    assert f"chat with small-1, policy version {played['policy_version']}" in shown
+    assert forge("show", "small-1", "--json", cwd=cwd).stdout == before
+    assert (root / "logs" / "latest").readlink() == latest
 
 
 SOLVE = f"import forge; print(len(forge.solve({FUNCTION!r}, run='small-1', turns=1).turns))"
