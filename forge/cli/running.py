@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ from forge.cli.options import (
     require_linux,
 )
 from forge.cli.printing import print_json, print_lines, print_rich, print_text, say
-from forge.errors import ConfigError, ForgeError
+from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from forge.control.client import ControlClient
@@ -173,23 +173,10 @@ def evaluate(run: RunName = "last", store: Store = RUNS) -> None:
 @app.command()
 def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> None:
     """Show the state and progress of a run."""
-    import time
+    from forge.commands.status_view import load_status
 
-    from forge.store.reader import open_run
-    from forge.views.run.standing import load_standing
-
-    paths = find(run, store)
-    with open_run(paths) as reader:
-        standing = load_standing(reader, now=time.time())
-    if as_json:
-        return print_json({**standing.to_json(), "components": _components(paths)})
-    print_lines(standing.to_lines())
-    if standing.state == "running":
-        from forge.commands.status_view import live_line, render
-
-        live = _client(paths).status()
-        print_text(live_line(live))
-        print_rich(render(live.components))
+    found = load_status(find(run, store))
+    print_json(found.to_json()) if as_json else print_rich(found.render())
 
 
 @app.command()
@@ -223,14 +210,6 @@ def logs(
             is_followed=is_followed,
         )
     )  # fmt: skip
-
-
-def _components(paths: RunPaths) -> list[dict[str, Any]]:
-    """Live status of each process; empty if the run has ended or its supervisor does not answer."""
-    try:
-        return [each.to_json() for each in _client(paths).status().components]
-    except ForgeError:
-        return []
 
 
 def _client(paths: RunPaths) -> ControlClient:

@@ -1,22 +1,74 @@
-"""Table of a run's processes for `forge status`."""
+"""`forge status`: the state of a run, and of its processes if its supervisor answers.
+
+`load_status` is the only source of the text and of the JSON, so they cannot disagree.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from forge.control.client import ControlClient
+from forge.errors import ForgeError
+from forge.store.ownership import is_owned, read_status
+from forge.store.reader import open_run
+from forge.views.run.standing import Standing, load_standing
+from forge.views.run.steps import describe_steps
 from forge.views.text.numbers import NONE, gigabytes, minutes, number, share
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import RenderableType
+
     from forge.control.records import ComponentStatus, LiveStatus
+    from forge.store.layout import RunPaths
+    from forge.views.run.steps import PlayedSteps
 
 MARKS = {"green": "●", "yellow": "▲", "red": "✖"}
 """Marks by health; distinct without colour too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """State of a run, from its store and its supervisor."""
+
+    standing: Standing
+    live: LiveStatus | None
+    """None if the run has ended, or its supervisor does not answer."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The output of `forge status --json`."""
+        plain = {**self.standing.to_json(), "live": None, "components": list[Any]()}
+        if self.live is not None:
+            live = asdict(self.live)
+            plain |= {"components": live.pop("components"), "live": live}
+        return plain
+
+    def render(self) -> RenderableType:
+        """The same as text: the state, the running stage, a table of processes."""
+        lines = self.standing.to_lines()
+        if self.live is None:
+            lines += describe_steps(self.standing.played.to_json())
+            if self.standing.state == "running":
+                lines.append("its supervisor does not answer")
+            return Group(*map(Text, lines))
+        lines.append(live_line(self.live, self.standing.played))
+        return Group(*map(Text, lines), render(self.live.components))
+
+
+def load_status(paths: RunPaths) -> RunStatus:
+    """Reads the store, and asks the supervisor if there is one."""
+    with open_run(paths) as reader:
+        standing = load_standing(reader, now=time.time())
+    return RunStatus(standing=standing, live=_ask_supervisor(paths))
 
 
 def render(components: Sequence[ComponentStatus]) -> Table:
@@ -44,9 +96,10 @@ def _cells(one: ComponentStatus, has_cards: bool) -> list[str]:
     return [*cells, age, str(one.num_restarts), one.why or one.last_words]
 
 
-def live_line(live: LiveStatus) -> str:
-    """Progress, rates and idle shares of a running stage, as one line."""
+def live_line(live: LiveStatus, played: PlayedSteps) -> str:
+    """Progress, last steps, rates and idle shares of a running stage, as one line."""
     parts = [f"{live.stage} {live.done}/{live.total} {live.unit}" if live.total else live.stage]
+    parts += describe_steps(played.to_json())
     parts += [f"{name} {number(value)}" for name, value in live.numbers.items()]
     parts += [f"{live.tokens_per_s:.0f} tok/s"] if live.tokens_per_s else []
     parts += [f"{live.judged_per_s:.1f} judged/s"] if live.judged_per_s else []
@@ -55,3 +108,13 @@ def live_line(live: LiveStatus) -> str:
     if live.eta_s is not None:
         parts.append(f"ETA {minutes(live.eta_s)}")
     return "  ".join(parts)
+
+
+def _ask_supervisor(paths: RunPaths) -> LiveStatus | None:
+    socket_path = read_status(paths).get("control_socket")
+    if not socket_path or not is_owned(paths):
+        return None
+    try:
+        return ControlClient(Path(socket_path)).status()
+    except ForgeError:  # it has just begun, is ending, or hangs
+        return None

@@ -119,6 +119,18 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStart:
+    """The start of a group: its turns belong to a purpose, stage and step from the first on."""
+
+    group_id: int
+    problem_id: str
+    purpose: Purpose
+    stage: int
+    step: int
+    is_greedy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """The sibling rollouts of one problem."""
 

@@ -1,9 +1,9 @@
 """Playing one problem: a group of sibling rollouts, each up to `max_turns` of prompt → generate →
 judge → feedback.
 
-Called by the loop (training), by evaluations and by `forge chat`. Each turn goes to the sink as
-soon as it is judged, so that a crash loses no turn that was paid for; trajectory and group follow
-when they are complete.
+Called by the loop (training), by evaluations and by `forge chat`. The sink gets the start of the
+group, then each turn as soon as it is judged, so that a crash loses no turn that was paid for;
+trajectory and group follow when they are complete.
 
     play_group ── one request for the first turns of the group (the prompt is evaluated once)
         ├─ rollout 0: judge → [stop] or prompt → generate → judge → ...
@@ -30,6 +30,7 @@ from forge.records import (
     End,
     Event,
     Group,
+    GroupStart,
     Problem,
     Purpose,
     Reason,
@@ -104,6 +105,7 @@ class _Game:
 
     async def play(self) -> Group:
         num = self.rules.group_size
+        await self.ports.sink.put(self._start())
         prompt = self.ports.prompter.prompt(self.problem, ())
         if prompt is None:
             ended = [self._trajectory(i, (), End.CONTEXT_FULL) for i in range(num)]
@@ -127,6 +129,21 @@ class _Game:
             for rollout in range(num):
                 tasks.start_soon(one, rollout)
         return await self._close([trajectories[rollout] for rollout in range(num)])
+
+    def _start(self) -> GroupStart:
+        place = self.place
+        return GroupStart(
+            group_id=place.group_id,
+            problem_id=self.problem.problem_id,
+            purpose=place.purpose,
+            stage=place.stage,
+            step=place.step,
+            is_greedy=self._is_greedy,
+        )
+
+    @property
+    def _is_greedy(self) -> bool:
+        return self.rules.temperature == 0.0
 
     async def _play_rollout(
         self, rollout: int, prompt: Prompt, answer: TimedCompletion | None
@@ -238,7 +255,7 @@ class _Game:
             stage=self.place.stage,
             step=self.place.step,
             trajectories=tuple(trajectories),
-            is_greedy=self.rules.temperature == 0.0,
+            is_greedy=self._is_greedy,
             is_flat=is_flat([t.returns for t in trajectories]),
         )
         await self.ports.sink.put(group)

@@ -63,7 +63,6 @@ async def produce_batches(
     sample_ids: Iterator[int],
     out: MemoryObjectSendStream[Batch],
     step_of: Callable[[int], int],
-    on_group: Callable[[Group], None] = lambda group: None,
     past: Past | None = None,
 ) -> None:
     """Play groups and send batch after batch to `out`; no sample is more than `max_staleness` steps
@@ -75,7 +74,7 @@ async def produce_batches(
 
     Raises Stalled after three batches in a row without signal, or if the trainer stops publishing.
     """
-    producer = _Producer(plan, sampler, rules, ports, published, step_of, on_group)
+    producer = _Producer(plan, sampler, rules, ports, published, step_of)
     producer.group_ids, producer.sample_ids = group_ids, sample_ids
     producer.past = past or Past()
     async with out, anyio.create_task_group() as tasks:
@@ -101,11 +100,10 @@ class _Producer:
         ports: Ports,
         published: PublishedSteps,
         step_of: Callable[[int], int],
-        on_group: Callable[[Group], None],
     ) -> None:
         self.plan, self.sampler, self.rules = plan, sampler, rules
         self.ports = replace(ports, judge=self._judge)
-        self.published, self.step_of, self.on_group = published, step_of, on_group
+        self.published, self.step_of = published, step_of
         self.admission = Admission(
             step=plan.first_step,
             last_step=plan.last_step,
@@ -168,7 +166,7 @@ class _Producer:
             problem = self.past.problems.popleft() if self.past.problems else self.sampler.next()
             ready = self.past.played(problem)
             if ready is not None:
-                self._report(ready)
+                self.sampler.observe(ready)
                 self._put(ready)
                 continue
             step = self.admission.nominal_step
@@ -194,7 +192,7 @@ class _Producer:
         group = await play_group(problem, place=place, rules=self.rules, ports=self.ports)
         del self._playing[play]
         self.admission.leave(deadline)
-        self._report(group)
+        self.sampler.observe(group)
         self._put(group)
         self._wake()
 
@@ -204,10 +202,6 @@ class _Producer:
             return await self._judge_port(problem, code)
         finally:
             self._judging -= 1
-
-    def _report(self, group: Group) -> None:
-        self.sampler.observe(group)
-        self.on_group(group)
 
     def _put(self, group: Group) -> None:
         """Put a group into the buffer, unless it is flat and replaced, or too old: a restarted

@@ -147,8 +147,10 @@ class Work:
         start = (self.past.stage_weights or {}).get(index, run.weights.current)
         back_to = dict([self.past.back_to] if self.past.back_to else []).get(index)
         name = f"{stage.kind}-{index}"
+        groups = run.experiment.rollout.groups_per_step if isinstance(stage, GrpoStage) else None
+        weights = start.to_json(run.paths.record)
         await self._record(
-            "stage_start", name, stage=index, weights=start.to_json(run.paths.record)
+            "stage_start", name, stage=index, weights=weights, groups_per_step=groups
         )
         began = time.monotonic()
         if isinstance(stage, EvalStage):

@@ -15,6 +15,7 @@ from forge.commands.status_view import live_line
 from forge.control import ControlClient
 from forge.errors import ConfigError, Stalled
 from forge.process.sockets import open_socket_dir
+from forge.views.run.steps import PlayedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 STATUS = {
     "ok": True, "run": "x-1", "stage": "grpo-3", "done": 4, "total": 16, "unit": "steps",
     "elapsed_s": 9.0, "eta_s": 125.0, "tokens_per_s": 900.0, "judged_per_s": 3.0,
-    "idle": {"trainer": 0.25}, "numbers": {"reward": 0.5}, "of a newer runner": 1,
+    "idle": {"trainer": 0.25}, "numbers": {"loss": 0.5}, "of a newer runner": 1,
 }  # fmt: skip
+
+
+NO_STEPS = PlayedSteps()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -81,9 +85,9 @@ def serving() -> Iterator[Path]:
 
 def test_status_is_one_line_and_survives_a_newer_runner():
     with serving() as path:
-        status = ControlClient(path).status()
-    assert live_line(status) == (
-        "grpo-3 4/16 steps  reward 0.5  900 tok/s  3.0 judged/s  idle trainer 25%  ETA 2:05"
+        live = ControlClient(path).status()
+    assert live_line(live, NO_STEPS) == (
+        "grpo-3 4/16 steps  loss 0.5  900 tok/s  3.0 judged/s  idle trainer 25%  ETA 2:05"
     )
 
 

@@ -1,4 +1,5 @@
--- The views of schema 1: sums over all turns, which roll-ups must equal (test_rollups.py).
+-- The views of schema 1, with the columns of today: sums over all turns, which roll-ups must equal
+-- (test_rollups.py).
 CREATE VIEW v_turns AS
     -- one row a turn with everything that is known of it, texts included
     SELECT t.turn_id, t.group_id, t.rollout, t.turn, g.stage, g.step, g.purpose, g.is_greedy,
@@ -46,7 +47,7 @@ CREATE VIEW v_replayed AS
 
 CREATE VIEW v_steps AS
     -- one row a step of training: reward, pass rate, lengths, waste; the learning curve
-    SELECT stage, step, count(DISTINCT group_id) AS num_groups, count(*) AS num_turns,
+    WITH sums AS (SELECT stage, step, count(DISTINCT group_id) AS num_groups, count(*) AS num_turns,
         (SELECT sum(is_flat) FROM groups g WHERE g.stage = t.stage AND g.step = t.step
             AND g.purpose = 'train')
             AS num_flat_groups,
@@ -54,7 +55,7 @@ CREATE VIEW v_steps AS
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate,
         (SELECT avg(r.is_correct) FROM trajectories r JOIN groups g USING (group_id)
             WHERE g.stage = t.stage AND g.step = t.step AND g.purpose = 'train'
-            AND r.ended <> 'infra')
+            AND g.num_rollouts > 0 AND r.ended <> 'infra')
             AS pass_rate_multi,
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END) AS compile_rate,
         avg(CASE WHEN is_correct THEN speedup END) AS speedup,
@@ -64,7 +65,33 @@ CREATE VIEW v_steps AS
         sum(status = 'infra_error') AS num_masked,
         min(min_version) AS min_version, max(max_version) AS max_version,
         sum(generate_s) AS generate_s, sum(judge_s) AS judge_s
-    FROM v_turns t WHERE purpose = 'train' GROUP BY stage, step;
+    FROM v_turns t WHERE purpose = 'train'
+        AND group_id IN (SELECT group_id FROM groups WHERE num_rollouts > 0)
+    GROUP BY stage, step),
+    last AS (SELECT attempt, ended_at IS NULL AS is_live FROM attempts
+        WHERE attempt = (SELECT max(attempt) FROM attempts)),
+    unfinished AS (SELECT g.stage, g.step, count(*) AS num FROM groups g JOIN last USING (attempt)
+        WHERE purpose = 'train' AND num_rollouts = 0 GROUP BY g.stage, g.step),
+    wanted AS (SELECT json_extract(data, '$.stage') AS stage,
+            json_extract(data, '$.groups_per_step') AS num, max(event_id)
+        FROM events WHERE kind = 'stage_start' GROUP BY 1),
+    batches AS (SELECT DISTINCT stage, step FROM metrics WHERE key = 'rollout/groups/count'),
+    counted AS (SELECT sums.*, coalesce(unfinished.num, 0) AS num_unfinished,
+            max(num_groups + coalesce(unfinished.num, 0), coalesce(wanted.num, 0)) AS num_expected,
+            batches.step IS NOT NULL AS has_batch, wanted.num AS num_wanted,
+            coalesce((SELECT is_live FROM last), 0) AS is_live
+        FROM sums LEFT JOIN unfinished USING (stage, step) LEFT JOIN wanted USING (stage)
+        LEFT JOIN batches USING (stage, step)),
+    judged AS (SELECT *, CASE WHEN is_live AND num_unfinished > 0 THEN 1
+            WHEN has_batch THEN 0
+            WHEN num_wanted IS NULL THEN stage IN (SELECT stage FROM batches)
+            ELSE is_live OR num_groups < num_expected END AS is_open FROM counted)
+    SELECT stage, step, is_open, num_groups,
+        CASE WHEN is_open THEN num_expected ELSE num_groups END AS num_expected_groups,
+        num_turns, num_flat_groups, reward, return_mean, pass_rate, pass_rate_multi,
+        compile_rate, speedup, best_speedup, completion_tokens, truncated_share, num_completion_tokens,
+        num_masked, min_version, max_version, generate_s, judge_s
+    FROM judged;
 
 CREATE VIEW v_levels AS
     -- the learning curve apart by level and family of the problems
@@ -73,7 +100,9 @@ CREATE VIEW v_levels AS
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate,
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END) AS compile_rate,
         max(CASE WHEN is_correct THEN speedup END) AS best_speedup
-    FROM v_turns WHERE purpose = 'train' GROUP BY stage, step, level, family;
+    FROM v_turns WHERE purpose = 'train'
+        AND group_id IN (SELECT group_id FROM groups WHERE num_rollouts > 0)
+    GROUP BY stage, step, level, family;
 
 CREATE VIEW v_failures AS
     -- what went wrong: turns by step, status and reason, with their share of the step's turns
@@ -81,6 +110,7 @@ CREATE VIEW v_failures AS
         1.0 * count(*) / sum(count(*)) OVER (PARTITION BY stage, step, purpose) AS share,
         min(turn_id) AS example
     FROM v_turns WHERE status IS NOT NULL AND status <> 'correct'
+        AND group_id IN (SELECT group_id FROM groups WHERE num_rollouts > 0)
         AND group_id NOT IN (SELECT group_id FROM v_replayed)
     GROUP BY stage, step, purpose, status, reason;
 
@@ -126,7 +156,8 @@ CREATE VIEW v_duplicates AS
         count(DISTINCT completion_id) AS num_distinct_completions,
         count(DISTINCT code_id) AS num_distinct_kernels,
         1.0 - 1.0 * count(DISTINCT completion_id) / count(*) AS duplicate_share
-    FROM v_turns WHERE turn = 0 AND NOT coalesce(is_greedy, 0)
+    FROM v_turns WHERE turn = 0 AND NOT is_greedy
+        AND group_id IN (SELECT group_id FROM groups WHERE num_rollouts > 0)
         AND group_id NOT IN (SELECT group_id FROM v_replayed)
     GROUP BY group_id;
 
@@ -145,6 +176,7 @@ CREATE VIEW v_reward_terms AS
         min(term.value) AS low, max(term.value) AS high, avg(term.value <> 0) AS paid_share
     FROM v_turns, json_each(reward_terms) AS term
     WHERE group_id NOT IN (SELECT group_id FROM v_replayed)
+        AND group_id IN (SELECT group_id FROM groups WHERE num_rollouts > 0)
     GROUP BY stage, step, purpose, term.key;
 
 CREATE VIEW v_phases AS
@@ -153,6 +185,7 @@ CREATE VIEW v_phases AS
         sum(phase.value) AS total_s,
         avg(phase.value) AS mean_s, max(phase.value) AS max_s
     FROM v_turns, json_each(phase_s) AS phase WHERE phase_s IS NOT NULL
+        AND group_id IN (SELECT group_id FROM groups WHERE num_rollouts > 0)
     GROUP BY stage, step, purpose, phase.key;
 
 CREATE VIEW v_samples AS
@@ -225,7 +258,8 @@ CREATE VIEW v_fast_p AS
              ELSE avg(coalesce(t.is_correct AND t.speedup > p.value, 0)) END AS fast_p
     FROM json_each('[0, 0.8, 1, 1.5, 2, 3, 5]') AS p, groups g JOIN trajectories r USING (group_id)
     LEFT JOIN v_turns t ON t.group_id = g.group_id AND t.rollout = r.rollout AND t.turn = 0
-    WHERE g.purpose = 'eval' AND NOT g.is_greedy AND (t.reward IS NOT NULL OR r.num_turns = 0)
+    WHERE g.purpose = 'eval' AND g.num_rollouts > 0 AND NOT g.is_greedy
+        AND (t.reward IS NOT NULL OR r.num_turns = 0)
         AND g.group_id NOT IN (SELECT group_id FROM v_replayed)
     GROUP BY g.stage, g.step, p.value;
 

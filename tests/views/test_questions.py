@@ -100,7 +100,7 @@ def test_a_slower_gpu_is_found(tmp_path: Path) -> None:
                                            ("gpu-3", 1.0))):  # fmt: skip
         timed = turn(0, n, speed=timing(speedup), code="def k(): ...")
         turns.append(replace(timed, verdict=replace(timed.verdict, device=device)))
-    played = replace(group(0, [[Status.CORRECT]]), trajectories=())
+    played = group(0, [[Status.CORRECT]])
     root = write(tmp_path / "toy-1", [attempt(), problem(0), played, *turns])
     found = {row["device"]: row["slower_than_fastest_device"] for row in ask(root, "judge-noise")}
     assert found == {"gpu-0": 1.0, "gpu-3": 2.0}
@@ -111,7 +111,7 @@ def test_high_rewards_are_shown_with_their_suspicious_signs(tmp_path: Path) -> N
     silent = turn(0, 1, speed=timing(2.0), num_launches=0)
     torch = replace(honest, rollout=2, verdict=replace(honest.verdict, torch_share=0.9))
     still = turn(0, 3, speed=replace(timing(2.0), candidate_spread_us=0.0))
-    played = replace(group(0, [[Status.CORRECT]]), trajectories=())
+    played = group(0, [[Status.CORRECT]])
     every = []
     for each in (honest, silent, torch, still):
         root = tmp_path / f"toy-{each.rollout + 1}"
@@ -139,7 +139,7 @@ def test_shares_and_correlations_of_reward_terms_match_the_turns(tmp_path: Path)
         replace(turn(0, n), reward_terms=paid, reward=math.fsum(paid.values()))
         for n, paid in enumerate(terms)
     ]
-    played = replace(group(0, [[Status.CORRECT]]), trajectories=())
+    played = group(0, [[Status.CORRECT]])
     root = write(tmp_path / "toy-1", [attempt(), problem(0), played, *turns])
     found = {row["term"]: row for row in ask(root, "reward-shares")}
     rewards = [math.fsum(paid.values()) for paid in terms]
@@ -157,7 +157,7 @@ def test_means_of_reward_terms_add_up_to_the_reward(tmp_path: Path) -> None:
     turns = [
         replace(turn(0, n), reward_terms=p, reward=sum(p.values())) for n, p in enumerate(paid)
     ]
-    played = replace(group(0, [[Status.CORRECT]]), trajectories=())
+    played = group(0, [[Status.CORRECT]])
     root = write(tmp_path / "toy-1", [attempt(), problem(0), played, *turns])
     found = {row["term"]: (row["mean"], row["paid_share"]) for row in ask(root, "reward-terms")}
     assert found == {"compiled": (0.025, 0.5), "correct": (0.1875, 0.25)}
@@ -242,7 +242,7 @@ def test_a_report_with_two_arguments_must_be_a_question(
 
 
 def test_escape_sequences_in_a_models_text_are_made_visible_in_an_answer(tmp_path: Path) -> None:
-    played = replace(group(0, [[Status.CORRECT]]), trajectories=())
+    played = group(0, [[Status.CORRECT]])
     evil = turn(0, completion=EVIL, code=EVIL)
     root = write(tmp_path / "toy-1", [attempt(), problem(0), played, evil])
     with open_run(root) as reader:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forge.control import LiveStatus
     from forge.store.reader import RunReader
     from forge.views.run.standing import Standing
+    from forge.views.run.steps import PlayedSteps
     from tui.frame.watched import Watched
 
 IDLE_BAR = 8
@@ -132,7 +133,7 @@ def figures(data: RunData) -> Text:
         pairs.insert(2, ("rollouts/s", number(activity.rollouts_per_s)))
     if data.standing is not None:
         pairs += [
-            ("reward", number(data.standing.reward)),
+            *_played(data.standing.played),
             ("pass@1", percent(data.standing.pass_at_1)),
         ]
     text = Text()
@@ -145,6 +146,18 @@ def figures(data: RunData) -> Text:
         text.append(f"{printable(role)} ").append(share(idle[role]), style="bold")
         text.append(f" {bar(idle[role], width=IDLE_BAR)}  ")
     return text if idle else text.append(NONE)
+
+
+def _played(played: PlayedSteps) -> list[tuple[str, str]]:
+    """Means of the last finished step; then the open steps with their groups."""
+    return [
+        ("reward", number(played.reward)),
+        ("pass rate", number(played.pass_rate)),
+        *(
+            (f"step {each.step} open", f"{each.num_groups}/{each.num_expected_groups} groups")
+            for each in played.open_steps
+        ),
+    ]
 
 
 def _store_figures(standing: Standing | None, activity: Activity) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import anyio
 
+from forge.views.run.steps import describe_steps
 from forge.views.text.numbers import clock, number, share
 from forge.views.text.streams import redirect_to_null
 
@@ -105,7 +106,8 @@ def plain_line(progress: Progress) -> str:
 
 
 def _facts(progress: Progress) -> list[str]:
-    facts = [f"{name} {number(value)}" for name, value in progress.numbers.items()]
+    facts = describe_steps(progress.played.to_json())
+    facts += [f"{name} {number(value)}" for name, value in progress.numbers.items()]
     if rate := progress.tokens.rate():
         facts.append(f"{rate:.0f} tok/s")
     if rate := progress.judged.rate():

@@ -8,6 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forge.views.run.steps import PlayedSteps
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
@@ -55,7 +57,9 @@ class Progress:
     started_at: float = field(default_factory=time.monotonic)
     stage_started_at: float = field(default_factory=time.monotonic)
     numbers: dict[str, float] = field(default_factory=dict[str, float])
-    """Latest values by short name: reward, pass_rate, loss, ..."""
+    """Latest values by short name: loss, pass@1, ..."""
+    played: PlayedSteps = field(default_factory=PlayedSteps)
+    """Steps of rollouts in the store (`played.py`)."""
     tokens: Counter = field(default_factory=Counter)
     judged: Counter = field(default_factory=Counter)
     idle: dict[str, float] = field(default_factory=dict[str, float])
@@ -73,6 +77,7 @@ class Progress:
         self.stage_started_at = time.monotonic()
         self._paced_from = (self.stage_started_at, 0)
         self.numbers, self.idle, self._busy_at_start = {}, {}, dict(busy)
+        self.played = PlayedSteps()
 
     def prepare(self, what: str) -> None:
         """Show a preparation, before or between stages. Nothing is counted."""
@@ -120,6 +125,7 @@ class Progress:
             "judged_per_s": round(self.judged.rate(), 2),
             "idle": {role: round(share, 3) for role, share in self.idle.items()},
             "policy_version": self.policy_version,
+            **self.played.to_json(),
             "numbers": {name: round(value, 4) for name, value in self.numbers.items()},
         }
 

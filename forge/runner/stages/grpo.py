@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.records import Group, Metrics, Split
+from forge.records import Metrics, Split
 from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.pacing import PublishedSteps
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling.sampler import make_sampler
+from forge.runner.live.played import follow_steps
 from forge.runner.live.progress import group_numbers
 from forge.runner.stages.batch_shelf import BatchShelf, recall_groups
 from forge.runner.stages.checkpoints import StageCheckpoints
@@ -45,10 +45,6 @@ if TYPE_CHECKING:
     from forge.rollout.ports import Ports
     from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights
-
-
-NUM_SHOWN = 16
-"""Number of last groups that the live line shows means of."""
 
 
 async def run_grpo_stage(
@@ -80,13 +76,8 @@ async def run_grpo_stage(
     run.progress.enter(
         f"grpo-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
     )
-    recent: deque[Group] = deque(maxlen=NUM_SHOWN)
     send, receive = anyio.create_memory_object_stream[Batch](0)
     producing = anyio.CancelScope()
-
-    def show(group: Group) -> None:
-        recent.append(group)
-        run.progress.numbers.update(group_numbers(recent))
 
     async def produce() -> None:
         with producing:
@@ -104,7 +95,6 @@ async def run_grpo_stage(
                 sample_ids=run.sample_ids,
                 out=send,
                 step_of=step_of,
-                on_group=show,
                 past=past,
             )
 
@@ -122,6 +112,7 @@ async def run_grpo_stage(
             tasks.start_soon(produce)
             tasks.start_soon(_offer, run, desk, receive)
             tasks.start_soon(stop_producing)
+            tasks.start_soon(partial(follow_steps, run.progress, run.paths, stage=index))
             tasks.start_soon(midway.run)
             if run.placement.sleeps and run.replicas is not None:
                 tasks.start_soon(alternate_with_training, run.replicas, desk, run.weights.gate)

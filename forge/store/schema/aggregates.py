@@ -12,6 +12,10 @@ steps.
 from __future__ import annotations
 
 NOT_REPLAYED = "group_id NOT IN (SELECT group_id FROM {replayed})"
+FINISHED = """EXISTS
+        (SELECT 1 FROM groups f WHERE f.group_id = t.group_id AND f.num_rollouts > 0)"""
+"""Condition on a turn: its group has ended. The rollouts that end first are the easy ones, so turns
+of a group that is being played, or was cut off, are in no mean of a step."""
 
 BY_STEP = {
     "groups": """
@@ -25,7 +29,7 @@ BY_STEP = {
         sum(num_completion_tokens) AS num_completion_tokens,
         min(min_version) AS min_version, max(max_version) AS max_version
     FROM {turns} t GROUP BY group_id""",
-    "steps": """
+    "steps": f"""
     SELECT stage, step, count(DISTINCT group_id) AS num_groups, count(*) AS num_turns,
         (SELECT sum(is_flat) FROM groups g WHERE g.stage = t.stage AND g.step = t.step
             AND g.purpose = 'train') AS num_flat_groups,
@@ -33,7 +37,7 @@ BY_STEP = {
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate,
         (SELECT avg(r.is_correct) FROM groups g JOIN trajectories r USING (group_id)
             WHERE g.stage = t.stage AND g.step = t.step AND g.purpose = 'train'
-            AND r.ended <> 'infra') AS pass_rate_multi,
+            AND g.num_rollouts > 0 AND r.ended <> 'infra') AS pass_rate_multi,
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END) AS compile_rate,
         avg(CASE WHEN is_correct THEN speedup END) AS speedup,
         max(CASE WHEN is_correct THEN speedup END) AS best_speedup,
@@ -42,36 +46,39 @@ BY_STEP = {
         sum(status = 'infra_error') AS num_masked,
         min(min_version) AS min_version, max(max_version) AS max_version,
         sum(generate_s) AS generate_s, sum(judge_s) AS judge_s
-    FROM {turns} t WHERE purpose = 'train' GROUP BY stage, step""",
-    "levels": """
+    FROM {{turns}} t WHERE purpose = 'train' AND {FINISHED} GROUP BY stage, step""",
+    "levels": f"""
     SELECT stage, step, level, family, count(DISTINCT group_id) AS num_groups,
         avg(reward) AS reward,
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate,
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END) AS compile_rate,
         max(CASE WHEN is_correct THEN speedup END) AS best_speedup
-    FROM {turns} t WHERE purpose = 'train' GROUP BY stage, step, level, family""",
+    FROM {{turns}} t WHERE purpose = 'train' AND {FINISHED}
+    GROUP BY stage, step, level, family""",
     "failures": f"""
     SELECT stage, step, purpose, status, reason, count(*) AS num_turns,
         1.0 * count(*) / sum(count(*)) OVER (PARTITION BY stage, step, purpose) AS share,
         min(turn_id) AS example
-    FROM {{turns}} t WHERE status IS NOT NULL AND status <> 'correct' AND {NOT_REPLAYED}
+    FROM {{turns}} t WHERE status IS NOT NULL AND status <> 'correct' AND {FINISHED}
+        AND {NOT_REPLAYED}
     GROUP BY stage, step, purpose, status, reason""",
     "duplicates": f"""
     SELECT stage, step, purpose, group_id, problem_id, count(*) AS num_rollouts,
         count(DISTINCT completion_id) AS num_distinct_completions,
         count(DISTINCT code_id) AS num_distinct_kernels,
         1.0 - 1.0 * count(DISTINCT completion_id) / count(*) AS duplicate_share
-    FROM {{turns}} t WHERE turn = 0 AND NOT coalesce(is_greedy, 0) AND {NOT_REPLAYED}
+    FROM {{turns}} t WHERE turn = 0 AND NOT is_greedy AND {FINISHED} AND {NOT_REPLAYED}
     GROUP BY group_id""",
     "reward_terms": f"""
     SELECT stage, step, purpose, term.key AS term, count(*) AS num_turns, avg(term.value) AS mean,
         min(term.value) AS low, max(term.value) AS high, avg(term.value <> 0) AS paid_share
-    FROM {{turns}} t, json_each(t.reward_terms) AS term WHERE {NOT_REPLAYED}
+    FROM {{turns}} t, json_each(t.reward_terms) AS term
+    WHERE {FINISHED} AND {NOT_REPLAYED}
     GROUP BY stage, step, purpose, term.key""",
-    "phases": """
+    "phases": f"""
     SELECT stage, step, purpose, phase.key AS phase, count(*) AS num_turns,
         sum(phase.value) AS total_s, avg(phase.value) AS mean_s, max(phase.value) AS max_s
-    FROM {turns} t, json_each(t.phase_s) AS phase WHERE t.phase_s IS NOT NULL
+    FROM {{turns}} t, json_each(t.phase_s) AS phase WHERE t.phase_s IS NOT NULL AND {FINISHED}
     GROUP BY stage, step, purpose, phase.key""",
     "staleness": """
     SELECT stage, step, staleness, count(*) AS num_samples,
@@ -90,7 +97,8 @@ BY_STEP = {
     LEFT JOIN turns t ON t.group_id = g.group_id AND t.rollout = r.rollout AND t.turn = 0
     LEFT JOIN verdicts v ON v.group_id = g.group_id AND v.rollout = r.rollout AND v.turn = 0
     CROSS JOIN json_each('[0, 0.8, 1, 1.5, 2, 3, 5]') AS p
-    WHERE g.purpose = 'eval' AND NOT g.is_greedy AND (t.reward IS NOT NULL OR r.num_turns = 0)
+    WHERE g.purpose = 'eval' AND g.num_rollouts > 0 AND NOT g.is_greedy
+        AND (t.reward IS NOT NULL OR r.num_turns = 0)
         AND g.{NOT_REPLAYED}
     GROUP BY g.stage, g.step, p.value""",
     # Contribution of a step to each problem; `v_problems` sums them.

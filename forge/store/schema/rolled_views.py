@@ -8,6 +8,33 @@ from __future__ import annotations
 from forge.store.schema.aggregates import BY_STEP, IS_TIMED, noise_of
 from forge.store.schema.rollup_tables import COLUMNS
 
+_LAST_ATTEMPT = "(SELECT max(attempt) FROM attempts)"
+_IS_LIVE = "(SELECT ended_at IS NULL FROM attempts ORDER BY attempt DESC LIMIT 1)"
+_UNFINISHED = f"""(SELECT count(*) FROM groups g WHERE g.stage = s.stage AND g.step = s.step
+            AND g.purpose = 'train' AND g.num_rollouts = 0 AND g.attempt = {_LAST_ATTEMPT})"""
+_HAS_BATCHES = """EXISTS (SELECT 1 FROM metrics m WHERE m.key = 'rollout/groups/count'
+            AND m.stage = s.stage)"""
+_HAS_BATCH = _HAS_BATCHES.replace("s.stage)", "s.stage AND m.step = s.step)")
+_GROUPS_PER_STEP = """(SELECT json_extract(e.data, '$.groups_per_step') FROM events e
+            WHERE e.kind = 'stage_start' AND json_extract(e.data, '$.stage') = s.stage
+            ORDER BY e.event_id DESC LIMIT 1)"""
+_EXPECTED = f"max(s.num_groups + {_UNFINISHED}, coalesce({_GROUPS_PER_STEP}, 0))"
+_IS_OPEN = f"""CASE
+        WHEN {_IS_LIVE} AND {_UNFINISHED} > 0 THEN 1
+        WHEN {_HAS_BATCH} THEN 0
+        WHEN {_GROUPS_PER_STEP} IS NULL THEN {_HAS_BATCHES}
+        WHEN {_IS_LIVE} THEN 1
+        ELSE s.num_groups < {_EXPECTED} END"""
+"""True if groups of the step are still to finish. A step without a batch may get more groups than
+were admitted so far, since flat ones are replaced. A group that another attempt cut off is played
+again as another one. Older versions recorded no groups_per_step."""
+_STEPS = f"""
+    SELECT s.stage, s.step, s.is_open, s.num_groups,
+        CASE WHEN s.is_open THEN {_EXPECTED} ELSE s.num_groups END AS num_expected_groups,
+        {COLUMNS["steps"].removeprefix("stage, step, num_groups, ")}
+    FROM (SELECT s.*, {_IS_OPEN} AS is_open FROM ({{parts}}) s) s
+    ORDER BY s.stage, s.step"""
+
 _PROBLEMS = """
     SELECT s.problem_id, p.family, p.level, p.split, purpose, sum(num_rollouts) AS num_rollouts,
         sum(num_turns) AS num_turns, sum(num_correct_turns) AS num_correct_turns,
@@ -50,7 +77,7 @@ _NOISE_ROLLED = f"""
 
 _COMMENTS = {
     "v_groups": "one row per group: returns, correct rollouts; filter by step, problem_id",
-    "v_steps": "one row per training step: reward, pass rate, lengths, waste; the learning curve",
+    "v_steps": "the learning curve: one row per step; is_open: not all of its groups have ended",
     "v_levels": "the learning curve by level and family of the problems",
     "v_failures": "turns that failed, by step, status and reason, with their share of all failures",
     "v_duplicates": "diversity of a group's first turns: equal completions, kernels; by step",
@@ -91,6 +118,7 @@ def _plain() -> str:
 def _views(parts: dict[str, str], *, best: str, noise: str) -> str:
     """All views as a script; `parts` by name of the aggregate."""
     views = {f"v_{name}": sql for name, sql in parts.items()} | {
+        "v_steps": _STEPS.format(parts=parts["steps"]),
         "v_problems": _PROBLEMS.format(parts=f"({parts['problems']})"),
         "v_best_kernels": _BEST_KERNELS.format(parts=best),
         "v_judge_noise": noise,

@@ -124,9 +124,10 @@ CREATE VIEW v_events AS
 LIVE_VIEWS = """
 CREATE VIEW live_groups AS
     -- groups not rolled up: those of open steps or still being played; v_ views compute them afresh
-    SELECT g.group_id, g.stage, g.step, g.purpose, g.is_greedy, g.is_flat, g.problem_id
+    SELECT g.group_id, g.stage, g.step, g.purpose, g.is_greedy, g.is_flat, g.num_rollouts,
+        g.problem_id
     FROM open_steps o CROSS JOIN groups g ON g.stage = o.stage AND g.step = o.step
-    UNION ALL SELECT group_id, NULL, NULL, NULL, NULL, NULL, NULL FROM open_groups;
+    UNION ALL SELECT group_id, NULL, NULL, NULL, NULL, NULL, 0, NULL FROM open_groups;
 
 CREATE VIEW live_turns AS
     -- turns of live_groups, without texts

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Evaluation,
         Event,
         Group,
+        GroupStart,
         Metrics,
         Trajectory,
         Turn,
@@ -48,6 +49,15 @@ def of_group(record: Group) -> Row:
     return of_fields(record, without=("trajectories",)) | {
         "purpose": str(record.purpose),
         "num_rollouts": len(record.trajectories),
+    }
+
+
+def of_group_start(record: GroupStart) -> Row:
+    """Columns of `groups` while it is played, but for attempt and recorded_at."""
+    return of_fields(record) | {
+        "purpose": str(record.purpose),
+        "is_flat": False,
+        "num_rollouts": 0,
     }
 
 

@@ -45,7 +45,8 @@ CACHE_KIB = 2048
 
 _HELD = "SELECT json_group_array(group_id) FROM (SELECT DISTINCT group_id FROM tokens)"
 _SPENT = """
-WITH latest AS (SELECT stage, step FROM groups ORDER BY stage DESC, step DESC LIMIT 1)
+WITH latest AS (SELECT stage, step FROM groups WHERE num_rollouts > 0
+    ORDER BY stage DESC, step DESC LIMIT 1)
 SELECT group_id FROM json_each(:held) held
     CROSS JOIN groups g ON g.group_id = held.value CROSS JOIN latest
 WHERE num_rollouts > 0

@@ -17,6 +17,7 @@ from forge.records import (
     Evaluation,
     Event,
     Group,
+    GroupStart,
     Metrics,
     PolicyVersion,
     Problem,
@@ -41,6 +42,7 @@ Record = (
     | Evaluation
     | Event
     | Group
+    | GroupStart
     | Metrics
     | PolicyVersion
     | Problem
@@ -90,6 +92,7 @@ class RowWriter:
             Evaluation: self._evaluation,
             Event: self._event,
             Group: self._group,
+            GroupStart: self._group_start,
             Metrics: self._metrics,
             PolicyVersion: self._policy,
             Problem: self._problem,
@@ -136,6 +139,11 @@ class RowWriter:
             "source_id": self._texts.put(self._encoder.text(record.source)) or 0,
         }
         self._put("problems", ("problem_id",), row)
+
+    def _group_start(self, record: GroupStart) -> None:
+        row = columns.of_group_start(record)
+        row |= {"attempt": self._attempt, "recorded_at": self._clock()}
+        self._put("groups", ("group_id",), row)
 
     def _group(self, record: Group) -> None:
         row = columns.of_group(record)

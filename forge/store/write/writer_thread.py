@@ -18,7 +18,16 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from forge.errors import ForgeError, MachineError
-from forge.records import Group, Metrics, Problem, Sample, SampleUse, Trajectory, Turn
+from forge.records import (
+    Group,
+    GroupStart,
+    Metrics,
+    Problem,
+    Sample,
+    SampleUse,
+    Trajectory,
+    Turn,
+)
 from forge.store.opening import is_corrupt
 from forge.store.schema.settle import settle_oldest, settle_while
 from forge.store.write.databases import Databases, free_bytes
@@ -47,7 +56,7 @@ DISK_CHECK_S = 1.0
 CHECKPOINT_AFTER_S = 5.0
 """Maximum age of rows that are in the WAL alone, outside of training steps."""
 
-_BULK = (Group, Metrics, Problem, Sample, Trajectory, Turn)
+_BULK = (Group, GroupStart, Metrics, Problem, Sample, Trajectory, Turn)
 """Records that may wait for a commit; all others change the state of the run."""
 
 

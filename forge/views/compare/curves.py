@@ -22,7 +22,9 @@ WINDOW = 5
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Points of comparison, as shares of the common budget."""
 
-_STEPS = f"SELECT stage, step, num_completion_tokens, {', '.join(STEP_COLUMNS)} FROM v_steps"
+_STEPS = (
+    f"SELECT stage, step, is_open, num_completion_tokens, {', '.join(STEP_COLUMNS)} FROM v_steps"
+)
 _METRICS = "SELECT stage, step, key, value, at, attempt FROM v_metrics WHERE key IN ({})"
 _WALL = "step/wall/seconds"
 
@@ -82,7 +84,7 @@ def load_trained_steps(reader: RunReader, *, of_rollouts: bool) -> TrainedSteps:
             marks[place] = (row["attempt"], row["at"])
     places = tuple(sorted(marks))
     for name in STEP_COLUMNS:
-        found = {p: played[p][name] for p in places if p in played}
+        found = {p: played[p][name] for p in places if p in played and not played[p]["is_open"]}
         values[name] = {p: value for p, value in found.items() if value is not None}
     walls = values.pop(_WALL, {}) if of_rollouts else {}  # SFT has one for the whole stage
     spent = {

@@ -20,7 +20,7 @@ from forge.views.report.measured import (
     pass_at_k_chart,
 )
 from forge.views.report.spent import TimeSpent
-from forge.views.run.standing import load_stages, run_state
+from forge.views.run.standing import load_stages, run_state, stage_name
 from forge.views.text.numbers import NONE
 from forge.views.text.secrets import hide_in_diff, hide_secrets
 
@@ -37,18 +37,22 @@ KERNELS = f"""
 SELECT rank, problem_id, family, level, ranked_by, speedup_low, speedup, candidate_us, baseline_us,
     num_launches, num_characters, turn_id, stage, step, purpose, policy_version,
     CASE WHEN rank <= {MOST_CODES} THEN code END AS code
-FROM v_best_kernels WHERE rank <= {MOST_KERNELS} ORDER BY rank
+FROM v_best_kernels WHERE rank <= {MOST_KERNELS} AND stage >= 0 ORDER BY rank
 """
 
 PROBLEMS = """
 SELECT purpose, count(*) AS num_problems, sum(num_correct_turns > 0) AS num_solved,
     sum(num_rollouts) AS num_rollouts, sum(num_turns) AS num_turns
-FROM v_problems GROUP BY purpose ORDER BY purpose
+FROM v_problems
+WHERE purpose IS NOT NULL AND (purpose <> 'chat' OR (SELECT min(stage) FROM groups) >= 0)
+GROUP BY purpose ORDER BY purpose
 """
+"""Without the chats that an earlier version stored with the run, at stage -1, as below."""
 
 REASONS = """
 SELECT purpose, status, reason, sum(num_turns) AS num_turns, min(example) AS example
-FROM v_failures GROUP BY purpose, status, reason ORDER BY purpose, num_turns DESC LIMIT 60
+FROM v_failures WHERE stage >= 0 GROUP BY purpose, status, reason
+ORDER BY purpose, num_turns DESC LIMIT 60
 """
 
 EVENTS = """
@@ -144,6 +148,10 @@ class Facts:
         if not self.evaluations:
             why = "; it has no eval stage" if self.stages and "eval" not in kinds else " yet"
             found.append(f"no evaluation{why}")
+        for row in self.training.open_steps:
+            groups = f"{row['num_groups']} of {row['num_expected_groups']} groups"
+            place = f"{stage_name(self.stages, row['stage'])}, step {row['step']}"
+            found.append(f"{place}: open ({groups}), so in no curve")
         if not self.training.steps:
             why = "; it has no grpo stage" if self.stages and "grpo" not in kinds else " yet"
             found.append(f"no step of reinforcement learning{why}")

@@ -15,8 +15,9 @@ from forge.views.report.asking import Asker, label
 from forge.views.report.charts import Chart, Kind, Line, make_line
 
 STEPS = """
-SELECT stage, step, num_groups, num_turns, num_flat_groups, reward, pass_rate, pass_rate_multi,
-    compile_rate, speedup, best_speedup, completion_tokens, truncated_share
+SELECT stage, step, is_open, num_groups, num_expected_groups, num_turns, num_flat_groups, reward,
+    pass_rate, pass_rate_multi, compile_rate, speedup, best_speedup, completion_tokens,
+    truncated_share
 FROM v_steps ORDER BY stage, step
 """
 
@@ -33,15 +34,18 @@ FROM v_staleness GROUP BY stage, step ORDER BY stage, step
 """
 
 LEVELS = """
-SELECT stage, step, level AS name, sum(pass_rate * num_groups) / sum(num_groups) AS value
-FROM v_levels WHERE pass_rate IS NOT NULL GROUP BY stage, step, level ORDER BY stage, step, level
+SELECT l.stage, l.step, l.level AS name,
+    sum(l.pass_rate * l.num_groups) / sum(l.num_groups) AS value
+FROM v_levels l JOIN v_steps s ON s.stage = l.stage AND s.step = l.step
+WHERE l.pass_rate IS NOT NULL AND NOT s.is_open
+GROUP BY l.stage, l.step, l.level ORDER BY l.stage, l.step, l.level
 """
 
 TERMS = """
 SELECT r.stage, r.step, r.term AS name,
     r.mean * r.num_turns / (s.num_turns - coalesce(s.num_masked, 0)) AS value
 FROM v_reward_terms r JOIN v_steps s ON s.stage = r.stage AND s.step = r.step
-WHERE r.purpose = 'train' ORDER BY r.stage, r.step, r.term
+WHERE r.purpose = 'train' AND NOT s.is_open ORDER BY r.stage, r.step, r.term
 """
 """A turn without a term earned nothing from it, so the means of all terms add up to the reward."""
 
@@ -54,10 +58,12 @@ Rows = list[dict[str, Any]]
 
 
 class Training:
-    """Training by step and stage, with its charts."""
+    """Training by step and stage, with its charts, which leave out open steps."""
 
     def __init__(self, asker: Asker, *, kinds: Sequence[str]) -> None:
-        self.steps = asker.rows("training by step", STEPS)
+        steps = asker.rows("training by step", STEPS)
+        self.steps = [row for row in steps if not row["is_open"]]
+        self.open_steps = [row for row in steps if row["is_open"]]
         self._metrics = asker.rows("metrics", METRICS)
         self._staleness = asker.rows("staleness", STALENESS)
         self._failures = asker.rows("failures by step", FAILURES)

@@ -22,7 +22,7 @@ def describe(facts: Facts) -> dict[str, Any]:
     seconds = facts.seconds
     words = [f"{len(facts.attempts)} attempts"] if len(facts.attempts) > 1 else []
     words += [f"took {rounded_clock(seconds)}"] if seconds is not None else []
-    kinds = " → ".join(str(each.get("kind")) for each in facts.stages)
+    kinds = " → ".join(str(each.get("kind", "?")) for each in facts.stages)
     about = [
         f"stages: {kinds}" if kinds else "",
         f"last row {when(facts.last_row_at)} UTC" if facts.last_row_at else "",

@@ -24,7 +24,7 @@ RECENT_GROUPS = 128
 RECENT_RATE_GROUPS = 512
 IDLE_STEPS = 10
 REREAD_STEPS = 8
-"""Steps read again: rollouts of up to max_staleness + 1 steps ahead add to a step's numbers."""
+"""Steps read again: groups that finish late add to a step's numbers."""
 
 FROM_STEPS = {
     "reward": "reward",
@@ -32,7 +32,7 @@ FROM_STEPS = {
     "speed-up": "speedup",
     "length": "completion_tokens",
 }
-"""Curve to its column of v_steps."""
+"""Curve to its column of v_steps; an open step is no point."""
 FROM_METRICS = {
     "KL": "train/kl_behaviour/mean",
     "entropy": "train/entropy/mean",
@@ -89,7 +89,9 @@ class Curves:
             return []
         since = max(self._last - REREAD_STEPS, 0)
         for name, step, value in _points(reader, stage=stage, kind=kind, since=since):
-            if value is not None:
+            if value is None:
+                self._points.get(name, {}).pop(step, None)
+            else:
                 self._points.setdefault(name, {})[step] = value
                 self._last = max(self._last, step)
         return [self._curve(name) for name in SHOWN[kind]]
@@ -204,7 +206,7 @@ def _points(
     ]
     if kind != "grpo":
         return points
-    columns = ", ".join(FROM_STEPS.values())
+    columns = ", ".join(f"CASE WHEN NOT is_open THEN {name} END" for name in FROM_STEPS.values())
     for row in reader.query(
         f"SELECT step, {columns} FROM v_steps WHERE stage = ? AND step >= ?", (stage, since)
     ).rows:

@@ -11,7 +11,7 @@ from forge.store.identity import read_identity
 from forge.store.layout import RunPaths, list_runs
 from forge.store.reader import RunReader
 from forge.store.statements import RowTable
-from forge.views.run.standing import load_stages, run_state
+from forge.views.run.standing import count_turns, load_stages, run_state
 from forge.views.text.numbers import NONE, percent
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def load_run(paths: RunPaths) -> dict[str, Any]:
                 "state": run_state(reader),
                 "stages": [stage.get("kind") for stage in load_stages(reader)],
                 "started_at": reader.value("SELECT min(started_at) FROM attempts"),
-                "num_turns": reader.value("SELECT count(*) FROM turns"),
+                "num_turns": count_turns(reader),
                 "last_evaluation": {
                     name: last[name] for name in ("stage", "step", "pass_at_1", "ci_low", "ci_high")
                 }

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
 from forge.views.run.standing import (
+    NOT_CHAT,
     load_idle_by_stage,
     load_stages,
     load_standing,
     stage_name,
     why_lines,
 )
+from forge.views.run.steps import describe_steps
 from forge.views.text.numbers import NONE, factor, percent, without_empty
 from forge.views.text.terminal import printable_values
 
@@ -50,15 +52,18 @@ def load_show(reader: RunReader) -> dict[str, Any]:
         "stages": _stages(reader, stages),
         "stage": standing.stage,
         "step": standing.step,
+        **standing.played.to_json(),
+        "chat": load_chat(reader),
         "evaluations": load_evaluations(reader),
         # over all problems, by the rule of v_best_kernels; without times, the hardest problem
         "best_kernel": reader.one(
-            "SELECT * FROM v_best_kernels WHERE purpose <> 'chat' ORDER BY rank LIMIT 1"
+            "SELECT * FROM v_best_kernels WHERE stage >= 0 ORDER BY rank LIMIT 1"
         ),
         "counters": load_counters(reader),
         "verdicts": dict(
             reader.query(
-                "SELECT status, count(*) FROM verdicts GROUP BY status ORDER BY 2 DESC"
+                f"SELECT status, count(*) FROM verdicts WHERE {NOT_CHAT} GROUP BY status "
+                "ORDER BY 2 DESC"
             ).rows
         ),
         "idle": {
@@ -83,16 +88,24 @@ def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
     return rows
 
 
+def load_chat(reader: RunReader) -> dict[str, Any] | None:
+    """The run and the weights that a chat's store is of; None for a run."""
+    found = reader.value("SELECT data FROM events WHERE kind = 'chat' LIMIT 1")
+    return None if found is None else dict(json.loads(found))
+
+
 def load_counters(reader: RunReader) -> dict[str, int]:
     """Row counts for the printed summary."""
     row = reader.one(
-        "SELECT (SELECT count(*) FROM groups WHERE num_rollouts > 0) AS groups, "
-        "(SELECT count(*) FROM trajectories) AS rollouts, count(*) AS turns, "
+        "SELECT (SELECT count(*) FROM groups WHERE num_rollouts > 0 AND stage >= 0) AS groups, "
+        f"(SELECT count(*) FROM trajectories WHERE {NOT_CHAT}) AS rollouts, count(*) AS turns, "
         "coalesce(sum(num_prompt_tokens), 0) AS prompt_tokens, "
         "coalesce(sum(num_completion_tokens), 0) AS completion_tokens, "
-        "(SELECT count(*) FROM problems) AS problems, (SELECT count(*) FROM samples) AS samples, "
+        "(SELECT count(*) FROM problems WHERE problem_id NOT IN "
+        "(SELECT problem_id FROM groups WHERE stage < 0)) AS problems, "
+        "(SELECT count(*) FROM samples) AS samples, "
         "(SELECT count(DISTINCT sample_id) FROM sample_uses) AS trained_samples, "
-        "(SELECT count(*) FROM policies) AS policies FROM turns"
+        f"(SELECT count(*) FROM policies) AS policies FROM turns WHERE {NOT_CHAT}"
     )
     return row or {}
 
@@ -107,7 +120,9 @@ def render_show(data: dict[str, Any]) -> RichGroup:
     parts: list[Any] = [
         Text(f"{data['name']}: {data['state']}", style="bold"),
         *(Text(line) for line in why_lines(data["reason"])),
-        Text(f"stages: {stages}"),
+        *(Text(line) for line in _chat_lines(data["chat"])),
+        *([Text(f"stages: {stages}")] if data["chat"] is None else []),
+        *(Text(line) for line in describe_steps(data)),
         Text(
             f"{counters['groups']} groups, {counters['rollouts']} rollouts, {counters['turns']} "
             "turns, "
@@ -124,6 +139,12 @@ def render_show(data: dict[str, Any]) -> RichGroup:
     if data["best_kernel"] is not None:
         parts += [Text(""), render_best_kernel(data["best_kernel"])]
     return RichGroup(*parts)
+
+
+def _chat_lines(chat: dict[str, Any] | None) -> list[str]:
+    if chat is None:
+        return []
+    return [f"chat with {chat['run']}, policy version {chat['policy_version']}"]
 
 
 def render_best_kernel(best: dict[str, Any]) -> RichGroup:

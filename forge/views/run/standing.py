@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import tomli
 
 from forge.store.ownership import is_owned
+from forge.views.run.steps import PlayedSteps, load_played_steps
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -27,12 +28,9 @@ RATE_WINDOW_S = 30.0
 ETA_STEPS = 10
 """Steps whose mean duration predicts the rest of a stage."""
 
-_PLAYED = """
-SELECT avg(reward) AS reward,
-    avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate
-FROM v_turns WHERE stage = :stage AND purpose = 'train' AND step = (
-    SELECT max(step) FROM groups WHERE stage = :stage AND purpose = 'train' AND num_rollouts > 0)
-"""
+NOT_CHAT = "group_id NOT IN (SELECT group_id FROM groups WHERE stage < 0)"
+"""Condition on rows of the run. An earlier version stored chats in the run itself, at stage -1; now
+they have stores of their own."""
 
 _TRAINED = """
 SELECT a.attempt, (
@@ -92,9 +90,8 @@ class Standing:
     """Last step of the stage that was trained."""
     num_steps: int | None
     """Number of steps of a training stage."""
-    reward: float | None
-    """Mean of the last step that was played."""
-    pass_rate: float | None
+    played: PlayedSteps
+    """Means of the last step whose groups have all finished, and the open steps."""
     num_turns: int
     tokens_per_s: float | None
     """Completion tokens per second."""
@@ -110,8 +107,10 @@ class Standing:
     """Seconds until the end of this stage."""
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `forge status --json` prints."""
-        return asdict(self)
+        """The state's part of what `forge status --json` prints."""
+        plain = asdict(self)
+        del plain["played"]
+        return {**plain, **self.played.to_json()}
 
     def to_lines(self) -> list[str]:
         """First lines of `forge status`."""
@@ -128,7 +127,6 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
     stages = load_stages(reader)
     stage = _current_stage(reader)
     known = stages[stage] if stage is not None and stage < len(stages) else {}
-    played = reader.one(_PLAYED, {"stage": stage})
     trained = reader.one(_TRAINED, {"stage": stage}) or {"attempt": None, "step": None}
     rates = _rates(reader, now=now)
     return Standing(
@@ -141,9 +139,8 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
         num_stages=len(stages),
         step=trained["step"],
         num_steps=known.get("steps"),
-        reward=played["reward"] if played else None,
-        pass_rate=played["pass_rate"] if played else None,
-        num_turns=reader.value("SELECT count(*) FROM turns"),
+        played=load_played_steps(reader, stage=stage),
+        num_turns=count_turns(reader),
         tokens_per_s=rates[0],
         turns_per_s=rates[1],
         idle=load_idle(reader, stage=stage),
@@ -152,6 +149,14 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
             "SELECT pass_at_1 FROM evaluations ORDER BY at DESC, evaluation_id DESC LIMIT 1"
         ),
         eta_s=_eta_s(reader, stage=stage, num_steps=known.get("steps"), **trained),
+    )
+
+
+def count_turns(reader: RunReader) -> int:
+    """Turns of the run; see NOT_CHAT."""
+    return reader.value(
+        "SELECT (SELECT count(*) FROM turns) - (SELECT count(*) FROM groups g CROSS JOIN turns t "
+        "ON t.group_id = g.group_id WHERE g.stage < 0)"
     )
 
 

@@ -4,7 +4,8 @@ Queries that would scan all turns are limited to the latest (`:turns`).
 """
 
 PASS_RATE = """
-SELECT stage, step, num_groups, reward, pass_rate, pass_rate_multi, compile_rate
+SELECT stage, step, is_open, num_groups, num_expected_groups, reward, pass_rate, pass_rate_multi,
+    compile_rate
 FROM v_steps ORDER BY stage, step
 """
 
@@ -30,7 +31,9 @@ FROM v_best_kernels ORDER BY rank LIMIT coalesce(:most, 100)
 FLAT_GROUPS = """
 SELECT stage, step, count(*) AS num_groups, sum(is_flat) AS num_flat,
     sum(num_correct = 0) AS all_failed, sum(num_correct = num_rollouts) AS all_solved
-FROM v_groups WHERE purpose = 'train' GROUP BY stage, step
+FROM v_groups
+WHERE purpose = 'train' AND group_id IN (SELECT group_id FROM groups WHERE num_rollouts > 0)
+GROUP BY stage, step
 """
 
 LEARNING = """
@@ -167,7 +170,8 @@ FROM v_idle GROUP BY stage, role ORDER BY stage, role
 """
 
 LENGTHS = """
-SELECT stage, step, round(completion_tokens, 1) AS completion_tokens, truncated_share, reward
+SELECT stage, step, is_open, round(completion_tokens, 1) AS completion_tokens, truncated_share,
+    reward
 FROM v_steps ORDER BY stage, step
 """
 
