@@ -13,8 +13,9 @@ _IS_LIVE = "(SELECT ended_at IS NULL FROM attempts ORDER BY attempt DESC LIMIT 1
 _UNFINISHED = f"""(SELECT count(*) FROM groups g WHERE g.stage = s.stage AND g.step = s.step
             AND g.purpose = 'train' AND g.num_rollouts = 0 AND g.attempt = {_LAST_ATTEMPT})"""
 _HAS_BATCHES = """EXISTS (SELECT 1 FROM metrics m WHERE m.key = 'rollout/groups/count'
-            AND m.stage = s.stage)"""
-_HAS_BATCH = _HAS_BATCHES.replace("s.stage)", "s.stage AND m.step = s.step)")
+            AND m.stage = s.stage AND NOT EXISTS (SELECT 1 FROM v_rewinds b
+                WHERE b.stage = m.stage AND m.step > b.step AND m.attempt < b.attempt))"""
+_HAS_BATCH = _HAS_BATCHES.replace("= s.stage", "= s.stage AND m.step = s.step", 1)
 _GROUPS_PER_STEP = """(SELECT json_extract(e.data, '$.groups_per_step') FROM events e
             WHERE e.kind = 'stage_start' AND json_extract(e.data, '$.stage') = s.stage
             ORDER BY e.event_id DESC LIMIT 1)"""

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
 
 BACK = 32
-"""Steps before the newest batch that are read: more than a slow group stays open."""
+"""Steps before the newest one that are read: more than a slow group stays open."""
 
 MEANS = ("reward", "pass_rate", "flat_share")
 
 _STEPS = """
 SELECT step, is_open, num_groups, num_expected_groups, num_flat_groups, reward, pass_rate
-FROM v_steps WHERE stage = :stage AND step >= (SELECT coalesce(max(step), 0) FROM metrics
-    WHERE stage = :stage AND key = 'rollout/groups/count') - :back
+FROM v_steps WHERE stage = :stage AND step >= (SELECT step FROM groups
+    WHERE stage = :stage AND purpose = 'train' ORDER BY step DESC LIMIT 1) - :back
 ORDER BY step
 """
 
