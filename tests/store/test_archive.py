@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
+import shutil
 import sqlite3
 import zipfile
 from contextlib import closing
@@ -14,8 +16,9 @@ import anyio
 import pytest
 
 from forge.errors import ConfigError, ForgeError, MachineError
-from forge.store import archive as archives
-from forge.store.archive import MANIFEST, unpack_to_read, unpack_to_resume, write_archive
+from forge.store import archive_writer
+from forge.store.archive import MANIFEST, unpack_to_read, unpack_to_resume
+from forge.store.archive_writer import write_archive
 from forge.store.identity import settle_identity
 from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock, write_status
@@ -136,7 +139,7 @@ def test_an_interrupted_archive_leaves_nothing(
     def stop(*given: object, **keys: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(archives.os, "fsync", stop)
+    monkeypatch.setattr(archive_writer.os, "fsync", stop)
     with pytest.raises(KeyboardInterrupt):
         write_archive(run, tmp_path / "toy.forge.zip", with_weights=True)
     assert os.listdir(tmp_path) == ["runs"]
@@ -147,7 +150,7 @@ def test_the_next_archive_deletes_what_a_killed_one_left(run: RunPaths, tmp_path
         (tmp_path / name).touch()
         (tmp_path / f"{name}-db").mkdir()
     with (tmp_path / ".toy.8.part").open() as writing:
-        archives.fcntl.flock(writing, archives.fcntl.LOCK_EX)
+        fcntl.flock(writing, fcntl.LOCK_EX)
         write_archive(run, tmp_path / "toy", with_weights=False)
     assert sorted(os.listdir(tmp_path)) == [".toy.8.part", ".toy.8.part-db", "runs", "toy"]
 
@@ -156,12 +159,12 @@ def test_a_file_that_vanishes_fails_the_archive_unless_it_is_a_log(
     run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vanished = run.root / "logs" / "attempt-1" / "notify-1.json"
-    files = archives._files
+    files = archive_writer._files
 
     def with_vanished(root: Path) -> list[Path]:
         return [vanished, *files(root)]
 
-    monkeypatch.setattr(archives, "_files", with_vanished)
+    monkeypatch.setattr(archive_writer, "_files", with_vanished)
     write_archive(run, tmp_path / "a", with_weights=True)
     vanished = run.weights / "model.safetensors"
     with pytest.raises(MachineError, match=r"model\.safetensors: cannot be archived: No such file"):
@@ -209,7 +212,7 @@ def test_a_hostile_archive_is_one_line_and_writes_nothing(
         assert "\n" not in str(error.value)
         assert error.value.exit_code in (2, 3)
         assert not any(path.name == "evil" for path in tmp_path.rglob("*"))
-        archives.shutil.rmtree(read)
+        shutil.rmtree(read)
     assert os.listdir(tmp_path) == ["x.zip"]
 
 
