@@ -73,8 +73,11 @@ def find(run: str, store: Path) -> RunPaths:
 
 
 def require_linux() -> None:
-    """Raises MachineError on other systems."""
+    """Raises MachineError on other systems, and under limits that are too low for children."""
     if sys.platform != "linux":
         raise MachineError(
             f"forge runs on Linux only, and this is {sys.platform}; commands that read runs work"
         )
+    from forge.process.limits import require_limits
+
+    require_limits()

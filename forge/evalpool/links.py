@@ -55,11 +55,12 @@ async def open_child_link(
             health = await _ask_health(client)
             yield Link(client=client, health=health, ended=child.wait, timeout_s=timeout_s)
     except (ChildDied, Stalled) as error:
-        # A judge that finds no sandbox logs its own MachineError.
-        _, mark, message = str(error).partition("MachineError: ")
-        if not mark:
-            raise
-        raise MachineError(message.split("\n", 1)[0]) from error
+        # A judge that cannot start logs its own error.
+        for kind in (MachineError, ChildDied):
+            _, mark, message = str(error).rpartition(f" {kind.__name__}: ")
+            if mark:
+                raise kind(f"{spec.name}: {message.splitlines()[0]}") from error
+        raise
 
 
 @asynccontextmanager

@@ -30,6 +30,7 @@ import anyio
 from forge.errors import ChildDied, MachineError, Stalled
 from forge.process import lease
 from forge.process.ask import open_client, send
+from forge.process.limits import limit_behind
 from forge.process.logtail import read_last_lines
 from forge.process.sockets import check_socket_path
 
@@ -193,7 +194,8 @@ class Child:
         lines = self.last_log_lines()
         if not lines:
             return f"It wrote nothing to {self.spec.log_path}"
-        return f"Last lines of {self.spec.log_path}:\n{lines}"
+        behind = limit_behind(lines).lstrip()
+        return f"{behind}{' ' if behind else ''}Last lines of {self.spec.log_path}:\n{lines}"
 
     def _reap(self) -> None:
         """Kill the rest of the group while the dead leader holds its number; reap the leader."""

@@ -45,7 +45,12 @@ def open_socket_dir(*, base: Path | None = None) -> Generator[Path]:
         try:
             yield directory
         finally:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_socket_dir(directory)
+
+
+def remove_socket_dir(directory: Path) -> None:
+    """Remove it with all sockets. For a process that ends without leaving `open_socket_dir`."""
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _sweep(parent: Path) -> None:

@@ -26,7 +26,7 @@ import anyio
 from forge.config.load import dump_experiment, load_experiment
 from forge.errors import ForgeError, MachineError
 from forge.exits import Ending, ending_of
-from forge.process.sockets import open_socket_dir
+from forge.process.sockets import open_socket_dir, remove_socket_dir
 from forge.runner.attempt import describe_attempt
 from forge.runner.background import keep_status, log_to, record_end, record_status
 from forge.runner.control import ControlServer, serve_control
@@ -233,7 +233,7 @@ async def _work(run: RunContext, past: EarlierAttempts) -> None:
                 run.stop,
                 say=run.console.say,
                 cancel_work=working.cancel,
-                kill_all=run.observer.kill_all,
+                kill_all=partial(_kill_all, run),
             )
         )
         background = tasks.start_soon
@@ -248,3 +248,10 @@ async def _work(run: RunContext, past: EarlierAttempts) -> None:
         tasks.cancel_scope.cancel()
     if working.cancelled_caught:
         raise run.stop.stopped_at_once()
+
+
+def _kill_all(run: RunContext) -> None:
+    """End every child at once, leave nothing outside the run directory, and say so."""
+    run.observer.kill_all()
+    remove_socket_dir(run.socket_dir)
+    run.console.end(run.stop.killed())

@@ -32,16 +32,23 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from forge.config.schema import JudgeTable
-from forge.errors import MachineError
+from forge.errors import ChildDied, ForgeError, MachineError
 from forge.evalpool.judge.cpu_trial import CpuTrials
 from forge.evalpool.judge.examiner import Examiners
 from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation, advice, read_sysctls
-from forge.evalpool.judge.spawner import Spawner, UnusableInstallation, ZygoteGone
+from forge.evalpool.judge.spawner import (
+    LimitMet,
+    SandboxRefused,
+    Spawner,
+    UnusableInstallation,
+    ZygoteGone,
+)
 from forge.evalpool.judge.trial import Stamp, Trials
 from forge.evalpool.wire import parse_problem, parse_request, read_request
 from forge.process.busy import BusyClock
 from forge.process.lease import hold_lease
+from forge.process.limits import limit_behind
 from forge.process.server.door import Door
 from forge.process.server.serving import serve
 
@@ -109,9 +116,17 @@ class Judge:
         self._trials: Trials | None = None
 
     async def start(self) -> None:
-        """Zygote up, references and trials wired. Raises ZygoteGone."""
-        self.spawner.start()
-        await anyio.to_thread.run_sync(self.spawner.wait_ready)
+        """Zygote up, references and trials wired. A zygote that somebody kills as it starts is
+        started once more. Raises ZygoteGone."""
+        try:
+            self.spawner.start()
+            await anyio.to_thread.run_sync(self.spawner.wait_ready)
+        except ZygoteGone as error:
+            if type(error) is not ZygoteGone:
+                raise
+            logger.warning("%s; a new one is started", error)
+            self.spawner.start()
+            await anyio.to_thread.run_sync(self.spawner.wait_ready)
         self._trials = self._open_trials(uid=self._oracle_uid)
 
     def _open_trials(self, *, uid: int | None) -> Trials:
@@ -283,20 +298,25 @@ def oracle_uid() -> int | None:
 
 def _refuse(error: ZygoteGone) -> None:
     """No sandbox, no judge: says so where the supervisor reads it, and ends with its exit code."""
+    kind: type[ForgeError] = MachineError
     if isinstance(error, UnusableInstallation):
         message = (
             f"no kernel can be judged with this installation: {error}; "
             '"make setup" installs what works'
         )
-    else:
+    elif isinstance(error, SandboxRefused):
         fix = advice(uid=os.geteuid(), sysctls=read_sysctls())
         message = (
             f"no sandbox for candidates on this machine: {error}; {fix}; "
             'or write [judge] isolation = "none"'
         )
-    logger.error("MachineError: %s", message)
+    elif isinstance(error, LimitMet):
+        message = f"no candidate can be started: {error}"
+    else:
+        kind, message = ChildDied, f"no candidate can be judged: {error}"
+    logger.error("%s: %s%s", kind.__name__, message, limit_behind(message))
     sys.stderr.flush()
-    os._exit(MachineError.exit_code)
+    os._exit(kind.exit_code)
 
 
 if __name__ == "__main__":

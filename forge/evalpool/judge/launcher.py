@@ -17,6 +17,9 @@ from typing import NoReturn
 from forge.evalpool.judge import gpu_files, levels, linux, processes, root, sandbox
 from forge.evalpool.judge.zygote import be_zygote, telling
 
+SIGNALLED = 128
+"""Added to the number of the signal that ended the zygote, as a shell does."""
+
 
 def main() -> None:
     """Becomes the launcher; its child becomes the zygote."""
@@ -61,7 +64,8 @@ def _await_zygote(pid: int) -> NoReturn:
     code = 0
     try:
         _, status = os.waitpid(pid, 0)
-        code = os.waitstatus_to_exitcode(status) & 0xFF
+        code = os.waitstatus_to_exitcode(status)
+        code = SIGNALLED - code if code < 0 else code
     except SystemExit:
         os.kill(pid, signal.SIGTERM)
         os.waitpid(pid, 0)

@@ -61,6 +61,14 @@ CHILD_ENVIRONMENT = {
 }
 
 
+LIMIT_FLAGS = {
+    resource.RLIMIT_AS: "-v (bytes)",
+    resource.RLIMIT_NPROC: "-u",
+    resource.RLIMIT_FSIZE: "-f (bytes)",
+    resource.RLIMIT_NOFILE: "-n",
+    resource.RLIMIT_CORE: "-c",
+}
+"""Limits of a child, as a shell sets them."""
 SYSCTLS = {
     "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
     "kernel.unprivileged_userns_clone": ("0", "1"),
@@ -68,6 +76,10 @@ SYSCTLS = {
 }
 """Each by itself forbids an ordinary user's namespaces: (the value that does, one that does not).
 The first is Ubuntu's, since 23.10; the second Debian's; the third every kernel's."""
+
+
+class LimitTooLow(Exception):
+    """A limit that this process inherited is below what a child gets."""
 
 
 class Isolation(StrEnum):
@@ -256,7 +268,7 @@ def _limit(limits: ChildLimits, around: Surroundings) -> None:
         os.sched_setaffinity(0, {limits.core})
     if limits.memory_bytes is not None:
         address_space = around.mapped_bytes + limits.memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+        _set_limit(resource.RLIMIT_AS, address_space)
     is_counted_with_us = limits.uid is None and not around.isolation.has_namespaces
     for kind, value in (
         (
@@ -267,7 +279,17 @@ def _limit(limits: ChildLimits, around: Surroundings) -> None:
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
     ):
+        _set_limit(kind, value)
+
+
+def _set_limit(kind: int, value: int) -> None:
+    """Raises LimitTooLow where the inherited limit is lower: a child of less would fail for it."""
+    try:
         resource.setrlimit(kind, (value, value))
+    except (ValueError, PermissionError) as error:
+        hard = resource.getrlimit(kind)[1]
+        message = f'"ulimit {LIMIT_FLAGS[kind]}" is {hard} here; a candidate gets {value}'
+        raise LimitTooLow(message) from error
 
 
 def max_processes(limits: ChildLimits) -> int:

@@ -23,7 +23,9 @@ from forge.evalpool.judge import frames, gpu_files, processes, proof
 from forge.evalpool.judge.caps import CapsKind, open_caps
 from forge.evalpool.judge.cores import Cores
 from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.launcher import SIGNALLED
 from forge.evalpool.judge.sandbox import PROBE_UID, Isolation
+from forge.process.child import describe_exit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +47,22 @@ class ZygoteGone(Exception):
 
 class UnusableInstallation(ZygoteGone):
     """The zygote cannot import or use torch or Triton."""
+
+
+class SandboxRefused(ZygoteGone):
+    """The machine forbids a step into the sandbox, or the sandbox does not hold."""
+
+
+class LimitMet(ZygoteGone):
+    """A limit of this process or machine is too low for a child."""
+
+
+FAILURES = {
+    "installation": UnusableInstallation,
+    "sandbox": SandboxRefused,
+    "limit": LimitMet,
+}
+"""Errors by the kind that a FAILED frame names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,18 +175,16 @@ class Spawner:
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
             if not _has_data(self._sock, deadline=deadline):
-                raise ZygoteGone("the zygote ended while starting")
+                raise ZygoteGone(f"the zygote {self._how_it_ended()} while it started")
             pid = proof.peer_pid(self._sock)
             expected = (Kind.READY, Kind.FAILED)
             frame = frames.receive(self._sock, deadline=deadline, expected=expected)
             if frame.kind is Kind.FAILED:
-                is_installation = frame.body.get("is_installation", False)
-                raise (UnusableInstallation if is_installation else ZygoteGone)(
-                    frame.body["message"]
-                )
+                raise _failure(frame)
             self._mounts = proof.read_mounts(pid) | {"/tmp"}
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
-            raise ZygoteGone(f"the zygote did not get ready: {error}") from error
+            ended = f", it {self._how_it_ended()}" if isinstance(error, frames.PeerGone) else ""
+            raise ZygoteGone(f"the zygote did not get ready: {error}{ended}") from error
         self.isolation = Isolation(frame.body.pop("isolation"))
         self.versions = {name: str(value) for name, value in frame.body.items()}
         self._is_ready = True
@@ -273,12 +289,24 @@ class Spawner:
             finally:
                 self.end(child)
         except (frames.PeerGone, frames.DeadlinePassed, proof.WeakSandbox) as error:
-            raise ZygoteGone(f"the sandbox {self.isolation} could not be tried: {error}") from error
+            message = f"the sandbox {self.isolation} could not be tried: {error}"
+            raise (SandboxRefused if isinstance(error, proof.WeakSandbox) else ZygoteGone)(
+                message
+            ) from error
         finally:
             forbidden.unlink(missing_ok=True)
         if works["works"]:
             self._is_ready = False
-            raise ZygoteGone(f"the sandbox {self.isolation} does not stop {works['works']}")
+            raise SandboxRefused(f"the sandbox {self.isolation} does not stop {works['works']}")
+
+    def _how_it_ended(self) -> str:
+        """The end of a launcher that has hung up, which tells its zygote's."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(timeout=EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return "hung up"
+        return f"ended: {describe_exit(SIGNALLED - code if code > SIGNALLED else code)}"
 
     def _inspect(self, child: SandboxedChild, *, uid: int | None) -> int:
         deadline = time.monotonic() + FORK_TIMEOUT_S
@@ -288,7 +316,11 @@ class Spawner:
                     "a forked child ended before it said hello; its words are in the log"
                 )
             pid = proof.peer_pid(child.sock)
-            frames.receive(child.sock, deadline=deadline, expected=(Kind.HELLO,))
+            hello = frames.receive(
+                child.sock, deadline=deadline, expected=(Kind.HELLO, Kind.FAILED)
+            )
+            if hello.kind is Kind.FAILED:
+                raise _failure(hello)
             proof.check_sandbox(pid, isolation=self.isolation, uid=uid, mounts=self._mounts)
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
             raise ZygoteGone(f"a forked child gave no hello: {error}") from error
@@ -311,6 +343,12 @@ class Spawner:
                 raise ZygoteGone(
                     f"the zygote was asked to {kind.name.lower()} and: {error}"
                 ) from error
+
+
+def _failure(frame: frames.Frame) -> ZygoteGone:
+    """The error of a FAILED frame from our own code, before any other code has run there."""
+    kind = FAILURES.get(str(frame.body.get("kind")), ZygoteGone)
+    return kind(str(frame.body.get("message")))
 
 
 def _end_launcher(process: subprocess.Popen[bytes]) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge import frames, words
+from forge.evalpool.judge.caps import held_bytes
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.proof import WeakSandbox
 from forge.evalpool.judge.references import ReferenceFailed
@@ -57,6 +58,8 @@ PASS_ON = frozenset({"forged_frame", "runner_killed"})
 """Reasons that end a judgement also where a failure is what must be seen."""
 REUSED = "-reused"
 """Behind a verdict's isolation where the runner was not fresh."""
+LARGE_BYTES = 1 << 30
+"""Memory that a runner holds only if its candidate took it: torch itself holds a quarter."""
 CORRECTNESS_ALONE = JudgeOptions(timing=False)
 OUT_OF_MEMORY = "out_of_memory"
 """Reason of a candidate that asked for more than there was."""
@@ -254,7 +257,7 @@ class Run:
                 expected=(Kind.DONE, Kind.FAILED),
             )
         except frames.DeadlinePassed:
-            detail = f"no answer within {limit_s:.3g} s: does a loop end?"
+            detail = f"no answer within {limit_s:.3g} s{self._doubt()}"
             raise Decided(self.finding(Status.TIMEOUT, f"deadline:{phase}", detail)) from None
         except frames.FrameError:
             detail = "something other than the runner wrote on its channel"
@@ -264,6 +267,13 @@ class Run:
         if answer.kind is Kind.FAILED:
             raise Decided(self._failed(answer.body))
         return answer
+
+    def _doubt(self) -> str:
+        """Likely reason of a runner that does not answer; it may allocate until its deadline."""
+        held = held_bytes(self.child.pid_here)
+        if held < max(LARGE_BYTES, self.table.memory_bytes // 4):
+            return ": does a loop end?"
+        return f", when it held {held / 1e9:.1f} GB of memory: does a loop allocate without end?"
 
     def _failed(self, body: dict[str, Any]) -> Finding:
         """A FAILED frame in the judge's words. Its content is the candidate's: only quoted."""

@@ -8,6 +8,7 @@ look at it and send it work.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import shutil
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 IDLE_S = 1e9
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+"""Errors of a machine or limit with too little of something, not of a forbidden call."""
 IMPORT_ENVIRONMENT = {
     "TRITON_DEFAULT_FP_FUSION": "1",
     "OMP_NUM_THREADS": "1",
@@ -84,7 +87,9 @@ class Zygote:
             sock = socket.socket(fileno=fd)  # held to the end: closing it says that we are gone
             try:
                 self.sock.close()
-                self._be_child(request.body, sock, scratch)
+                with telling(sock):
+                    self._enter(request.body, scratch)
+                self._be_child(request.body["role"], sock, scratch)
             except frames.PeerGone:
                 os._exit(0)  # the judge is done with it
             except BaseException:
@@ -119,7 +124,7 @@ class Zygote:
             for pid in list(self.scratch):
                 self._reap(pid)
 
-    def _be_child(self, body: dict[str, Any], sock: socket.socket, scratch: str) -> None:
+    def _enter(self, body: dict[str, Any], scratch: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         tempfile.tempdir = None  # the zygote's own may be remembered
         if self.around.own_pid_namespace is not None:
@@ -132,7 +137,8 @@ class Zygote:
             num_siblings=body["num_siblings"],
         )
         sandbox.enter_child_sandbox(self.around, limits, scratch=scratch)
-        role = body["role"]
+
+    def _be_child(self, role: str, sock: socket.socket, scratch: str) -> None:
         if role != "probe":
             _silence()
         frames.send(sock, Kind.HELLO, {})
@@ -210,8 +216,10 @@ def telling(sock: socket.socket) -> Iterator[None]:
     """Within, the judge is told which step into the sandbox the machine refused."""
     try:
         yield
-    except OSError as error:
-        frames.send(sock, Kind.FAILED, {"message": str(error)})
+    except (OSError, MemoryError, sandbox.LimitTooLow) as error:
+        is_refused = isinstance(error, OSError) and error.errno not in EXHAUSTED
+        kind = "sandbox" if is_refused else "limit"
+        frames.send(sock, Kind.FAILED, {"message": str(error) or repr(error), "kind": kind})
         raise
 
 
@@ -223,7 +231,7 @@ def _telling_versions(sock: socket.socket) -> Iterator[None]:
     except Exception as error:
         found = ", ".join(f"{name} {_version(name)}" for name in ("torch", "triton"))
         words = f"{type(error).__name__}: {error}".split("\n")[0]
-        frames.send(sock, Kind.FAILED, {"message": f"{found}: {words}", "is_installation": True})
+        frames.send(sock, Kind.FAILED, {"message": f"{found}: {words}", "kind": "installation"})
         raise
 
 

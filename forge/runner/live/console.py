@@ -44,6 +44,11 @@ class Console:
         if not self.quiet:
             self.out.print(line, markup=False, soft_wrap=True)
 
+    def end(self, line: str) -> None:
+        """Print the last line of a process that ends at once, also if quiet."""
+        self.out.show_cursor()
+        self.out.print(f"forge: {line}", markup=False, soft_wrap=True)
+
     def show(self, *renderables: RenderableType) -> None:
         """Print tables."""
         if not self.quiet:

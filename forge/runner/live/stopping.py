@@ -3,7 +3,7 @@
     first   SIGINT, SIGTERM, forge stop,   start nothing new, finish the step, checkpoint, exit 130
             a limit
     second  SIGINT, SIGTERM                stop now; the store and the last checkpoint remain
-    third   SIGINT, SIGTERM                SIGKILL to every child, then exit
+    third   SIGINT, SIGTERM                SIGKILL to every child, a line, exit 130 at once
 
 SIGHUP is ignored: a run outlives the terminal that it was started from.
 """
@@ -58,6 +58,13 @@ class StopRequest:
             f"done again. {self.resume}"
         )
 
+    def killed(self) -> str:
+        """The last line of a run whose children were killed."""
+        return (
+            "killed; what was recorded is safe, training since the last checkpoint is done again. "
+            f"{self.resume}"
+        )
+
     async def wait(self) -> None:
         """Wait until a stop is requested."""
         await self._event.wait()
@@ -94,7 +101,8 @@ async def watch_signals(
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Handle repeated stop signals until cancelled. Must run outside the work's cancel scope: the
-    second signal cancels the work, and a third must still be handled meanwhile.
+    second signal cancels the work, and a third must still be handled meanwhile. `kill_all` has the
+    last word.
 
     Each signal takes effect before its message is shown.
     """

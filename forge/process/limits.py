@@ -1,0 +1,65 @@
+# pyright: strict
+"""Limits of the shell, service or container that started this process: open files, address space.
+
+`require_limits` is called by every command that starts children, `limit_behind` where a child has
+failed. Promise: a limit that a run cannot live with is named before anything starts; one that a
+child met later is named beside the child's own words.
+"""
+
+from __future__ import annotations
+
+import resource
+
+from forge.errors import MachineError
+
+MIN_OPEN_FILES = 512
+"""Twice the descriptors of a candidate's process; a supervisor with 16 children holds 150."""
+OPEN_FILES = 65536
+"""Descriptors that a process gets if it may: sockets of many requests, logs, stores."""
+MIN_ADDRESS_SPACE = 8 << 30
+"""A judge maps 2 GB of torch, and its candidate may take memory_bytes (4 GB) more."""
+MEMORY_WORDS = (
+    "Cannot allocate memory",
+    "MemoryError",
+    "bad_alloc",
+    "failed to map segment",
+    "can't allocate memory",
+    "can't start new thread",
+)
+FILES_WORDS = ("Too many open files",)
+
+
+def require_limits() -> None:
+    """Raise the limit of open files as far as this process may. Raises MachineError if a limit is
+    too low for a run."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if most < MIN_OPEN_FILES:
+        raise MachineError(
+            f'"ulimit -n" allows this process {most} open files; a run needs {MIN_OPEN_FILES}: '
+            "raise it where forge is started (ulimit -n, LimitNOFILE=, --ulimit nofile=)"
+        )
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    space = address_space()
+    if space is not None and space < MIN_ADDRESS_SPACE:
+        raise MachineError(
+            f'"ulimit -v" allows a process {space / 2**30:.1f} GiB of address space; a run needs '
+            f'{MIN_ADDRESS_SPACE >> 30} GiB: "ulimit -v unlimited" where forge is started'
+        )
+
+
+def address_space() -> int | None:
+    """Bytes that this process may map; None without a limit."""
+    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def limit_behind(words: str) -> str:
+    """A sentence about the limit that the last words of a child speak of, or nothing."""
+    space = address_space()
+    if space is not None and any(mark in words for mark in MEMORY_WORDS):
+        return f' "ulimit -v" allows each process {space / 2**30:.1f} GiB of address space.'
+    if any(mark in words for mark in FILES_WORDS):
+        return f' "ulimit -n" allows {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} open files.'
+    return ""
