@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import resource
+import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.evalpool.judge import processes
-from forge.evalpool.judge.spawner import Spawner, UnusableInstallation, ZygoteGone
+from forge.evalpool.judge import app, frames, processes, sandbox
+from forge.evalpool.judge.sandbox import LimitTooLow
+from forge.evalpool.judge.spawner import (
+    LimitMet,
+    SandboxRefused,
+    Spawner,
+    UnusableInstallation,
+    ZygoteGone,
+    _failure,
+)
+from forge.evalpool.judge.zygote import telling
 from tests.evalpool.benches import ROOT, RUNNER_UID
 
 if TYPE_CHECKING:
@@ -47,6 +60,68 @@ def test_a_zygote_outlives_a_question_for_a_child_that_it_does_not_have(spawner:
     with pytest.raises(ZygoteGone, match="knows no child"):
         spawner.end(child)
     spawner.end(spawner.spawn(role="runner", uid=RUNNER_UID))
+
+
+def test_a_zygote_that_is_killed_as_it_starts_is_said_to_be_killed(tmp_path: Path) -> None:
+    opened = Spawner(isolation="auto", folder=tmp_path / "root", memory_bytes=1 << 30)
+    opened.start()
+    launcher = opened._process
+    assert launcher is not None
+    launcher.kill()
+    with pytest.raises(ZygoteGone, match=r"^the zygote ended: killed by signal 9 .* while it star"):
+        opened.wait_ready()
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (PermissionError(errno.EPERM, "Operation not permitted"), SandboxRefused),
+        (OSError(errno.EMFILE, "Too many open files"), LimitMet),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), LimitMet),
+        (LimitTooLow('"ulimit -n" is 40 here; a candidate gets 256'), LimitMet),
+        (MemoryError(), LimitMet),
+    ],
+)
+def test_a_failed_step_is_told_as_a_refusal_or_as_a_limit(
+    error: Exception, kind: type[ZygoteGone]
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with pytest.raises(type(error)), telling(theirs):
+            raise error
+        frame = frames.receive(ours, deadline=time.monotonic() + 5, expected=(frames.Kind.FAILED,))
+    assert type(_failure(frame)) is kind
+
+
+def test_a_limit_that_cannot_be_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(kind: int, limits: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(sandbox.resource, "setrlimit", refuse)
+    monkeypatch.setattr(sandbox.resource, "getrlimit", lambda kind: (40, 40))
+    with pytest.raises(LimitTooLow, match='"ulimit -n" is 40 here; a candidate gets 256'):
+        sandbox._set_limit(resource.RLIMIT_NOFILE, 256)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words", "absent"),
+    [
+        (SandboxRefused("unshare: no"), 3, 'isolation = "none"', "out of memory"),
+        (LimitMet('"ulimit -n" is 40 here'), 3, "no candidate can be started", "CAP_SYS_ADMIN"),
+        (ZygoteGone("the zygote ended: killed by signal 9"), 4, "killed by signal 9", "SYS_ADMIN"),
+    ],
+)
+def test_a_judge_without_a_zygote_says_what_is_to_blame(
+    error: ZygoteGone, code: int, words: str, absent: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    codes: list[int] = []
+    monkeypatch.setattr(app.os, "_exit", codes.append)
+    app._refuse(error)
+    assert codes == [code]
+    assert words in caplog.text
+    assert absent not in caplog.text
 
 
 def test_an_installation_that_cannot_be_used_is_not_taken_for_a_missing_sandbox(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from forge.config.schema import JudgeTable, RewardTable
+from forge.evalpool.judge import trial
 from forge.records.verdict import Status
 from forge.rewards import reward_terms
 
@@ -247,6 +248,19 @@ def test_a_timeout_quotes_the_limit_that_was_set(bench: Any) -> None:
     verdict = bench.judge(code, table=JudgeTable(correct_timeout_s=1.5))
     assert (verdict.status, verdict.reason) == (Status.TIMEOUT, "deadline:correct")
     assert verdict.detail == "no answer within 1.5 s: does a loop end?"
+
+
+def test_a_timeout_of_a_candidate_that_holds_much_memory_says_so(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "held_bytes", lambda pid: 3_000_000_000)
+    spins = "y.sum().item() != 0 and setattr(self, 'n', getattr(self, 'n', 0) + 1)"
+    code = relu_kernel(end=f"{spins}\n        while self.n > 1: pass\n        return y")
+    verdict = bench.judge(code, table=JudgeTable(correct_timeout_s=1.5))
+    assert (verdict.status, verdict.reason) == (Status.TIMEOUT, "deadline:correct")
+    assert verdict.detail == (
+        "no answer within 1.5 s, when it held 3.0 GB of memory: does a loop allocate without end?"
+    )
 
 
 def test_a_loop_that_waits_for_its_kernel_is_correct(bench: Any) -> None:

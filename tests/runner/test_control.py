@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 from forge.process.ask import JSON_TYPE, open_client
 from forge.process.sockets import open_socket_dir
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.stopping import StopRequest
+from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from tests.runner.stages.desks import Recorder, batch, make_desk
 
 if TYPE_CHECKING:
@@ -130,6 +133,32 @@ async def test_a_bug_in_a_handler_ends_the_run() -> None:
     assert answer.status_code == 500
     with pytest.raises(KeyError), anyio.fail_after(5):
         await control.raise_failure()
+
+
+async def test_a_socket_that_somebody_removes_is_made_again(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    control = new_control(context(stage))
+    with open_socket_dir() as folder:
+        path = folder / "control.sock"
+        settings: Any = SimpleNamespace(control_socket=path, publish_timeout_s=5.0)
+        trainer = SupervisorClient(settings, stop=StopFlag())
+        async with serve_control(control, path), open_client(path, timeout_s=5) as client:
+            assert (await client.get("/status")).status_code == 200
+            path.unlink()
+            with anyio.fail_after(15):
+                await anyio.to_thread.run_sync(lambda: trainer.checkpoint(step=1, path=path))
+            assert (await client.get("/status")).status_code == 200, "its connection is open"
+
+
+async def test_a_removed_socket_directory_is_named() -> None:
+    with open_socket_dir() as folder, pytest.RaisesGroup(
+        pytest.RaisesExc(MachineError, match="somebody removed this directory"),
+        flatten_subgroups=True,
+    ):  # fmt: skip
+        async with serve_control(new_control(context()), folder / "control.sock"):
+            shutil.rmtree(folder)
+            with anyio.fail_after(15):
+                await anyio.sleep_forever()
 
 
 async def test_a_trainer_whose_weights_are_being_published_is_not_silent(tmp_path: Path) -> None:

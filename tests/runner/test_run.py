@@ -22,6 +22,7 @@ from forge.process.environment import child_env
 from forge.runner import run as run_module
 from forge.runner import work as stages
 from forge.runner.background import keep_counters
+from forge.runner.live.console import Console
 from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
 from forge.runner.past import EarlierAttempts
@@ -209,6 +210,25 @@ async def test_a_second_ctrl_c_cancels_the_work_and_records_how_its_children_end
     ended_at, reason = supervised.row("SELECT ended_at, reason FROM processes")
     assert ended_at is not None
     assert "stopped by forge" in reason
+
+
+def test_a_third_ctrl_c_leaves_no_socket_directory_and_says_how_to_continue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+    (tmp_path / "sockets").mkdir()
+    run: Any = SimpleNamespace(
+        observer=SimpleNamespace(kill_all=lambda: done.append("killed")),
+        socket_dir=tmp_path / "sockets",
+        console=Console(quiet=True),
+        stop=StopRequest(resume='"forge resume x-1" continues'),
+    )
+    run_module._kill_all(run)
+    assert done == ["killed"]
+    assert not run.socket_dir.exists()
+    said = capsys.readouterr().err
+    assert said.startswith("forge: killed; what was recorded is safe")
+    assert said.endswith('"forge resume x-1" continues\n')
 
 
 async def test_a_bug_is_recorded_by_name_and_its_traceback_is_logged(

@@ -1,0 +1,175 @@
+"""The five servers of forge on Unix sockets, each around a part that answers at once, for tests of
+their doors."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.abc
+
+from forge.config.schema import JudgeTable
+from forge.evalpool.judge.app import make_app
+from forge.evalpool.pool import Pool
+from forge.evalpool.seat import Seat
+from forge.evalpool.seating import Seating
+from forge.evalpool.served import PoolApp
+from forge.evalpool.wire import INVALID
+from forge.process.ask import Answer
+from forge.process.busy import BusyClock
+from forge.process.server.serving import serve_task
+from forge.records.examination import Examination
+from forge.records.verdict import Status, Verdict
+from forge.runner.control import ControlServer, serve_control
+from forge.runner.live.stopping import StopRequest
+from forge.serve.engine.app import Endpoints
+from forge.serve.engine.chat import Texts
+from forge.serve.front import Front
+from forge.serve.served import Served
+from tests.runner.stages.desks import Recorder, make_desk
+from tests.serve.sleeping_engine import Sleeper
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+DOORS = ("control", "engine", "judge", "served judges", "served engines")
+JUDGED = {"problem": {"problem_id": "p", "source": "s"}, "code": "c"}
+SAMPLED = {"prompt": [0], "max_tokens": 3}
+GOOD: dict[str, tuple[str, dict[str, Any]]] = {
+    "control": ("/progress", {"step": 1, "metrics": {"loss": 1.0}}),
+    "engine": ("/v1/completions", SAMPLED),
+    "judge": ("/judge", JUDGED),
+    "served judges": ("/judge", JUDGED),
+    "served engines": ("/v1/completions", SAMPLED),
+}
+"""A path of each server with a body that it answers with 200."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDoor:
+    """One of the servers, on a socket."""
+
+    path: Path
+    target: str
+    good: dict[str, Any]
+    invalid: int
+    """Status for a body that is not what the server takes."""
+    control: ControlServer | None = None
+
+    def head(self, num_bytes: int | str, *, kind: str = "application/json") -> bytes:
+        return (
+            f"POST {self.target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
+            f"Content-Length: {num_bytes}\r\n\r\n"
+        ).encode()
+
+    def request(self, body: bytes) -> bytes:
+        return self.head(len(body)) + body
+
+    def good_request(self) -> bytes:
+        return self.request(json.dumps(self.good).encode())
+
+    async def send(self, content: bytes) -> Answer:
+        """The answer to bytes on a connection of their own; status 0 if it closed without one."""
+        async with await anyio.connect_unix(self.path) as stream:
+            try:
+                await stream.send(content)
+                return await read_answer(stream)
+            except (anyio.BrokenResourceError, anyio.EndOfStream):
+                return Answer(status=0, content=b"")
+
+    async def answers(self) -> bool:
+        """True if it serves a good request, and no request has ended its process."""
+        is_alive = self.control is None or self.control.failure is None
+        return is_alive and (await self.send(self.good_request())).status == 200
+
+
+async def read_answer(stream: anyio.abc.ByteStream) -> Answer:
+    """One HTTP answer. Raises EndOfStream."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        found += await stream.receive()
+    head, _, body = found.partition(b"\r\n\r\n")
+    lines = head.decode().lower().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    while len(body) < int(headers.get("content-length", 0)):
+        body += await stream.receive()
+    return Answer(status=int(lines[0].split()[1]), content=body, headers=headers)
+
+
+class _Judge:
+    """A `Judge` whose every candidate is correct."""
+
+    async def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def health(self) -> dict[str, Any]:
+        return {"ok": True}
+
+    async def judge(self, problem: object, code: str, *options: Any, **more: Any) -> Verdict:
+        return Verdict(status=Status.CORRECT, reason="ok", detail="")
+
+    async def examine(self, problem: object) -> Examination:
+        return Examination(problem_id="p", flags={})
+
+
+class _Stage:
+    """A training stage of five steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.desk = make_desk(folder, stage=1, last_step=5)
+
+    async def report(self, step: int, metrics: object) -> None:
+        self.desk.report(step)
+
+
+@asynccontextmanager
+async def open_door(name: str, folder: Path) -> AsyncIterator[OpenDoor]:
+    """Serve one of DOORS while inside."""
+    path, (target, good) = folder / "door.sock", GOOD[name]
+    invalid = INVALID if "judge" in name else 400
+    if name == "control":
+        run: Any = SimpleNamespace(
+            stage=_Stage(folder),
+            stop=StopRequest(resume="resume."),
+            progress=SimpleNamespace(label="sft-1"),
+            writer=Recorder(),
+        )
+        control = ControlServer(run, status=lambda: {"run": "x-1"})
+        async with serve_control(control, path):
+            yield OpenDoor(path=path, target=target, good=good, invalid=invalid, control=control)
+        return
+    async with AsyncExitStack() as stack, anyio.create_task_group() as group:
+        app = await _app(name, folder, group, stack)
+        await group.start(serve_task, app, path)
+        yield OpenDoor(path=path, target=target, good=good, invalid=invalid)
+        group.cancel_scope.cancel()
+
+
+async def _app(name: str, folder: Path, group: Any, stack: AsyncExitStack) -> Any:
+    engine: Any = Sleeper(0)
+    endpoints = Endpoints(engine, texts=Texts(folder), stop=(), context_tokens=64)
+    if name == "engine":
+        return endpoints.app()
+    judge: Any = _Judge()
+    if name == "judge":
+        return make_app(judge)
+    if name == "served judges":
+        judge.seating = Seating([Seat("judge-0")])
+        judge.stats = Pool(JudgeTable(), judge.seating).stats
+        return PoolApp(judge).routes()
+    server: Any = SimpleNamespace(
+        name="serve-0", load=0, is_up=True, socket_path=folder / "serve-0.sock",
+        generated_tokens=0, busy=BusyClock(), num_deaths=0,
+    )  # fmt: skip
+    await group.start(serve_task, endpoints.app(), server.socket_path)
+    replicas: Any = Served([server], stop_token_ids=(), slots=4, wait_s=5.0)
+    replicas.version, replicas.features, replicas.all = 0, frozenset(), [server]
+    front = Front(replicas, model="m", token=None, is_local=False, timeout_s=5.0)
+    stack.push_async_callback(front.close)
+    return front.app()

@@ -1,0 +1,199 @@
+"""Every door of forge, met with what no client should send: a refusal, and the next request is
+answered."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forge.process.limits import require_limits
+from forge.process.server import connections, door, serving
+from tests.process.five_doors import DOORS, OpenDoor, open_door, read_answer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+BODIES: dict[str, bytes] = {
+    "empty": b"",
+    "no JSON": b"{",
+    "nested lists": b"[" * 10_000 + b"]" * 10_000,
+    "nested objects": b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+    "nested in a field": b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "a list": b"[]",
+    "a number": b"7",
+    "an empty object": b"{}",
+    "NaN": b'{"metrics": {"a": NaN}, "step": 1}',
+    "infinity": b'{"metrics": {"a": 1e999}, "step": 1}',
+    "a key twice": b'{"step": 1, "step": 2, "prompt": [0], "prompt": [1], "code": 1, "code": 2}',
+    "not UTF-8": b'{"a": "\xff\xfe"}',
+    "UTF-16": '{"step": 1}'.encode("utf-16"),
+    "endless digits": b'{"step": ' + b"1" * 10_000 + b"}",
+    "wrong types": b'{"step": "1", "metrics": [], "prompt": "x", "problem": 1, "code": {}}',
+    "a bool for a number": b'{"step": true, "metrics": {}, "prompt": [true], "problem": true}',
+    "far out of range": b'{"step": 99999999999999999999, "metrics": {}, "prompt": [-7]}',
+    "zero bytes": b"\0" * 100,
+}
+HEADS: dict[str, tuple[bytes, set[int]]] = {
+    "a negative length": (b"Content-Type: application/json\r\nContent-Length: -1", {400}),
+    "a huge length": (b"Content-Type: application/json\r\nContent-Length: " + b"9" * 15, {413}),
+    "an endless length": (b"Content-Type: application/json\r\nContent-Length: " + b"9" * 99, {400}),
+    "two lengths": (b"Content-Length: 1\r\nContent-Length: 2", {400}),
+    "no content type": (b"Content-Length: 0", {415}),
+    "another content type": (b"Content-Type: text/plain\r\nContent-Length: 0", {415}),
+    "an unknown coding": (b"Transfer-Encoding: rot13", {400, 501}),
+    "a head of 200 kB": (b"X: " + b"x" * 200_000, {400, 415}),
+    "a broken chunk": (
+        b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nx", {400}
+    ),
+}  # fmt: skip
+GARBAGE = (
+    b"\x16\x03\x01\x02\x00\x01",
+    b"GET\r\n\r\n",
+    b"\0" * 5000,
+    b"\r\n" * 5000 + b"{}\r\n\r\n",
+)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=DOORS)
+async def at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[OpenDoor]:
+    with anyio.fail_after(40):
+        async with open_door(request.param, tmp_path) as opened:
+            yield opened
+
+
+async def test_a_good_request_is_answered(at: OpenDoor) -> None:
+    assert await at.answers()
+
+
+async def test_an_invalid_body_is_refused_in_one_line(at: OpenDoor) -> None:
+    for name, body in BODIES.items():
+        answer = await at.send(at.request(body))
+        assert answer.status == at.invalid, name
+        error = json.loads(answer.content)["error"]
+        message = error if isinstance(error, str) else error["message"]
+        assert message, name
+        assert "\n" not in message, name
+        assert "Traceback" not in message, name
+    assert await at.answers()
+
+
+async def test_an_invalid_head_is_refused(at: OpenDoor) -> None:
+    for name, (head, statuses) in HEADS.items():
+        content = f"POST {at.target} HTTP/1.1\r\nHost: localhost\r\n".encode() + head + b"\r\n\r\n"
+        assert (await at.send(content)).status in statuses, name
+    assert await at.answers()
+
+
+async def test_bytes_that_are_no_http_end_their_connection_only(
+    at: OpenDoor, caplog: pytest.LogCaptureFixture
+) -> None:
+    for garbage in GARBAGE:
+        assert (await at.send(garbage)).status in (0, 400)
+    async with await anyio.connect_unix(at.path) as stream:
+        await stream.send(at.good_request() + GARBAGE[0] * 10 + b"\r\n\r\n")
+        assert (await read_answer(stream)).status in (200, 400)
+    assert await at.answers()
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+
+
+async def test_too_large_a_body_is_refused(at: OpenDoor) -> None:
+    body = b'{"prompt": "' + b"x" * (door.MAX_DRAINED_BYTES + 1) + b'"}'
+    assert (await at.send(at.request(body))).status in (413, 0)
+    assert await at.answers()
+
+
+async def test_a_slow_body_is_refused_and_a_slow_head_ends_its_connection(
+    at: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.2)
+    assert (await at.send(at.head(9) + b"{")).status == 408
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.2)
+    for begin in (b"", b"POST /", b"POST / HTTP/1.1\r\nX: "):
+        assert (await at.send(begin)).status == 0
+    async with await anyio.connect_unix(at.path) as stream:
+        await stream.send(b"POST / HTTP/1.1\r\nX: ")
+        with pytest.raises(anyio.BrokenResourceError):
+            await _trickle(stream)
+    assert await at.answers()
+
+
+async def _trickle(stream: anyio.abc.ByteStream) -> None:
+    """Send a byte now and then, which does not keep a connection open."""
+    while True:
+        await stream.send(b"x")
+        await anyio.sleep(0.01)
+
+
+async def test_a_client_that_hangs_up_at_any_moment_causes_no_error(
+    at: OpenDoor, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = at.good_request()
+    for length in (0, 5, len(content) - 3, len(content)):
+        async with await anyio.connect_unix(at.path) as stream:
+            await stream.send(content[:length])
+            await stream.send_eof()
+    assert await at.answers()
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+
+
+async def test_a_thousand_silent_connections_keep_nobody_out(at: OpenDoor) -> None:
+    require_limits()
+    async with AsyncExitStack() as opened:
+        for _ in range(1000):
+            await opened.enter_async_context(await anyio.connect_unix(at.path))
+        assert await at.answers()
+
+
+async def test_beyond_the_maximum_the_connection_that_was_idle_longest_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 4)
+    async with open_door("control", tmp_path) as at, AsyncExitStack() as opened:
+        streams = [
+            await opened.enter_async_context(await anyio.connect_unix(at.path)) for _ in range(3)
+        ]
+        for stream in streams:
+            await stream.send(at.good_request())
+            assert (await read_answer(stream)).status == 200
+        assert await at.answers()
+        with pytest.raises(anyio.EndOfStream):
+            await streams[0].receive()
+        await streams[2].send(at.good_request())
+        assert (await read_answer(streams[2])).status == 200
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(DOORS),
+    body=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(
+            st.sampled_from(("step", "metrics", "prompt", "n", "problem", "code", "options")), inner
+        ),
+    ),
+)  # fmt: skip
+def test_any_json_is_answered_and_no_error_is_the_servers(
+    tmp_path_factory: pytest.TempPathFactory, name: str, body: object
+) -> None:
+    async def ask() -> None:
+        async with open_door(name, tmp_path_factory.mktemp("door")) as at:
+            content = json.dumps(body).encode()
+            assert (await at.send(at.request(content))).status in (200, at.invalid)
+            assert await at.answers()
+
+    anyio.run(ask)

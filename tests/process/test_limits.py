@@ -1,0 +1,71 @@
+"""Limits of a shell are named before a run starts, and beside the words of a child that met one."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from forge.process import limits
+from forge.process.limits import limit_behind
+
+
+@pytest.mark.parametrize(
+    ("limit", "line"),
+    [
+        ("-n 40", 'forge: "ulimit -n" allows this process 40 open files; a run needs 512: '),
+        ("-v 3000000", 'forge: "ulimit -v" allows a process 2.9 GiB of address space; a run nee'),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "judge"])
+def test_a_limit_that_no_run_can_live_with_is_one_line_and_exit_3(
+    limit: str, line: str, command: str
+) -> None:
+    program = f'ulimit {limit}; exec "$@"'
+    argv = [sys.executable, "-m", "forge", command, "absent.toml", "absent.py"][
+        : 5 + (command == "judge")
+    ]
+    done = subprocess.run(
+        ["sh", "-c", program, "sh", *argv], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith(line)
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_soft_limit_of_open_files_is_raised() -> None:
+    code = (
+        "import resource as r; from forge.process.limits import require_limits;"
+        "hard = r.getrlimit(r.RLIMIT_NOFILE)[1]; r.setrlimit(r.RLIMIT_NOFILE, (100, hard));"
+        "require_limits(); print(r.getrlimit(r.RLIMIT_NOFILE)[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert int(done.stdout) >= limits.MIN_OPEN_FILES
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("OSError: [Errno 24] Too many open files: 'x'", '"ulimit -n" allows 700 open files.'),
+        ("RuntimeError: can't start new thread", '"ulimit -v" allows each process 9.0 GiB'),
+        ("libtorch.so: failed to map segment from shared object", '"ulimit -v" allows'),
+        ("ValueError: x", ""),
+    ],
+)
+def test_the_limit_behind_a_failure_is_named(
+    words: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {resource.RLIMIT_AS: 9 << 30, resource.RLIMIT_NOFILE: 700}
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: (found[kind], found[kind]))
+    assert said in limit_behind(words)
+    assert bool(limit_behind(words)) is bool(said)
+
+
+def test_without_a_limit_nothing_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = resource.RLIM_INFINITY
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: (endless, endless))
+    assert limit_behind("MemoryError") == ""
