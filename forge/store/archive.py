@@ -164,7 +164,8 @@ def _manifest(archive: zipfile.ZipFile, file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: no archive of a run: its {MANIFEST} has other keys")
     if keys["format"] != FORMAT:
         raise ConfigError(f"{file}: format {keys['format']} of archives; this forge knows {FORMAT}")
-    if not NAME.fullmatch(keys["name"]) or keys["name"].startswith("."):
+    name = keys["name"]
+    if not NAME.fullmatch(name) or name.startswith(".") or not name.isprintable():
         raise ConfigError(f"{file}: its run has the name {keys['name'][:40]!r}")
     return keys
 

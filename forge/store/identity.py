@@ -119,9 +119,15 @@ def _identify(paths: RunPaths, found: Identity | None) -> tuple[Identity, str]:
         return here, ""
     is_renamed = (found.device, found.inode) == (here.device, here.inode)
     if not is_renamed and (original := _other_with(found, paths)) is not None:
-        news = f"{paths.name} is a copy of {original}; it is a run of its own now, with id {new.id}"
-        return new, news
-    return here, "" if found.path == here.path else f"{paths.name} was moved here from {found.path}"
+        copy = f"{_shown(paths.name)} is a copy of {_shown(original)}"
+        return new, f"{copy}; it is a run of its own now, with id {new.id}"
+    moved = f"{_shown(paths.name)} was moved here from {_shown(found.path)}"
+    return here, "" if found.path == here.path else moved
+
+
+def _shown(path: str | Path) -> str:
+    """A path for a line on a terminal; a foreign archive may name anything."""
+    return str(path) if str(path).isprintable() else repr(str(path))
 
 
 def _other_with(found: Identity, paths: RunPaths) -> Path | None:

@@ -194,6 +194,7 @@ def test_an_archive_overwrites_nothing(run: RunPaths, tmp_path: Path) -> None:
         ({"other": b""}, GOOD, "has no run.db"),
         ({"run.db": b""}, {**GOOD, "name": "../../evil"}, "its run has the name"),
         ({"run.db": b""}, {**GOOD, "name": ".."}, "its run has the name"),
+        ({"run.db": b""}, {**GOOD, "name": "a\x9b2J\u202e"}, "its run has the name"),
         ({"run.db": b""}, {**GOOD, "format": 2}, "format 2 of archives; this forge knows 1"),
         ({"run.db": b""}, {**GOOD, "has_weights": 1}, "has other keys"),
         ({"run.db": b""}, [], "has other keys"),

@@ -123,6 +123,14 @@ async def test_the_store_has_the_last_identity(tmp_path: Path) -> None:
     assert list(messages) == [(f"id {settled.identity.id}",), ("moved",)]
 
 
+def test_a_foreign_path_cannot_control_the_terminal(tmp_path: Path) -> None:
+    begin(tmp_path / "toy-1")
+    paths = RunPaths(tmp_path / "toy-1")
+    data = json.loads(paths.identity.read_text())
+    paths.identity.write_text(json.dumps({**data, "path": "/x\x1b[2J\udcff", "inode": 1}))
+    assert begin(paths.root).news == r"toy-1 was moved here from '/x\x1b[2J\udcff'"
+
+
 def test_what_is_no_identity_is_none() -> None:
     assert Identity.of({"id": "x"}) is None
 

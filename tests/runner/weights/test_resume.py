@@ -11,11 +11,12 @@ import pytest
 from forge.config.schema import Experiment, ModelTable
 from forge.errors import MachineError
 from forge.records import PolicyVersion
+from forge.runner.past import EarlierAttempts
 from forge.runner.weights.gate import TurnGate
 from forge.runner.weights.resume import find_starting_weights
 from forge.runner.weights.sync import WeightSync
-from forge.runner.work import EarlierAttempts
 from forge.serve.weights import Weights
+from forge.store.layout import RunPaths
 from forge.store.resume import LastState
 from tests.runner.stages.desks import Recorder
 from tests.runner.weights.syncs import FakeServing, new_dir, weight_sync
@@ -113,7 +114,7 @@ def test_a_stage_continues_on_the_model_where_it_is_now(tmp_path: Path) -> None:
             1: Weights(full=Path("/gone/model"), adapter=published, version=3),
             2: Weights(full=published, version=4, full_version=4),
         }
-    ).on_model(model, name="toy-1")
+    ).on_model(model, paths=RunPaths(tmp_path / "toy-1"))
     assert past.stage_weights == {
         0: Weights(full=here),
         1: Weights(full=here, adapter=published, version=3),
@@ -128,7 +129,7 @@ def test_absent_weights_of_a_stage_that_continues_are_named(tmp_path: Path) -> N
     state = state_of(policy, finished=(0,))
     gone = Weights(full=tmp_path / "gone", version=1, full_version=1)
     past = EarlierAttempts(state=state, stage_weights={0: gone})
-    assert past.on_model(ModelTable(init="tiny"), name="toy-1").stage_weights == {}
+    past.on_model(ModelTable(init="tiny"), paths=RunPaths(tmp_path / "toy-1"))
     past = EarlierAttempts(state=state, stage_weights={1: gone})
     with pytest.raises(MachineError, match=r"/gone: not there; stage 1 of toy-1 needs these wei"):
-        past.on_model(ModelTable(init="tiny"), name="toy-1")
+        past.on_model(ModelTable(init="tiny"), paths=RunPaths(tmp_path / "toy-1"))
