@@ -110,7 +110,9 @@ SUPERVISOR: dict[str, set[str]] = {
         "runner.plan", "runner.live", "runner.prepare", "runner.weights",
         "runner.stages", "runner.status", "runner.outlets", "runner.outlets.sinks",
     },
-    "commands": {"runner", "runner.plan", "runner.prepare", "runner.weights"},
+    "commands": {
+        "runner", "runner.plan", "runner.prepare", "runner.weights", "commands.doctor",
+    },
     "commands.judge": {"commands"},
     "commands.doctor": {"runner.plan"},
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forge.cli.options import RUNS, Json, Store, app
+from forge.cli.options import RUNS, Json, Store, app, find
 from forge.cli.printing import print_json, print_rich, print_text, waiting
 
 
@@ -34,18 +34,24 @@ def keys(
 
 @app.command()
 def doctor(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[X.toml]", help="Check its serve.python too.")
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[X.toml|RUN]",
+            help="Check serve.python of an experiment too; or the records and files of a run.",
+        ),
     ] = None,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Check this machine, and name the fix for each problem."""
+    """Check this machine or a run, and name the fix for each problem."""
+    if target is not None and not target.endswith(".toml"):
+        return _examine_run(target, store, as_json=as_json)
     from forge.commands.doctor.examine import examine
     from forge.commands.doctor.finding import can_run, render, summarize, to_json
     from forge.config.load import load_experiment
 
-    serve = None if file is None else load_experiment(file).serve
+    serve = None if target is None else load_experiment(Path(target)).serve
     with waiting("checking this machine", is_shown=not as_json):
         findings = examine(store, serve=serve)
     if as_json:
@@ -54,4 +60,20 @@ def doctor(
         print_rich(render(findings))
         print_text(summarize(findings))
     if not can_run(findings):
+        raise typer.Exit(3)
+
+
+def _examine_run(run: str, store: Path, *, as_json: bool) -> None:
+    from forge.commands.doctor.finding import render
+    from forge.commands.doctor_run import examine_run
+
+    paths = find(run, store)
+    with waiting(f"checking {paths.name}", is_shown=not as_json):
+        found = examine_run(paths)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_rich(render(found.findings))
+        print_text(f"{paths.name}: a resume {'can' if found.can_resume else 'could not'} start")
+    if not found.can_resume:
         raise typer.Exit(3)

@@ -16,7 +16,7 @@ from forge.config.schema import GrpoStage
 from forge.records import Event
 from forge.store.acknowledged import read_acknowledged
 from forge.store.resume import LastState, events, last_state
-from forge.train.batch import SampleHeader, read_headers
+from forge.train.batch import BadBatch, SampleHeader, read_headers
 from forge.train.checkpoints import checkpoints
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class HeldRows:
         """The missing rows, as the subject of a sentence."""
         counts = {"turns": self.turns, "samples": self.samples}
         parts = [f"{number} {name}" for name, number in counts.items() if number]
-        parts += [f"{_name(steps)} of grpo-{stage}" for stage, steps in self.steps.items()]
+        parts += [f"{name_steps(steps)} of grpo-{stage}" for stage, steps in self.steps.items()]
         return ", ".join(parts)
 
     def to_event(self, run_db: Path) -> Event:
@@ -123,10 +123,11 @@ def _read_batches(folder: Path) -> list[SampleHeader]:
     for path in sorted(folder.glob("*.npz")):
         try:
             found += read_headers(path)
-        except Exception:  # boundary: numpy and zipfile raise anything for a damaged file
+        except BadBatch:
             continue
     return found
 
 
-def _name(steps: range) -> str:
+def name_steps(steps: range) -> str:
+    """`step 4` or `steps 4 to 6`."""
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"

@@ -1,8 +1,9 @@
 # pyright: strict
-"""The thread that copies the WALs into the databases, beside the writer and readers.
+"""The thread that copies the WALs into the databases and empties them, beside writer and readers.
 
-SQLite lets a passive checkpoint run while others write and read; it copies as far as no reader
-needs the old pages. On the writer's thread it would delay commits by the time of its fsync.
+A passive checkpoint runs while others write and read; on the writer's thread its fsync would delay
+commits. The WAL is emptied in a moment without a transaction: from copied pages that stay in it, a
+damaged WAL would put old ones back over newer ones. Nobody is made to wait for that moment.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+EMPTY_TRIES = 20
+EMPTY_PAUSE_S = 0.01
+"""A WAL that is never free is emptied at the next request, or grows to its limit."""
 END_S = 60.0
 """Maximum wait for a copy that is under way."""
 
@@ -52,14 +57,23 @@ class Checkpointer:
                 self._wanted.clear()
                 try:
                     for connection in connections:
-                        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                        self._copy(connection)
                     self._after()
                 except (sqlite3.Error, OSError) as error:  # full disk: the WAL keeps what it has
                     logger.warning("checkpoint: %s", error)
 
+    def _copy(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        for _ in range(EMPTY_TRIES):
+            if not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                return
+            if self._is_ending:
+                return
+            time.sleep(EMPTY_PAUSE_S)
+
 
 def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None)
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # finds the WAL
     return connection

@@ -1,0 +1,69 @@
+"""A killed run whose run.db is replaced by an older copy goes on, and says what the copy lacks."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from forge.store.acknowledged import read_acknowledged
+from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
+from tests.e2e.experiments import GRPO_EXPERIMENT, PROBLEM, teach
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def test_a_resume_on_an_older_copy_of_run_db_says_what_is_missing_and_reuses_no_id(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "problems" / "level1").mkdir(parents=True)
+    for name in ("tanh", "exp", "abs"):
+        (tmp_path / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
+    (tmp_path / "grpo.toml").write_text(GRPO_EXPERIMENT)
+    teach(tmp_path / "model", problems=sorted((tmp_path / "problems" / "level1").iterdir()))
+    root = tmp_path / "runs" / "grpo-1"
+
+    killed = start(tmp_path, "run", "grpo.toml")
+
+    def wait_for_step(step: int) -> None:
+        wait_for(
+            lambda: last_trained(root) >= step or killed.poll() is not None,
+            timeout_s=150,
+            what=f"step {step} to be trained",
+        )
+
+    wait_for_step(1)
+    with opened(root) as db, closing(sqlite3.connect(tmp_path / "older.db")) as older:
+        db.backup(older)
+    wait_for_step(5)
+    assert killed.poll() is None, killed.communicate()[1]
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
+    whole = read_acknowledged(root / "acknowledged")
+    with opened(root) as db:
+        trained = set(db.execute("SELECT sample_id FROM sample_uses WHERE step <= 3"))
+    for file in root.glob("run.db*"):
+        file.unlink()
+    (tmp_path / "older.db").rename(root / "run.db")
+
+    looked = forge("doctor", "grpo-1", cwd=tmp_path)
+    assert looked.returncode == 0, looked.stdout
+    finished = forge("resume", "grpo-1", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "rows that were recorded are missing" in finished.stderr
+    with opened(root) as db:
+        (message,) = db.execute("SELECT message FROM events WHERE kind = 'rows_missing'").fetchone()
+        ids = db.execute(
+            "SELECT min(group_id), (SELECT min(sample_id) FROM samples WHERE sample_id NOT IN "
+            "(SELECT sample_id FROM sample_uses WHERE attempt = 1)) FROM turns WHERE attempt = 2"
+        ).fetchone()
+        again = set(db.execute("SELECT sample_id FROM sample_uses WHERE attempt = 2"))
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert message in finished.stderr.replace("\n", " ")
+    assert ids[0] > whole.group_id
+    assert ids[1] > whole.sample_id
+    assert not again & trained, "a sample was trained twice"
