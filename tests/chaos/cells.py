@@ -126,8 +126,8 @@ class Cell:
     """Glob of the damaged file inside the run directory; the last match in name order."""
     sets: Mapping[str, str] = field(default_factory=dict[str, str])
     """Further `--set` items."""
-    finishes: bool = True
-    """False if no `forge resume` can finish the run."""
+    finishes: bool | None = True
+    """False if `forge resume` must refuse and name the file, None if it may."""
     loses_rows: bool = False
     """True if the fault destroys acknowledged rows."""
     loops: bool = False

@@ -92,18 +92,19 @@ def _store(course: Course) -> Iterator[str]:
         yield f"trained twice: samples {some(twice)}"
     if strangers := run.ask(STRANGERS):
         yield f"trained under an id of another turn: samples {some(strangers)}"
-    if cell.finishes and cell.stage == "grpo":
+    is_done = course.commands[-1].code == 0
+    if is_done and cell.stage == "grpo":
         steps = [step for (step,) in run.ask("SELECT DISTINCT step FROM v_samples ORDER BY 1")]
         if steps != list(range(1, course.steps + 1)):
             yield f"trained steps {steps}; wanted 1 to {course.steps}"
-    if cell.finishes and not run.ask("SELECT 1 FROM events WHERE kind = 'stage_end'"):
+    if is_done and not run.ask("SELECT 1 FROM events WHERE kind = 'stage_end'"):
         yield "the stage has no end"
 
 
 def _machine(course: Course) -> Iterator[str]:
     if left := course.machine.left():
         yield f"left running: {some(left)}"
-    if course.cell.finishes and (litter := course.machine.litter()):
+    if course.commands[-1].code == 0 and (litter := course.machine.litter()):
         yield f"left behind: {some(litter)}"
 
 

@@ -25,7 +25,7 @@ SMALL = {
 
 def cell(
     target: Target, phase: Phase, fault: Fault, *expects: Seen, says: str = "",
-    never_says: str = "", file: str = "", finishes: bool = True, loses_rows: bool = False,
+    never_says: str = "", file: str = "", finishes: bool | None = True, loses_rows: bool = False,
     loops: bool = False, sets: dict[str, str] | None = None,
 ) -> Cell:  # fmt: skip
     """One cell."""
@@ -175,7 +175,7 @@ def damages() -> Iterator[Cell]:
                        finishes=False, loses_rows=True)  # fmt: skip
     for fault in (F.TRUNCATED, F.FLIPPED, F.DELETED):
         yield cell(T.STORE, P.STOPPED, fault, *LIVES, MACHINE, file="run.db-wal",
-                   says="missing|damaged|lost", loses_rows=True)  # fmt: skip
+                   says="missing|damaged|lost", finishes=None, loses_rows=True)  # fmt: skip
     for fault in (F.DELETED, F.EMPTIED, F.GARBAGE):
         yield cell(T.STORE, P.STOPPED, fault, *LIVES, file="STATUS.json")
     yield cell(T.STORE, P.STOPPED, F.DELETED, *LIVES, file="logs")

@@ -34,12 +34,12 @@ class RunView:
     root: Path
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """Rows of a query; none while there is no store."""
+        """Rows of a query; none while there is no store that can be read."""
         try:
             uri = f"file:{self.root}/run.db?mode=ro"
             with closing(sqlite3.connect(uri, uri=True, timeout=5)) as db:
                 return db.execute(sql, values).fetchall()
-        except sqlite3.OperationalError:
+        except sqlite3.DatabaseError:
             return []
 
     def number(self, sql: str, *values: object) -> int:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 import signal
 import time
+from contextlib import suppress
 from subprocess import TimeoutExpired
 
 from tests.chaos.cells import Cell, Fault, Phase, Seen, Target
 from tests.chaos.driver import ENDING_S, Result, await_children
 from tests.chaos.invariants import Acknowledged, Course, broken_promises
-from tests.chaos.machine import Command, Machine, open_machine, with_private_mounts
+from tests.chaos.machine import POLL_S, Command, Machine, open_machine, with_private_mounts
 from tests.chaos.moments import RunView, send
 from tests.chaos.tiny_experiments import STEPS, Taught, experiment_of
 
-LONGEST_S = 20.0
-"""Latest moment after the start of an attempt: a few steps past the imports."""
+LONGEST_S = 10.0
+"""Longest pause before a kill: the imports, or a few steps."""
+NUM_USES = "SELECT count(*) FROM sample_uses"
 CELL = Cell(
     target=Target.SUPERVISOR,
     phase=Phase.TRAINING,
@@ -43,51 +45,68 @@ def _kill_in_namespace(taught: Taught, seed: int, num_kills: int, result: Result
 
 
 def _kill_runs(machine: Machine, draw: random.Random, num_kills: int, result: Result) -> None:
-    kills, runs = list[str](), 0
+    kills, num_runs = list[str](), 0
     while len(kills) < num_kills:
-        runs += 1
-        run = RunView(root=machine.root / "runs" / f"x-{runs}")
-        before = Acknowledged.read(run)
-        is_finished = False
-        while not is_finished and len(kills) < num_kills:
-            command = _begin(machine, run)
-            try:
-                code = command.wait(draw.uniform(0, LONGEST_S))
-            except TimeoutExpired:
-                send([command.pid], signal.SIGKILL)
-                code = command.wait(ENDING_S)
+        num_runs += 1
+        run, before, is_finished = None, None, False
+        while not is_finished:
+            run, command = _begin(machine, run)
+            if len(kills) < num_kills:
+                _wait_at_random(run, command, draw)
+            code = _end(command, is_killed=len(kills) < num_kills)
+            if code < 0:
                 kills.append(f"{run.trained}")
-            is_finished = code == 0
-            if not is_finished and code != -signal.SIGKILL:
+            elif code > 0:
                 result.faults.append(f"ended with {code}: {command.last_line()}")
                 return
             await_children(machine)
             before = _check_rows(before, run, result)
-        command = _begin(machine, run)
-        code = command.wait(ENDING_S)
-        course = Course(
-            cell=CELL,
-            machine=machine,
-            run=run,
-            before=before,
-            commands=[command],
-            steps=STEPS["grpo"],
+            is_finished = code == 0
+        assert run is not None
+        assert before is not None
+        result.faults += broken_promises(
+            Course(
+                cell=CELL,
+                machine=machine,
+                run=run,
+                before=before,
+                commands=machine.started[-1:],
+                steps=STEPS["grpo"],
+            )
         )
-        result.faults += broken_promises(course)
-        result.resumed = f"exit {code}"
-    result.seen = f"{len(kills)} kills, {runs} runs"
+    result.seen = f"{len(kills)} kills, {num_runs} runs finished"
     result.said = f"after steps {' '.join(kills)}"
 
 
-def _begin(machine: Machine, run: RunView) -> Command:
-    is_there = (run.root / "experiment.toml").exists() and (run.root / "run.db").exists()
-    return machine.start("resume", run.root.name) if is_there else machine.start("run", "x.toml")
+def _begin(machine: Machine, run: RunView | None) -> tuple[RunView, Command]:
+    """Resume the run, or start one: a run that was killed before it had a store is none yet."""
+    if run is not None and (run.root / "run.db").exists():
+        return run, machine.start("resume", run.root.name)
+    taken = [int(path.name.removeprefix("x-")) for path in (machine.root / "runs").glob("x-*")]
+    root = machine.root / "runs" / f"x-{1 + max(taken, default=0)}"
+    return RunView(root=root), machine.start("run", "x.toml")
 
 
-def _check_rows(before: Acknowledged, run: RunView, result: Result) -> Acknowledged:
+def _wait_at_random(run: RunView, command: Command, draw: random.Random) -> None:
+    """Return at a random moment after the start of the command, or after its first step."""
+    is_early, pause_s = draw.random() < 0.5, draw.uniform(0, LONGEST_S)
+    before = run.number(NUM_USES)
+    while not is_early and command.code is None and run.number(NUM_USES) <= before:
+        time.sleep(POLL_S)
+    with suppress(TimeoutExpired):
+        command.wait(pause_s)
+
+
+def _end(command: Command, *, is_killed: bool) -> int:
+    if is_killed:
+        send([command.pid], signal.SIGKILL)
+    return command.wait(ENDING_S)
+
+
+def _check_rows(before: Acknowledged | None, run: RunView, result: Result) -> Acknowledged:
     """Every row from before the last attempt is there; returns those of now."""
     now = Acknowledged.read(run)
-    for table, rows in before.rows.items():
+    for table, rows in before.rows.items() if before is not None else ():
         if lost := rows - now.rows[table]:
             result.faults.append(f"{len(lost)} acknowledged rows of {table} are lost")
     return now
