@@ -65,7 +65,7 @@ def _load_archive(file: Path) -> dict[str, Any]:
     try:
         with open_archive(file) as paths:
             row = load_run(paths)
+        row["state"] += ", archived"
     except ForgeError as error:
         row = {"state": f"unreadable: {error}"}
-    archived = f"{row['state']}, archived"
-    return {**row, "name": file.name, "path": str(file.absolute()), "state": archived}
+    return {**row, "name": file.name, "path": str(file.absolute())}

@@ -57,7 +57,8 @@ def write_archive(paths: RunPaths, target: Path, *, with_weights: bool) -> Writt
             num_files = _write(paths, file, part, with_weights=with_weights)
         part.replace(target)
     except OSError as error:
-        where = error.filename or target
+        is_ours = part.name in str(error.filename or part)
+        where = target if is_ours else error.filename
         raise MachineError(f"{where}: cannot be archived: {error.strerror or error}") from error
     except sqlite3.DatabaseError as error:
         raise ConfigError(f"{paths.root}: {DAMAGED}: {error}") from error
