@@ -38,12 +38,13 @@ from forge.runner import run as run_module
 from forge.runner.background import keep_counters
 from forge.runner.live.console import Console
 from forge.runner.outlets import summary
+from forge.runner.past import EarlierAttempts
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import grpo
 from forge.runner.weights.gate import TurnGate
 from forge.runner.weights.resume import StartingWeights
 from forge.runner.weights.sync import WeightSync
-from forge.runner.work import EarlierAttempts, Work
+from forge.runner.work import Work
 from forge.serve.weights import Weights
 from forge.store import RunPaths, create_run
 from forge.store.layout import write_file
@@ -56,7 +57,7 @@ PARTS = 10
 EXPERIMENT = """\
 name = "week"
 [model]
-path = "."
+path = "{model}"
 [rollout]
 group_size = 2
 groups_per_step = 1
@@ -81,7 +82,7 @@ async def simulate(
 ) -> RunPaths:
     """Supervises a new run in `store_dir` whose work is one GRPO stage; `on_step` is called after
     each step."""
-    text = EXPERIMENT.format(steps=steps, save_every=SAVE_EVERY)
+    text = EXPERIMENT.format(model=store_dir.absolute(), steps=steps, save_every=SAVE_EVERY)
     write_file(store_dir / "week.toml", text)
     experiment = load_experiment(store_dir / "week.toml")
     paths = create_run("week", store_dir=store_dir)

@@ -184,5 +184,6 @@ async def train(
         with desk.publishing():
             await run.stage.publish(path, step, None)
         if step % save_every == 0:
-            desk.checkpointed(step)
+            desk.shelf.discard(up_to=step)
+            desk.saved(oldest=step)
         on_step(step)
