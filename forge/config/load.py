@@ -101,7 +101,7 @@ def _locate(value: str, place: str, *, key: str) -> Path:
     """The absolute path of an input; of two that exist, the one beside the file."""
     path = Path(value).expanduser()
     here = path.absolute()
-    beside = Path(place.rpartition(":")[0]).parent.absolute() / path  # an absolute path stays
+    beside = Path(place.rpartition(":")[0]).parent.resolve() / path  # an absolute path stays
     if place == "--set" or (here.exists() and not beside.exists()):
         return here
     if here.exists() and not here.samefile(beside):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -27,6 +27,7 @@ from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.sft import run_sft_stage
 from forge.runner.weights.lost import find_lost_weights, without_stages
 from forge.serve.replicas import open_replicas
+from forge.views.run.evaluations import trained_label
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -175,6 +176,7 @@ class Work:
         (result,) = results
         interval = f"[{result.ci_low:.1%}, {result.ci_high:.1%}]"
         size = f"{result.num_problems} problems x {result.num_samples}"
+        size = "; ".join(filter(None, (size, trained_label({**asdict(result), **result.detail}))))
         compiles = f"compiles {result.compile_rate:.1%}"
         self.run.console.say(
             f"eval-{index}: pass@1 {result.pass_at_1:.1%} {interval}  {compiles}  ({size})"

@@ -8,13 +8,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
 from forge import cli
-from forge.commands.judge.files import find_problem, require_sources
+from forge.commands.judge import judge as judging
+from forge.commands.judge.files import JudgingRequest, find_problem, require_sources
+from forge.commands.judge.settings import JudgeSettings
 from forge.errors import ConfigError
-from forge.records import Verdict
+from forge.records import Status, Verdict
+
+if TYPE_CHECKING:
+    from forge.commands.judge.files import JudgeJob
 
 ROOT = Path(__file__).parents[2]
 PROBLEM = """import torch
@@ -86,6 +93,53 @@ def test_a_report_marks_the_failing_line_and_escapes_control_characters(folder: 
     assert done.returncode == 0
     assert "[red]a" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+REFUSED = {
+    "def f(:\n": ("compile_error (syntax_error)", ">    1 | def f(:"),
+    "import os\n": ("rejected (no_entry_point)", "the answer does not define class ModelNew"),
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_a_source_that_no_judge_would_run_needs_no_judge(
+    code: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a syntax error is reported after the start of a judge, which takes seconds."""
+
+    def open_pool(*given: object, **keys: object) -> None:
+        raise AssertionError("a judge was started")
+
+    monkeypatch.setattr(judging, "open_pool", open_pool)
+    (folder / "c.py").write_text(code)
+    request = JudgingRequest(problem=folder / "p.py", candidate=str(folder / "c.py"))
+    judged = judging.judge(request, JudgeSettings(device="cpu"))
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(judged.render())
+    for words in (*REFUSED[code], "refused by its source alone; nothing was run"):
+        assert words in captured.get()
+    assert not judged.is_faulty
+    assert judged.to_json()["isolation"] == "not run"
+
+
+def test_only_the_other_candidates_of_a_directory_are_given_to_judges(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def judge_all(jobs: list[JudgeJob], *rest: Any) -> list[Verdict]:
+        return [Verdict(status=Status.CORRECT, reason="ok", detail=job.name) for job in jobs]
+
+    monkeypatch.setattr(judging, "_judge_all", judge_all)
+    (folder / "answers").mkdir()
+    for name, code in {"a": "def f(:\n", "b": KERNEL, "c": "def f(:\n", "d": KERNEL}.items():
+        (folder / "answers" / f"{name}.py").write_text(code)
+    request = JudgingRequest(problem=folder / "p.py", candidate=str(folder / "answers"))
+    judged = judging.judge(request, JudgeSettings(device="cpu"))
+    shown = [(each["candidate"], each["reason"]) for each in judged.to_json()]
+    assert shown == [
+        ("a.py", "syntax_error"), ("b.py", "ok"), ("c.py", "syntax_error"), ("d.py", "ok"),
+    ]  # fmt: skip
+    assert [each["detail"] for each in judged.to_json()][1::2] == ["b.py", "d.py"]
 
 
 def test_overrides_change_what_is_judged_and_json_is_the_verdict(folder: Path) -> None:

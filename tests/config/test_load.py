@@ -320,6 +320,52 @@ def test_a_resolved_experiment_means_the_same_from_any_directory(tmp_path, monke
     assert load_experiment(dumped).problems.path == tmp_path / "kb"
 
 
+def problems_in(folder: Path) -> Path:
+    (folder / "kb").mkdir(parents=True)
+    (folder / "kb" / "1.py").touch()
+    return folder / "kb"
+
+
+DIR = MINIMAL.replace('init = "tiny"', 'path = "org/x"') + '[problems]\nsource = "dir"\n'
+
+
+def test_a_path_is_relative_to_the_file_that_contains_it(tmp_path, monkeypatch, caplog):
+    beside = problems_in(tmp_path / "experiments")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    file = write(tmp_path / "experiments", f'{DIR}path = "kb"\n')
+    assert load_experiment(file).problems.path == beside
+    derived = write(tmp_path / "elsewhere", 'extends = "../experiments/x.toml"\n', name="y.toml")
+    assert load_experiment(derived).problems.path == beside
+    assert caplog.text == ""
+
+
+def test_a_path_may_be_relative_to_the_working_directory(tmp_path, monkeypatch, caplog):
+    here = problems_in(tmp_path)
+    (tmp_path / "experiments").mkdir()
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path / "experiments", f'{DIR}path = "kb"\n')
+    assert load_experiment(file).problems.path == here
+    absent = write(tmp_path / "experiments", f"{DIR}\n", name="z.toml")
+    assert load_experiment(absent, overrides=["problems.path=kb"]).problems.path == here
+    assert caplog.text == ""
+
+
+def test_of_two_directories_the_one_beside_the_file_is_taken_and_said(
+    tmp_path, monkeypatch, caplog
+):
+    beside = problems_in(tmp_path / "experiments")
+    here = problems_in(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path / "experiments", f'{DIR}path = "kb"\n')
+    assert load_experiment(file).problems.path == beside
+    (line,) = caplog.messages
+    assert f"problems.path: {beside} is taken, which is relative to the file" in line
+    caplog.clear()
+    assert load_experiment(file, overrides=["problems.path=kb"]).problems.path == here
+    assert caplog.text == ""
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(settings_of_free_form)
 def test_any_settings_are_the_same_after_dump_and_load(tmp_path, values):

@@ -135,6 +135,7 @@ def figures(data: RunData) -> Text:
         pairs += [
             *_played(data.standing.played),
             ("pass@1", percent(data.standing.pass_at_1)),
+            ("trained on", data.standing.trained_on or NONE),
         ]
     text = Text()
     for name, value in pairs:

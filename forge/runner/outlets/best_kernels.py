@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader
+from forge.views.run.evaluations import trained_label
 from forge.views.text.numbers import percent
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ MARGIN = 1.1
 LAST_TURN = "SELECT coalesce(max(turn_row), 0) FROM turns"
 
 EVALUATIONS = """
-SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high, num_problems, num_samples, max_turns
+SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high, num_problems, num_samples, max_turns,
+    coalesce(json_extract(detail, '$.num_trained_problems'), 0) AS num_trained_problems
 FROM evaluations
 WHERE evaluation_id > ? ORDER BY evaluation_id
 """
@@ -60,7 +62,7 @@ class Bests:
     def summary(self) -> str:
         """Message of the last evaluation; empty without one."""
         with RunReader(self._paths) as reader:
-            row = reader.one("SELECT * FROM evaluations ORDER BY at DESC LIMIT 1")
+            row = reader.one("SELECT * FROM v_evaluations ORDER BY at DESC LIMIT 1")
         return "" if row is None else _evaluation_line(row)
 
     def close(self) -> None:
@@ -95,4 +97,5 @@ class Bests:
 
 def _evaluation_line(row: dict[str, Any]) -> str:
     low, high = 100 * row["ci_low"], 100 * row["ci_high"]
-    return f"{row['stage']}: pass@1 {percent(row['pass_at_1'])} ({low:.1f} to {high:.1f})"
+    line = f"{row['stage']}: pass@1 {percent(row['pass_at_1'])} ({low:.1f} to {high:.1f})"
+    return ", ".join(filter(None, (line, trained_label(row))))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,6 +16,7 @@ import anyio
 from forge.records import Evaluation, Group, Problem, Purpose, Split
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.runner.live.progress import group_numbers
+from forge.runner.stages.trained_problems import count_trained
 from forge.statistics.evaluation import evaluate_groups
 
 if TYPE_CHECKING:
@@ -103,6 +105,8 @@ async def evaluate(
             at=time.time(),
         )
     )
+    num_trained = await anyio.to_thread.run_sync(partial(count_trained, run, problems, stage=stage))
+    result = replace(result, detail={**result.detail, "num_trained_problems": num_trained})
     await run.writer.put(result)
     return result
 

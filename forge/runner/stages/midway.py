@@ -106,7 +106,8 @@ class Midway:
                         step=step,
                         show=False,
                     )
-                    self._run.progress.numbers["held_out"] = result.pass_at_1
+                    name = "trained_on" if result.detail.get("num_trained_problems") else "held_out"
+                    self._run.progress.numbers[name] = result.pass_at_1
                 if not self._receive.statistics().current_buffer_used:
                     self._desk.release()
         self._done.set()

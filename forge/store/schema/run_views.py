@@ -85,7 +85,8 @@ CREATE VIEW v_evaluations AS
     -- every evaluation of weights that count, oldest first
     SELECT stage, stage_index, step, policy_version, at, num_problems, num_samples, max_turns,
         pass_at_1, ci_low, ci_high,
-        pass_at_1_greedy, pass_at_1_multi, compile_rate, detail
+        pass_at_1_greedy, pass_at_1_multi, compile_rate,
+        coalesce(json_extract(detail, '$.num_trained_problems'), 0) AS num_trained_problems, detail
     FROM evaluations e WHERE NOT EXISTS (
         SELECT 1 FROM v_rewinds b JOIN policies p ON p.version = e.policy_version
         WHERE b.stage = e.stage_index AND e.step > b.step AND p.attempt < b.attempt)

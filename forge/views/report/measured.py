@@ -17,7 +17,7 @@ MOST_EVALUATIONS = 400
 
 EVALUATIONS = """
 SELECT stage, stage_index, step, policy_version, num_problems, num_samples, max_turns, pass_at_1,
-    ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate
+    ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate, num_trained_problems
 FROM v_evaluations ORDER BY at DESC, stage LIMIT :most
 """
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.views.report.facts import MOST_CODES, MOST_EVENTS, MOST_KERNELS, unpack, when
 from forge.views.report.spent import STEP_PARTS
+from forge.views.run.evaluations import trained_label, trained_share
 from forge.views.run.standing import stage_name
 from forge.views.text.numbers import NONE, clock, grouped, percent, without_empty
 
@@ -69,6 +70,8 @@ def _pass_card(facts: Facts) -> dict[str, str] | None:
         return None
     first, last = facts.evaluations[0], facts.evaluations[-1]
     about = f"{last['stage']}, 95 %: {percent(last['ci_low'])} to {percent(last['ci_high'])}"
+    if label := trained_label(last):
+        about += f"; {label}"
     if len(facts.evaluations) > 1:
         about += f"; {percent(first['pass_at_1'])} in {first['stage']}"
     return _card("pass@1", percent(last["pass_at_1"]), about)
@@ -114,7 +117,7 @@ def tables(facts: Facts) -> dict[str, Table | None]:
 
 def _evaluations(facts: Facts) -> Table:
     head = ["evaluation", "step", "policy", "problems × samples", "pass@1", "95 %", "greedy"]
-    head += ["any turn", "compiles"]
+    head += ["any turn", "compiles", "trained on"]
     return head, [
         [
             row["stage"],
@@ -126,6 +129,7 @@ def _evaluations(facts: Facts) -> Table:
             percent(row["pass_at_1_greedy"]),
             percent(row["pass_at_1_multi"]),
             percent(row["compile_rate"]),
+            trained_share(row) or NONE,
         ]
         for row in facts.evaluations
     ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
+from forge.views.run.evaluations import trained_share
 from forge.views.run.standing import (
     NOT_CHAT,
     load_idle_by_stage,
@@ -85,6 +86,7 @@ def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
         del row["evaluation_id"]
         row["pass_at_k"] = dict(json.loads(row["pass_at_k"]))
         row["detail"] = dict(json.loads(row["detail"]))
+        row["num_trained_problems"] = row["detail"].get("num_trained_problems", 0)
     return rows
 
 
@@ -204,6 +206,7 @@ def _evaluation(row: dict[str, Any]) -> dict[str, str]:
         "multi": percent(row["pass_at_1_multi"]),
         "pass@k": f"{percent(row['pass_at_k'][last_k])} @{last_k}" if last_k else NONE,
         "compiles": percent(row["compile_rate"]),
+        "trained on": trained_share(row) or NONE,
     }
 
 

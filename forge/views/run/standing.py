@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import tomli
 
 from forge.store.ownership import is_owned
+from forge.views.run.evaluations import NUM_TRAINED, trained_share
 from forge.views.run.steps import PlayedSteps, load_played_steps
 from forge.views.text.terminal import printable
 
@@ -103,6 +104,8 @@ class Standing:
     policy_version: int | None
     pass_at_1: float | None
     """Result of the latest evaluation."""
+    trained_on: str
+    """`3 of 64` if the run had trained on 3 of its problems; empty for none."""
     eta_s: float | None
     """Seconds until the end of this stage."""
 
@@ -129,6 +132,10 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
     known = stages[stage] if stage is not None and stage < len(stages) else {}
     trained = reader.one(_TRAINED, {"stage": stage}) or {"attempt": None, "step": None}
     rates = _rates(reader, now=now)
+    evaluated = reader.one(
+        f"SELECT pass_at_1, num_problems, {NUM_TRAINED} AS num_trained_problems "
+        "FROM evaluations ORDER BY at DESC, evaluation_id DESC LIMIT 1"
+    )
     return Standing(
         run=reader.paths.name,
         state=run_state(reader),
@@ -145,9 +152,8 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
         turns_per_s=rates[1],
         idle=load_idle(reader, stage=stage),
         policy_version=reader.value("SELECT max(version) FROM policies"),
-        pass_at_1=reader.value(
-            "SELECT pass_at_1 FROM evaluations ORDER BY at DESC, evaluation_id DESC LIMIT 1"
-        ),
+        pass_at_1=None if evaluated is None else evaluated["pass_at_1"],
+        trained_on="" if evaluated is None else trained_share(evaluated),
         eta_s=_eta_s(reader, stage=stage, num_steps=known.get("steps"), **trained),
     )
 

@@ -218,7 +218,7 @@ FROM v_duplicates GROUP BY stage, step, purpose ORDER BY stage, step
 
 EVALUATIONS = """
 SELECT stage, step, policy_version, pass_at_1, ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi,
-    compile_rate
+    compile_rate, num_problems, num_trained_problems
 FROM v_evaluations
 """
 

@@ -298,3 +298,17 @@ def test_this_machine_has_cores_memory_and_disk(tmp_path):
     assert machine.cores >= 1
     assert machine.memory_bytes > 1 << 28
     assert machine.free_disk_bytes > 0
+
+
+@pytest.mark.parametrize(("asked", "words"), [("", "3 problems"), ("num_problems = 2\n", "2 pro")])
+def test_a_plan_counts_the_problems_of_the_folder(asked: str, words: str, tmp_path: Path) -> None:
+    source = "class Model: ...\ndef get_inputs(): ...\ndef get_init_inputs(): ...\n"
+    (tmp_path / "kb").mkdir()
+    for name in "abc":
+        (tmp_path / "kb" / f"{name}.py").write_text(source)
+    (tmp_path / "x.toml").write_text(
+        'name = "x"\n[model]\npath = "org/x"\n[problems]\nsource = "dir"\npath = "kb"\n'
+        f'[[stage]]\nkind = "eval"\n{asked}'
+    )
+    planned = plan(load_experiment(tmp_path / "x.toml"), machine=make_machine())
+    assert planned.phases[1].work.startswith(words)

@@ -15,7 +15,7 @@ from forge.config.schema import Experiment
 from forge.runner.stages import evaluate as module
 from forge.runner.stages.evaluate import EvalSettings, evaluate, groups_in_flight
 from forge.runner.stages.run_context import RunContext
-from tests.store.storefactory import problem
+from tests.store.storefactory import evaluation, problem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -60,6 +60,8 @@ async def test_an_evaluation_has_a_rollout_for_every_slot(
         await anyio.sleep(0.01)
         playing -= rules.group_size
 
+    measured = evaluation()
+
     async def put(*records: object) -> None: ...
 
     @asynccontextmanager
@@ -67,7 +69,8 @@ async def test_an_evaluation_has_a_rollout_for_every_slot(
         yield None
 
     monkeypatch.setattr(module, "play_group", play_group)
-    monkeypatch.setattr(module, "evaluate_groups", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module, "evaluate_groups", lambda *args, **kwargs: measured)
+    monkeypatch.setattr(module, "count_trained", lambda *args, **kwargs: 2)
     run: Any = SimpleNamespace(
         experiment=experiment(slots=8, replicas=replicas),
         weights=SimpleNamespace(version=1),
@@ -78,5 +81,6 @@ async def test_an_evaluation_has_a_rollout_for_every_slot(
     run.rules = partial(RunContext.rules, run)
     settings = EvalSettings(samples=samples, greedy=False, max_turns=1)
     problems = [problem(number) for number in range(60)]
-    await evaluate(run, problems, settings, label="eval-0", stage=0, step=0, show=False)
+    result = await evaluate(run, problems, settings, label="eval-0", stage=0, step=0, show=False)
+    assert result.detail["num_trained_problems"] == 2
     assert 8 * replicas <= most <= 16 * replicas

@@ -1,0 +1,222 @@
+"""A number that is shown in several places is the same in each: means of steps, open steps, and
+evaluations on problems that were trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from rich.console import Console
+
+from forge.commands.status_view import load_status
+from forge.records import Event, GroupStart, Metrics, Purpose, Status
+from forge.runner.live.console import plain_line
+from forge.runner.live.progress import Progress
+from forge.runner.outlets.best_kernels import Bests
+from forge.store.layout import RunPaths
+from forge.store.reader import open_run
+from forge.views.api import open_run as open_api
+from forge.views.report.asking import Asker
+from forge.views.report.facts import Facts
+from forge.views.report.tables import describe, tables
+from forge.views.run.monitor import Curves, load_activity
+from forge.views.run.show import load_show, render_show
+from forge.views.run.standing import load_standing
+from forge.views.run.steps import load_played_steps
+from tests.store.storefactory import attempt, evaluation, group, problem, write_run
+from tui.screens.run import RunData, figures
+
+CORRECT, WRONG = [Status.CORRECT], [Status.WRONG]
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> RunPaths:
+    """A run in step 2: one of its groups has finished, with a reward of 0.8, and one is played.
+
+    Step 1 has ended, with a mean reward of 0.425 and a pass rate of 0.25.
+    """
+    data = {"stage": 1, "groups_per_step": 4}
+    playing = GroupStart(
+        group_id=3, problem_id="softmax-0000", purpose=Purpose.TRAIN, stage=1, step=2
+    )
+    seen = {**evaluation("eval-0").detail, "num_trained_problems": 1}
+    records = [
+        attempt(),
+        problem(),
+        Event(at=1.0, kind="stage_start", message="grpo-1", data=data),
+        replace(evaluation("grpo-1@1", step=1), detail=seen),
+        group(0, [CORRECT, WRONG], stage=1, step=1),
+        group(1, [WRONG, WRONG], stage=1, step=1),
+        Metrics(stage=1, step=1, at=2.0, values={"rollout/groups/count": 2.0}),
+        Metrics(stage=1, step=1, at=3.0, values={"train/loss/mean": 1.0}),
+        group(2, [CORRECT, CORRECT], stage=1, step=2),
+        playing,
+        group(3, [CORRECT], stage=1, step=2).trajectories[0].turns[0],
+    ]
+    paths = RunPaths(tmp_path / "toy-1")
+    anyio.run(write_run, paths.root, records)
+    return paths
+
+
+def text(renderable: Any) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()
+
+
+def status_text(paths: RunPaths) -> str:
+    return text(load_status(paths).render())
+
+
+def status_json(paths: RunPaths) -> str:
+    return json.dumps(load_status(paths).to_json())
+
+
+def show_text(paths: RunPaths) -> str:
+    with open_run(paths) as reader:
+        return text(render_show(load_show(reader)))
+
+
+def show_json(paths: RunPaths) -> str:
+    with open_run(paths) as reader:
+        return json.dumps(load_show(reader))
+
+
+def console(paths: RunPaths) -> str:
+    progress = Progress(run="toy-1", num_stages=2)
+    with open_run(paths) as reader:
+        progress.played = load_played_steps(reader, stage=1)
+    return plain_line(progress)
+
+
+def status_file(paths: RunPaths) -> str:
+    progress = Progress(run="toy-1", num_stages=2)
+    with open_run(paths) as reader:
+        progress.played = load_played_steps(reader, stage=1)
+    return json.dumps(progress.snapshot())
+
+
+def monitor(paths: RunPaths) -> str:
+    with open_run(paths) as reader:
+        return figures(
+            RunData(
+                now=9.0, standing=load_standing(reader, now=9.0), live=None,
+                activity=load_activity(reader, now=9.0), curves=[], curves_of="",
+            )
+        ).plain  # fmt: skip
+
+
+def report(paths: RunPaths) -> str:
+    with open_run(paths) as reader:
+        facts = Facts(Asker(reader))
+    return json.dumps([facts.missing, describe(facts), tables(facts)])
+
+
+def views(paths: RunPaths) -> str:
+    with open_api(paths) as run:
+        return json.dumps([run.steps(), run.rows("SELECT * FROM v_evaluations")])
+
+
+OPEN: dict[Callable[[RunPaths], str], str] = {
+    status_text: "step 2 open (1 of 4 groups)",
+    show_text: "step 2 open (1 of 4 groups)",
+    console: "step 2 open (1 of 4 groups)",
+    monitor: "step 2 open 1/4 groups",
+    report: "grpo-1, step 2: open (1 of 4 groups), so in no curve",
+    status_json: '"open_steps": [{"step": 2, "num_groups": 1, "num_expected_groups": 4}]',
+    show_json: '"open_steps": [{"step": 2, "num_groups": 1, "num_expected_groups": 4}]',
+    status_file: '"open_steps": [{"step": 2, "num_groups": 1, "num_expected_groups": 4}]',
+    views: '"step": 2, "is_open": 1, "num_groups": 1, "num_expected_groups": 4',
+}
+"""Place to its words about the open step."""
+
+
+@pytest.mark.parametrize("place", OPEN, ids=lambda place: place.__name__)
+def test_every_place_shows_the_last_finished_step_and_the_open_one(
+    place: Callable[[RunPaths], str], live: RunPaths
+) -> None:
+    shown = place(live)
+    assert OPEN[place] in shown
+    assert "0.425" in shown
+    if place in (status_text, status_json, show_text, console, monitor):
+        assert "0.8" not in shown
+
+
+def test_an_open_step_is_no_point_of_a_curve(live: RunPaths) -> None:
+    with open_run(live) as reader:
+        curves = {curve.name: curve for curve in Curves().read(reader)}
+        charts = {chart.name: chart for chart in Facts(Asker(reader)).trained}
+    assert (curves["reward"].steps, curves["reward"].values) == ((1,), pytest.approx((0.425,)))
+    assert curves["pass rate"].values == (0.25,)
+    for name in ("reward", "pass-rate", "levels", "reward-terms"):
+        assert {x for line in charts[name].lines for x in line.x} == {1}, name
+
+
+def test_a_curve_gets_its_point_when_the_last_group_ends(live: RunPaths) -> None:
+    with open_run(live) as reader:
+        curves = Curves()
+        curves.read(reader)
+        batch = Metrics(stage=1, step=2, at=4.0, values={"rollout/groups/count": 2.0})
+        anyio.run(write_run, live.root, [batch])
+        assert curves.read(reader)[0].steps == (1,)  # a group of it is still played
+        anyio.run(write_run, live.root, [group(3, [CORRECT, WRONG], stage=1, step=2)])
+        reward = curves.read(reader)[0]
+    assert (reward.steps, reward.values) == ((1, 2), pytest.approx((0.425, 2.7 / 4)))
+
+
+LABELS: dict[Callable[[RunPaths], str], str] = {
+    show_text: "1 of 2",
+    show_json: '"num_trained_problems": 1',
+    status_json: '"trained_on": "1 of 2"',
+    monitor: "trained on 1 of 2",
+    report: "trained on 1 of 2 problems",
+    views: '"num_trained_problems": 1',
+}
+
+
+@pytest.mark.parametrize("place", LABELS, ids=lambda place: place.__name__)
+def test_an_evaluation_on_trained_problems_says_so(
+    place: Callable[[RunPaths], str], live: RunPaths
+) -> None:
+    assert LABELS[place] in place(live)
+
+
+def test_a_notification_says_that_problems_were_trained_on(live: RunPaths) -> None:
+    assert Bests(live).summary().endswith("trained on 1 of 2 problems")
+
+
+def test_the_steps_come_in_order_without_being_asked_to(live: RunPaths) -> None:
+    with open_run(live) as reader:
+        found = reader.query("SELECT stage, step FROM v_steps").rows
+    assert list(found) == sorted(found)
+
+
+def _rollout_card(shown: str) -> Any:
+    return next(card for card in json.loads(shown)[1]["cards"] if card["title"] == "Rollouts")
+
+
+def test_chats_of_an_earlier_version_are_in_no_total(live: RunPaths) -> None:
+    with open_run(live) as reader:
+        before = load_show(reader), report(live)
+    old = [
+        problem(7, family="chat"),
+        group(9, [WRONG], problem_id="chat-0007", purpose=Purpose.CHAT, stage=-1, step=0),
+        group(10, [CORRECT]).trajectories[0].turns[0],  # cut off: no group, so no purpose
+    ]
+    anyio.run(write_run, live.root, old)
+    with open_run(live) as reader:
+        after = load_show(reader)
+        assert load_standing(reader, now=9.0).num_turns == after["counters"]["turns"]
+    assert after["counters"]["turns"] == before[0]["counters"]["turns"] + 1  # the one cut off
+    for name in ("groups", "rollouts", "problems"):
+        assert after["counters"][name] == before[0]["counters"][name]
+    assert after["best_kernel"]["problem_id"] == "softmax-0000"
+    assert "None" not in report(live)
+    assert _rollout_card(report(live)) == _rollout_card(before[1])
