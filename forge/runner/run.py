@@ -159,7 +159,7 @@ async def _supervise(
     placement: Placement,
 ) -> None:
     """Open what a run needs, in order; run prepare and stages; record how it ended."""
-    attempt = next_attempt(paths)
+    attempt = next_attempt(paths, recorded=past.state.attempt if past.state else 0)
     log_to(paths.logs(attempt) / SUPERVISOR_LOG)
     console.say(str(paths.root))
     async with (

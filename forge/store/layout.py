@@ -178,10 +178,11 @@ def list_runs(store_dir: Path) -> list[RunPaths]:
     return sorted(found, key=_begun_at)
 
 
-def next_attempt(paths: RunPaths) -> int:
-    """1 for a new run, else one more than the highest log directory."""
+def next_attempt(paths: RunPaths, *, recorded: int = 0) -> int:
+    """1 for a new run, else one more than the highest log directory and than the last `recorded`
+    attempt, whose logs may have been deleted."""
     taken = [int(path.name.removeprefix("attempt-")) for path in paths.root.glob("logs/attempt-*")]
-    return 1 + max(taken, default=0)
+    return 1 + max([recorded, *taken])
 
 
 def write_file(path: Path, content: str) -> None:

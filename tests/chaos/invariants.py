@@ -23,6 +23,7 @@ KEYED = {
     "groups": "SELECT group_id, problem_id, purpose, stage FROM groups",
     "policies": "SELECT version, attempt, stage, step, sha256 FROM policies",
     "evaluations": "SELECT evaluation_id, stage, step, pass_at_1 FROM evaluations",
+    "attempts": "SELECT attempt, started_at, seed FROM attempts",
     "events": "SELECT event_id, kind, message FROM events",
     "metrics": "SELECT stage, step, key, attempt FROM metrics",
 }

@@ -152,4 +152,6 @@ def test_attempts_count_up_and_latest_points_to_the_newest(tmp_path: Path) -> No
     paths.logs(1)
     paths.logs(2)
     assert next_attempt(paths) == 3
+    assert next_attempt(paths, recorded=2) == 3
+    assert next_attempt(paths, recorded=5) == 6, "its logs were deleted"
     assert (paths.root / "logs" / "latest").resolve() == paths.logs(2)
