@@ -38,7 +38,9 @@ TWICE = "SELECT sample_id, count(*) FROM v_samples GROUP BY sample_id HAVING cou
 STRANGERS = """
 SELECT u.sample_id FROM sample_uses u LEFT JOIN samples s USING (sample_id)
 WHERE (s.group_id, s.rollout, s.turn) IS NOT (u.group_id, u.rollout, u.turn)
+    AND (s.sample_id IS NOT NULL OR NOT ?)
 """
+"""Parameter: true where the fault destroyed rows, among them those of samples in batch files."""
 NOISE = re.compile(r"Traceback \(most recent call last\)|Logging error|^Exception ignored", re.M)
 
 
@@ -91,7 +93,7 @@ def _store(course: Course) -> Iterator[str]:
             yield f"ids of {table} were given out again: {some(reused)}"
     if twice := run.ask(TWICE):
         yield f"trained twice: samples {some(twice)}"
-    if strangers := run.ask(STRANGERS):
+    if strangers := run.ask(STRANGERS, cell.loses_rows):
         yield f"trained under an id of another turn: samples {some(strangers)}"
     is_done = course.commands[-1].code == 0
     if is_done and cell.stage == "grpo":
