@@ -23,6 +23,7 @@ from forge.config.schema import EvalStage
 from forge.errors import ConfigError
 from forge.records import Event
 from forge.runner.past import EarlierAttempts, require_checkpoint
+from forge.runner.prepare.missing_rows import FORKED
 from forge.runner.weights.resume import load_stage_weights
 from forge.store.identity import read_identity
 from forge.store.layout import create_run, find_run, write_file
@@ -89,8 +90,8 @@ def _require_same_stages(experiment: Experiment, before: Experiment, stage: int,
             f"own: {', '.join(kinds[1])}"
         )
     own = experiment.stage[stage]
-    if not isinstance(own, EvalStage) and own.steps and own.steps <= step:
-        raise ConfigError(f"--set stage.{stage}.steps: found {own.steps}; more than {step}")
+    if not isinstance(own, EvalStage) and own.steps and own.steps < step:
+        raise ConfigError(f"--set stage.{stage}.steps: found {own.steps}; at least {step}")
 
 
 def _copy(
@@ -138,9 +139,12 @@ async def _record(
         "path": str(parent.root),
         "stage": stage,
         "step": step,
+        # Rows up to these are in the parent, not lost (`missing_rows`).
+        "sample_id": past.state.sample_id,
+        "steps": {str(stage): step},
     }
     records: list[Event | PolicyVersion] = [
-        Event(at=now, kind="forked", message=message, data=origin)
+        Event(at=now, kind=FORKED, message=message, data=origin)
     ]
     for index in range(stage + 1):
         weights = (past.stage_weights or {}).get(index)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 KIND = "rows_missing"
 """Kind of the event, whose `group_id` `store.resume` reads."""
+FORKED = "forked"
+"""Kind of the event of a run that continues another one, where the rows before it are."""
 
 _PRESENT = "SELECT sample_id FROM samples WHERE sample_id > ?"
 _TRAINED = "SELECT stage, max(step) FROM sample_uses GROUP BY stage"
@@ -81,7 +83,7 @@ def hold_rows(reader: RunReader, stages: Sequence[Stage]) -> HeldRows:
     """Compares run.db with the files of its run. Reads the headers of every batch file."""
     paths, state = reader.paths, last_state(reader)
     known = read_acknowledged(paths.acknowledged)
-    reported = [event.data for event in events(reader, kind=KIND)]
+    reported = [event.data for kind in (KIND, FORKED) for event in events(reader, kind=kind)]
     headers = _read_batches(paths.batches)
     last_reported = max((data["sample_id"] for data in reported), default=-1)
     offered = {each.sample_id for each in headers if each.sample_id > last_reported}
