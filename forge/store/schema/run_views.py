@@ -6,7 +6,8 @@ that does not select them does not load them.
 
 Sums over turns are `aggregates`, shown from roll-ups (`rollup_tables`) so that each view answers at
 a million turns. Lists (`v_turns`, `v_groups`, `v_samples`, `v_duplicates`) are as long as the run:
-filter them by the columns that their comment names, or use LIMIT.
+filter them by the columns that their comment names, or use LIMIT. Views without the rows that
+`v_rewinds` excludes ask first whether there are rewinds at all: once a query, not once a row.
 """
 
 from forge.store.schema.rolled_views import PLAIN, ROLLED
@@ -63,14 +64,14 @@ CREATE VIEW v_samples AS
     LEFT JOIN groups g ON g.group_id = u.group_id
     WHERE u.attempt = (SELECT max(attempt) FROM sample_uses l
         WHERE l.stage = u.stage AND l.step = u.step)
-    AND NOT EXISTS (SELECT 1 FROM v_rewinds b
-        WHERE b.stage = u.stage AND u.step > b.step AND u.attempt < b.attempt);
+    AND NOT (EXISTS (SELECT 1 FROM v_rewinds) AND EXISTS (SELECT 1 FROM v_rewinds b
+        WHERE b.stage = u.stage AND u.step > b.step AND u.attempt < b.attempt));
 
 CREATE VIEW v_metrics AS
     -- every metric by step; the last attempt's where a step was repeated
     SELECT stage, step, key, value, at, max(attempt) AS attempt
-    FROM metrics m WHERE NOT EXISTS (SELECT 1 FROM v_rewinds b
-        WHERE b.stage = m.stage AND m.step > b.step AND m.attempt < b.attempt)
+    FROM metrics m WHERE NOT (EXISTS (SELECT 1 FROM v_rewinds) AND EXISTS (SELECT 1 FROM v_rewinds b
+        WHERE b.stage = m.stage AND m.step > b.step AND m.attempt < b.attempt))
     GROUP BY stage, step, key;
 
 CREATE VIEW v_idle AS

@@ -76,11 +76,13 @@ def load_show(reader: RunReader) -> dict[str, Any]:
 
 
 def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
-    """Every evaluation, oldest first, with the fields of its record and fast_1, None if untimed."""
+    """Evaluations that count, oldest first: the fields of their records, fast_1 or None if untimed."""
     rows = reader.rows(
         "SELECT e.*, f.fast_p AS fast_1 FROM evaluations e LEFT JOIN v_fast_p f "
         "ON f.stage = e.stage_index AND f.step = e.step "
-        "AND f.policy_version = e.policy_version AND f.p = 1 ORDER BY at, evaluation_id"
+        "AND f.policy_version = e.policy_version AND f.p = 1 WHERE (e.stage, e.step, "
+        "e.policy_version) IN (SELECT stage, step, policy_version FROM v_evaluations) "
+        "ORDER BY at, evaluation_id"
     )
     for row in rows:
         del row["evaluation_id"]

@@ -154,10 +154,8 @@ async def test_a_lost_batch_that_was_trained_is_played_again_and_no_longer_count
     shelf = BatchShelf(stage.paths.batches, stage=1)
     await stage.checkpoints.recover(shelf, point)
     assert (shelf.last_step, shelf.last_state) == (4, {"of": 4})
-    assert stage.said == [
-        "batches/1-000005.npz: missing; grpo-1 goes back to step 4, step 5 is played and trained "
-        "again"
-    ]
+    words = "grpo-1 goes back to step 4, step 5 is played and trained again"
+    assert stage.said == [f"batches/1-000005.npz: missing; {words}"]
     with open_run(stage.paths) as reader:
         assert last_steps(reader, stage=1) == (4, 4)
 
