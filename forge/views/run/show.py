@@ -76,7 +76,7 @@ def load_show(reader: RunReader) -> dict[str, Any]:
 
 
 def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
-    """Evaluations that count, oldest first: the fields of their records, fast_1 or None if untimed."""
+    """Evaluations that count, oldest first: their fields, and fast_1, which is None if untimed."""
     rows = reader.rows(
         "SELECT e.*, f.fast_p AS fast_1 FROM evaluations e LEFT JOIN v_fast_p f "
         "ON f.stage = e.stage_index AND f.step = e.step "

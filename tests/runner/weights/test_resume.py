@@ -128,8 +128,12 @@ def test_absent_weights_of_a_stage_that_continues_are_named(tmp_path: Path) -> N
     )
     state = state_of(policy, finished=(0,))
     gone = Weights(full=tmp_path / "gone", version=1, full_version=1)
+    model, paths = ModelTable(init="tiny"), RunPaths(tmp_path / "toy-1")
     past = EarlierAttempts(state=state, stage_weights={0: gone})
-    past.on_model(ModelTable(init="tiny"), paths=RunPaths(tmp_path / "toy-1"))
+    assert past.on_model(model, paths=paths).stage_weights == {0: gone}, "it has finished"
     past = EarlierAttempts(state=state, stage_weights={1: gone})
     with pytest.raises(MachineError, match=r"/gone: not there; stage 1 of toy-1 needs these wei"):
-        past.on_model(ModelTable(init="tiny"), paths=RunPaths(tmp_path / "toy-1"))
+        past.on_model(model, paths=paths)
+    published = Weights(full=paths.weights / "sft-9", version=1, full_version=1)
+    past = EarlierAttempts(state=state, stage_weights={1: published})
+    assert past.on_model(model, paths=paths).stage_weights == {1: published}, "see lost.py"
