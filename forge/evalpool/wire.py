@@ -19,6 +19,7 @@ from forge.process.ask import error_message, retry_pause_s, send
 from forge.process.server.door import Refused, read_object
 from forge.records.examination import Examination
 from forge.records.problem import ReferenceModule
+from forge.records.typed import require_types
 from forge.records.verdict import JudgeOptions, Verdict
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ async def ask_verdict(
     """The verdict of a judge on a candidate. Raises NoAnswer."""
     answer = await _post(client, "/judge", request.to_json(), timeout_s=timeout_s)
     try:
-        return Verdict.from_json(answer)
+        return _checked(Verdict.from_json(answer))
     except MALFORMED as error:
         raise NoAnswer(f"its answer is not a verdict: {error!r}") from error
 
@@ -89,9 +90,22 @@ async def ask_examination(
     body = {"problem": problem_to_json(problem)}
     answer = await _post(client, "/examine", body, timeout_s=timeout_s)
     try:
-        return Examination.from_json(answer)
+        examination = Examination.from_json(answer)
+        require_types(examination)
+        return examination
     except MALFORMED as error:
         raise NoAnswer(f"its answer is not an examination: {error!r}") from error
+
+
+def _checked(verdict: Verdict) -> Verdict:
+    """Raises TypeError or ValueError for fields of other types."""
+    require_types(verdict)
+    if verdict.timing is not None:
+        require_types(verdict.timing)
+    for phase, seconds in verdict.phase_s.items():
+        float(seconds)
+        str.encode(phase)
+    return verdict
 
 
 async def _post(

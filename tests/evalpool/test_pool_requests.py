@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import anyio.lowlevel
 import httpx
@@ -14,9 +16,10 @@ from forge.evalpool import seating
 from forge.evalpool.pool import Pool
 from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import Seating
+from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_verdict
 from forge.records.examination import Flag
-from forge.records.verdict import Status
-from tests.evalpool.scripted_judges import FAULT, KILLED, PROBLEM, WRONG, Script, kept
+from forge.records.verdict import JudgeOptions, Status
+from tests.evalpool.scripted_judges import CORRECT, FAULT, KILLED, PROBLEM, WRONG, Script, kept
 
 pytestmark = pytest.mark.anyio
 
@@ -24,6 +27,40 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"detail": 7},
+        {"reason": ["ok"]},
+        {"num_launches": "3"},
+        {"num_launches": 10**30},
+        {"is_compiled": 1},
+        {"torch_share": True},
+        {"phase_s": {"compile": "fast"}},
+        {"phase_s": 5},
+        {"timing": "measured", "speedup": "2"},
+        {"status": "splendid"},
+        {"more": 1},
+    ],
+)
+async def test_a_verdict_with_fields_of_other_types_is_no_answer(changes: dict[str, Any]) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=CORRECT.to_json() | changes)
+
+    transport = httpx.MockTransport(answer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://judge") as client:
+        with pytest.raises(NoAnswer, match="its answer is not a verdict"):
+            await ask_verdict(client, JudgeRequest(PROBLEM, "c", JudgeOptions()), timeout_s=5.0)
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"NaN", b"\xff", b"{", b""])
+async def test_an_answer_that_is_no_json_is_no_answer(content: bytes) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=content))
+    async with httpx.AsyncClient(transport=transport, base_url="http://judge") as client:
+        with pytest.raises(NoAnswer):
+            await ask_verdict(client, JudgeRequest(PROBLEM, "c", JudgeOptions()), timeout_s=5.0)
 
 
 async def test_a_refused_request_is_not_blamed_on_the_judge() -> None:
