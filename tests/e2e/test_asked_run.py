@@ -13,7 +13,7 @@ import pytest
 
 from forge.train.checkpoints import checkpoints
 from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
-from tests.e2e.experiments import GRPO_EXPERIMENT, PROBLEM, teach
+from tests.e2e.experiments import GRPO_EXPERIMENT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -23,15 +23,11 @@ ASKED = GRPO_EXPERIMENT.replace("save_every = 3", "save_every = 1000").replace(
 """Saves only on request."""
 
 
-def test_a_requested_checkpoint_and_evaluation_survive_a_kill(tmp_path: Path) -> None:
-    (tmp_path / "problems" / "level1").mkdir(parents=True)
-    for name in ("tanh", "exp", "abs"):
-        (tmp_path / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
-    (tmp_path / "grpo.toml").write_text(ASKED)
-    teach(tmp_path / "model", problems=sorted((tmp_path / "problems" / "level1").iterdir()))
-    root = tmp_path / "runs" / "grpo-1"
+def test_a_requested_checkpoint_and_evaluation_survive_a_kill(grpo_project: Path) -> None:
+    (grpo_project / "grpo.toml").write_text(ASKED)
+    root = grpo_project / "runs" / "grpo-1"
 
-    asked = start(tmp_path, "run", "grpo.toml")
+    asked = start(grpo_project, "run", "grpo.toml")
     wait_for(
         lambda: last_trained(root) >= 1 or asked.poll() is not None,
         timeout_s=100,
@@ -42,9 +38,9 @@ def test_a_requested_checkpoint_and_evaluation_survive_a_kill(tmp_path: Path) ->
         ("save", "grpo-0: saves a checkpoint after the step that runs"),
         ("evaluate", "grpo-0: evaluates after the step that runs"),
     ):
-        done = forge(command, "grpo-1", cwd=tmp_path)
+        done = forge(command, "grpo-1", cwd=grpo_project)
         assert (done.returncode, done.stdout.strip()) == (0, words), done.stderr
-    status = json.loads(forge("status", "grpo-1", "--json", cwd=tmp_path).stdout)
+    status = json.loads(forge("status", "grpo-1", "--json", cwd=grpo_project).stdout)
     assert {"supervisor", "trainer", "serve-0", "judge-0"} == {
         c["name"] for c in status["components"]
     }
@@ -58,11 +54,11 @@ def test_a_requested_checkpoint_and_evaluation_survive_a_kill(tmp_path: Path) ->
     asked.communicate()
     wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
     (saved_step,) = checkpoints(root / "checkpoints" / "stage-0")
-    refused = forge("save", "grpo-1", cwd=tmp_path)
+    refused = forge("save", "grpo-1", cwd=grpo_project)
     assert refused.returncode == 2
     assert "grpo-1 is not running" in refused.stderr
 
-    finished = forge("resume", "grpo-1", cwd=tmp_path)
+    finished = forge("resume", "grpo-1", cwd=grpo_project)
     assert finished.returncode == 0, finished.stderr
     assert len(evaluations(root)) == 1
     assert f"report: {root.resolve()}/report.html" in finished.stderr
@@ -73,12 +69,23 @@ def test_a_requested_checkpoint_and_evaluation_survive_a_kill(tmp_path: Path) ->
             "(SELECT * FROM sample_uses ORDER BY sample_id) GROUP BY step, attempt ORDER BY 1, 2"
         ).fetchall()
         purposes = db.execute("SELECT purpose, count(*) FROM groups GROUP BY purpose").fetchall()
+        strangers = db.execute(
+            "SELECT count(*) FROM sample_uses u LEFT JOIN samples s USING (sample_id) "
+            "WHERE (s.group_id, s.rollout, s.turn) IS NOT (u.group_id, u.rollout, u.turn)"
+        ).fetchone()
+        count, distinct, youngest, oldest, steps = db.execute(
+            "SELECT count(*), count(DISTINCT sample_id), min(staleness), max(staleness), "
+            "count(DISTINCT step) FROM v_samples"
+        ).fetchone()
         reads = db.execute("SELECT count(*) FROM events WHERE kind = 'asked'").fetchone()
     again = {step: samples for step, attempt, samples in trained if attempt == 2}
     assert sorted(again) == list(range(saved_step + 1, 31)), "it goes on from what was asked for"
     for step, attempt, samples in trained:
         if attempt == 1 and step > saved_step:
             assert again[step] == samples, f"step {step} was trained on other samples"
+    assert strangers == (0,), "a sample id was given out twice"
+    assert (count, steps) == (distinct, 30)
+    assert 0 <= youngest <= oldest <= 1
     assert dict(purposes)["eval"] == 1, "one held-out problem, played once"
     assert reads == (2,)
 

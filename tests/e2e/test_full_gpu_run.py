@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.commands import children_of_run, forge, opened
-from tests.e2e.experiments import GRPO_EXPERIMENT, PROBLEM, teach
+from tests.e2e.experiments import GRPO_EXPERIMENT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -40,22 +40,18 @@ if "forge.train.trainer" in sys.orig_argv:
 
 
 def test_a_trainer_out_of_memory_continues_from_its_checkpoint_and_trains_nothing_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grpo_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "problems" / "level1").mkdir(parents=True)
-    for name in ("tanh", "exp", "abs"):
-        (tmp_path / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
-    (tmp_path / "grpo.toml").write_text(GRPO_EXPERIMENT + "restarts = 0\n")
-    teach(tmp_path / "model", problems=sorted((tmp_path / "problems" / "level1").iterdir()))
-    (tmp_path / "fault").mkdir()
-    (tmp_path / "fault" / "sitecustomize.py").write_text(FULL_AT_STEP_5)
+    (grpo_project / "grpo.toml").write_text(GRPO_EXPERIMENT + "restarts = 0\n")
+    (grpo_project / "fault").mkdir()
+    (grpo_project / "fault" / "sitecustomize.py").write_text(FULL_AT_STEP_5)
     inherited = [path for path in [os.environ.get("PYTHONPATH")] if path]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*inherited, str(tmp_path / "fault")]))
-    root = tmp_path / "runs" / "grpo-1"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*inherited, str(grpo_project / "fault")]))
+    root = grpo_project / "runs" / "grpo-1"
 
-    ran = forge("run", "grpo.toml", cwd=tmp_path)
+    ran = forge("run", "grpo.toml", cwd=grpo_project)
     assert ran.returncode == 0, ran.stderr
-    assert (tmp_path / "fault" / "fired").exists()
+    assert (grpo_project / "fault" / "fired").exists()
     assert not children_of_run(root)
     with opened(root) as db:
         (told,) = db.execute("SELECT message FROM events WHERE kind = 'child_restart'").fetchall()

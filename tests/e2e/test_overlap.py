@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
-from tests.e2e.experiments import GRPO_EXPERIMENT, PROBLEM, teach
+from tests.e2e.experiments import GRPO_EXPERIMENT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -21,15 +21,11 @@ OVERLAPPED = GRPO_EXPERIMENT.replace(
 )
 
 
-def test_overlap_keeps_its_bounds_through_a_kill(tmp_path: Path) -> None:
-    (tmp_path / "problems" / "level1").mkdir(parents=True)
-    for name in ("tanh", "exp", "abs"):
-        (tmp_path / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
-    (tmp_path / "grpo.toml").write_text(OVERLAPPED)
-    teach(tmp_path / "model", problems=sorted((tmp_path / "problems" / "level1").iterdir()))
-    root = tmp_path / "runs" / "grpo-1"
+def test_overlap_keeps_its_bounds_through_a_kill(grpo_project: Path) -> None:
+    (grpo_project / "grpo.toml").write_text(OVERLAPPED)
+    root = grpo_project / "runs" / "grpo-1"
 
-    killed = start(tmp_path, "run", "grpo.toml")
+    killed = start(grpo_project, "run", "grpo.toml")
     wait_for(
         lambda: last_trained(root) >= 4 or killed.poll() is not None,
         timeout_s=150,
@@ -39,13 +35,17 @@ def test_overlap_keeps_its_bounds_through_a_kill(tmp_path: Path) -> None:
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
-    finished = forge("resume", "grpo-1", cwd=tmp_path)
+    finished = forge("resume", "grpo-1", cwd=grpo_project)
     assert finished.returncode == 0, finished.stderr
 
     with opened(root) as db:
         steps, youngest, oldest = db.execute(
             "SELECT count(DISTINCT step), min(staleness), max(staleness) FROM v_samples"
         ).fetchone()
+        trained = db.execute(
+            "SELECT step, attempt, group_concat(sample_id) FROM "
+            "(SELECT * FROM sample_uses ORDER BY sample_id) GROUP BY step, attempt ORDER BY 1, 2"
+        ).fetchall()
         uses = db.execute(
             "SELECT max(uses) FROM (SELECT count(*) AS uses FROM v_samples GROUP BY sample_id)"
         ).fetchone()
@@ -59,6 +59,10 @@ def test_overlap_keeps_its_bounds_through_a_kill(tmp_path: Path) -> None:
             "SELECT count(*) FROM v_metrics WHERE key = 'rollout/in_flight_groups/count'"
         ).fetchone()
     assert steps == 9
+    first = {step: samples for step, attempt, samples in trained if attempt == 1}
+    again = {step: samples for step, attempt, samples in trained if attempt == 2}
+    assert all(again[step] == first[step] for step in again.keys() & first.keys())
+    assert again.keys() | first.keys() == set(range(1, 10))
     assert 0 <= youngest <= oldest <= 2
     assert uses[0] <= 2
     assert trained_late == (0,)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from textual.containers import Vertical
 from textual.screen import Screen
-from textual.widgets import Footer
 from textual.worker import Worker, WorkerState
 
+from tui.frame.footer import KeyFooter
 from tui.frame.heading import NavLine, TopLine
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class AskingScreen(Screen[None], Generic[Data]):
         yield TopLine(self.watched)
         with Vertical(id="body"):
             yield from self.compose_body()
-        yield Footer(show_command_palette=False)
+        yield KeyFooter(show_command_palette=False)
 
     def compose_body(self) -> ComposeResult:
         """Yields the screen's own widgets, between the run line and the keys."""

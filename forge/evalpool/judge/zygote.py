@@ -33,6 +33,7 @@ from forge.evalpool.judge import (
 )
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.sandbox import ChildLimits, Isolation, Surroundings
+from forge.process.imports import collector_paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -171,7 +172,7 @@ def be_zygote(
         environment |= gpu_files.child_environment()
     else:
         os.environ["TRITON_INTERPRET"] = "1"
-    with _telling_versions(sock):
+    with _telling_versions(sock), collector_paused():
         run_candidate = _import_for_gpu() if is_gpu else _import_for_cpu()
     mapped_bytes = sandbox.mapped_bytes()
     num_threads = len(os.listdir("/proc/self/task"))

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from forge.process.imports import collector_paused
 from forge.process.lease import hold_lease
 from forge.serve.engine.main import log_to_stderr, serve_stepped
-from forge.serve.hf.engine import HfEngine, HfSettings
+
+with collector_paused():
+    import torch
+
+    from forge.serve.hf.engine import HfEngine, HfSettings
 
 
 def settings_from(config: Mapping[str, Any], *, has_gpu: bool) -> HfSettings:

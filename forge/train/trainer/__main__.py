@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forge.process.imports import collector_paused
 from forge.process.lease import die_with_parent, hold_lease
 
 PARENT_VARIABLE = "FORGE_RANKS_PID"
@@ -36,19 +37,16 @@ def main() -> None:
         run_ranks(num_ranks=config["num_ranks"], config_path=sys.argv[1])
         return
     # After the lease: these imports take seconds in which our owner may die.
-    from forge.train.trainer.child.parallel import end_rank
-    from forge.train.trainer.child.settings import TrainerSettings, start_logging
+    with collector_paused():
+        from forge.train.trainer.child.parallel import end_rank
+        from forge.train.trainer.child.settings import TrainerSettings, start_logging
 
-    start_logging()
-    settings = TrainerSettings.load(config)
-    if settings.stage["kind"] == "sft":
-        from forge.train.trainer.sft.stage import train_answers
-
-        train_answers(settings)
-    else:
-        from forge.train.trainer.grpo.stage import train_turns
-
-        train_turns(settings)
+        start_logging()
+        if config["stage"]["kind"] == "sft":
+            from forge.train.trainer.sft.stage import train_answers as train
+        else:
+            from forge.train.trainer.grpo.stage import train_turns as train
+    train(TrainerSettings.load(config))
     end_rank()
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from forge.process.imports import collector_paused
 from forge.process.lease import hold_lease
 from forge.train.durable import whole_dir
 
@@ -42,14 +43,15 @@ _PIECES = (
 def main() -> None:
     """Make the model of the config."""
     config = hold_lease()
-    from forge.train.trainer.child.settings import start_logging
+    with collector_paused():  # to the end: this process makes one model
+        from forge.train.trainer.child.settings import start_logging
 
-    start_logging()
-    with Path(config["texts_path"]).open() as lines:
-        texts = [json.loads(line) for line in lines]
-    made = make_model(
-        config["tiny"], texts=texts, model_dir=Path(config["model_dir"]), seed=config["seed"]
-    )
+        start_logging()
+        with Path(config["texts_path"]).open() as lines:
+            texts = [json.loads(line) for line in lines]
+        made = make_model(
+            config["tiny"], texts=texts, model_dir=Path(config["model_dir"]), seed=config["seed"]
+        )
     Path(config["result_path"]).write_text(json.dumps(made))
     logger.info("made %s: %s", config["model_dir"], made)
 
