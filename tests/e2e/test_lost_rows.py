@@ -11,22 +11,18 @@ import pytest
 
 from forge.store.acknowledged import read_acknowledged
 from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
-from tests.e2e.experiments import GRPO_EXPERIMENT, PROBLEM, teach
+from tests.e2e.experiments import GRPO_EXPERIMENT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_a_resume_on_an_older_copy_of_run_db_says_what_is_missing_and_reuses_no_id(
-    tmp_path: Path,
+    grpo_project: Path,
 ) -> None:
-    (tmp_path / "problems" / "level1").mkdir(parents=True)
-    for name in ("tanh", "exp", "abs"):
-        (tmp_path / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
-    (tmp_path / "grpo.toml").write_text(GRPO_EXPERIMENT)
-    teach(tmp_path / "model", problems=sorted((tmp_path / "problems" / "level1").iterdir()))
-    root = tmp_path / "runs" / "grpo-1"
+    (grpo_project / "grpo.toml").write_text(GRPO_EXPERIMENT)
+    root = grpo_project / "runs" / "grpo-1"
 
-    killed = start(tmp_path, "run", "grpo.toml")
+    killed = start(grpo_project, "run", "grpo.toml")
 
     def wait_for_step(step: int) -> None:
         wait_for(
@@ -36,7 +32,7 @@ def test_a_resume_on_an_older_copy_of_run_db_says_what_is_missing_and_reuses_no_
         )
 
     wait_for_step(1)
-    with opened(root) as db, closing(sqlite3.connect(tmp_path / "older.db")) as older:
+    with opened(root) as db, closing(sqlite3.connect(grpo_project / "older.db")) as older:
         db.backup(older)
     wait_for_step(5)
     assert killed.poll() is None, killed.communicate()[1]
@@ -48,11 +44,11 @@ def test_a_resume_on_an_older_copy_of_run_db_says_what_is_missing_and_reuses_no_
         trained = set(db.execute("SELECT sample_id FROM sample_uses WHERE step <= 3"))
     for file in root.glob("run.db*"):
         file.unlink()
-    (tmp_path / "older.db").rename(root / "run.db")
+    (grpo_project / "older.db").rename(root / "run.db")
 
-    looked = forge("doctor", "grpo-1", cwd=tmp_path)
+    looked = forge("doctor", "grpo-1", cwd=grpo_project)
     assert looked.returncode == 0, looked.stdout
-    finished = forge("resume", "grpo-1", cwd=tmp_path)
+    finished = forge("resume", "grpo-1", cwd=grpo_project)
     assert finished.returncode == 0, finished.stderr
     assert "rows that were recorded are missing" in finished.stderr
     with opened(root) as db:
