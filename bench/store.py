@@ -3,13 +3,15 @@
     .venv/bin/python bench/store.py make runs/big-1 --turns 1000000
     .venv/bin/python bench/store.py views runs/big-1 [--json]
     .venv/bin/python bench/store.py write [--turns 30000] [--json]
+    .venv/bin/python bench/store.py steps [--turns 12000]
     .venv/bin/python bench/store.py kill [--kills 20] [--json]
 
 `make` writes through the writer of the runs. `views` asks each shipped view as it is used
 (`store_views.ASKED`), cold once and then warm: the median of five, at most 200 ms. `write` puts
 turns with 12 kB of texts while three readers poll: at least 5,000 turns/s and at most 6 kB a turn
-in run.db, tokens apart. `kill` ends a writing process by SIGKILL again and again: no acknowledged
-row may be lost, and no reader may see "database is locked". Exit code 1 where a bound is broken.
+in run.db, tokens apart. `steps` times a step end on the writer's thread: at most 2 ms. `kill` ends
+a writing process by SIGKILL again and again: no acknowledged row may be lost, and no reader may see
+"database is locked". Exit code 1 where a bound is broken.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any
 import anyio
 from store_load import Kill, Written, measure_kills, measure_write, put_until_killed
 from store_records import Maker
+from store_steps import measure_steps
 from store_views import time_views
 
 from forge.config.schema import StoreTable
@@ -33,6 +36,7 @@ from forge.store import RunPaths, open_writer
 
 LEAST_TURNS_PER_S = 5000
 MOST_BYTES_A_TURN = 6000
+MOST_STEP_MS = 2.0
 
 
 async def make(root: Path, *, num_turns: int, text_bytes: int) -> dict[str, Any]:
@@ -89,6 +93,14 @@ def tell_write(folder: Path, asked: argparse.Namespace) -> int:
     return 0 if is_fast and found.run_db_bytes_a_turn <= MOST_BYTES_A_TURN else 1
 
 
+def tell_steps(folder: Path, asked: argparse.Namespace) -> int:
+    found = anyio.run(
+        lambda: measure_steps(folder / "big-1", num_turns=asked.turns, text_bytes=asked.text_bytes)
+    )
+    print(json.dumps(asdict(found)))
+    return 0 if found.writer_median_ms <= MOST_STEP_MS else 1
+
+
 def tell_kills(folder: Path, asked: argparse.Namespace) -> int:
     found: list[Kill] = []
     for kill in measure_kills(folder, num_kills=asked.kills):
@@ -113,6 +125,9 @@ def main() -> int:
     command.add_argument("--turns", type=int, default=30_000)
     command.add_argument("--text-bytes", type=int, default=12_000)
     command.add_argument("--tokens", type=int, default=400, help="of a completion, in the mean")
+    command = commands.add_parser("steps")
+    command.add_argument("--turns", type=int, default=12_000)
+    command.add_argument("--text-bytes", type=int, default=12_000)
     command = commands.add_parser("kill")
     command.add_argument("--kills", type=int, default=20)
     command = commands.add_parser("put", help="what kill kills")
@@ -125,8 +140,10 @@ def main() -> int:
     if asked.command == "put":
         anyio.run(put_until_killed, asked.root)
         return 0
-    if asked.command in ("write", "kill"):
+    if asked.command in ("write", "steps", "kill"):
         with tempfile.TemporaryDirectory(dir=asked.dir) as folder:
+            if asked.command == "steps":
+                return tell_steps(Path(folder), asked)
             if asked.command == "write":
                 return tell_write(Path(folder), asked)
             return tell_kills(Path(folder), asked)

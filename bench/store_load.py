@@ -83,11 +83,11 @@ async def measure_write(root: Path, *, num_turns: int, text_bytes: int, num_toke
     """Writes turns one by one beside three polling readers, until all are on disk."""
     maker = Maker(text_bytes=text_bytes, num_tokens=num_tokens)
     records = list(maker.records(num_turns))
-    puts = list(_as_put(records))
+    puts = list(as_puts(records))
     num_turns, num_text_bytes = maker.num_turns, 0
     for record in records:
         num_text_bytes += _text_bytes(record)
-    _make_root(root)
+    make_root(root)
     async with open_writer(root, StoreTable(), clock=lambda: 1.0) as writer:
         await writer.flush()
         with _readers(root) as polled:
@@ -109,7 +109,7 @@ async def measure_write(root: Path, *, num_turns: int, text_bytes: int, num_toke
     )
 
 
-def _as_put(records: Iterable[Record]) -> Iterator[list[Record]]:
+def as_puts(records: Iterable[Record]) -> Iterator[list[Record]]:
     """Portions of records as a run puts them: a step's samples together, the rest one by one."""
     for kind, group in groupby(records, key=type):
         if kind in (Sample, SampleUse):
@@ -128,7 +128,7 @@ def measure_kills(parent: Path, *, num_kills: int) -> Iterator[Kill]:
     """Kills a child that writes a new run, each time a little later."""
     for number in range(num_kills):
         root = parent / f"killed-{number}"
-        _make_root(root)
+        make_root(root)
         yield _kill_once(root, after_s=0.3 + 0.13 * number)
 
 
@@ -167,7 +167,7 @@ async def put_until_killed(root: Path) -> None:
     """The child: prints the number of acknowledged turns after each flush."""
     maker, num_put = Maker(text_bytes=12_000), 0
     async with open_writer(root, StoreTable()) as writer:
-        for number, records in enumerate(_as_put(maker.records(1 << 40))):
+        for number, records in enumerate(as_puts(maker.records(1 << 40))):
             await writer.put(*records)
             num_put += sum(isinstance(record, Turn) for record in records)
             if number % 97 == 96:
@@ -175,7 +175,7 @@ async def put_until_killed(root: Path) -> None:
                 print(num_put, flush=True)
 
 
-def _make_root(root: Path) -> None:
+def make_root(root: Path) -> None:
     root.mkdir(parents=True)
     (root / "experiment.toml").write_text('name = "big"\n', encoding="utf-8")
 
