@@ -43,7 +43,10 @@ def supervisor() -> Iterator[Cell]:
     for phase in everywhere:
         yield cell(T.SUPERVISOR, phase, F.KILL, KILLED)
         yield cell(T.SUPERVISOR, phase, F.SEGV, KILLED)
-        yield cell(T.SUPERVISOR, phase, F.TERM, STOPPED, says="forge resume")
+        if phase in (P.STARTING, P.RESUMING):  # signals are handled once the store is open
+            yield cell(T.SUPERVISOR, phase, F.TERM, STOPPED, KILLED)
+        else:
+            yield cell(T.SUPERVISOR, phase, F.TERM, STOPPED, says="forge resume")
     for phase in (P.SFT, P.PLAYING, P.TRAINING):
         yield cell(T.SUPERVISOR, phase, F.STOP, KILLED, says="already running as pid")
     for phase in (P.EVAL, P.SFT, P.TRAINING):
