@@ -30,6 +30,10 @@ CTRL_C = (KeyboardInterrupt, typer.Abort, asyncio.CancelledError)
 DENIALS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 """Refusals of the file system: read-only, no permission, above the limit of a file, a bad disk."""
 
+_OUT_OF_DESCRIPTORS = (
+    'no more files can be opened: raise the limit of the process ("ulimit -n") or of the machine '
+    '(fs.file-max); all recorded data is safe, continue with "forge resume"'
+)
 BUG = 70
 INTERRUPTED = 130
 
@@ -64,6 +68,9 @@ def ending_of(error: BaseException) -> Ending:
     if denied is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
         message = f"{denied.filename or 'a file without a name'}: {denied.strerror}"
         return Ending(code=MachineError.exit_code, message=message)
+    starved = next((leaf for leaf in leaves if _lacks_descriptors(leaf)), None)
+    if starved is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
+        return Ending(code=MachineError.exit_code, message=_OUT_OF_DESCRIPTORS)
     damaged = next((leaf for leaf in leaves if _is_damaged(leaf)), None)
     if damaged is not None:
         message = f"run.db: damaged, incomplete, or copied without its run.db-wal: {damaged}"
@@ -97,6 +104,10 @@ def _is_disk_full(error: BaseException) -> bool:
 
 def _is_denied(error: BaseException) -> TypeGuard[OSError]:
     return isinstance(error, OSError) and error.errno in DENIALS
+
+
+def _lacks_descriptors(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def _is_damaged(error: BaseException) -> bool:

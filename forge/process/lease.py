@@ -1,5 +1,6 @@
 # pyright: strict
-"""The child's side of `child.py`: `hold_lease()` is the first call of every child's `main`.
+"""The child's side of `child.py`: `hold_lease()` is the first call of every child's `main`, and one
+that imports torch does so with its collector paused.
 
 Promise: when the supervisor ends in any way, this process and its whole process group are killed.
 Three means, none of which needs a responsive Python (a long call may hold the GIL):
@@ -18,16 +19,18 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import fcntl
+import gc
 import json
 import os
 import select
 import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 LEASE_FD_VARIABLE = "FORGE_LEASE_FD"
 SUPERVISOR_VARIABLE = "FORGE_SUPERVISOR_PID"
@@ -58,6 +61,21 @@ def hold_lease(argv: Sequence[str] | None = None) -> dict[str, Any]:
             f"{argv[0]} is a child process of forge: give it the path of its JSON config"
         )
     return json.loads(Path(argv[1]).read_text())
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the garbage collector inside; it never visits again what exists at the end.
+
+    Modules live until the process ends. While torch, transformers and TRL are imported, the
+    collector's passes over them take a sixth of the CPU time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def die_with_parent(parent_pid: int) -> None:

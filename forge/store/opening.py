@@ -9,6 +9,7 @@ beside a database that was read without a writer; only a writer may delete them,
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -100,6 +101,7 @@ def open_read_only(path: Path) -> tuple[sqlite3.Connection, str]:
     connection = _try_open(path, "mode=ro")
     if connection is not None:
         return connection, "mode=ro"
+    os.close(os.open(os.sep, os.O_RDONLY))  # raises if this process may open no more files
     if _has_wal(path):
         raise ConfigError(
             f"{path}: cannot be read: its last rows are in {path.name}-wal, which needs a "

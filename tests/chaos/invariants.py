@@ -20,7 +20,7 @@ KEYED = {
     "turns": "SELECT group_id, rollout, turn, completion_id, min_version FROM turns",
     "samples": "SELECT sample_id, group_id, rollout, turn FROM samples",
     "sample_uses": "SELECT sample_id, attempt, stage, step, group_id FROM sample_uses",
-    "groups": "SELECT group_id, problem_id, purpose, stage FROM groups",
+    "groups": "SELECT group_id, problem_id, stage FROM groups",
     "policies": "SELECT version, attempt, stage, step, sha256 FROM policies",
     "evaluations": "SELECT evaluation_id, stage, step, pass_at_1 FROM evaluations",
     "attempts": "SELECT attempt, started_at, seed FROM attempts",

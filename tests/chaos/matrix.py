@@ -17,8 +17,7 @@ LIVES = (SURVIVED, RESTARTED)
 SANDBOX = "CAP_SYS_ADMIN|no sandbox"
 """Words that blame the machine's sandbox."""
 SMALL = {
-    "supervisor-eval-kill", "engine-eval-kill", "judge-eval-kill", "zygote-eval-kill",
-    "runner-eval-kill", "report-ending-kill", "notify-ending-kill", "machine-eval-clock-back",
+    "supervisor-eval-kill", "engine-eval-kill", "zygote-eval-kill", "machine-eval-clock-back",
 }  # fmt: skip
 """Cells of `make test`: evaluations, which need no trainer."""
 
@@ -166,8 +165,6 @@ def damages() -> Iterator[Cell]:
                        says="checkpoint-")  # fmt: skip
     for fault in (F.DELETED, F.TRUNCATED, F.GARBAGE):
         yield cell(T.TRAINER, P.STOPPED, fault, *LIVES, file="batches/0-*.npz")
-    for fault in (F.DELETED, F.EMPTIED, F.GARBAGE):
-        yield cell(T.TRAINER, P.STOPPED, fault, *LIVES, file="batches/sampler-0.json")
     yield cell(T.ENGINE, P.STOPPED, F.DELETED, *LIVES, file="weights")
     yield cell(T.ENGINE, P.STOPPED, F.DELETED, *LIVES, file="weights/grpo-*")
     for fault in (F.TRUNCATED, F.FLIPPED):

@@ -16,7 +16,7 @@ from tests.chaos.cells import Cell, Fault, Target
 from tests.chaos.machine import PYTHON_PATH
 from tests.e2e.experiments import ANSWERS, PROBLEM, teach
 
-STEPS = {"eval": 0, "sft": 12, "grpo": 8}
+STEPS = {"eval": 0, "sft": 12, "grpo": 16}
 LOOP = "```\nwhile 1:0\n@jit\ndef k():0\nclass ModelNew:0\n```"
 """A candidate that runs until its deadline."""
 LOOPING = (ANSWERS[1], LOOP, LOOP)
@@ -72,7 +72,7 @@ step_timeout_s = {step_timeout_s}
     "grpo": """\
 [[stage]]
 kind = "grpo"
-steps = 8
+steps = 16
 learning_rate = 1e-6
 save_every = 2
 step_timeout_s = {step_timeout_s}

@@ -48,6 +48,7 @@ def run(*argv: str, **kwargs) -> subprocess.CompletedProcess[str]:
         (ConfigError("a.toml:1: x\na.toml:2: y"), 2, "a.toml:1: x\na.toml:2: y\n"),
         (KeyboardInterrupt(), 130, "forge: stopped by Ctrl-C\n"),
         (OSError(errno.ENOSPC, "No space", "a.db"), 3, "forge: a.db: the disk is full; "),
+        (OSError(errno.EMFILE, "Too many open files", "a.db"), 3, "forge: no more files can be"),
         (OSError(errno.ENOSPC, "No space"), 3, "forge: stdout, or a file without a name: the d"),
         (sqlite3.OperationalError("database or disk is full"), 3, "forge: run.db: the disk is "),
         (SystemExit(7), 7, ""),

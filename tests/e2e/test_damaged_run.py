@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("damaged_run"),
+]
 
 ONCE = (
     "SELECT count(*) = count(DISTINCT sample_id), count(DISTINCT step), min(staleness) >= 0, "

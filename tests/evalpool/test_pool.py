@@ -192,7 +192,9 @@ async def test_a_machine_without_a_sandbox_is_a_machine_error(
         return replace(spec, argv=("unshare", "-U", *spec.argv))
 
     monkeypatch.setattr(pool_module, "judge_spec", in_such_a_namespace)
-    message = r"^no sandbox for candidates on this machine: .*unshare .*not permitted; .*none"
+    message = (
+        r"^judge-0: no sandbox for candidates on this machine: .*unshare .*not permitted; .*none"
+    )
     expected = pytest.RaisesGroup(
         pytest.RaisesExc(MachineError, match=message), flatten_subgroups=True
     )

@@ -309,7 +309,7 @@ def test_a_half_copied_run_is_reported_or_refused_with_a_message(
         (canned_run.root / name).unlink(missing_ok=True)
     try:
         said = missing(page_of(canned_run))
-    except ConfigError as error:
+    except MachineError as error:
         said = str(error)
     assert re.search("cannot be read|not readable in this run|copied in part", said)
 

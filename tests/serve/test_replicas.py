@@ -213,7 +213,8 @@ async def test_no_request_body_stops_a_replica(tied: Reference, tmp_path: Path) 
 
         async def post(path: str, body: Any) -> httpx.Response:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            return await http.post(path, content=content)
+            kind = {"Content-Type": "application/json"}
+            return await http.post(path, content=content, headers=kind)
 
         for body, said in BAD_COMPLETIONS:
             response = await post("/v1/completions", body)

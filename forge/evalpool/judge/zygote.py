@@ -33,7 +33,7 @@ from forge.evalpool.judge import (
 )
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.sandbox import ChildLimits, Isolation, Surroundings
-from forge.process.imports import collector_paused
+from forge.process.lease import collector_paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

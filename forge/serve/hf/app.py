@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forge.process.imports import collector_paused
-from forge.process.lease import hold_lease
+from forge.process.lease import collector_paused, hold_lease
 from forge.serve.engine.main import log_to_stderr, serve_stepped
 
 with collector_paused():

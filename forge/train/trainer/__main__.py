@@ -22,8 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forge.process.imports import collector_paused
-from forge.process.lease import die_with_parent, hold_lease
+from forge.process.lease import collector_paused, die_with_parent, hold_lease
 
 PARENT_VARIABLE = "FORGE_RANKS_PID"
 FAILURE_LOG_S = 2.0

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from forge.process.imports import collector_paused
-from forge.process.lease import hold_lease
+from forge.process.lease import collector_paused, hold_lease
 from forge.train.durable import whole_dir
 
 if TYPE_CHECKING:
