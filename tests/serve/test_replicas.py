@@ -198,10 +198,10 @@ BAD_COMPLETIONS: list[tuple[Any, str]] = [
     ({"prompt": [1], "max_tokens": 10**40}, "max_tokens: found"),
     ({"prompt": [1], "stop_token_ids": [-5]}, "found token -5"),
     ({"prompt": [1], "stop_token_ids": None, "logit_bias": {}}, "logit_bias: unknown field"),
-    ([1, 2], "no object"),
+    ([1, 2], "found list; a JSON object is needed"),
     (b"{", "not JSON"),
-    (b"[" * 200_000, "not JSON"),
-    (b'{"prompt": [1], "temperature": NaN}', "temperature: found nan"),
+    (b"[" * 200_000, "nested deeper than 64 levels"),
+    (b'{"prompt": [1], "temperature": NaN}', "NaN"),
 ]
 
 
