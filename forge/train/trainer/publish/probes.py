@@ -12,6 +12,7 @@ Shapes: T tokens, V vocabulary.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from forge.records import Sample
+
+logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 128
 """Maximum completion tokens. With 32, the bf16 rounding of one token decides too often: the
@@ -67,6 +70,15 @@ class Tokens:
         )
 
 
+def _read_tokens(path: Path) -> Tokens | None:
+    """Tokens that an earlier attempt wrote; None if a power cut left the file damaged."""
+    try:
+        return Tokens(**json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        logger.warning("%s: damaged; the tokens of the probe are chosen anew", path)
+        return None
+
+
 class Prober:
     """A stage's probe tokens, and their scores under the weights that were last published."""
 
@@ -75,7 +87,7 @@ class Prober:
         self._tokens: Tokens | None = None
         self._before: list[float] | None = None
         if path.is_file():
-            self._tokens = Tokens(**json.loads(path.read_text()))
+            self._tokens = _read_tokens(path)
 
     @property
     def is_ready(self) -> bool:
