@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
 LEASE_FD_VARIABLE = "FORGE_LEASE_FD"
 SUPERVISOR_VARIABLE = "FORGE_SUPERVISOR_PID"
@@ -64,7 +64,7 @@ def hold_lease(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def collector_paused() -> Generator[None]:
     """Pause the garbage collector inside; it never visits again what exists at the end.
 
     Modules live until the process ends. While torch, transformers and TRL are imported, the

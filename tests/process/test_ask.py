@@ -146,5 +146,6 @@ def test_the_message_of_an_error_is_one_line(content: bytes, message: str) -> No
     [("3", 3.0), ("0", 0.1), ("900", 10.0), ("nan", 0.1), ("Wed, 21 Oct 2026", 1.0), (None, 1.0)],
 )
 def test_a_full_server_chooses_the_pause_within_bounds(header: str | None, pause_s: float) -> None:
-    response = httpx.Response(503, headers={} if header is None else {"Retry-After": header})
-    assert retry_pause_s(response, default_s=1.0, longest_s=10.0) == pause_s
+    headers = {} if header is None else {"Retry-After": header}
+    answer = Answer(status=503, content=b"", headers=headers)
+    assert retry_pause_s(answer, default_s=1.0, longest_s=10.0) == pause_s
