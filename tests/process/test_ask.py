@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
-import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
