@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,14 @@ READS = (("show", "--json"), ("sql", "SELECT count(*) FROM turns"), ("rollouts",
 
 
 @pytest.fixture
-def store(canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store with one finished run; temporary files have a directory of their own."""
-    temporary = canned_run.root.parents[1] / "t"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    return canned_run.root.parent
+def store(canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store with one finished run; temporary files have a directory of their own, `t` beside it,
+    whose path is short enough for a socket.
+    """
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as short:
+        (canned_run.root.parents[1] / "t").symlink_to(short)
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        yield canned_run.root.parent
 
 
 def forge(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
