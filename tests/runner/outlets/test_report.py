@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -77,8 +78,13 @@ def test_a_failed_report_is_a_line_on_the_console(
 
 
 def reports() -> list[psutil.Process]:
-    """Children that run HANGS; other tests may have left children too."""
-    return [each for each in psutil.Process().children() if HANGS in each.cmdline()]
+    """Children that run HANGS; other tests may have left children too, zombies among them."""
+    found: list[psutil.Process] = []
+    for each in psutil.Process().children():
+        with suppress(psutil.Error):
+            if HANGS in each.cmdline():
+                found.append(each)
+    return found
 
 
 def test_a_report_beyond_its_deadline_is_ended(
