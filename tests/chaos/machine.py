@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from tests.chaos.processes import adopt_orphans, descendants, reap_orphans
+from tests.chaos.processes import adopting_orphans, descendants, reap_orphans
 
 T = TypeVar("T")
 
@@ -157,31 +157,31 @@ def open_machine(
 ) -> Generator[Machine]:
     """A machine for one cell; call it within `with_private_mounts`. Its directory is deleted unless
     the body raises."""
-    adopt_orphans()
-    before = {row.pid for row in descendants(os.getpid())}
-    root = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # a socket's path has 107 bytes
-    for name in ("t", "runs"):
-        (root / name).mkdir()
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV"))}
-    machine = Machine(
-        root=root,
-        disk=disk,
-        is_private=has_private_mounts(),
-        env={**inherited, "PYTHONPATH": PYTHON_PATH, "TMPDIR": str(root / "t"), **(env or {})},
-        before=before,
-    )
-    try:
+    with adopting_orphans():
+        before = {row.pid for row in descendants(os.getpid())}
+        root = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # a socket's path has 107 bytes
+        for name in ("t", "runs"):
+            (root / name).mkdir()
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV"))}
+        machine = Machine(
+            root=root,
+            disk=disk,
+            is_private=has_private_mounts(),
+            env={**inherited, "PYTHONPATH": PYTHON_PATH, "TMPDIR": str(root / "t"), **(env or {})},
+            before=before,
+        )
+        try:
+            if machine.is_private:
+                _mount(machine)
+            yield machine
+        finally:
+            for command in machine.started:  # by the pids that were started
+                if command.code is None:
+                    command.process.kill()
+                    command.process.wait()
         if machine.is_private:
-            _mount(machine)
-        yield machine
-    finally:
-        for command in machine.started:  # by the pids that were started
-            if command.code is None:
-                command.process.kill()
-                command.process.wait()
-    if machine.is_private:
-        machine.run("sh", "-c", "umount -l t; umount -l runs; true")
-    shutil.rmtree(root)
+            machine.run("sh", "-c", "umount -l t; umount -l runs; true")
+        shutil.rmtree(root)
 
 
 def _mount(machine: Machine) -> None:

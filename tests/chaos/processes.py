@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,10 +43,20 @@ class Row:
         return self.argv[self.argv.index("-m") + 1] if "-m" in self.argv[:-1] else ""
 
 
-def adopt_orphans() -> None:
-    """Make this process the parent of orphaned descendants."""
+@contextmanager
+def adopting_orphans() -> Generator[None]:
+    """Make this process the parent of orphaned descendants inside; tests that come later in it
+    expect orphans to be reaped by init."""
+    _set_subreaper(True)
+    try:
+        yield
+    finally:
+        _set_subreaper(False)
+
+
+def _set_subreaper(is_set: bool) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, int(is_set), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) was refused")
 
 
