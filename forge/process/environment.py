@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ SECRET_ENDINGS = (
 
 THREADED = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")
 """Libraries with threads, by the name in their variable."""
+
+
+RANKS_PARENT_VARIABLE = "FORGE_RANKS_PID"
+"""Pid of the process that started this one as a rank."""
 
 
 def child_env(
@@ -66,3 +71,24 @@ def python_path() -> str:
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     own = [] if root.name == "site-packages" else [str(root)]
     return os.pathsep.join(dict.fromkeys(own + [path for path in inherited if path]))
+
+
+def rank_envs(num_ranks: int) -> list[dict[str, str]]:
+    """The environment of each rank on this machine: ours, with torchrun's variables."""
+    shared = {
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        RANKS_PARENT_VARIABLE: str(os.getpid()),
+    }
+    return [
+        os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for rank in range(num_ranks)
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forge.process.environment import RANKS_PARENT_VARIABLE, rank_envs
 from forge.process.lease import collector_paused, die_with_parent, hold_lease
 
-PARENT_VARIABLE = "FORGE_RANKS_PID"
 FAILURE_LOG_S = 2.0
 """Time for the other ranks to log the failure of one."""
 
@@ -51,7 +50,7 @@ def main() -> None:
 
 def is_parent_of_ranks(config: Mapping[str, Any]) -> bool:
     """True if this process starts ranks instead of training. A rank ties itself to its parent."""
-    parent = os.environ.pop(PARENT_VARIABLE, None)
+    parent = os.environ.pop(RANKS_PARENT_VARIABLE, None)
     if parent is not None:
         die_with_parent(int(parent))
     return config["num_ranks"] > 1 and "RANK" not in os.environ
@@ -60,19 +59,9 @@ def is_parent_of_ranks(config: Mapping[str, Any]) -> bool:
 def run_ranks(*, num_ranks: int, config_path: str) -> None:
     """Start one process for each rank and wait. Returns when all have succeeded; else ends like the
     first that failed."""
-    shared = {
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        PARENT_VARIABLE: str(os.getpid()),
-    }
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "forge.train.trainer", config_path],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(num_ranks)
+        subprocess.Popen([sys.executable, "-m", "forge.train.trainer", config_path], env=env)
+        for env in rank_envs(num_ranks)
     ]
     signal.signal(signal.SIGTERM, lambda *_: ranks[0].send_signal(signal.SIGTERM))
     signal.signal(signal.SIGUSR1, lambda *_: [rank.send_signal(signal.SIGUSR1) for rank in ranks])
@@ -102,12 +91,6 @@ def _end_as(code: int) -> None:
     if -code not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

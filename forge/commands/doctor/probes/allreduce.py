@@ -10,7 +10,6 @@ for each GPU, in its own process group, under torchrun's environment variables.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,9 +17,9 @@ from datetime import timedelta
 from typing import Any
 
 from forge.commands.doctor.probes.answer import AnswerFile, end_with, gpus_held, run_probe
+from forge.process.environment import RANKS_PARENT_VARIABLE, rank_envs
 from forge.process.lease import die_with_parent, hold_lease
 
-PARENT_VARIABLE = "FORGE_RANKS_PID"
 NUM_VALUES = 1 << 20
 
 
@@ -29,19 +28,9 @@ def run_ranks(config: Mapping[str, Any], answer: AnswerFile) -> None:
     with gpus_held(config["uuids"]):
         answer.begin("starting the ranks")
         num_ranks = len(config["uuids"])
-        shared = {
-            "WORLD_SIZE": str(num_ranks),
-            "LOCAL_WORLD_SIZE": str(num_ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
-            PARENT_VARIABLE: str(os.getpid()),
-        }
         ranks = [
-            subprocess.Popen(
-                [sys.executable, *sys.orig_argv[1:]],
-                env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(num_ranks)
+            subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env=env)
+            for env in rank_envs(num_ranks)
         ]
         failed = [rank.returncode for rank in ranks if rank.wait()]
     if failed:
@@ -66,15 +55,9 @@ def be_rank(config: Mapping[str, Any], answer: AnswerFile) -> None:
         answer.say(rank=rank, backend=backend, sums=values.unique().tolist()[:4])
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def main() -> None:
     """Be the parent, or the rank that the environment names."""
-    parent = os.environ.pop(PARENT_VARIABLE, None)
+    parent = os.environ.pop(RANKS_PARENT_VARIABLE, None)
     if parent is None:
         run_probe(run_ranks)
         return
