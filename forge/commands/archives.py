@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, ForgeError
-from forge.process.sockets import open_socket_dir
+from forge.process.sockets import open_private_dir
 from forge.store.archive import is_archive, list_archives, unpack_to_read
 from forge.store.archive_writer import WrittenArchive, write_archive
 from forge.store.layout import ARCHIVE_SUFFIX, RunPaths
@@ -39,7 +40,7 @@ def describe(written: WrittenArchive, *, with_weights: bool) -> str:
 @contextmanager
 def open_archive(file: Path) -> Generator[RunPaths]:
     """The archived run without its weights, while inside. Raises ConfigError, MachineError."""
-    with open_socket_dir() as folder:
+    with open_private_dir(Path(gettempdir())) as folder:
         (folder / "run").mkdir()
         yield unpack_to_read(file, folder / "run")
 

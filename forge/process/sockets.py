@@ -37,6 +37,13 @@ def open_socket_dir(*, base: Path | None = None) -> Generator[Path]:
     """
     parent = Path(base if base is not None else tempfile.gettempdir())
     check_socket_path(Path(f"{parent}/{PREFIX}12345678{LONGEST_NAME}"))
+    with open_private_dir(parent) as directory:
+        yield directory
+
+
+@contextmanager
+def open_private_dir(parent: Path) -> Generator[Path]:
+    """A new 0700 directory in `parent` that ends with this process, also if it is killed."""
     _sweep(parent)
     directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     with (directory / "new").open("w") as lock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,14 +19,14 @@ READS = (("show", "--json"), ("sql", "SELECT count(*) FROM turns"), ("rollouts",
 
 
 @pytest.fixture
-def store(canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A store with one finished run; temporary files have a directory of their own, `t` beside it,
-    whose path is short enough for a socket.
+def store(canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with one finished run; temporary files have a directory of their own, whose path is
+    too long for a socket.
     """
-    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as short:
-        (canned_run.root.parents[1] / "t").symlink_to(short)
-        monkeypatch.setattr(tempfile, "tempdir", short)
-        yield canned_run.root.parent
+    temporary = canned_run.root.parents[1] / "t" / ("d" * 100)
+    temporary.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    return canned_run.root.parent
 
 
 def forge(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
@@ -57,7 +56,7 @@ def test_an_archive_is_read_like_its_run(store: Path, capsys: pytest.CaptureFixt
     assert (code, line.strip()) == (0, f"{store}/quickstart-1.html")
     assert (store / "quickstart-1.html").stat().st_size > 10_000
     assert forge(capsys, "logs", file, "-n", "1")[0] == 0
-    assert list((store.parent / "t").iterdir()) == []
+    assert list((store.parent / "t").rglob("forge-*")) == []
 
 
 def test_a_moved_run_is_listed_wherever_it_is(
@@ -86,7 +85,7 @@ def test_a_file_that_is_no_archive_is_one_line(
         assert said.startswith(f"forge: {file}: no archive of a run, or one that was cut off")
     rows = json.loads(forge(capsys, "runs", "--store", store, "--json")[1])
     assert [row["state"].startswith("unreadable") for row in rows] == [False, True]
-    assert list((store.parent / "t").iterdir()) == []
+    assert list((store.parent / "t").rglob("forge-*")) == []
 
 
 def test_an_archive_without_weights_cannot_be_resumed(
