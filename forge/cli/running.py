@@ -177,6 +177,8 @@ def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) ->
 
     found = load_status(find(run, store))
     print_json(found.to_json()) if as_json else print_rich(found.render())
+    if found.silence is not None:
+        raise found.silence
 
 
 @app.command()

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.control.client import ControlClient
-from forge.errors import ForgeError
+from forge.errors import ConfigError, Stalled
 from forge.store.ownership import is_owned, read_status
 from forge.store.reader import open_run
 from forge.views.run.standing import Standing, load_standing
@@ -43,10 +43,17 @@ class RunStatus:
     standing: Standing
     live: LiveStatus | None
     """None if the run has ended, or its supervisor does not answer."""
+    silence: Stalled | None = None
+    """The deadline that the supervisor missed. The command ends with its exit code."""
 
     def to_json(self) -> dict[str, Any]:
         """The output of `forge status --json`."""
-        plain = {**self.standing.to_json(), "live": None, "components": list[Any]()}
+        plain = {
+            **self.standing.to_json(),
+            "live": None,
+            "components": list[Any](),
+            "silence": self.silence and str(self.silence),
+        }
         if self.live is not None:
             live = asdict(self.live)
             plain |= {"components": live.pop("components"), "live": live}
@@ -58,7 +65,7 @@ class RunStatus:
         if self.live is None:
             lines += describe_steps(self.standing.played.to_json())
             if self.standing.state == "running":
-                lines.append("its supervisor does not answer")
+                lines.append("its supervisor does not answer, has just begun, or is ending")
             return Group(*map(Text, lines))
         lines.append(live_line(self.live, self.standing.played))
         return Group(*map(Text, lines), render(self.live.components))
@@ -68,7 +75,10 @@ def load_status(paths: RunPaths) -> RunStatus:
     """Reads the store, and asks the supervisor if there is one."""
     with open_run(paths) as reader:
         standing = load_standing(reader, now=time.time())
-    return RunStatus(standing=standing, live=_ask_supervisor(paths))
+    try:
+        return RunStatus(standing=standing, live=_ask_supervisor(paths))
+    except Stalled as error:
+        return RunStatus(standing=standing, live=None, silence=error)
 
 
 def render(components: Sequence[ComponentStatus]) -> Table:
@@ -111,10 +121,11 @@ def live_line(live: LiveStatus, played: PlayedSteps) -> str:
 
 
 def _ask_supervisor(paths: RunPaths) -> LiveStatus | None:
+    """None if no supervisor is there. Raises Stalled if it is silent."""
     socket_path = read_status(paths).get("control_socket")
     if not socket_path or not is_owned(paths):
         return None
     try:
         return ControlClient(Path(socket_path)).status()
-    except ForgeError:  # it has just begun, is ending, or hangs
+    except ConfigError:  # it has just begun, or is ending
         return None
