@@ -8,8 +8,8 @@ text. The run is only read: a chat has a store of its own (`chat_store`). `forge
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.commands.chat_store import open_chat_store
+from forge.commands.chat_store import ChatStore, open_chat_store
 from forge.commands.engine_placement import place_on, small
 from forge.config.load import load_experiment
 from forge.data.chat import ChatTemplate
@@ -39,6 +39,7 @@ from forge.store.layout import RunPaths, find_run
 
 if TYPE_CHECKING:
     from forge.config.schema import Experiment
+    from forge.runner.plan.placement import Placement
     from forge.serve.weights import Weights
 
 Say = Callable[[str], None]
@@ -155,24 +156,43 @@ async def _chat(
             f"{paths.name}: its answers came from serve.url = {experiment.serve.url}; it has no"
             " weights of its own, so ask that server"
         )
-    chat_template = ChatTemplate.load(weights.full)
     experiment = small(experiment)
     machine = this_machine(experiment.store.dir, serve=experiment.serve)
     placement = place_on(experiment, machine, model_dir=weights.full)
-    serve = placement.settled(experiment.serve)
-    with (
-        open_socket_dir() as socket_dir,
-        claim(placement.gpus, run=f"forge chat {paths.name}"),
-    ):
+    chat_template = ChatTemplate.load(weights.full)
+    with claim(placement.gpus, run=f"forge chat {paths.name}"):
         async with (
             open_chat_store(
-                paths,
-                weights,
-                experiment.store,
-                store_dir=store_dir,
-                seed=request.seed,
+                paths, weights, experiment.store, store_dir=store_dir, seed=request.seed,
                 gpus=placement.gpus,
             ) as store,
+            _open_ports(experiment, weights, chat_template, placement, store, say) as ports,
+        ):  # fmt: skip
+            await store.writer.put(problem)
+            group = await play_group(
+                problem, place=PLACE, rules=_rules(experiment, request), ports=ports
+            )
+    return Chatted(
+        trajectory=group.trajectories[0],
+        paths=store.paths,
+        run=paths.name,
+        policy_version=weights.version,
+    )
+
+
+@asynccontextmanager
+async def _open_ports(
+    experiment: Experiment,
+    weights: Weights,
+    chat_template: ChatTemplate,
+    placement: Placement,
+    store: ChatStore,
+    say: Say,
+) -> AsyncGenerator[Ports]:
+    """An engine with the weights, and judges, on the GPUs of a placement."""
+    serve = placement.settled(experiment.serve)
+    with open_socket_dir() as socket_dir:
+        async with (
             open_pool(
                 experiment.judge,
                 socket_dir=socket_dir,
@@ -192,28 +212,16 @@ async def _chat(
             ),
             ReplicaClient(socket_dir / "serve-0.sock", timeout_s=serve.request_timeout_s) as client,
         ):
-            await store.writer.put(problem)
-            group = await play_group(
-                problem,
-                place=PLACE,
-                rules=_rules(experiment, request),
-                ports=Ports(
-                    generate=_StreamingGenerate(client, chat_template.stop_token_ids, say),
-                    judge=pool.judge,
-                    sink=_SayingSink(store.writer, say),
-                    prompter=TemplatePrompter(
-                        chat=chat_template,
-                        context_tokens=serve.context_tokens,
-                        max_completion_tokens=experiment.rollout.max_completion_tokens,
-                    ),
+            yield Ports(
+                generate=_StreamingGenerate(client, chat_template.stop_token_ids, say),
+                judge=pool.judge,
+                sink=_SayingSink(store.writer, say),
+                prompter=TemplatePrompter(
+                    chat=chat_template,
+                    context_tokens=serve.context_tokens,
+                    max_completion_tokens=experiment.rollout.max_completion_tokens,
                 ),
             )
-    return Chatted(
-        trajectory=group.trajectories[0],
-        paths=store.paths,
-        run=paths.name,
-        policy_version=weights.version,
-    )
 
 
 def _rules(experiment: Experiment, request: ChatRequest) -> Rules:
