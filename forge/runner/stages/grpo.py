@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
 
     from forge.config.schema import GrpoStage
+    from forge.rollout.play import Rules
     from forge.rollout.ports import Ports
     from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights
+    from forge.train.checkpoints import ResumePoint
 
 
 async def run_grpo_stage(
@@ -53,10 +55,7 @@ async def run_grpo_stage(
     """Run a `[[stage]]` of kind grpo; from step `back_to` if given. Raises as `own_trainer`."""
     shelf = BatchShelf(run.paths.batches, stage=index)
     checkpoints = StageCheckpoints(run, stage, index)
-    if back_to is not None:
-        await checkpoints.go_back(back_to, shelf)
-    point = await checkpoints.choose()
-    await checkpoints.recover(shelf, point)
+    point = await _continue_from(checkpoints, shelf, back_to)
     desk = TrainerDesk(
         shelf, stage=index, last_step=stage.steps, sink=run.writer,
         steps=await anyio.to_thread.run_sync(_published_steps, run, index),
@@ -82,21 +81,10 @@ async def run_grpo_stage(
     async def produce() -> None:
         with producing:
             await produce_batches(
-                plan,
-                sampler=sampler,
-                rules=run.rules(
-                    group_size=rollout.group_size,
-                    max_turns=rollout.max_turns,
-                    temperature=rollout.temperature,
-                ),
-                ports=_training_ports(run),
-                published=published,
-                group_ids=run.group_ids,
-                sample_ids=run.sample_ids,
-                out=send,
-                step_of=step_of,
-                past=past,
-            )
+                plan, sampler=sampler, rules=_training_rules(run), ports=_training_ports(run),
+                published=published, group_ids=run.group_ids, sample_ids=run.sample_ids,
+                out=send, step_of=step_of, past=past,
+            )  # fmt: skip
 
     async def stop_producing() -> None:
         await run.stop.wait()
@@ -119,6 +107,17 @@ async def run_grpo_stage(
             await own_trainer(run, stage, desk, published, checkpoints, point=point, start=start)
             await midway.finish()
             tasks.cancel_scope.cancel()
+
+
+async def _continue_from(
+    checkpoints: StageCheckpoints, shelf: BatchShelf, back_to: int | None
+) -> ResumePoint:
+    """The checkpoint to continue, chosen and with what it needs; of step `back_to` if given."""
+    if back_to is not None:
+        await checkpoints.go_back(back_to, shelf)
+    point = await checkpoints.choose()
+    await checkpoints.recover(shelf, point)
+    return point
 
 
 async def _offer(
@@ -161,6 +160,15 @@ def _set_turnover(run: RunContext, start: Weights) -> None:
         is_adapter=model.lora is not None or start.adapter is not None,
         num_replicas=run.experiment.serve.replicas,
         features=run.replicas.features,
+    )
+
+
+def _training_rules(run: RunContext) -> Rules:
+    rollout = run.experiment.rollout
+    return run.rules(
+        group_size=rollout.group_size,
+        max_turns=rollout.max_turns,
+        temperature=rollout.temperature,
     )
 
 
