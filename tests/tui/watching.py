@@ -66,7 +66,8 @@ async def settle(pilot: Pilot[None]) -> None:
         await pilot._wait_for_screen()
         await pilot.pause()
         is_asking = any(not worker.is_finished for worker in pilot.app.workers)
-        is_asking |= getattr(pilot.app.screen, "_is_asking", False)  # its result is a message
+        for asking in ("_is_asking", "_is_polling"):  # a result is a message, not handled yet
+            is_asking |= any(getattr(one, asking, False) for one in (pilot.app, pilot.app.screen))
         text = text_of(pilot)
         if text == before and not is_asking:
             return
