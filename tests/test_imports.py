@@ -49,7 +49,21 @@ ROOMS: dict[str, set[str]] = {
     "serve.vllm": {"process", "process.server", "serve", "serve.engine"},
     # evalpool: judges of kernels
     "evalpool": {"config.schema", "process", "process.server"},
-    "evalpool.judge": {"config.schema", "process", "process.server", "evalpool"},
+    "evalpool.judge": {
+        "config.schema", "process", "process.server", "evalpool",
+        "evalpool.judge.program", "evalpool.judge.capture", "evalpool.judge.compiler",
+        "evalpool.judge.ttir", "evalpool.judge.execute", "evalpool.judge.numbers",
+    },
+    "evalpool.judge.program": set(),
+    "evalpool.judge.ttir": {"evalpool.judge.program"},
+    "evalpool.judge.capture": {"evalpool.judge", "evalpool.judge.program"},
+    "evalpool.judge.compiler": {
+        "evalpool.judge", "evalpool.judge.program", "evalpool.judge.ttir", "process",
+    },
+    "evalpool.judge.execute": {
+        "evalpool.judge", "evalpool.judge.program", "evalpool.judge.ttir", "process",
+    },
+    "evalpool.judge.numbers": {"evalpool.judge"},
     # children of `forge doctor`
     "commands.doctor.probes": {"process", "evalpool.judge"},
     # train: the trainer

@@ -233,9 +233,9 @@ class Judge:
 
 
 def harness(versions: Mapping[str, str]) -> str:
-    """Short hash of this folder's source and the versions of torch and triton."""
+    """Short hash of the source below this folder and the versions of torch and triton."""
     digest = hashlib.sha256(repr(sorted(versions.items())).encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -1,0 +1,257 @@
+# pyright: strict
+"""The records of a captured program.
+
+A program is what a candidate's host code did between its inputs and its outputs: kernel launches
+and torch operations over tensors that lie in storages. `forge.evalpool.judge.program.wire` writes
+and parses its bytes; a record here may be malformed until `wire.loads` has checked it.
+
+Views have no node: a view is a tensor over the storage of another. Allocations have none either: a
+storage of kind `allocation` is uninitialised until a node writes to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VERSION = 1
+"""Version of the format. A stored program of another version cannot be run again."""
+
+ITEM_BYTES: Mapping[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "complex64": 8,
+    "complex128": 16,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Bytes of one element, by torch's name of the type."""
+
+Scalar: TypeAlias = bool | int | float | None
+Literal: TypeAlias = "Scalar | str | tuple[Literal, ...] | TensorUse | NamedConstant"
+"""An argument of an operation: literals nest in tuples, which stand for lists too."""
+
+
+class Origin(StrEnum):
+    """Source of a storage's first content."""
+
+    INPUT = "input"
+    PARAMETER = "parameter"
+    CONSTANT = "constant"
+    ALLOCATION = "allocation"
+
+
+class Section(StrEnum):
+    """Part of a candidate's life that a node belongs to."""
+
+    INIT = "init"
+    """`__init__` and the loading of parameters: runs once for each set of parameters, untimed."""
+    FORWARD = "forward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """A range of device memory."""
+
+    num_bytes: int
+    origin: Origin
+    name: str = ""
+    """Name of the parameter or buffer of the reference; only for `parameter`."""
+    index: int = 0
+    """Position among the tensor inputs, in the order of the call's arguments, for `input`; position
+    in `Program.constants` for `constant`."""
+    section: Section = Section.FORWARD
+    """Section that allocated it; only for `allocation`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A strided view of a storage."""
+
+    storage: int
+    offset: int
+    """In elements."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In elements; never negative."""
+    dtype: str
+    """Torch's name, without `torch.`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorUse:
+    """A tensor as an argument: for a launch, the address of its first element."""
+
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedConstant:
+    """A torch constant as an argument of an operation, such as `dtype` `float16`."""
+
+    kind: str
+    """`dtype`, `layout` or `memory_format`."""
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descriptor:
+    """A tensor descriptor that the host made (`triton.tools.tensor_descriptor`)."""
+
+    tensor: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block_shape: tuple[int, ...]
+    padding: str = "zero"
+
+
+LaunchArgument: TypeAlias = TensorUse | Descriptor | Scalar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One argument of the kernel's function in TTIR, in order; constants have none."""
+
+    name: str
+    type: str
+    """Triton's signature: `*fp32`, `i32`, `fp32`, `tensordesc<fp16[64, 32]>`, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of Triton's compiler that a program may set: a closed list."""
+
+    num_warps: int = 4
+    num_stages: int = 3
+    num_ctas: int = 1
+    maxnreg: int | None = None
+    cluster_dims: tuple[int, int, int] = (1, 1, 1)
+    launch_cooperative_grid: bool = False
+    launch_pdl: bool = False
+    default_dot_input_precision: str = "tf32"
+    enable_fp_fusion: bool = True
+    max_num_imprecise_acc_default: int | None = None
+    waves_per_eu: int = 0
+    matrix_instr_nonkdim: int = 0
+    kpack: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A kernel, specialised and lowered to TTIR on the candidate's side."""
+
+    name: str
+    """Symbol of its public function in `ttir`."""
+    ttir: str
+    """Module text without locations."""
+    options: Options
+    parameters: tuple[Parameter, ...]
+    lines: tuple[int, ...] = ()
+    """Source line of each operation of `ttir`, in order; 0 where unknown. May be empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A kernel launch."""
+
+    kernel: int
+    grid: tuple[int, int, int]
+    arguments: tuple[LaunchArgument, ...]
+    """One for each of the kernel's parameters."""
+    line: int = 0
+    """Line of the candidate's source; 0 where unknown. So in every node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """A torch operation: `aten.mm.default`. Results are tensors of the program."""
+
+    name: str
+    arguments: tuple[Literal, ...]
+    keywords: Mapping[str, Literal] = field(default_factory=dict[str, "Literal"])
+    results: tuple[int, ...] = ()
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A host read of one element (`.item()`, `bool(t)`): the judge's answer is `answer`."""
+
+    tensor: int
+    """Must have one element."""
+    answer: Scalar
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """An autotuner's alternatives, each a whole list of nodes with the same results."""
+
+    alternatives: tuple[Alternative, ...]
+    chosen: int | None = None
+    """Position of the winner where the judge has fixed it; then it alone is run."""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """One configuration of an autotuner."""
+
+    label: str
+    """The configuration as Triton prints it."""
+    nodes: tuple[Node, ...]
+    restored: tuple[int, ...] = ()
+    """Tensors whose content is restored after each benchmark run (`restore_value`), or zeroed
+    before it (`reset_to_zero`): the judge restores both."""
+
+
+Node: TypeAlias = Launch | Op | Value | Choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A captured program."""
+
+    target: str
+    """Triton's backend and architecture that it was captured for: `cuda:90:32`."""
+    storages: tuple[Storage, ...]
+    tensors: tuple[Tensor, ...]
+    kernels: tuple[Kernel, ...]
+    init: tuple[Node, ...]
+    forward: tuple[Node, ...]
+    outputs: tuple[int, ...]
+    """Tensors that forward returned, in the order of its result."""
+    returned: str = "tensor"
+    """`tensor`, `tuple`, `list` or `dict`: the type that forward returned."""
+    constants: tuple[bytes, ...] = ()
+    triton: str = ""
+    """Version of Triton that made the TTIR."""
+    stateful: str = ""
+    """Difference between the first and the second call of forward; empty if there is none. The
+    second one is the program."""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Nodes of both sections, in order."""
+        return self.init + self.forward
+
+
+class InvalidProgram(Exception):
+    """The bytes are not a program within its bounds. The message says where."""
