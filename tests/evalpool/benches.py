@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.app import oracle_uid
-from forge.evalpool.judge.cpu_trial import CpuTrials
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner
-from forge.evalpool.judge.trial import CORRECTNESS_ALONE, Stamp, Trials
+from forge.evalpool.judge.trial.cpu_trial import CpuTrials
+from forge.evalpool.judge.trial.references import References
+from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Stamp, Trials
 from forge.records.problem import Problem, Split
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from forge.evalpool.judge.app import oracle_uid
 from forge.evalpool.judge.spawner import Spawner
-from forge.evalpool.judge.trial import Stamp
+from forge.evalpool.judge.trial.trial import Stamp
 from tests.evalpool.benches import GPU_TABLE, ROOT, RUNNER_UID, Bench, GpuBench, open_bench
 
 if TYPE_CHECKING:

@@ -219,7 +219,7 @@ def test_every_order_asks_each_set_and_one_twice() -> None:
     import random
     from types import SimpleNamespace
 
-    from forge.evalpool.judge.cpu_trial import CpuRun
+    from forge.evalpool.judge.trial.cpu_trial import CpuRun
 
     orders = set()
     for seed in range(60):

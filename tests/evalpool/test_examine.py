@@ -9,9 +9,10 @@ import pytest
 
 from forge.config.schema import JudgeTable, ProblemsTable
 from forge.data.problems import load_problems
-from forge.evalpool.judge import examiner, frames
+from forge.evalpool.judge import frames
 from forge.evalpool.judge.app import oracle_uid
-from forge.evalpool.judge.examiner import Examiners
+from forge.evalpool.judge.trial import examiner
+from forge.evalpool.judge.trial.examiner import Examiners
 from forge.records.examination import Examination, Flag
 from forge.records.problem import Problem, Split
 

@@ -21,7 +21,7 @@ from forge.evalpool.judge.gpu_trial import GpuTrials
 from forge.evalpool.judge.ready import ReadyRunners
 from forge.evalpool.judge.spares import Spare, Spares
 from forge.evalpool.judge.spawner import SandboxedChild
-from forge.evalpool.judge.trial import Decided, Finding, Phases, Stamp
+from forge.evalpool.judge.trial.trial import Decided, Finding, Phases, Stamp
 from forge.process.gpu_lease import GpuLease
 from forge.records.problem import Problem, Split
 from forge.records.verdict import JudgeOptions, Status

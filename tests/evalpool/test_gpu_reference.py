@@ -19,9 +19,9 @@ from forge.evalpool.judge.gpu_candidate import CandidateMemory, mix
 from forge.evalpool.judge.gpu_layout import arrange
 from forge.evalpool.judge.gpu_memory import Block, GpuMemoryError
 from forge.evalpool.judge.gpu_reference import LARGE_SHARE, SMALL_SHARE, GpuReferences
-from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.shm import LayoutError
 from forge.evalpool.judge.spawner import SandboxedChild
+from forge.evalpool.judge.trial.references import ReferenceFailed
 from forge.records.problem import Problem, Split
 
 BLOCK = Block(address=0, num_bytes=0, fd=-1, handle=0)

@@ -10,7 +10,7 @@ import pytest
 
 from forge.evalpool.judge import clock, gpu_timer
 from forge.evalpool.judge.gpu_timer import MIN_CALLS, NUM_COUNTED, NUM_SHOWN, Timer
-from forge.evalpool.judge.trial import Decided, Finding
+from forge.evalpool.judge.trial.trial import Decided, Finding
 
 if TYPE_CHECKING:
     from forge.records.verdict import Status

@@ -15,10 +15,10 @@ from forge.evalpool.judge import gpu_yardsticks
 from forge.evalpool.judge.baselines import Baseline, Baselines
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_yardsticks import Yardsticks
-from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.spares import Spare
 from forge.evalpool.judge.spawner import SandboxedChild
-from forge.evalpool.judge.trial import Decided, Finding, Phases
+from forge.evalpool.judge.trial.references import ReferenceFailed
+from forge.evalpool.judge.trial.trial import Decided, Finding, Phases
 from forge.records.verdict import Status
 from tests.evalpool.benches import RELU, make_problem
 

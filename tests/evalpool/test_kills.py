@@ -12,8 +12,9 @@ import anyio
 import pytest
 
 from forge.config.schema import JudgeTable
-from forge.evalpool.judge import processes, trial
+from forge.evalpool.judge import processes
 from forge.evalpool.judge.screen import Screening
+from forge.evalpool.judge.trial import trial
 from forge.evalpool.pool import Pool, open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records.problem import Problem, Split

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forge.config.schema import JudgeTable, RewardTable
-from forge.evalpool.judge import trial
+from forge.evalpool.judge.trial import trial
 from forge.records.verdict import Status
 from forge.rewards import reward_terms
 

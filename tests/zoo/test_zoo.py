@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from forge.config.schema import JudgeTable
-from forge.evalpool.judge import trial
 from forge.evalpool.judge.screen import Screening
+from forge.evalpool.judge.trial import trial
 from forge.records.verdict import JudgeOptions, Status, Verdict
 from tests.zoo.animals import Animal, load
 from tests.zoo.conftest import Bait, Benches, leftovers

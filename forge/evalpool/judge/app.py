@@ -33,9 +33,6 @@ from starlette.routing import Route
 
 from forge.config.schema import JudgeTable
 from forge.errors import ChildDied, ForgeError, MachineError
-from forge.evalpool.judge.cpu_trial import CpuTrials
-from forge.evalpool.judge.examiner import Examiners
-from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation, advice, read_sysctls
 from forge.evalpool.judge.spawner import (
     LimitMet,
@@ -44,7 +41,10 @@ from forge.evalpool.judge.spawner import (
     UnusableInstallation,
     ZygoteGone,
 )
-from forge.evalpool.judge.trial import Stamp, Trials
+from forge.evalpool.judge.trial.cpu_trial import CpuTrials
+from forge.evalpool.judge.trial.examiner import Examiners
+from forge.evalpool.judge.trial.references import References
+from forge.evalpool.judge.trial.trial import Stamp, Trials
 from forge.evalpool.wire import parse_problem, parse_request, read_request
 from forge.process.busy import BusyClock
 from forge.process.lease import hold_lease

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.gpu_compare import finite_rms
-from forge.evalpool.judge.references import max_uses
 from forge.evalpool.judge.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.torch_work import parse_work
-from forge.evalpool.judge.trial import count
+from forge.evalpool.judge.trial.references import max_uses
+from forge.evalpool.judge.trial.trial import count
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.gpu_memory import Block

@@ -22,9 +22,9 @@ from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.gpu_layout import NUM_TIMED_SETS, GpuReference, arrange, view
 from forge.evalpool.judge.gpu_memory import create_block
-from forge.evalpool.judge.oracles import Oracles
-from forge.evalpool.judge.references import ReferenceFailed, parse_specs
 from forge.evalpool.judge.shm import LayoutError, offsets
+from forge.evalpool.judge.trial.oracles import Oracles
+from forge.evalpool.judge.trial.references import ReferenceFailed, parse_specs
 from forge.evalpool.judge.words import clean, without_paths
 
 if TYPE_CHECKING:

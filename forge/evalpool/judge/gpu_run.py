@@ -18,7 +18,7 @@ from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.gpu_compare import is_unwritten, mismatch
 from forge.evalpool.judge.gpu_timer import microseconds
 from forge.evalpool.judge.torch_work import computes
-from forge.evalpool.judge.trial import (
+from forge.evalpool.judge.trial.trial import (
     DERIVED_WORDS,
     PASS_ON,
     STATEFUL_WORDS,

@@ -18,7 +18,7 @@ import numpy as np
 from forge.evalpool.judge import clock
 from forge.evalpool.judge.clock import Calls, Clocked
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.trial import Decided, count
+from forge.evalpool.judge.trial.trial import Decided, count
 from forge.records.verdict import Status
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from forge.evalpool.judge.gpu_timer import Timer
 from forge.evalpool.judge.gpu_yardsticks import Yardsticks
 from forge.evalpool.judge.ready import ReadyRunners, make_ready
 from forge.evalpool.judge.spares import Spare, Spares
-from forge.evalpool.judge.trial import (
+from forge.evalpool.judge.trial.trial import (
     OUT_OF_MEMORY,
     Decided,
     Finding,

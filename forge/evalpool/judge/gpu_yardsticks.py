@@ -18,9 +18,9 @@ from forge.evalpool.capacity import num_started
 from forge.evalpool.judge.baselines import Baseline, Baselines
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_timer import Timer
-from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.spawner import ZygoteGone
-from forge.evalpool.judge.trial import Decided, Phases
+from forge.evalpool.judge.trial.references import ReferenceFailed
+from forge.evalpool.judge.trial.trial import Decided, Phases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

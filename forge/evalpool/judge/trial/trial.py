@@ -20,10 +20,10 @@ from forge.evalpool.judge import frames, words
 from forge.evalpool.judge.caps import held_bytes
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.proof import WeakSandbox
-from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.screen import screen
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.torch_work import TorchShare, parse_work, torch_share
+from forge.evalpool.judge.trial.references import ReferenceFailed
 from forge.records.verdict import JudgeOptions, Profile, Status, Timing, Verdict
 
 if TYPE_CHECKING:

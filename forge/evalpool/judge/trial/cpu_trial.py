@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.compare import is_unwritten, mismatch
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.shm import shared_memory
-from forge.evalpool.judge.trial import (
+from forge.evalpool.judge.trial.trial import (
     DERIVED_WORDS,
     PASS_ON,
     STATEFUL_WORDS,
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     import mmap
 
     from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.references import Reference, References
     from forge.evalpool.judge.spawner import Spawner
-    from forge.evalpool.judge.trial import Finding, Phases, Stamp
+    from forge.evalpool.judge.trial.references import Reference, References
+    from forge.evalpool.judge.trial.trial import Finding, Phases, Stamp
     from forge.records.problem import ReferenceModule
     from forge.records.verdict import JudgeOptions
 

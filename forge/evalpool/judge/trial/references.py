@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.compare import Expected, unwritten
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.oracles import Oracles
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
 from forge.evalpool.judge.torch_work import parse_work
+from forge.evalpool.judge.trial.oracles import Oracles
 from forge.evalpool.judge.words import clean, without_paths
 
 if TYPE_CHECKING:
