@@ -60,7 +60,8 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.compiler", "evalpool.judge.numbers",
     },
     "evalpool.judge.program": set(),
-    "evalpool.judge.ttir": {"evalpool.judge.program"},
+    "evalpool.judge.ttir": {"evalpool.judge.program", "evalpool.judge.ttir.semantics"},
+    "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir"},
     "evalpool.judge.capture": {"evalpool.judge", "evalpool.judge.program"},
     "evalpool.judge.compiler": {
         "evalpool.judge", "evalpool.judge.program", "evalpool.judge.ttir", "process",
