@@ -1,0 +1,182 @@
+"""Does an output agree with the reference? Numpy only, on private copies of shared bytes.
+
+Called by `trial.py`. Tolerance (design, section 6, row 7), element by element:
+
+    |got - ref| ≤ tol · (rms(ref) + |ref|) + 4 · e
+
+    tol  1e-4 for fp32, 1e-2 for fp16 and bf16: the looser of the problem's precision's and the
+         output's own type's (a reference may make half-precision tensors itself)
+    rms  over the finite elements of the reference output
+    e    |eager - eager in float64| on the same inputs: what an honest kernel may lose too
+
+Integers and bools must be equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.shm import TensorSpec
+
+TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
+PRECISION = {"float16": "fp16", "bfloat16": "bf16"}
+"""By the type of an output. Any other says nothing."""
+ERROR_FACTOR = 4.0
+NUMPY_TYPES = {
+    "float64": np.float64,
+    "float32": np.float32,
+    "float16": np.float16,
+    "int64": np.int64,
+    "int32": np.int32,
+    "int16": np.int16,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "bool": np.uint8,
+}
+FLOATING = ("float64", "float32", "float16", "bfloat16")
+UNWRITTEN_BYTE = 0xA5
+"""Fills slots that have no NaN."""
+
+Values = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """One output of the reference, ready to compare with."""
+
+    spec: TensorSpec
+    values: NDArray[np.float64]
+    """[shape] as float64; integers and bools too."""
+    allowed: NDArray[np.float64]
+    """[shape] largest accepted |got - ref|; 0 for integers."""
+    integers: Values | None = None
+    """[shape] in their own type: as float64 they are exact below 2^53 only."""
+
+    @classmethod
+    def make(cls, spec: TensorSpec, data: bytes, *, error: bytes, precision: str) -> Expected:
+        """From the bytes that the oracle wrote; `error` is float32 or empty."""
+        values = decode(spec, data)
+        if spec.dtype not in FLOATING:
+            integers = _integers(spec, data)
+            return cls(spec=spec, values=values, allowed=np.zeros_like(values), integers=integers)
+        rms = finite_rms(values)
+        own_error = np.frombuffer(error, np.float32).astype(np.float64)
+        own_error = (
+            own_error.reshape(values.shape)
+            if own_error.size == values.size
+            else np.zeros_like(values)
+        )
+        with np.errstate(invalid="ignore"):
+            allowed = tolerance(spec.dtype, precision) * (rms + np.abs(values))
+            allowed += ERROR_FACTOR * own_error
+        return cls(spec=spec, values=values, allowed=allowed)
+
+
+def tolerance(dtype: str, precision: str) -> float:
+    """`tol` of one output."""
+    return max(TOLERANCE[precision], TOLERANCE[PRECISION.get(dtype, precision)])
+
+
+def finite_rms(values: NDArray[np.float64]) -> float:
+    """Root mean square of the finite elements; no square is too large for its type."""
+    finite = np.abs(values[np.isfinite(values)])
+    largest = float(finite.max(initial=0.0))
+    return largest * float(np.sqrt(np.mean(np.square(finite / largest)))) if largest else 0.0
+
+
+def decode(spec: TensorSpec, data: bytes) -> NDArray[np.float64]:
+    """Shared bytes as float64 of the tensor's shape."""
+    if spec.dtype == "bfloat16":
+        wide = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return wide.astype(np.float64).reshape(spec.shape)
+    return np.frombuffer(data, NUMPY_TYPES[spec.dtype]).astype(np.float64).reshape(spec.shape)
+
+
+def _integers(spec: TensorSpec, data: bytes) -> Values:
+    return np.frombuffer(data, NUMPY_TYPES[spec.dtype]).reshape(spec.shape)
+
+
+def unwritten(spec: TensorSpec) -> bytes:
+    """What an output slot holds before the call: NaN, or a byte pattern for other types."""
+    if spec.dtype in FLOATING:
+        return b"\xff" * spec.num_bytes
+    return bytes([UNWRITTEN_BYTE]) * spec.num_bytes
+
+
+def is_unwritten(expected: Expected, data: bytes) -> bool:
+    """Whether nothing that can be told from an unwritten slot is there, though it should be."""
+    if expected.values.size == 0 or expected.spec.dtype not in FLOATING:
+        return expected.values.size > 0 and data == unwritten(expected.spec)
+    if np.isnan(expected.values).all():
+        return False
+    return bool(np.isnan(decode(expected.spec, data)).all())
+
+
+def mismatch(expected: Expected, data: bytes, *, name: str = "output") -> str | None:
+    """None when it agrees; else the first mismatch with statistics, in one line."""
+    if expected.values.size == 0:
+        return None
+    with np.errstate(invalid="ignore"):
+        got = decode(expected.spec, data)
+        difference = np.abs(got - expected.values)
+        agrees = difference <= expected.allowed
+    special = ~np.isfinite(expected.values)
+    if special.any():
+        same = (got == expected.values) | (np.isnan(got) & np.isnan(expected.values))
+        agrees = np.where(special, same, agrees)
+    exact, found = expected.values, got
+    if expected.integers is not None:
+        exact, found = expected.integers, _integers(expected.spec, data)
+        agrees = found == exact
+    if agrees.all():
+        return None
+    differs = ~agrees
+    index = np.unravel_index(int(np.argmax(differs)), differs.shape)
+    finite = difference[np.isfinite(difference)]
+    return describe(
+        index=tuple(int(i) for i in index),
+        expected=exact[index].item(),
+        got=found[index].item(),
+        num_differing=int(np.count_nonzero(differs)),
+        size=differs.size,
+        largest=float(finite.max()) if finite.size else None,
+        num_unset=int(np.count_nonzero(np.isnan(got) & ~np.isnan(expected.values))),
+        name=name,
+    )
+
+
+def describe(
+    *,
+    index: tuple[int, ...],
+    expected: float,
+    got: float,
+    num_differing: int,
+    size: int,
+    largest: float | None,
+    num_unset: int,
+    name: str,
+) -> str:
+    """A mismatch in one line: where it is first, and how much of it there is."""
+    where = f"{name}[{', '.join(map(str, index))}]" if index else name
+    words = f"{where}: expected {_number(expected)}, got {_number(got)}"
+    words += f"; {_percent(100.0 * num_differing / size)} of elements differ"
+    if largest is not None:
+        words += f", max abs error {largest:.3g}"
+    if num_unset:
+        words += f", {_percent(100.0 * num_unset / size)} are NaN"
+    return words
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _percent(share: float) -> str:
+    if share >= 99.5 and share < 100:
+        return ">99%"
+    return f"{share:.0f}%" if share >= 1 else "<1%"

@@ -1,0 +1,181 @@
+"""Inputs on which the first and the last elements matter, so that a window that misses them shows.
+
+Called by the oracle. A maximum over all but the last column is right where the last does not hold
+it: in most rows of most draws. For each floating input, axis and end (and for the axes from one on,
+taken as one), this file asks the reference: does the output change where that slice repeats its
+neighbour? An extremum or a pooling that skips the slice computes just that. Where no input set so
+far tells the two apart, lines of the next are replanted until it does: all values near one anchor
+(the least, mean and greatest of the tensor), the first or last at another. Nothing new lies outside
+of the range that the tensor had.
+
+Problems without such blind spots, nearly all, keep their inputs as they were drawn. Not covered: a
+gap in the middle, which random draws show, and spots that no planting reaches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Outputs = list[torch.Tensor]
+Runs = Callable[[list[Any]], Outputs | None]
+"""The reference; None where it does not bear the inputs."""
+
+MAX_ATTEMPTS = 48
+SEARCH_S = 0.5
+MAX_SEARCH_BYTES = 64 << 20
+"""Of the inputs. Above it each of the many runs would cost tens of milliseconds, and there are so
+many windows that random draws show what is missed."""
+SPREAD, NARROW_SPREAD = 0.2, 0.02
+"""What is left of a line's own variation. Equal values would make ties, which argmax may break
+either way."""
+ANCHORS = tuple(itertools.permutations(("mean", "max", "min"), 2))
+"""What a line is near, and what its witness is: for every elementwise function of the input, some
+pair puts the greatest of the line at the witness and some other the least."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Spot:
+    """A slice at one end of an input."""
+
+    tensor: int
+    """Position among the inputs."""
+    axis: int
+    is_joint: bool
+    """The axes from `axis` on, as if they were one."""
+    is_last: bool
+
+
+def spots_of(inputs: list[Any]) -> set[Spot]:
+    """Every spot of the floating inputs."""
+    found: set[Spot] = set()
+    for number, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        for axis, is_last in itertools.product(range(value.ndim), (False, True)):
+            for is_joint in (False, True) if axis < value.ndim - 1 else (False,):
+                if _length(value, axis, is_joint) > 1 and value.numel():
+                    found.add(Spot(number, axis, is_joint, is_last))
+    return found
+
+
+def blind_spots(
+    run: Runs,
+    inputs: list[Any],
+    spots: set[Spot],
+    *,
+    agree: Callable[[Outputs, Outputs], bool],
+    deadline: float,
+) -> set[Spot]:
+    """Those of `spots` that the outputs do not depend on. Past the deadline: all that are left."""
+    if not spots:
+        return set()
+    outputs = run(inputs)
+    if outputs is None or not all(bool(torch.isfinite(output).all()) for output in outputs):
+        return spots
+    found: set[Spot] = set()
+    for spot in sorted(spots):
+        if time.monotonic() > deadline:
+            return found | {one for one in spots if one >= spot}
+        other = run(_repeated(inputs, spot))
+        if other is not None and agree(outputs, other):
+            found.add(spot)
+    return found
+
+
+class Search:
+    """Over the input sets of one draw: which spots none of them shows yet."""
+
+    def __init__(self, run: Runs, *, agree: Callable[[Outputs, Outputs], bool]) -> None:
+        self._run = run
+        self._agree = agree
+        self._blind: set[Spot] | None = None
+        self._deadline = 0.0
+        """Of the search under way, each its own."""
+
+    def note(self, inputs: list[Any]) -> None:
+        """These will be judged on."""
+        self._deadline = time.monotonic() + SEARCH_S
+        every = spots_of(inputs) if _num_bytes(inputs) <= MAX_SEARCH_BYTES else set[Spot]()
+        self._blind = self._left(inputs, every if self._blind is None else self._blind & every)
+
+    def improve(self, inputs: list[Any]) -> list[Any] | None:
+        """Inputs like these that show more; None where there is nothing to show, or no way."""
+        if not self._blind:
+            return None
+        self._deadline = time.monotonic() + SEARCH_S
+        best, left = None, self._left(inputs, self._blind & spots_of(inputs))
+        for attempt in range(MAX_ATTEMPTS):
+            if not left or time.monotonic() > self._deadline:
+                break
+            planted = plant(best or inputs, self._blind, attempt=attempt)
+            blind = self._left(planted, self._blind)
+            if len(blind) < len(left):
+                best, left = planted, blind
+        return best
+
+    def _left(self, inputs: list[Any], spots: set[Spot]) -> set[Spot]:
+        return blind_spots(self._run, inputs, spots, agree=self._agree, deadline=self._deadline)
+
+
+def plant(inputs: list[Any], spots: set[Spot], *, attempt: int) -> list[Any]:
+    """A copy in which lines along the axes of one of `spots` have their witness at one end. The
+    shortest lines are tried first, with several pairs of anchors: they leave most as it was."""
+    groups = {(spot.tensor, spot.axis, spot.is_joint) for spot in spots}
+    shortest = sorted(groups, key=lambda one: (_length(inputs[one[0]], *one[1:]), one))
+    num_turns = max(1, MAX_ATTEMPTS // len(groups))
+    tensor, axis, is_joint = shortest[attempt // num_turns % len(groups)]
+    turn = attempt % num_turns
+    value = inputs[tensor].clone(memory_format=torch.contiguous_format)
+    anchors = {"mean": value.float().mean().to(value.dtype), "max": value.max(), "min": value.min()}
+    lines = _lines(value, axis, is_joint=is_joint)
+    flat = lines.reshape(-1, lines.shape[-1])  # a copy, unless the axis is the last one
+    for number, line in enumerate(_chosen(len(flat))):
+        kind = turn + number // 2
+        near, witness = (anchors[name] for name in ANCHORS[kind % len(ANCHORS)])
+        spread = SPREAD
+        if kind >= len(ANCHORS):  # a function that oscillates: any two values, close together
+            near, witness = value.flatten()[torch.randint(value.numel(), (2,), device=value.device)]
+            spread = NARROW_SPREAD
+        flat[line] = near + spread * (flat[line] - near)
+        is_first = (turn if len(flat) == 1 else number) % 2
+        flat[line, 0 if is_first else -1] = witness
+    if flat.data_ptr() != value.data_ptr():
+        lines.copy_(flat.view(lines.shape))
+    return [value if number == tensor else one for number, one in enumerate(inputs)]
+
+
+def _chosen(num_lines: int) -> list[int]:
+    """Lines to plant, at most half of them: the last, whose witness is its last element, the first,
+    and others, in turns."""
+    others = torch.randperm(max(0, num_lines - 2)) + 1
+    chosen = [num_lines - 1, 0, *others.tolist()]
+    return chosen[: max(min(2, num_lines), min(2 * len(ANCHORS), num_lines // 2))]
+
+
+def _length(value: torch.Tensor, axis: int, is_joint: bool) -> int:
+    return math.prod(value.shape[axis:]) if is_joint else value.shape[axis]
+
+
+def _num_bytes(inputs: list[Any]) -> int:
+    return sum(value.nbytes for value in inputs if isinstance(value, torch.Tensor))
+
+
+def _lines(value: torch.Tensor, axis: int, *, is_joint: bool) -> torch.Tensor:
+    """[..., length] a view of a contiguous tensor, whose last axis is what a spot is an end of."""
+    return value.flatten(axis) if is_joint else value.movedim(axis, -1)
+
+
+def _repeated(inputs: list[Any], spot: Spot) -> list[Any]:
+    """A copy in which the spot's slice has the values of its neighbour."""
+    value = inputs[spot.tensor].clone(memory_format=torch.contiguous_format)
+    lines = _lines(value, spot.axis, is_joint=spot.is_joint)
+    end, neighbour = (-1, -2) if spot.is_last else (0, 1)
+    lines[..., end] = lines[..., neighbour]
+    return [value if number == spot.tensor else one for number, one in enumerate(inputs)]

@@ -1,0 +1,91 @@
+"""When an output agrees, and what is said when it does not."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.evalpool.judge.numbers.compare import Expected, mismatch, unwritten
+from forge.evalpool.judge.shm import TensorSpec
+
+
+def expected(values: np.ndarray, *, error: float = 0.0, precision: str = "fp32") -> Expected:
+    spec = TensorSpec(str(values.dtype), values.shape)
+    errors = np.full(values.shape, error, np.float32).tobytes()
+    return Expected.make(spec, values.tobytes(), error=errors, precision=precision)
+
+
+def test_the_first_mismatch_is_told_with_statistics() -> None:
+    reference = np.full((4, 8), 0.5, np.float32)
+    got = reference.copy()
+    got[3, 7] = 1.0
+    words = mismatch(expected(reference), got.tobytes())
+    assert words == "output[3, 7]: expected 0.5, got 1; 3% of elements differ, max abs error 0.5"
+
+
+def test_an_unwritten_slot_never_agrees() -> None:
+    for dtype in (np.float32, np.float16, np.int64, np.bool_):
+        one = expected(np.zeros((3, 2), dtype))
+        words = mismatch(one, unwritten(one.spec))
+        assert words is not None
+    assert "100% are NaN" in (mismatch(expected(np.ones(3, np.float32)), b"\xff" * 12) or "")
+
+
+def test_tolerance_grows_with_the_error_of_eager_itself() -> None:
+    reference = np.ones(5, np.float32)
+    off = (reference + 0.01).tobytes()
+    assert mismatch(expected(reference), off) is not None
+    assert mismatch(expected(reference, error=0.003), off) is None
+
+
+def test_half_precision_is_judged_more_loosely() -> None:
+    reference = np.ones(5, np.float16)
+    assert mismatch(expected(reference, precision="fp16"), (reference * 1.01).tobytes()) is None
+
+
+def test_a_half_precision_output_of_an_fp32_problem_is_judged_as_what_it_is() -> None:
+    reference = np.ones(5, np.float16)
+    assert mismatch(expected(reference), (reference * 1.01).tobytes()) is None
+    wide = reference.astype(np.float32)
+    assert mismatch(expected(wide), (wide * np.float32(1.01)).tobytes()) is not None
+
+
+def test_infinities_must_be_the_same() -> None:
+    reference = np.array([np.inf, -np.inf, np.nan, 1.0], np.float32)
+    assert mismatch(expected(reference), reference.tobytes()) is None
+    assert mismatch(expected(reference), (-reference).tobytes()) is not None
+    finite = np.array([1.0, 1.0, 1.0, 1.0], np.float32)
+    assert mismatch(expected(finite), reference.tobytes()) is not None
+
+
+def test_integers_must_be_equal() -> None:
+    reference = np.arange(6, dtype=np.int64)
+    assert mismatch(expected(reference), reference.tobytes()) is None
+    assert mismatch(expected(reference), (reference + 1).tobytes()) is not None
+
+
+def test_bfloat16_is_read_without_a_bfloat16_type() -> None:
+    spec = TensorSpec("bfloat16", (2,))
+    data = np.array([0x3F80, 0xC000], np.uint16).tobytes()  # 1.0, -2.0
+    one = Expected.make(spec, data, error=b"", precision="bf16")
+    assert one.values.tolist() == [1.0, -2.0]
+    assert mismatch(one, data) is None
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=50))
+def test_another_summation_order_agrees(values: list[float]) -> None:
+    wide = np.array(values, np.float64)
+    forward, backward = np.float32(0), np.float32(0)
+    for value in wide.astype(np.float32):
+        forward = np.float32(forward + value)
+    for value in wide.astype(np.float32)[::-1]:
+        backward = np.float32(backward + value)
+    exact = wide.astype(np.float32).astype(np.float64).sum()
+    scale = np.abs(wide).max()
+    reference = np.array([forward, scale], np.float32)
+    error = np.array([abs(float(forward) - exact), 0], np.float32)
+    one = Expected.make(
+        TensorSpec("float32", (2,)), reference.tobytes(), error=error.tobytes(), precision="fp32"
+    )
+    assert mismatch(one, np.array([backward, scale], np.float32).tobytes()) is None

@@ -1,0 +1,98 @@
+"""The comparison that runs on GPUs says what the one on CPUs says. Needs no GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from forge.evalpool.judge.numbers import gpu_compare
+from forge.evalpool.judge.numbers.compare import Expected, mismatch
+from forge.evalpool.judge.shm import TensorSpec
+
+KINDS = [
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.bool),
+]
+
+
+def both(got: torch.Tensor, expected: torch.Tensor, error: torch.Tensor) -> set[str | None]:
+    spec = TensorSpec(str(expected.dtype).removeprefix("torch."), tuple(expected.shape))
+    made = Expected.make(spec, _bytes(expected), error=_bytes(error), precision="fp32")
+    rms = gpu_compare.finite_rms(expected)
+    found = gpu_compare.mismatch(got, expected, error, rms=rms, precision="fp32")
+    return {mismatch(made, _bytes(got)), found}
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(4))
+def test_both_say_the_same(kind: torch.dtype, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_compare, "CHUNK", 7)
+    torch.manual_seed(seed)
+    expected = (torch.randn(5, 6) * 10).to(kind)
+    error = torch.rand(5, 6) * 1e-3 if seed % 2 else torch.zeros(0)
+    assert both(expected.clone(), expected, error) == {None}
+    wrong = expected.clone()
+    wrong[3, 2:4] = (wrong[3, 2:4].float() * 1.5 + 1).to(kind)
+    if kind is torch.bool:
+        wrong = ~expected
+    found = both(wrong, expected, error)
+    assert len(found) == 1
+    assert None not in found
+
+
+def test_what_is_not_finite_must_be_the_same() -> None:
+    expected = torch.tensor([1.0, float("inf"), float("nan"), float("-inf")])
+    assert both(expected.clone(), expected, torch.zeros(0)) == {None}
+    for place in range(1, 4):
+        wrong = expected.clone()
+        wrong[place] = 3.0
+        found = both(wrong, expected, torch.zeros(0))
+        assert len(found) == 1, found
+        assert f"output[{place}]: " in str(found)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(torch.int32, 24), (torch.int64, 53)])
+def test_integers_must_be_equal_beyond_what_a_float_holds(kind: torch.dtype, bits: int) -> None:
+    expected = torch.tensor([1 << bits, 7], dtype=kind)
+    assert both(expected.clone(), expected, torch.zeros(0)) == {None}
+    found = both(expected + torch.tensor([1, 0], dtype=kind), expected, torch.zeros(0))
+    assert len(found) == 1
+    assert f"output[0]: expected {1 << bits}, got {(1 << bits) + 1}; 50% of" in str(found)
+
+
+@pytest.mark.parametrize(("kind", "huge"), [(torch.float32, 3e38), (torch.float64, 1e300)])
+def test_one_huge_value_does_not_let_anything_pass(kind: torch.dtype, huge: float) -> None:
+    """Its square has no room in its type."""
+    expected = torch.full((8,), 1.0, dtype=kind)
+    expected[3] = huge
+    assert gpu_compare.finite_rms(expected) == pytest.approx(huge / 8**0.5)
+    assert both(expected.clone(), expected, torch.zeros(0)) == {None}
+    assert None not in both(expected * 0.5, expected, torch.zeros(0))
+
+
+def test_unset_values_are_counted_over_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_compare, "CHUNK", 4)
+    expected = torch.ones(10)
+    got = torch.full((10,), float("nan"))
+    got[0] = 1.0
+    (words,) = both(got, expected, torch.zeros(0))
+    assert words is not None
+    assert "90% are NaN" in words
+    assert gpu_compare.is_unwritten(torch.full((3,), float("nan")), expected[:3])
+    assert not gpu_compare.is_unwritten(got, expected)
+
+
+def test_an_empty_output_agrees() -> None:
+    assert both(torch.zeros(0, 3), torch.zeros(0, 3), torch.zeros(0)) == {None}
+
+
+def test_own_errors_widen_what_is_allowed() -> None:
+    expected, error = torch.ones(4), torch.full((4,), 0.1)
+    assert both(expected + 0.3, expected, error) == {None}
+    assert None not in both(expected + 0.5, expected, error)
+    assert np.isfinite(gpu_compare.finite_rms(torch.tensor([float("inf"), 2.0])))

@@ -1,0 +1,104 @@
+"""What eager loses, and what TF32 would lose of the same products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from forge.evalpool.judge.numbers.gpu_compare import finite_rms, mismatch
+from forge.evalpool.judge.numbers.input_sets import MAX_TF32_ERROR
+from forge.evalpool.judge.numbers.own_error import (
+    _to_tf32,
+    errors_of,
+    has_products,
+    largest_error,
+)
+from forge.evalpool.judge.opcount import OpCounter
+
+
+def test_ten_bits_of_mantissa_are_kept() -> None:
+    values = torch.tensor([1.0, 1 + 2**-10, 1 + 2**-12, 1 + 3 * 2**-12, -3.0, 0.0])
+    expected = torch.tensor([1.0, 1 + 2**-10, 1.0, 1.0, -3.0, 0.0])
+    assert torch.equal(_to_tf32(values), expected)
+
+
+def errors(*, is_tf32: bool) -> tuple[torch.Tensor, float]:
+    torch.manual_seed(0)
+    model, inputs = torch.nn.Linear(256, 64), [torch.randn(32, 256)]
+    with torch.no_grad():
+        outputs = [model(*inputs)]
+        found = errors_of(model, inputs, outputs, changed=[], is_tf32=is_tf32)
+    return found[0], largest_error(outputs, found, precision="fp32")
+
+
+def test_a_product_in_tf32_may_lose_a_thousandth_everywhere() -> None:
+    error, tolerances = errors(is_tf32=False)
+    assert tolerances < 0.1
+    error, tolerances = errors(is_tf32=True)
+    assert 0 < error.amin() < error.amax() < 1e-3
+    assert 1 < tolerances < 100
+
+
+def test_an_epilogue_that_grows_large_values_is_no_ill_conditioned_product() -> None:
+    class Squared(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (x @ y).square()
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(512, 1024), torch.randn(1024, 512) / 1024**0.5]
+    outputs = [Squared()(*inputs)]
+    found = errors_of(Squared(), inputs, outputs, changed=[], is_tf32=True)
+    assert 1 < largest_error(outputs, found, precision="fp32") < MAX_TF32_ERROR / 2
+
+
+@pytest.mark.parametrize("draw", [torch.randn, torch.rand])
+@pytest.mark.parametrize("size", [64, 512])
+def test_operands_cut_to_tf32_pass_and_bf16_does_not(draw: Callable[..., Any], size: int) -> None:
+    """Also of values of one sign, where what is cut adds up."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(size, 64, bias=False)
+    inputs = [draw(64, size)]
+    with torch.no_grad():
+        model.weight.copy_(draw(64, size))
+        expected = model(*inputs)
+        (error,) = errors_of(model, inputs, [expected], changed=[], is_tf32=True)
+        cut = _to_tf32(inputs[0]).double() @ _to_tf32(model.weight).double().T
+        half = inputs[0].bfloat16().double() @ model.weight.bfloat16().double().T
+    rms = finite_rms(expected)
+    results = [
+        mismatch(got.float(), expected, error.contiguous(), rms=rms, precision="fp32")
+        for got in (cut, half)
+    ]
+    assert results[0] is None
+    assert draw is torch.rand or results[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("work", "flops", "expected"),
+    [
+        ({"addmm": 9}, 6, True),
+        ({"_cudnn_rnn": 9}, 0, True),
+        ({"_thnn_fused_lstm_cell": 9, "add": 4}, 0, True),
+        ({"relu": 9}, 0, False),
+    ],
+)
+def test_layers_of_cudnn_may_use_tf32_too(work: dict[str, int], flops: int, expected: bool) -> None:
+    """Their products are one operation, without FLOPs of its own."""
+    counted = OpCounter()
+    counted.work, counted.flops = work, flops
+    assert has_products(counted) is expected
+    assert not has_products(None)
+
+
+def test_a_reference_that_insists_on_its_type_has_no_known_error() -> None:
+    class Typed(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.dtype is torch.float32
+            return x + 1
+
+    inputs = [torch.randn(4)]
+    found = errors_of(Typed(), inputs, [inputs[0] + 1], changed=[], is_tf32=True)
+    assert [one.numel() for one in found] == [0]

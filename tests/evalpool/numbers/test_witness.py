@@ -1,0 +1,127 @@
+"""Inputs that show a missed end are found for extrema, and left as drawn for everything else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from forge.evalpool.judge.numbers import witness
+from forge.evalpool.judge.numbers.witness import Search, Spot, spots_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def agree(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.allclose(a, b) for a, b in zip(one, other, strict=True))
+
+
+def search_for(function: Callable[[torch.Tensor], torch.Tensor], first: torch.Tensor) -> Search:
+    found = Search(lambda inputs: [function(inputs[0])], agree=agree)
+    found.note([first])
+    return found
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 2,
+        lambda x: x.softmax(1),
+        lambda x: x.sum(1),
+        lambda x: x @ torch.ones(50, 3),
+        lambda x: torch.nn.functional.layer_norm(x, (50,)),
+    ],
+)
+def test_what_shows_every_element_keeps_its_inputs(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    search = search_for(function, torch.randn(6, 50))
+    assert search.improve([torch.randn(6, 50)]) is None
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize(
+    "function", [torch.amax, torch.amin, lambda x, axis: x.square().amin(axis), torch.argmax]
+)
+def test_planted_inputs_show_both_ends_of_an_extremum(
+    function: Callable[[torch.Tensor, int], torch.Tensor], axis: int
+) -> None:
+    """Without the last, or the first, the answer is another one."""
+    shape = [3, 4, 5]
+    shape[axis] = 400
+    second = torch.randn(shape)
+    search = search_for(lambda x: function(x, axis), torch.zeros(shape))
+    planted = search.improve([second])
+    assert planted is not None
+    (value,) = planted
+    right = function(value, axis)
+    without_last = function(value.narrow(axis, 0, 399), axis)
+    without_first = function(value.narrow(axis, 1, 399), axis)
+    if function is torch.argmax:
+        without_first = without_first + 1
+    assert not torch.allclose(right, without_last)
+    assert not torch.allclose(right, without_first)
+    assert value.min() >= second.min()
+    assert value.max() <= second.max()
+
+
+def test_a_single_column_is_planted() -> None:
+    search = search_for(lambda x: x.amax(0), torch.zeros(300, 1))
+    planted = search.improve([torch.randn(300, 1)])
+    assert planted is not None
+    assert planted[0].argmax() in (0, 299)
+
+
+def test_most_of_a_tensor_is_left_as_it_was_drawn() -> None:
+    first = torch.full((8, 300), -1.0)
+    search, second = search_for(torch.relu, first), torch.randn(8, 300)
+    second[-1, -2:] = second[0, :2] = -1.0  # the corners of a ReLU do not show
+    planted = search.improve([second])
+    assert planted is not None
+    assert float((planted[0] == second).float().mean()) >= 0.5
+
+
+def test_each_search_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first run of a minute, before the search: nothing that shows is taken for hidden."""
+    now = [0.0]
+    monkeypatch.setattr(witness, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    search = Search(lambda inputs: [inputs[0] * 2], agree=agree)
+    now[0] = 60.0
+    search.note([torch.randn(6, 50)])
+    now[0] = 120.0
+    search.note([torch.randn(6, 50)])
+    assert search._blind == set()
+
+
+def test_where_the_reference_fails_a_spot_shows() -> None:
+    """As a matrix without an inverse: two of its rows are the same."""
+
+    def inverse(inputs: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        try:
+            return [torch.linalg.inv(inputs[0])]
+        except RuntimeError:
+            return None
+
+    search = Search(inverse, agree=agree)
+    search.note([torch.eye(6)])
+    assert search._blind == set()
+
+
+def test_inputs_that_are_never_planted() -> None:
+    huge = torch.zeros(1).expand(1 << 25)
+    inputs = [torch.arange(9), torch.randn(()), torch.randn(0, 4), "text", 3]
+    assert spots_of(inputs) == set()
+    assert spots_of([torch.randn(2)]) == {
+        Spot(0, 0, is_joint=False, is_last=False),
+        Spot(0, 0, is_joint=False, is_last=True),
+    }
+    search = search_for(lambda x: x.amax(0), huge)  # 128 MiB: searching would take seconds
+    assert search.improve([huge]) is None
+
+
+def test_a_search_that_the_reference_does_not_bear_ends() -> None:
+    search = search_for(lambda x: torch.log(x - 9).amax(1), torch.ones(4, 30))
+    assert search.improve([torch.ones(4, 30)]) is None
