@@ -23,9 +23,9 @@ from forge.config.schema import JudgeTable, ProblemsTable
 from forge.data.compositions import Composition, sizes_of
 from forge.data.families import FAMILIES
 from forge.data.generator import generate_problems
-from forge.evalpool.judge.called import dtype_name
-from forge.evalpool.judge.compare import Expected, mismatch
-from forge.evalpool.judge.input_sets import InputSet, Terms, make_sets
+from forge.evalpool.judge.numbers.called import dtype_name
+from forge.evalpool.judge.numbers.compare import Expected, mismatch
+from forge.evalpool.judge.numbers.input_sets import InputSet, Terms, make_sets
 from forge.evalpool.judge.oracle import perturb
 from forge.evalpool.judge.shm import TensorSpec
 

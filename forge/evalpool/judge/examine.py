@@ -20,13 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge import compare, frames
+from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.input_sets import VARIANTS
-from forge.evalpool.judge.oracle import Describer
-from forge.evalpool.judge.shm import ITEM_BYTES
-from forge.evalpool.judge.subject import FILE, Outputs, Subject
-from forge.evalpool.judge.variations import (
+from forge.evalpool.judge.numbers import compare
+from forge.evalpool.judge.numbers.input_sets import VARIANTS
+from forge.evalpool.judge.numbers.variations import (
     agrees,
     disturbed,
     dtype_of,
@@ -36,6 +34,9 @@ from forge.evalpool.judge.variations import (
     tensors,
     vary,
 )
+from forge.evalpool.judge.oracle import Describer
+from forge.evalpool.judge.shm import ITEM_BYTES
+from forge.evalpool.judge.subject import FILE, Outputs, Subject
 from forge.records.examination import Flag
 
 if TYPE_CHECKING:

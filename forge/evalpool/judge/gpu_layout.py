@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.gpu_compare import finite_rms
+from forge.evalpool.judge.numbers.gpu_compare import finite_rms
 from forge.evalpool.judge.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.torch_work import parse_work
 from forge.evalpool.judge.trial.references import max_uses

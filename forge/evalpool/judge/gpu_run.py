@@ -15,8 +15,8 @@ import torch
 
 from forge.evalpool.judge import clock
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.gpu_compare import is_unwritten, mismatch
 from forge.evalpool.judge.gpu_timer import microseconds
+from forge.evalpool.judge.numbers.gpu_compare import is_unwritten, mismatch
 from forge.evalpool.judge.torch_work import computes
 from forge.evalpool.judge.trial.trial import (
     DERIVED_WORDS,

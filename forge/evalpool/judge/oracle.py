@@ -24,10 +24,17 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from forge.evalpool.judge import frames, initial
-from forge.evalpool.judge.called import Unjudgeable, dtype_name
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.input_sets import InputSet, Terms, cast, draw_inputs, make_sets, placed
-from forge.evalpool.judge.own_error import count_work, has_products
+from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name
+from forge.evalpool.judge.numbers.input_sets import (
+    InputSet,
+    Terms,
+    cast,
+    draw_inputs,
+    make_sets,
+    placed,
+)
+from forge.evalpool.judge.numbers.own_error import count_work, has_products
 from forge.evalpool.judge.shm import TensorSpec, offsets
 
 if TYPE_CHECKING:

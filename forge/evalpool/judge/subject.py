@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.called import Unjudgeable
 from forge.evalpool.judge.initial import construct
-from forge.evalpool.judge.input_sets import DTYPES, MAX_OWN_ERROR, MAX_TF32_ERROR
-from forge.evalpool.judge.oracle import PERTURBATION, Describer
-from forge.evalpool.judge.variations import (
+from forge.evalpool.judge.numbers.called import Unjudgeable
+from forge.evalpool.judge.numbers.input_sets import DTYPES, MAX_OWN_ERROR, MAX_TF32_ERROR
+from forge.evalpool.judge.numbers.variations import (
     agrees,
     allowed_error,
     flatten,
@@ -25,6 +24,7 @@ from forge.evalpool.judge.variations import (
     shake,
     tensors,
 )
+from forge.evalpool.judge.oracle import PERTURBATION, Describer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""When an output agrees, and what is said when it does not."""
+"""Comparison of an output with the reference, and the message where it fails."""
 
 from __future__ import annotations
 

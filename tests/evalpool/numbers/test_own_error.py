@@ -1,4 +1,4 @@
-"""What eager loses, and what TF32 would lose of the same products."""
+"""Errors of eager, and of TF32 in the same products."""
 
 from __future__ import annotations
 

@@ -102,14 +102,14 @@ def _integers(spec: TensorSpec, data: bytes) -> Values:
 
 
 def unwritten(spec: TensorSpec) -> bytes:
-    """What an output slot holds before the call: NaN, or a byte pattern for other types."""
+    """Content of an output slot before the call: NaN, or a byte pattern for other types."""
     if spec.dtype in FLOATING:
         return b"\xff" * spec.num_bytes
     return bytes([UNWRITTEN_BYTE]) * spec.num_bytes
 
 
 def is_unwritten(expected: Expected, data: bytes) -> bool:
-    """Whether nothing that can be told from an unwritten slot is there, though it should be."""
+    """True if the slot has nothing but what an unwritten one has, and the reference has more."""
     if expected.values.size == 0 or expected.spec.dtype not in FLOATING:
         return expected.values.size > 0 and data == unwritten(expected.spec)
     if np.isnan(expected.values).all():

@@ -20,7 +20,7 @@ CHUNK = 1 << 26
 
 @dataclass(slots=True)
 class Differences:
-    """What was found in all chunks together."""
+    """Differences found in all chunks together."""
 
     num_differing: int = 0
     first: int = -1
@@ -71,7 +71,7 @@ def mismatch(
 
 
 def is_unwritten(got: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether a floating output is all NaN though the reference is not."""
+    """True if a floating output is all NaN though the reference is not."""
     if not got.is_floating_point() or expected.numel() == 0:
         return False
     return bool(got.isnan().all()) and not bool(expected.isnan().all())

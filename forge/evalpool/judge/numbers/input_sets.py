@@ -48,9 +48,9 @@ class Terms:
     device: str
     """`cpu` or `cuda`."""
     is_tf32: bool
-    """Whether there are fp32 matrix products, on a GPU, that may use TF32."""
+    """True if there are fp32 matrix products, on a GPU, that may use TF32."""
     max_bytes: int
-    """Of all sets together: fewer sets are made where one is large, but two."""
+    """Limit for all sets together: fewer sets are made where one is large, but two."""
     is_plain: bool
     """Nothing but inputs as the problem gives them: any others ended an oracle, as a failed
     assertion on a GPU does."""
@@ -60,7 +60,7 @@ class Terms:
 class InputSet:
     inputs: list[Any]
     outputs: list[torch.Tensor]
-    """What the reference returns, then the inputs that it changes, as it leaves them."""
+    """Outputs of the reference, then the inputs that it changes, as it leaves them."""
     errors: list[torch.Tensor]
     variant: str
     changed: list[int]
@@ -109,7 +109,7 @@ def make_sets(module: Any, model: Any, *, num_sets: int, terms: Terms) -> list[I
 
 
 def _agrees(one: list[torch.Tensor], other: list[torch.Tensor], precision: str) -> bool:
-    """Whether the judge would take these outputs for those."""
+    """True if the judge would accept these outputs for those."""
     for a, b in zip(one, other, strict=True):
         if a.shape != b.shape:
             return False

@@ -1,4 +1,4 @@
-"""What eager itself loses against float64: an honest kernel may lose as much.
+"""Errors of eager itself against float64: an honest kernel may lose as much.
 
 Called by the oracle, element by element of each output (`compare.py` says how it widens the
 tolerance). Of matrix products where TF32 is allowed, the loss is that of operands cut to it,
@@ -17,9 +17,9 @@ from forge.evalpool.judge.numbers.called import call, dtype_name, leaves
 from forge.evalpool.judge.opcount import OpCounter
 
 DROPPED_BITS = 13
-"""Of fp32's mantissa: TF32 keeps ten bits."""
+"""Bits of fp32's mantissa that TF32 lacks: it keeps ten."""
 TF32_SLACK = 1.5
-"""What a product in TF32 may lose, over what truncated operands lose. bf16 loses twice as much."""
+"""Error allowed to a product in TF32, over the error of truncated operands. bf16 loses twice as much."""
 RECURRENT = ("rnn", "lstm", "gru")
 """In names of operations whose matrix products have no FLOPs by `opcount.py`: cuDNN's layers."""
 
@@ -27,7 +27,7 @@ RECURRENT = ("rnn", "lstm", "gru")
 def errors_of(
     model: Any, inputs: list[Any], outputs: list[torch.Tensor], *, changed: list[int], is_tf32: bool
 ) -> list[torch.Tensor]:
-    """|eager - float64| by output, [shape] float32; empty where it cannot be told."""
+    """|eager - float64| by output, [shape] float32; empty where it is unknown."""
     exact = _run_exact(model, inputs, changed=changed)
     errors = [_error(output, exact, number) for number, output in enumerate(outputs)]
     if not is_tf32:
@@ -41,7 +41,7 @@ def errors_of(
 
 
 def _largest(error: torch.Tensor, lost: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """Of both, everywhere, in proportion to rms + |output|: another kernel loses as much, but at
+    """The larger of both, everywhere, in proportion to rms + |output|: another kernel loses as much, but at
     other elements; and an epilogue that grows what is large grows its error too."""
     if not error.numel() or not lost.numel():
         return error
@@ -51,7 +51,7 @@ def _largest(error: torch.Tensor, lost: torch.Tensor, output: torch.Tensor) -> t
 
 
 def count_work(model: Any, inputs: list[Any]) -> OpCounter | None:
-    """What torch does in one call, by operation; None where that cannot be counted."""
+    """Work of torch in one call, by operation; None where it cannot be counted."""
     model, inputs = copy.deepcopy(model), copy.deepcopy(inputs)
     try:
         with OpCounter() as counter:
@@ -62,7 +62,7 @@ def count_work(model: Any, inputs: list[Any]) -> OpCounter | None:
 
 
 def has_products(counted: OpCounter | None) -> bool:
-    """Whether a call has what TF32 may make inexact."""
+    """True if a call has products that TF32 may make inexact."""
     if counted is None:
         return False
     return counted.flops > 0 or any(part in name for name in counted.work for part in RECURRENT)

@@ -28,7 +28,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def replaced(value: Any, change: Callable[[int, torch.Tensor], torch.Tensor]) -> Any:
-    """The same with every tensor changed; `change` is told its place in the order."""
+    """The same with every tensor changed; `change` gets its place in the order."""
     numbers = itertools.count()
 
     def visit(value: Any) -> Any:
@@ -81,7 +81,7 @@ def shake(value: torch.Tensor, *, by: float) -> None:
 
 
 def allowed_error(output: torch.Tensor, *, precision: str) -> torch.Tensor:
-    """What a candidate may be off by, element by element, but for eager's own error."""
+    """Largest accepted error of a candidate, element by element, without eager's own error."""
     wide = output.double()
     if not output.is_floating_point():
         return torch.zeros_like(wide)
@@ -91,7 +91,7 @@ def allowed_error(output: torch.Tensor, *, precision: str) -> torch.Tensor:
 
 
 def agrees(got: torch.Tensor, expected: torch.Tensor, allowed: torch.Tensor) -> bool:
-    """Whether each element is as near as is allowed; NaN and infinities must be the same."""
+    """True if each element is as near as is allowed; NaN and infinities must be the same."""
     one, other = got.double(), expected.double()
     is_special = ~torch.isfinite(other)
     is_same = (one == other) | (one.isnan() & other.isnan())

@@ -30,13 +30,13 @@ Runs = Callable[[list[Any]], Outputs | None]
 MAX_ATTEMPTS = 48
 SEARCH_S = 0.5
 MAX_SEARCH_BYTES = 64 << 20
-"""Of the inputs. Above it each of the many runs would cost tens of milliseconds, and there are so
+"""Limit for the inputs. Above it each of the many runs would cost tens of milliseconds, and there are so
 many windows that random draws show what is missed."""
 SPREAD, NARROW_SPREAD = 0.2, 0.02
-"""What is left of a line's own variation. Equal values would make ties, which argmax may break
+"""Share of a line's own variation that is left. Equal values would make ties, which argmax may break
 either way."""
 ANCHORS = tuple(itertools.permutations(("mean", "max", "min"), 2))
-"""What a line is near, and what its witness is: for every elementwise function of the input, some
+"""Pairs of the value that a line is near and the value of its witness: for every elementwise function of the input, some
 pair puts the greatest of the line at the witness and some other the least."""
 
 
@@ -73,7 +73,7 @@ def blind_spots(
     agree: Callable[[Outputs, Outputs], bool],
     deadline: float,
 ) -> set[Spot]:
-    """Those of `spots` that the outputs do not depend on. Past the deadline: all that are left."""
+    """The `spots` that the outputs do not depend on. Past the deadline: all that are left."""
     if not spots:
         return set()
     outputs = run(inputs)
@@ -97,7 +97,7 @@ class Search:
         self._agree = agree
         self._blind: set[Spot] | None = None
         self._deadline = 0.0
-        """Of the search under way, each its own."""
+        """End of the search under way; each has its own."""
 
     def note(self, inputs: list[Any]) -> None:
         """These will be judged on."""

@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.compare import is_unwritten, mismatch
 from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.numbers.compare import is_unwritten, mismatch
 from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.trial.trial import (
     DERIVED_WORDS,

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge import frames
-from forge.evalpool.judge.compare import Expected, unwritten
 from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.numbers.compare import Expected, unwritten
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
 from forge.evalpool.judge.torch_work import parse_work
 from forge.evalpool.judge.trial.oracles import Oracles
