@@ -1,0 +1,264 @@
+# pyright: strict
+"""The closed list of TTIR: operations, words, library functions and inline assembly of a kernel.
+
+Data and small pure functions. Two readers check a kernel against it: the compiler's child over the
+module that MLIR parsed, and our own parser of the same text (`forge.evalpool.judge.ttir`). What is
+missing here cannot be compiled, so the list holds what Triton's frontend emits (3.5 to 3.9), less
+what reaches memory, time or code beside the arguments of a kernel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def _words(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+def _qualified(dialect: str, names: str) -> frozenset[str]:
+    return frozenset(f"{dialect}.{name}" for name in names.split())
+
+
+POINTERS = _qualified("tt", "addptr advance make_tensor_ptr ptr_to_int")
+"""Operations that compute or read addresses. `tt.int_to_ptr` is refused."""
+MEMORY = _qualified(
+    "tt",
+    "load store atomic_rmw atomic_cas atomic_load atomic_store atomic_poll make_tensor_descriptor "
+    "descriptor_load descriptor_store descriptor_gather descriptor_scatter descriptor_reduce",
+)
+"""Operations that access global memory, or make a descriptor that does."""
+STRIPPED = _qualified("tt", "print assert")
+"""Operations without a result that are removed before compilation: device text is not formatted."""
+TENSORS = _qualified(
+    "tt",
+    "approx_divf bitcast broadcast cat clampf dot dot_scaled expand_dims fp_to_fp gather histogram "
+    "join make_range map_elementwise mulhiui precise_divf precise_sqrt reduce reshape scan splat "
+    "split trans unsplat extern_elementwise elementwise_inline_asm",
+)
+"""Operations on values alone."""
+STRUCTURE = (
+    frozenset({"builtin.module", "llvm.intr.assume", "gpu.barrier", "ttg.barrier"})
+    | _qualified(
+        "tt",
+        "func call return reduce.return scan.return map_elementwise.return get_program_id "
+        "get_num_programs grid_dependency_wait grid_dependency_launch_dependents",
+    )
+    | _qualified("scf", "for while if yield condition")
+    | _qualified("cf", "br cond_br switch")
+    | _qualified("ub", "poison unreachable")
+)
+"""Functions, control flow, indices of the program, `tl.assume` and `tl.debug_barrier`."""
+ARITHMETIC = _qualified(
+    "arith",
+    "addf addi addui_extended andi bitcast ceildivsi ceildivui cmpf cmpi constant divf divsi divui "
+    "extf extsi extui floordivsi fptosi fptoui index_cast index_castui maximumf maxnumf maxsi "
+    "maxui minimumf minnumf minsi minui mulf muli mulsi_extended mului_extended negf ori remf "
+    "remsi remui select shli shrsi shrui sitofp subf subi subui_extended truncf trunci uitofp "
+    "xori convertf",
+)
+MATHS = _qualified(
+    "math",
+    "absf absi acos acosh asin asinh atan atan2 atanh cbrt ceil clampf copysign cos cosh ctlz "
+    "ctpop cttz erf erfc exp exp2 expm1 floor fma fpowi ipowi isfinite isinf isnan isnormal log "
+    "log10 log1p log2 powf round roundeven rsqrt sin sincos sinh sqrt tan tanh trunc",
+)
+OPERATIONS = POINTERS | MEMORY | STRIPPED | TENSORS | STRUCTURE | ARITHMETIC | MATHS
+"""Every operation that a kernel may hold."""
+
+ELEMENTS = _words(
+    "i1 i8 i16 i32 i64 i128 f16 bf16 f32 f64 f8E4M3FN f8E5M2 f8E4M3FNUZ f8E5M2FNUZ f8E4M3B11FNUZ "
+    "index"
+)
+"""Element types."""
+TYPES = frozenset({"!tt.ptr", "!tt.tensordesc", "tensor"})
+ALIASES = frozenset(
+    {
+        "#tt.cache_policy",
+        "#llvm.loop_annotation",
+        "#llvm.loop_licm",
+        "#loop_annotation",
+        "#loop_licm",
+    }
+)
+"""Attributes of a dialect, and the names that MLIR gives them at the head of a module: those of
+`tl.range(disable_licm=True)` and of cache policies (Triton 3.8 and later)."""
+ATTRIBUTES = frozenset(
+    {
+        # hints of the frontend
+        *("tt.divisibility", "tt.contiguity", "tt.constancy", "tt.pointer_range", "tt.nv_tma_desc"),
+        *("tt.num_stages", "tt.loop_unroll_factor", "tt.disallow_acc_multi_buffer", "tt.flatten"),
+        *("tt.warp_specialize", "llvm.loop_annotation"),
+        # properties of operations
+        *("noinline", "sym_visibility", "sym_name", "function_type", "arg_attrs", "res_attrs"),
+        *("axis", "reverse", "start", "end", "order", "value", "predicate", "pack"),
+        *("allow_reorder", "efficient_layout", "fastMath", "fastmath", "overflowFlags"),
+        *("cachePolicy", "cache", "evict", "isVolatile", "boundaryCheck", "padding"),
+        *("operandSegmentSizes", "inputPrecision", "maxNumImpreciseAcc", "rounding"),
+        *("lhs_k_pack", "rhs_k_pack", "propagateNan", "hex", "isSigned"),
+        *("libname", "libpath", "symbol", "pure", "constraints", "packed_element"),
+        *("case_operand_segments", "case_values", "mode", "fp_type"),
+    }
+)
+"""Names of attributes. Those of later stages (`ttg.num-warps`, `allocation.offset`,
+`tt.loop_schedule`, `passthrough`, `llvm.linkage`, ...) are refused."""
+KEYWORDS = _words(
+    # structure
+    "module attributes public private array dense true false to do else iter_args step default "
+    "case none unit licm disable versioningDisable x y z all "
+    # memory
+    "cacheModifier evictionPolicy cache_modifier eviction_policy ca cg wb cs wt cv "
+    "evict_first evict_last evict_normal normal "
+    "add fadd and or xor max min umax umin exch inc_wrap dec_wrap "
+    "relaxed acquire release acq_rel gpu cta sys local_sys "
+    # arithmetic
+    "eq ne slt sle sgt sge ult ule ugt uge oeq ogt oge olt ole one ord ueq une uno "
+    "fast nnan ninf nsz arcp contract afn reassoc nsw nuw nneg overflow fastmath exact "
+    "rtne rtz rounding propagateNan allow_reorder efficient_layout "
+    "to_nearest_even downward upward toward_zero to_nearest_away "
+    # products
+    "inputPrecision maxNumImpreciseAcc tf32 tf32x3 ieee bf16x3 bf16x6 scale lhs rhs fastMath "
+    "e4m3 e5m2 e2m3 e3m2 e2m1 bf16 fp16"
+)
+"""Other words of the text as MLIR prints it."""
+WORDS = OPERATIONS | ELEMENTS | TYPES | ALIASES | ATTRIBUTES | KEYWORDS
+"""Every bare word of a kernel's text; dimensions (`128x64x`) and numbers are no words."""
+
+LIBDEVICE: Mapping[str, str] = {
+    "f32 -> f32": (
+        "acosf acoshf asinf asinhf atanf atanhf cbrtf ceilf cosf coshf cospif cyl_bessel_i0f "
+        "cyl_bessel_i1f erfcf erfcinvf erfcxf erff erfinvf exp10f exp2f expf expm1f fabsf "
+        "fast_cosf fast_exp10f fast_expf fast_log10f fast_log2f fast_logf fast_sinf fast_tanf "
+        "floorf frcp_rd frcp_rn frcp_ru frcp_rz frsqrt_rn fsqrt_rd fsqrt_rn fsqrt_ru fsqrt_rz "
+        "j0f j1f lgammaf log10f log1pf log2f logbf logf nearbyintf normcdff normcdfinvf rcbrtf "
+        "rintf roundf rsqrtf saturatef sinf sinhf sinpif sqrtf tanf tanhf tgammaf truncf y0f "
+        "y1f "
+    ),
+    "f32 -> i32": (
+        "finitef float2int_rd float2int_rn float2int_ru float2int_rz float2uint_rd "
+        "float2uint_rn float2uint_ru float2uint_rz float_as_int float_as_uint ilogbf isinff "
+        "isnanf signbitf "
+    ),
+    "f32 -> i64": (
+        "float2ll_rd float2ll_rn float2ll_ru float2ll_rz float2ull_rd float2ull_rn float2ull_ru "
+        "float2ull_rz llrintf llroundf "
+    ),
+    "f32, f32 -> f32": (
+        "atan2f copysignf fadd_rd fadd_rn fadd_ru fadd_rz fast_fdividef fast_powf fdimf fdiv_rd "
+        "fdiv_rn fdiv_ru fdiv_rz fmodf fmul_rd fmul_rn fmul_ru fmul_rz fsub_rd fsub_rn fsub_ru "
+        "fsub_rz hypotf nextafterf powf remainderf rhypotf "
+    ),
+    "f32, f32, f32 -> f32": "fmaf fmaf_rd fmaf_rn fmaf_ru fmaf_rz norm3df rnorm3df",
+    "f32, f32, f32, f32 -> f32": "norm4df rnorm4df",
+    "f32, i32 -> f32": "ldexpf powif scalbnf",
+    "f64 -> f32": "double2float_rd double2float_rn double2float_ru double2float_rz",
+    "f64 -> f64": (
+        "acos acosh asin asinh atan atanh cbrt ceil cos cosh cospi cyl_bessel_i0 cyl_bessel_i1 "
+        "drcp_rd drcp_rn drcp_ru drcp_rz dsqrt_rd dsqrt_rn dsqrt_ru dsqrt_rz erf erfc erfcinv "
+        "erfcx erfinv exp exp10 exp2 expm1 fabs floor j0 j1 lgamma log log10 log1p log2 logb "
+        "nearbyint normcdf normcdfinv rcbrt rcp64h rint round rsqrt sin sinh sinpi sqrt tan "
+        "tanh tgamma trunc y0 y1 "
+    ),
+    "f64 -> i32": (
+        "double2hiint double2int_rd double2int_rn double2int_ru double2int_rz double2loint "
+        "double2uint_rd double2uint_rn double2uint_ru double2uint_rz ilogb isfinited isinfd "
+        "isnand signbitd "
+    ),
+    "f64 -> i64": (
+        "double2ll_rd double2ll_rn double2ll_ru double2ll_rz double2ull_rd double2ull_rn "
+        "double2ull_ru double2ull_rz double_as_longlong llrint llround "
+    ),
+    "f64, f64 -> f64": (
+        "atan2 copysign dadd_rd dadd_rn dadd_ru dadd_rz ddiv_rd ddiv_rn ddiv_ru ddiv_rz dmul_rd "
+        "dmul_rn dmul_ru dmul_rz dsub_rd dsub_rn dsub_ru dsub_rz fdim fmod hypot nextafter pow "
+        "remainder rhypot "
+    ),
+    "f64, f64, f64 -> f64": "fma fma_rd fma_rn fma_ru fma_rz norm3d rnorm3d",
+    "f64, f64, f64, f64 -> f64": "norm4d rnorm4d",
+    "f64, i32 -> f64": "ldexp powi scalbn",
+    "i32 -> f32": (
+        "int2float_rd int2float_rn int2float_ru int2float_rz int_as_float uint2float_rd "
+        "uint2float_rn uint2float_ru uint2float_rz uint_as_float "
+    ),
+    "i32 -> f64": "int2double_rn uint2double_rn",
+    "i32 -> i32": "abs brev clz ffs popc",
+    "i32, f32 -> f32": "jnf ynf",
+    "i32, f64 -> f64": "jn yn",
+    "i32, i32 -> f64": "hiloint2double",
+    "i32, i32 -> i32": "hadd mul24 mulhi rhadd uhadd umul24 umulhi urhadd",
+    "i32, i32, i32 -> i32": "byte_perm sad usad",
+    "i64 -> f32": (
+        "ll2float_rd ll2float_rn ll2float_ru ll2float_rz ull2float_rd ull2float_rn ull2float_ru "
+        "ull2float_rz "
+    ),
+    "i64 -> f64": (
+        "ll2double_rd ll2double_rn ll2double_ru ll2double_rz longlong_as_double ull2double_rd "
+        "ull2double_rn ull2double_ru ull2double_rz "
+    ),
+    "i64 -> i32": "clzll ffsll popcll",
+    "i64 -> i64": "brevll llabs",
+    "i64, i64 -> i64": "mul64hi umul64hi",
+}
+"""Functions of NVIDIA's libdevice without their prefix `__nv_`, by the types of their scalars.
+Functions that take a pointer (`sincosf`, `frexp`, `modf`, `remquo`) are missing on purpose."""
+
+OCML: Mapping[str, str] = {
+    "f32 -> f32": (
+        "__ocml_acos_f32 __ocml_acosh_f32 __ocml_asin_f32 __ocml_asinh_f32 __ocml_atan_f32 "
+        "__ocml_atanh_f32 __ocml_ceil_f32 __ocml_cos_f32 __ocml_cosh_f32 __ocml_erf_f32 "
+        "__ocml_erfc_f32 __ocml_erfcx_f32 __ocml_erfinv_f32 __ocml_exp2_f32 __ocml_exp_f32 "
+        "__ocml_expm1_f32 __ocml_floor_f32 __ocml_i0_f32 __ocml_i1_f32 __ocml_j0_f32 "
+        "__ocml_j1_f32 __ocml_lgamma_f32 __ocml_log10_f32 __ocml_log1p_f32 __ocml_log2_f32 "
+        "__ocml_log_f32 __ocml_nearbyint_f32 __ocml_round_f32 __ocml_rsqrt_f32 __ocml_sin_f32 "
+        "__ocml_sinh_f32 __ocml_sqrt_f32 __ocml_tan_f32 __ocml_tanh_f32 __ocml_trunc_f32 "
+        "__ocml_y0_f32 __ocml_y1_f32 __triton_hip_fabs __triton_hip_fast_expf "
+        "__triton_hip_fast_tanhf __triton_hip_rint "
+    ),
+    "f32 -> i32": (
+        "__ocml_ilogb_f32 __ocml_isfinite_f32 __ocml_isinf_f32 __ocml_isnan_f32 __ocml_signbit_f32 "
+    ),
+    "f32 -> i64": "__triton_hip_llrint",
+    "f32, f32 -> f32": (
+        "__ocml_atan2_f32 __ocml_copysign_f32 __ocml_fmod_f32 __ocml_hypot_f32 "
+        "__ocml_nextafter_f32 __ocml_pow_f32 __triton_hip_fast_fdividef "
+    ),
+    "f32, f32, f32 -> f32": "__ocml_fma_f32",
+    "f32, i32 -> f32": "__ocml_ldexp_f32 __ocml_pown_f32",
+    "f64 -> f64": (
+        "__ocml_acos_f64 __ocml_acosh_f64 __ocml_asin_f64 __ocml_asinh_f64 __ocml_atan_f64 "
+        "__ocml_atanh_f64 __ocml_ceil_f64 __ocml_cos_f64 __ocml_cosh_f64 __ocml_erf_f64 "
+        "__ocml_erfc_f64 __ocml_erfcx_f64 __ocml_erfinv_f64 __ocml_exp2_f64 __ocml_exp_f64 "
+        "__ocml_expm1_f64 __ocml_floor_f64 __ocml_i0_f64 __ocml_i1_f64 __ocml_j0_f64 "
+        "__ocml_j1_f64 __ocml_lgamma_f64 __ocml_log10_f64 __ocml_log1p_f64 __ocml_log2_f64 "
+        "__ocml_log_f64 __ocml_nearbyint_f64 __ocml_round_f64 __ocml_rsqrt_f64 __ocml_sin_f64 "
+        "__ocml_sinh_f64 __ocml_sqrt_f64 __ocml_tan_f64 __ocml_tanh_f64 __ocml_trunc_f64 "
+        "__ocml_y0_f64 __ocml_y1_f64 __triton_hip_fabs __triton_hip_rint "
+    ),
+    "f64 -> i32": (
+        "__ocml_ilogb_f64 __ocml_isfinite_f64 __ocml_isinf_f64 __ocml_isnan_f64 __ocml_signbit_f64 "
+    ),
+    "f64 -> i64": "__triton_hip_llrint",
+    "f64, f64 -> f64": (
+        "__ocml_atan2_f64 __ocml_copysign_f64 __ocml_fmod_f64 __ocml_hypot_f64 "
+        "__ocml_nextafter_f64 __ocml_pow_f64 "
+    ),
+    "f64, f64, f64 -> f64": "__ocml_fma_f64",
+    "f64, i32 -> f64": "__ocml_ldexp_f64 __ocml_pown_f64",
+    "i32 -> i32": "__ockl_clz_u32 __ockl_popcount_u32 __triton_hip_iabs",
+    "i64 -> i32": "__ockl_popcount_u64",
+    "i64 -> i64": "__ockl_clz_u64 __triton_hip_iabs",
+}
+"""Functions of AMD's device libraries that Triton calls, by the types of their scalars."""
+
+EXTERN: Mapping[str, frozenset[str]] = {
+    f"{prefix}{name}": frozenset(
+        signature for signature, names in table.items() if name in names.split()
+    )
+    for prefix, table in (("__nv_", LIBDEVICE), ("", OCML))
+    for known in table.values()
+    for name in known.split()
+}
+"""Signatures (`f32, f32 -> f32`) of each function that `tt.extern_elementwise` may call."""
