@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-REBUILT = ("forge/evalpool/judge", "tests/evalpool", "tests/zoo", "tests/zoo/cheats")
+REBUILT = (
+    "forge/evalpool/judge",
+    "forge/evalpool/judge/trial",
+    "tests/evalpool",
+    "tests/zoo",
+    "tests/zoo/cheats",
+    "tests/zoo/honest",
+)
 """Folders of the old judge and its tests, without their sub-folders: both are being rebuilt."""
 
 HEADLESS = re.compile(r"(Of|What|Whether|Who|Whose|Whom|Whoever|That|Those|Where|When) [a-z]")

@@ -1,0 +1,152 @@
+# pyright: strict
+"""The checks of a program's calls: one policy for every device.
+
+A `Memory` is the judge's view of what a program reads and writes; a call runs the program once on
+what lies there. Set 0 comes first, then the others and one of them again, in an order that no
+program can know.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided
+from forge.records.reason import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.evalpool.judge.program.format import Program
+    from forge.evalpool.judge.trial.trial import Finding
+
+type_name = {"list": "a list", "tuple": "a tuple", "dict": "a dict", "tensor": "a tensor"}
+
+
+class Memory(Protocol):
+    """Inputs, parameters and output slots of one judgement, and the expected results."""
+
+    @property
+    def num_sets(self) -> int:
+        """Input sets for checked calls."""
+        ...
+
+    @property
+    def is_sequence(self) -> bool:
+        """True if the reference returns a list or tuple."""
+        ...
+
+    def forms(self, number: int) -> Sequence[tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of each expected output of a set."""
+        ...
+
+    def load(self, number: int) -> None:
+        """Writes an input set in place and poisons the output slots."""
+        ...
+
+    def take(self) -> None:
+        """Copies what a call left, for the questions below."""
+        ...
+
+    def is_unwritten(self, number: int) -> bool:
+        """True if no output differs from its poison."""
+        ...
+
+    def mismatch(self, number: int) -> str | None:
+        """First difference from the expected results of a set, in one line."""
+        ...
+
+    def are_inputs_kept(self, number: int) -> bool:
+        """True if the call left alone what the reference leaves alone."""
+        ...
+
+    def variant(self, number: int) -> str:
+        """Name of the set's distribution; `given` for the problem's own."""
+        ...
+
+
+Report = Callable[[Status, str, str], "Finding"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Checks:
+    """Checked calls of one program."""
+
+    memory: Memory
+    call: Callable[[], None]
+    """Runs the program once; raises Decided for whatever goes wrong."""
+    finding: Report
+    draw: random.Random = field(default_factory=random.SystemRandom)
+    judged: list[int] = field(default_factory=list[int])
+    """Sets with right outputs so far, in order."""
+
+    def run(self) -> None:
+        """Checks every set, and one of them twice. Raises Decided at the first failure."""
+        for number in (0, *self._order()):
+            self.memory.load(number)
+            self.call()
+            self.memory.take()
+            self._require(number)
+            self.judged.append(number)
+
+    def _order(self) -> list[int]:
+        """The sets after the first, and any one a second time."""
+        count = self.memory.num_sets
+        order = [*range(1, count), self.draw.randrange(count)]
+        self.draw.shuffle(order)
+        return order
+
+    def _require(self, number: int) -> None:
+        if self.memory.is_unwritten(number):
+            detail = "the output is all NaN: nothing was written to it, or every value is 0/0"
+            raise Decided(self.finding(Status.WRONG, "output_not_written", detail))
+        found = self.memory.mismatch(number)
+        if found is not None:
+            raise Decided(self._wrong(number, found))
+        if not self.memory.are_inputs_kept(number):
+            detail = "forward changes its inputs; write to a new tensor"
+            raise Decided(self.finding(Status.WRONG, "inputs_modified", detail))
+
+    def _wrong(self, number: int, found: str) -> Finding:
+        """A mismatch, with its likely cause."""
+        if number in self.judged:
+            detail = f"right once, then on the same inputs {found}\n{STATEFUL_WORDS}"
+            return self.finding(Status.WRONG, "stateful", detail)
+        forms = self.memory.forms(number)
+        alike = [one for one in self.judged if self.memory.forms(one) == forms]
+        if any(self.memory.mismatch(earlier) is None for earlier in alike):
+            detail = f"the answer to earlier inputs: {found}\n{STATEFUL_WORDS}"
+            return self.finding(Status.WRONG, "stateful", detail)
+        variant = self.memory.variant(number)
+        if self.judged and variant != "given":
+            detail = f"right on the problem's own inputs, wrong on others ({variant}): {found}"
+            return self.finding(Status.WRONG, "range", detail)
+        return self.finding(Status.WRONG, "mismatch", found)
+
+
+def require_form(program: Program, memory: Memory, finding: Report) -> None:
+    """Compares what forward returned with what the reference returns: number, types and shapes.
+
+    Raises:
+        Decided: they differ, or no kernel is launched.
+    """
+    forms = memory.forms(0)
+    tensors = [program.tensors[index] for index in program.outputs]
+    found = None
+    if len(tensors) != len(forms):
+        found = f"forward returned {len(tensors)} outputs, expected {len(forms)}"
+    elif (program.returned in ("list", "tuple")) != memory.is_sequence:
+        wanted = f"a tuple of {len(forms)}" if memory.is_sequence else "a tensor"
+        found = f"forward returned {type_name[program.returned]}, expected {wanted}"
+    else:
+        for tensor, (dtype, shape) in zip(tensors, forms, strict=True):
+            if tensor.shape != shape:
+                found = f"output shape is {list(tensor.shape)}, expected {list(shape)}"
+            elif tensor.dtype != dtype:
+                found = f"output dtype is {tensor.dtype}, expected {dtype}"
+            if found:
+                break
+    if found is not None:
+        raise Decided(finding(Status.WRONG, "shape", found))

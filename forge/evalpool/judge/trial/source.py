@@ -1,0 +1,80 @@
+# pyright: strict
+"""Checks a candidate's source before anything runs: its size, its syntax, its entry point.
+
+A friendly check, not a boundary: what a source does is seen in its program.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from dataclasses import dataclass
+
+from forge.evalpool.judge.words import at_line
+from forge.records.reason import Reason, Status
+
+MAX_CODE_BYTES = 256_000
+"""Size limit of a candidate's source, in bytes of UTF-8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFault:
+    """Why a source is not run."""
+
+    status: Status
+    reason: Reason
+    detail: str
+
+
+def check_source(code: str, *, entry_point: str) -> SourceFault | None:
+    """Finds a fault that needs no run to be seen.
+
+    Args:
+        entry_point: name that the source must bind at its top level.
+
+    Returns:
+        The fault, or None if the source may run.
+    """
+    if len(code.encode(errors="replace")) > MAX_CODE_BYTES:
+        detail = f"the source is longer than {MAX_CODE_BYTES} bytes"
+        return SourceFault(status=Status.REJECTED, reason=Reason.TOO_LONG, detail=detail)
+    try:
+        tree = _parse(code)
+    except SyntaxError as error:
+        return _syntax_error(at_line(code, error.lineno, f"{type(error).__name__}: {error.msg}"))
+    except (ValueError, RecursionError, MemoryError) as error:
+        return _syntax_error(f"the source cannot be parsed: {type(error).__name__}")
+    if entry_point not in _bound_names(tree):
+        detail = f"the answer does not define class {entry_point}"
+        return SourceFault(status=Status.REJECTED, reason=Reason.NO_ENTRY_POINT, detail=detail)
+    return None
+
+
+def _parse(code: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(code)
+        compile(tree, "candidate.py", "exec")  # finds `return` outside a function and the like
+    return tree
+
+
+def _bound_names(tree: ast.Module) -> set[str]:
+    """Names that the source binds anywhere outside functions and classes, or imports by `*`."""
+    found: set[str] = set()
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                found.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                found.add(node.id)
+            case ast.alias():
+                found.add(node.asname or node.name)
+            case _:
+                pending += ast.iter_child_nodes(node)
+    return found
+
+
+def _syntax_error(detail: str) -> SourceFault:
+    return SourceFault(status=Status.COMPILE_ERROR, reason=Reason.SYNTAX_ERROR, detail=detail)
