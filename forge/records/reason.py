@@ -95,6 +95,8 @@ class Reason(StrEnum):
     # The output is wrong.
     MISMATCH = "mismatch"
     """Values outside the tolerance."""
+    RANGE = "range"
+    """Right on the problem's own inputs, wrong on inputs of another distribution."""
     SHAPE = "shape"
     """Number, shape or type of the outputs."""
     STATEFUL = "stateful"
