@@ -1,0 +1,39 @@
+# pyright: strict
+"""Bounds of a program. A program beyond one of them is refused before anything is done with it."""
+
+from __future__ import annotations
+
+MAX_NODES = 10_000
+"""Nodes of both sections; those of a choice's alternatives count too."""
+MAX_VARIANT_NODES = 1_000_000
+"""Nodes times alternatives of the largest choice: the work of judging each alternative."""
+MAX_ALTERNATIVES = 512
+MAX_CONSTANT_BYTES = 16 << 20
+MAX_TTIR_BYTES = 8 << 20
+"""Size of all distinct TTIR texts together."""
+MAX_JSON_BYTES = 8 << 20
+MAX_BYTES = MAX_CONSTANT_BYTES + MAX_TTIR_BYTES + MAX_JSON_BYTES + 64
+"""Size of a program's bytes."""
+
+MAX_STORAGES = 20_000
+MAX_TENSORS = 50_000
+MAX_KERNELS = 2_000
+MAX_PARAMETERS = 256
+"""Parameters of one kernel."""
+MAX_OUTPUTS = 1_000
+MAX_DIMENSIONS = 16
+MAX_LINES = 100_000
+"""Operations of one kernel that have a source line."""
+MAX_SOURCE_LINE = 1_000_000
+MAX_ARGUMENTS = 256
+"""Arguments of an operation, and elements of one list among them."""
+MAX_LITERAL_DEPTH = 3
+MAX_STORAGE_BYTES = 1 << 40
+MAX_EXTENT = 1 << 44
+"""Elements along one dimension, and strides."""
+
+MAX_GRID = (2**31 - 1, 65_535, 65_535)
+"""CUDA's limits; HIP's are not lower."""
+MAX_DESCRIPTOR_RANK = 5
+MAX_BLOCK = 1 << 20
+"""Elements of one block of a tensor descriptor, as in Triton."""

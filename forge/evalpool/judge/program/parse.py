@@ -1,0 +1,291 @@
+# pyright: strict
+"""Reads the records of a program from JSON: types and ranges of each field on its own.
+
+`check.py` then holds the records against each other.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from forge.evalpool.judge.program import limits
+from forge.evalpool.judge.program.format import (
+    ITEM_BYTES,
+    Alternative,
+    Choice,
+    Descriptor,
+    Kernel,
+    Launch,
+    LaunchArgument,
+    Literal,
+    NamedConstant,
+    Node,
+    Op,
+    Options,
+    Origin,
+    Parameter,
+    Program,
+    Section,
+    Storage,
+    Tensor,
+    TensorUse,
+    Value,
+)
+from forge.evalpool.judge.program.reader import Reader, shown
+from forge.evalpool.judge.program.signature import parse_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TARGET = re.compile(r"cuda:\d{2,3}:32|hip:gfx[0-9a-f]{3,5}:(32|64)")
+SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.$]*")
+OPERATION = re.compile(r"[a-z_]+\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+")
+DTYPE = re.compile("|".join(ITEM_BYTES))
+PRECISION = re.compile("tf32|tf32x3|ieee|bf16x3|bf16x6")
+RETURNED = re.compile("tensor|tuple|list|dict")
+PADDING = re.compile("zero|nan")
+LAYOUT = re.compile("strided")
+MEMORY_FORMAT = re.compile("contiguous_format|preserve_format|channels_last|channels_last_3d")
+NAMED = {"dtype": DTYPE, "layout": LAYOUT, "memory_format": MEMORY_FORMAT}
+
+
+def read_program(at: Reader, texts: Sequence[str], constants: tuple[bytes, ...]) -> Program:
+    """The program in the JSON value `at`.
+
+    Args:
+        texts: TTIR that kernels refer to by position.
+        constants: contents of the constant storages.
+    """
+    of = at.record(Program)
+    return Program(
+        target=of["target"].text(pattern=TARGET),
+        storages=tuple(read_storage(s) for s in of["storages"].items(limits.MAX_STORAGES)),
+        tensors=tuple(read_tensor(t) for t in of["tensors"].items(limits.MAX_TENSORS)),
+        kernels=tuple(read_kernel(k, texts) for k in of["kernels"].items(limits.MAX_KERNELS)),
+        init=read_nodes(of["init"]),
+        forward=read_nodes(of["forward"]),
+        outputs=of["outputs"].integers(most=limits.MAX_OUTPUTS),
+        returned=of["returned"].text(pattern=RETURNED),
+        constants=constants,
+        triton=of["triton"].text(),
+        stateful=of["stateful"].text(1_000),
+    )
+
+
+def read_storage(at: Reader) -> Storage:
+    of = at.record(Storage)
+    return Storage(
+        num_bytes=of["num_bytes"].integer(high=limits.MAX_STORAGE_BYTES),
+        origin=of["origin"].member(Origin),
+        name=of["name"].text(),
+        index=of["index"].integer(),
+        section=of["section"].member(Section),
+    )
+
+
+def read_tensor(at: Reader) -> Tensor:
+    of = at.record(Tensor)
+    return Tensor(
+        storage=of["storage"].integer(),
+        offset=of["offset"].integer(high=limits.MAX_EXTENT),
+        shape=read_extents(of["shape"]),
+        strides=read_extents(of["strides"]),
+        dtype=of["dtype"].text(pattern=DTYPE),
+    )
+
+
+def read_extents(at: Reader) -> tuple[int, ...]:
+    return at.integers(high=limits.MAX_EXTENT, most=limits.MAX_DIMENSIONS)
+
+
+# --- kernels
+
+
+def read_kernel(at: Reader, texts: Sequence[str]) -> Kernel:
+    of = at.record(Kernel)
+    return Kernel(
+        name=of["name"].text(pattern=SYMBOL),
+        ttir=texts[of["ttir"].integer(high=len(texts) - 1)],
+        options=read_options(of["options"]),
+        parameters=tuple(read_parameter(p) for p in of["parameters"].items(limits.MAX_PARAMETERS)),
+        lines=of["lines"].integers(high=limits.MAX_SOURCE_LINE, most=limits.MAX_LINES),
+    )
+
+
+def read_parameter(at: Reader) -> Parameter:
+    of = at.record(Parameter)
+    type = of["type"].text()
+    if parse_type(type) is None:
+        of["type"].fail(f"{shown(type)} is no type of a kernel's parameter")
+    return Parameter(name=of["name"].text(), type=type)
+
+
+def read_options(at: Reader) -> Options:
+    of = at.record(Options)
+    return Options(
+        num_warps=read_power_of_two(of["num_warps"], 64),
+        num_stages=of["num_stages"].integer(0, 32),
+        num_ctas=read_power_of_two(of["num_ctas"], 16),
+        maxnreg=read_optional(of["maxnreg"], 8, 255),
+        cluster_dims=read_triple(of["cluster_dims"], (16, 16, 16)),
+        launch_cooperative_grid=of["launch_cooperative_grid"].flag(),
+        launch_pdl=of["launch_pdl"].flag(),
+        default_dot_input_precision=of["default_dot_input_precision"].text(pattern=PRECISION),
+        enable_fp_fusion=of["enable_fp_fusion"].flag(),
+        max_num_imprecise_acc_default=read_optional(
+            of["max_num_imprecise_acc_default"], 0, 2**31 - 1
+        ),
+        waves_per_eu=of["waves_per_eu"].integer(0, 16),
+        matrix_instr_nonkdim=of["matrix_instr_nonkdim"].integer(0, 32),
+        kpack=of["kpack"].integer(1, 2),
+    )
+
+
+def read_power_of_two(at: Reader, high: int) -> int:
+    value = at.integer(1, high)
+    if value & (value - 1):
+        at.fail(f"{value} is no power of two")
+    return value
+
+
+def read_optional(at: Reader, low: int, high: int) -> int | None:
+    return None if at.value is None else at.integer(low, high)
+
+
+def read_triple(at: Reader, high: tuple[int, int, int]) -> tuple[int, int, int]:
+    items = at.items(3)
+    if len(items) != 3:
+        at.fail(f"{len(items)} elements where 3 must be")
+    x, y, z = (item.integer(1, most) for item, most in zip(items, high, strict=True))
+    return x, y, z
+
+
+# --- nodes
+
+
+def read_nodes(at: Reader, *, in_choice: bool = False) -> tuple[Node, ...]:
+    return tuple(read_node(n, in_choice=in_choice) for n in at.items(limits.MAX_NODES))
+
+
+def read_node(at: Reader, *, in_choice: bool) -> Node:
+    tag, inner = at.tagged()
+    match tag:
+        case "launch":
+            return read_launch(inner)
+        case "op":
+            return read_op(inner)
+        case "value":
+            return read_value(inner)
+        case "choice" if in_choice:
+            at.fail("a choice in a choice")
+        case "choice":
+            return read_choice(inner)
+        case _:
+            at.fail(f"{shown(tag)} is no kind of node")
+
+
+def read_launch(at: Reader) -> Launch:
+    of = at.record(Launch)
+    arguments = of["arguments"].items(limits.MAX_PARAMETERS)
+    return Launch(
+        kernel=of["kernel"].integer(),
+        grid=read_triple(of["grid"], limits.MAX_GRID),
+        arguments=tuple(read_launch_argument(a) for a in arguments),
+        line=read_line(of["line"]),
+    )
+
+
+def read_launch_argument(at: Reader) -> LaunchArgument:
+    if not isinstance(at.value, dict):
+        return at.scalar()
+    tag, inner = at.tagged()
+    match tag:
+        case "tensor":
+            return TensorUse(tensor=inner.integer())
+        case "descriptor":
+            return read_descriptor(inner)
+        case _:
+            return at.scalar()
+
+
+def read_descriptor(at: Reader) -> Descriptor:
+    of = at.record(Descriptor)
+    rank = limits.MAX_DESCRIPTOR_RANK
+    return Descriptor(
+        tensor=of["tensor"].integer(),
+        shape=of["shape"].integers(1, limits.MAX_EXTENT, most=rank),
+        strides=of["strides"].integers(0, limits.MAX_EXTENT, most=rank),
+        block_shape=of["block_shape"].integers(1, limits.MAX_BLOCK, most=rank),
+        padding=of["padding"].text(pattern=PADDING),
+    )
+
+
+def read_op(at: Reader) -> Op:
+    of = at.record(Op)
+    keywords = of["keywords"].entries()
+    if len(keywords) > limits.MAX_ARGUMENTS:
+        of["keywords"].fail(f"{len(keywords)} keywords, more than {limits.MAX_ARGUMENTS}")
+    return Op(
+        name=of["name"].text(pattern=OPERATION),
+        arguments=tuple(read_literal(a) for a in of["arguments"].items(limits.MAX_ARGUMENTS)),
+        keywords={
+            checked.text(pattern=SYMBOL): read_literal(value)
+            for checked, value in ((Reader(key, "key", at), v) for key, v in keywords.items())
+        },
+        results=of["results"].integers(most=limits.MAX_ARGUMENTS),
+        line=read_line(of["line"]),
+    )
+
+
+def read_literal(at: Reader, depth: int = 0) -> Literal:
+    match at.value:
+        case str():
+            return at.text()
+        case list() if depth == limits.MAX_LITERAL_DEPTH:
+            at.fail(f"lists deeper than {limits.MAX_LITERAL_DEPTH}")
+        case list():
+            return tuple(read_literal(i, depth + 1) for i in at.items(limits.MAX_ARGUMENTS))
+        case dict():
+            return read_tagged_literal(at)
+        case _:
+            return at.scalar()
+
+
+def read_tagged_literal(at: Reader) -> Literal:
+    tag, inner = at.tagged()
+    if tag == "tensor":
+        return TensorUse(tensor=inner.integer())
+    if tag in NAMED:
+        return NamedConstant(kind=tag, name=inner.text(pattern=NAMED[tag]))
+    return at.scalar()
+
+
+def read_value(at: Reader) -> Value:
+    of = at.record(Value)
+    return Value(
+        tensor=of["tensor"].integer(), answer=of["answer"].scalar(), line=read_line(of["line"])
+    )
+
+
+def read_choice(at: Reader) -> Choice:
+    of = at.record(Choice)
+    alternatives = of["alternatives"].items(limits.MAX_ALTERNATIVES)
+    return Choice(
+        alternatives=tuple(read_alternative(a) for a in alternatives),
+        chosen=read_optional(of["chosen"], 0, limits.MAX_ALTERNATIVES),
+        line=read_line(of["line"]),
+    )
+
+
+def read_alternative(at: Reader) -> Alternative:
+    of = at.record(Alternative)
+    return Alternative(
+        label=of["label"].text(1_000),
+        nodes=read_nodes(of["nodes"], in_choice=True),
+        restored=of["restored"].integers(most=limits.MAX_ARGUMENTS),
+    )
+
+
+def read_line(at: Reader) -> int:
+    return at.integer(high=limits.MAX_SOURCE_LINE)

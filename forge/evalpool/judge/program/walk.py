@@ -1,0 +1,122 @@
+# pyright: strict
+"""Nodes of a program with their places, and the straight-line programs that its choices allow."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forge.evalpool.judge.program.format import (
+    Choice,
+    Descriptor,
+    Launch,
+    Literal,
+    Node,
+    Op,
+    Program,
+    Section,
+    TensorUse,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A node and its place."""
+
+    node: Node
+    section: Section
+    path: str
+    """For messages: `forward[3]`, `forward[3].alternatives[0].nodes[1]`."""
+
+
+def places(program: Program) -> Iterator[Placed]:
+    """Each node in order of the program; after a choice the nodes of all its alternatives."""
+    for section, nodes in ((Section.INIT, program.init), (Section.FORWARD, program.forward)):
+        yield from _places(nodes, section, section.value)
+
+
+def _places(nodes: Iterable[Node], section: Section, before: str) -> Iterator[Placed]:
+    for at, node in enumerate(nodes):
+        path = f"{before}[{at}]"
+        yield Placed(node, section, path)
+        if isinstance(node, Choice):
+            for number, alternative in enumerate(node.alternatives):
+                inner = f"{path}.alternatives[{number}].nodes"
+                yield from _places(alternative.nodes, section, inner)
+
+
+def variants(program: Program) -> Iterator[list[Placed]]:
+    """Straight-line lists of nodes, so that each alternative that may run stands in one of them.
+
+    A choice with a winner has that alternative alone. Of several open choices the k-th list takes
+    the k-th alternative of each, or its last: combinations are not tried.
+    """
+    all_places = [placed for placed in places(program) if ".alternatives[" not in placed.path]
+    widths = [len(open_alternatives(placed.node)) for placed in all_places]
+    for number in range(max(widths, default=1)):
+        yield [chosen for placed in all_places for chosen in _choose(placed, number)]
+
+
+def open_alternatives(node: Node) -> range:
+    """Positions of the alternatives that may run; one position for a node that is no choice."""
+    if not isinstance(node, Choice):
+        return range(1)
+    if node.chosen is not None:
+        return range(node.chosen, node.chosen + 1)
+    return range(len(node.alternatives))
+
+
+def _choose(placed: Placed, number: int) -> Iterator[Placed]:
+    if not isinstance(placed.node, Choice):
+        yield placed
+        return
+    open_ = open_alternatives(placed.node)
+    taken = open_[min(number, len(open_) - 1)]
+    inner = f"{placed.path}.alternatives[{taken}].nodes"
+    yield from _places(placed.node.alternatives[taken].nodes, placed.section, inner)
+
+
+def tensors_in(literal: Literal) -> Iterator[int]:
+    """Positions of the tensors in an argument of an operation."""
+    if isinstance(literal, TensorUse):
+        yield literal.tensor
+    elif isinstance(literal, tuple):
+        for inner in literal:
+            yield from tensors_in(inner)
+
+
+def tensors_of(node: Node) -> Iterator[int]:
+    """Positions of all tensors that a node names; those of a choice: `restored`."""
+    match node:
+        case Launch():
+            for argument in node.arguments:
+                if isinstance(argument, TensorUse | Descriptor):
+                    yield argument.tensor
+        case Op():
+            for literal in (*node.arguments, *node.keywords.values()):
+                yield from tensors_in(literal)
+            yield from node.results
+        case Choice():
+            for alternative in node.alternatives:
+                yield from alternative.restored
+        case _:
+            yield node.tensor
+
+
+def with_chosen(program: Program, chosen: Iterable[int | None]) -> Program:
+    """The program whose choices, in order of `places`, have these winners."""
+    winners = iter(chosen)
+
+    def decided(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        return tuple(
+            dataclasses.replace(node, chosen=next(winners)) if isinstance(node, Choice) else node
+            for node in nodes
+        )
+
+    return dataclasses.replace(
+        program, init=decided(program.init), forward=decided(program.forward)
+    )

@@ -1,0 +1,329 @@
+"""Bytes of programs: they come back as they were, and hostile ones are refused with their place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from typing import Any
+
+import pytest
+
+from forge.evalpool.judge.program import limits
+from forge.evalpool.judge.program.format import (
+    Descriptor,
+    InvalidProgram,
+    NamedConstant,
+    Origin,
+    Program,
+    Section,
+    Storage,
+    Tensor,
+    Value,
+)
+from forge.evalpool.judge.program.wire import HEAD_BYTES, MAGIC, dumps, kernel_hash, loads
+from tests.evalpool.program.programs import (
+    TTIR,
+    addition,
+    build,
+    dense,
+    launch,
+    op,
+    pointers,
+    tuned,
+)
+
+
+def with_json(program: Program, change: Any) -> bytes:
+    """The program's bytes after `change` has edited its JSON in place."""
+    data = dumps(program)
+    length = int.from_bytes(data[len(MAGIC) : HEAD_BYTES], "little")
+    head = json.loads(data[HEAD_BYTES : HEAD_BYTES + length])
+    change(head["program"])
+    text = json.dumps(head).encode()
+    return MAGIC + len(text).to_bytes(4, "little") + text + data[HEAD_BYTES + length :]
+
+
+def raw(text: bytes) -> bytes:
+    return MAGIC + len(text).to_bytes(4, "little") + text
+
+
+def refused(data: bytes) -> str:
+    with pytest.raises(InvalidProgram) as caught:
+        loads(data)
+    return str(caught.value)
+
+
+# --- round trips
+
+
+def test_programs_come_back() -> None:
+    for program in (addition(), tuned(), everything()):
+        assert loads(dumps(program)) == program
+
+
+def everything() -> Program:
+    """A program with each kind of record."""
+    program = build(
+        inputs=[(4, 8), (2,)],
+        parameters={"fc.weight": (8, 8)},
+        init_buffers=[(8, 8)],
+        buffers=[(64, 64), (1,)],
+        kernels=[
+            pointers("add", "*fp32", "*fp32", "i32"),
+            pointers("described", "tensordesc<fp32[16, 32]>", "u1", "fp32", "*kfp32"),
+        ],
+        init=[op("aten.clone.default", "t2", memory_format=None, results=(3,))],
+        forward=[
+            op(
+                "aten.full.default",
+                [64, 64],
+                -0.0,
+                dtype=NamedConstant(kind="dtype", name="float32"),
+                results=(4,),
+            ),
+            launch(0, "t0", "t1", -(2**31)),
+            Value(tensor=5, answer=2.5, line=7),
+        ],
+        outputs=[4, 1],
+    )
+    made = Descriptor(tensor=4, shape=(64, 64), strides=(64, 1), block_shape=(16, 32))
+    described = dataclasses.replace(
+        launch(1, None, True, 1.0, None), arguments=(made, True, 1, None)
+    )
+    constant = Storage(num_bytes=3, origin=Origin.CONSTANT)
+    return dataclasses.replace(
+        program,
+        storages=(*program.storages, constant),
+        tensors=(*program.tensors, dense(6, 3, dtype="uint8")),
+        forward=(*program.forward, described),
+        constants=(b"abc",),
+        stateful="forward wrote a table",
+    )
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -0.0, 1e-308])
+def test_floats_keep_their_bits(value: float) -> None:
+    kernel = pointers("scale", "*fp32", "fp32")
+    program = build(inputs=[(4,)], kernels=[kernel], forward=[launch(0, "t0", value)], outputs=[0])
+    node: Any = loads(dumps(program)).forward[0]
+    assert repr(node.arguments[1]) == repr(value)
+
+
+def test_equal_texts_are_stored_once() -> None:
+    kernel = pointers("add", "*fp32", "*fp32", "i32", ttir=TTIR * 100)
+    wide = dataclasses.replace(kernel, options=dataclasses.replace(kernel.options, num_warps=8))
+    program = dataclasses.replace(addition(), kernels=(kernel, wide) * 50)
+    assert loads(dumps(program)) == program
+    assert len(dumps(program)) < len(kernel.ttir) + 30_000
+
+
+# --- refusals, each with its place
+
+
+FORWARD = "forward[0]"
+MISFITS: list[tuple[str, Any]] = [
+    (f"{FORWARD}.grid[1]: 65536 is above 65535", lambda p: set_grid(p, [1, 65536, 1])),
+    (f"{FORWARD}.grid[0]: bool where an integer", lambda p: set_grid(p, [True, 1, 1])),
+    (f"{FORWARD}.grid: 2 elements where 3", lambda p: set_grid(p, [1, 1])),
+    (f"{FORWARD}.grid[0]: 0 is below 1", lambda p: set_grid(p, [0, 1, 1])),
+    (f"{FORWARD}.grid[0]: float where", lambda p: set_grid(p, [1.0, 1, 1])),
+    ("outputs[0]: 9 is no index of 2 tensors", lambda p: p.update(outputs=[9])),
+    ("unknown key 'eval'", lambda p: p.update(eval="1")),
+    ("program: target is missing", lambda p: p.pop("target")),
+    ("target: 'cuda:90; rm' is not allowed", lambda p: p.update(target="cuda:90; rm")),
+    ("tensors[0]: ends at byte 132 of a storage of 128", lambda p: tensor(p, offset=1)),
+    ("tensors[0].strides[0]: -8 is below 0", lambda p: tensor(p, strides=[-8, 1])),
+    ("tensors[0].dtype: 'quint8'", lambda p: tensor(p, dtype="quint8")),
+    ("tensors[0].shape: 17 elements", lambda p: tensor(p, shape=[1] * 17)),
+    ("tensors[0]: 1 dimensions and 2 strides", lambda p: tensor(p, shape=[1])),
+    ("tensors[0].storage: 2 is no index", lambda p: tensor(p, storage=2)),
+    ("storages[1].name: a parameter has a name", lambda p: p["storages"][1].update(name="w")),
+    ("storages[1]: a second storage of input 0", lambda p: p["storages"][1].update(origin="input")),
+    ("storages[0].origin: 'disk' is none of", lambda p: p["storages"][0].update(origin="disk")),
+    ("kernels[0].ttir: 1 is above 0", lambda p: p["kernels"][0].update(ttir=1)),
+    ("kernels[0].options.num_warps: 3 is no power", lambda p: options(p, num_warps=3)),
+    ("kernels[0].options: unknown key 'ptx_options'", lambda p: options(p, ptx_options="-o /x")),
+    ("options.cluster_dims: more than 16", lambda p: options(p, cluster_dims=[4, 4, 4])),
+    ("kernels[0].parameters[2].type: 'i33'", lambda p: parameter(p, 2, "i33")),
+    ("arguments[0]: p0: *fp64: a tensor of float32", lambda p: parameter(p, 0, "*fp64")),
+    ("arguments[2]: p2: i1: 32 is outside 0 to 1", lambda p: parameter(p, 2, "i1")),
+    ("arguments[2]: p2: *fp32: int does not fit", lambda p: parameter(p, 2, "*fp32")),
+    ("arguments[2]: p2: i32: 2.5 is no integer", lambda p: argument(p, 2, 2.5)),
+    ("arguments[2]: p2: i32: 2147483648 is outside", lambda p: argument(p, 2, 2**31)),
+    ("arguments[2]: p2: i32: True is no integer", lambda p: argument(p, 2, True)),
+    ("arguments[2]: 18446744073709551616 is above", lambda p: argument(p, 2, 2**64)),
+    ("arguments[2]: p2: i32: TensorUse does not fit", lambda p: argument(p, 2, {"tensor": 0})),
+    ("forward[0]: 7 is no index of 2 tensors", lambda p: argument(p, 0, {"tensor": 7})),
+    (
+        "forward[0]: 2 arguments for 3 parameters",
+        lambda p: p["forward"][0]["launch"]["arguments"].pop(),
+    ),
+    ("forward[0]: 'jump' is no kind of node", lambda p: p.update(forward=[{"jump": {}}])),
+    ("forward[0]: 0 keys where one", lambda p: p.update(forward=[{}])),
+    ("init[0]: tensor 0 is an input", lambda p: p.update(init=p["forward"])),
+    ("returned: 'set' is not allowed", lambda p: p.update(returned="set")),
+    ("stateful: has characters", lambda p: p.update(stateful="\x1b[2J")),
+    ("forward: 10001 elements", lambda p: p.update(forward=p["forward"] * 10_001)),
+    ("program: 10001 nodes", lambda p: p.update(init=values(10_000))),
+]  # fmt: skip
+
+
+def set_grid(program: Any, grid: list[Any]) -> None:
+    program["forward"][0]["launch"]["grid"] = grid
+
+
+def options(program: Any, **changes: Any) -> None:
+    program["kernels"][0]["options"].update(changes)
+
+
+def parameter(program: Any, at: int, type: str) -> None:
+    program["kernels"][0]["parameters"][at]["type"] = type
+
+
+def argument(program: Any, at: int, value: Any) -> None:
+    program["forward"][0]["launch"]["arguments"][at] = value
+
+
+def tensor(program: Any, **changes: Any) -> None:
+    program["tensors"][0].update(changes)
+
+
+def values(count: int) -> list[Any]:
+    return [{"value": {"tensor": 0, "answer": None}}] * count
+
+
+@pytest.mark.parametrize(("message", "change"), MISFITS, ids=[message for message, _ in MISFITS])
+def test_a_misfit_is_refused_with_its_place(message: str, change: Any) -> None:
+    assert message in refused(with_json(addition(), change))
+
+
+def test_a_choice_stands_in_no_choice() -> None:
+    def nest(program: Any) -> None:
+        choice = program["forward"][0]
+        program["forward"] = [{"choice": {"alternatives": [{"label": "", "nodes": [choice]}]}}]
+
+    where = "forward[0].alternatives[0].nodes[0]"
+    assert refused(with_json(tuned(), nest)) == f"{where}: a choice in a choice"
+
+
+def test_nodes_of_alternatives_count() -> None:
+    def grow(program: Any) -> None:
+        for alternative in program["forward"][0]["choice"]["alternatives"]:
+            alternative["nodes"] = alternative["nodes"][-1:] * 5_001
+
+    assert "10003 nodes, more than 10000" in refused(with_json(tuned(), grow))
+
+
+def test_forward_allocations_are_unknown_in_init() -> None:
+    def move(program: Any) -> None:
+        program["init"] = [{"value": {"tensor": 1, "answer": None}}]
+
+    assert "allocated in forward" in refused(with_json(addition(), move))
+
+
+def test_a_value_reads_one_element_of_its_type() -> None:
+    program = dataclasses.replace(addition(), forward=(Value(tensor=0, answer=None),))
+    assert "one element" in refused(dumps(program))
+    single = build(inputs=[(1,)], forward=[Value(tensor=0, answer=3)], outputs=[0])
+    assert refused(dumps(single)) == "forward[0].answer: int for float32"
+
+
+def test_a_descriptor_lies_inside_its_storage() -> None:
+    outside = Descriptor(tensor=4, shape=(65, 64), strides=(64, 1), block_shape=(16, 32))
+    program = everything()
+    node: Any = program.forward[-1]
+    node = dataclasses.replace(node, arguments=(outside, *node.arguments[1:]))
+    assert "ends at byte 16640 of a storage of 16384" in refused(
+        dumps(dataclasses.replace(program, forward=(node,)))
+    )
+
+
+def test_blobs_have_the_sizes_that_are_said() -> None:
+    data = dumps(everything())
+    assert "bytes of blobs" in refused(data + b"x")
+    assert "bytes of blobs" in refused(data[:-1])
+    shorter = dataclasses.replace(everything(), constants=(b"ab",))
+    assert refused(dumps(shorter)) == "storages[6].num_bytes: 3, but its constant has 2 bytes"
+
+
+def test_blobs_are_bounded() -> None:
+    large = dataclasses.replace(
+        addition(),
+        storages=(
+            *addition().storages,
+            Storage(num_bytes=limits.MAX_CONSTANT_BYTES + 1, origin=Origin.CONSTANT),
+        ),
+        constants=(bytes(limits.MAX_CONSTANT_BYTES + 1),),
+    )
+    assert refused(dumps(large)).startswith("constants: 16777217 bytes, more than")
+    kernel = pointers("add", "*fp32", "*fp32", "i32", ttir=" " * (limits.MAX_TTIR_BYTES + 1))
+    assert refused(dumps(dataclasses.replace(addition(), kernels=(kernel,)))).startswith("texts: ")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        MAGIC,
+        b"PK\x03\x04" * 10,
+        raw(b"{"),
+        raw(b"[]"),
+        raw(b"{}"),
+        raw(b"\xff"),
+        raw(b"[" * 200_000),
+        raw(b'{"version":' + b"9" * 10_000 + b"}"),
+        raw(b'{"version":1,"texts":[],"program":NaN}'),
+        raw(b'{"version":1,"texts":[],"program":1e999}'),
+        raw(b'{"version":1,"version":1}'),
+        raw(b'{"version":2,"texts":[],"program":{}}'),
+        raw(b'{"version":1,"texts":[-1],"program":{}}'),
+        raw(b'{"version":1,"texts":[],"program":{"\\ud800":1}}'),
+        MAGIC + b"\xff\xff\xff\xff{}",
+    ],
+    ids=range(16),
+)
+def test_bytes_that_are_no_program(data: bytes) -> None:
+    message = refused(data)
+    assert len(message) < 200
+    assert message.isprintable()
+
+
+def test_a_deep_list_is_refused_whatever_the_recursion_limit() -> None:
+    deep = b"[" * 10 * sys.getrecursionlimit() + b"]" * 10 * sys.getrecursionlimit()
+    assert "nested too deep" in refused(raw(deep))
+
+
+def test_empty_tensors_need_no_bytes() -> None:
+    empty = Tensor(storage=0, offset=32, shape=(0, 2**40), strides=(2**40, 1), dtype="float32")
+    program = dataclasses.replace(addition(), tensors=(*addition().tensors, empty))
+    assert loads(dumps(program)).tensors[2] == empty
+
+
+# --- identity
+
+
+def test_a_kernels_hash_ignores_lines_and_names_of_parameters() -> None:
+    kernel = pointers("add", "*fp32")
+    moved = dataclasses.replace(kernel, lines=(1, 2), parameters=())
+    assert kernel_hash(kernel, target="cuda:90:32", triton="3.6.0") == kernel_hash(
+        moved, target="cuda:90:32", triton="3.6.0"
+    )
+
+
+def test_a_kernels_hash_differs_by_what_its_binary_depends_on() -> None:
+    kernel = pointers("add", "*fp32")
+    options = dataclasses.replace(kernel.options, num_stages=1)
+    others = [
+        (dataclasses.replace(kernel, ttir=TTIR + " "), "cuda:90:32", "3.6.0"),
+        (dataclasses.replace(kernel, options=options), "cuda:90:32", "3.6.0"),
+        (kernel, "cuda:80:32", "3.6.0"),
+        (kernel, "cuda:90:32", "3.9.0"),
+        (kernel, "cuda:90:32", "3.6.0"),
+    ]
+    assert len({kernel_hash(k, target=t, triton=v) for k, t, v in others}) == 5
+
+
+def test_section_of_an_allocation_comes_back() -> None:
+    assert loads(dumps(everything())).storages[3].section is Section.INIT
