@@ -1,0 +1,125 @@
+# pyright: strict
+"""Integers and addresses of a block, kept as a sum of terms that each vary along few axes.
+
+`pid * 64 + arange(64)` in 1000 instances is a term `[1000, 1]` and a term `[1, 64]`, not 64000
+numbers; its range is known, so a bounds mask may be decided without computing it, and a load from
+such addresses is a strided view. Arrays take over where a sum would not pay.
+
+Promise: the sum equals the value exactly; every value lies in `low .. high`, and that range fits
+the element type, so that nothing wraps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from forge.evalpool.judge.ttir.values import Array
+
+Terms = tuple["NDArray[np.int64]", ...]
+
+
+class Symbolic:
+    """A sum of compact int64 arrays, each `[n or 1, ...]` with one axis per axis of the block."""
+
+    __slots__ = ("_arrays", "high", "low", "terms")
+
+    def __init__(self, terms: Terms, low: int, high: int) -> None:
+        self.terms = terms
+        self.low = low
+        self.high = high
+        self._arrays: dict[np.dtype[np.generic], Array] = {}
+
+    @classmethod
+    def of(cls, array: Array) -> Symbolic:
+        """A compact integer array as one term."""
+        term = array.astype(np.int64, copy=False)
+        return cls((term,), int(term.min()), int(term.max()))
+
+    @classmethod
+    def constant(cls, value: int, rank: int) -> Symbolic:
+        """One number for all lanes of a block with `rank` axes."""
+        return cls((np.full((1,) * (rank + 1), value, np.int64),), value, value)
+
+    def array(self, dtype: np.dtype[np.generic]) -> Array:
+        """The sum as a compact array of this integer type."""
+        found = self._arrays.get(dtype)
+        if found is None:
+            total = self.terms[0]
+            if len(self.terms) > 1 and dtype.itemsize < 8 and self.fits(dtype.itemsize * 8):
+                # Terms of a sum that fits may wrap on the way: the result is right modulo 2^bits.
+                total = total.astype(dtype)
+                for term in self.terms[1:]:
+                    total = total + term.astype(dtype)
+            else:
+                for term in self.terms[1:]:
+                    total = total + term
+            found = self._arrays[dtype] = total.astype(dtype, copy=False)
+        return found
+
+    def fits(self, bits: int) -> bool:
+        """True if every value is in the range of signed integers of this width."""
+        return -(1 << (bits - 1)) <= self.low and self.high < 1 << (bits - 1)
+
+    @property
+    def is_constant(self) -> bool:
+        """True if all lanes of all instances have one value."""
+        return self.low == self.high
+
+    def mapped(self, function: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Symbolic:
+        """The same sum with each term's array rearranged (transposed, indexed, reshaped)."""
+        return Symbolic(tuple(function(term) for term in self.terms), self.low, self.high)
+
+    def plus(self, other: Symbolic) -> Symbolic:
+        """The sum of two."""
+        terms = list(self.terms)
+        for term in other.terms:
+            _merge(terms, term)
+        return Symbolic(tuple(terms), self.low + other.low, self.high + other.high)
+
+    def times(self, factor: int) -> Symbolic:
+        """Each value multiplied by a number."""
+        ends = sorted((self.low * factor, self.high * factor))
+        return Symbolic(tuple(term * factor for term in self.terms), ends[0], ends[1])
+
+    def quotient_and_rest(self, divisor: int) -> tuple[Symbolic, Symbolic] | None:
+        """Division that truncates, of values that are not negative by a positive number, where
+        the terms that are no multiples sum up to less than it; None elsewhere."""
+        if self.low < 0 or divisor <= 0:
+            return None
+        whole: list[NDArray[np.int64]] = []
+        rest: list[NDArray[np.int64]] = []
+        for term in self.terms:
+            (rest if np.any(term % divisor) else whole).append(term)
+        low = sum(int(term.min()) for term in rest)
+        high = sum(int(term.max()) for term in rest)
+        if low < 0 or high >= divisor:
+            return None
+        zero = np.zeros((1,) * self.terms[0].ndim, np.int64)
+        quotient = tuple(term // divisor for term in whole) or (zero,)
+        return (
+            Symbolic(quotient, self.low // divisor, self.high // divisor),
+            Symbolic(tuple(rest) or (zero,), low, high),
+        )
+
+
+def _merge(terms: list[NDArray[np.int64]], added: NDArray[np.int64]) -> None:
+    """Adds a term to the sum: into one that varies along the same axes or more, else beside."""
+    for place, term in enumerate(terms):
+        if term.shape == added.shape or _covers(term.shape, added.shape):
+            terms[place] = term + added
+            return
+        if _covers(added.shape, term.shape):
+            terms[place] = added + term
+            return
+    terms.append(added)
+
+
+def _covers(wide: Sequence[int], narrow: Sequence[int]) -> bool:
+    return all(a == b or b == 1 for a, b in zip(wide, narrow, strict=True))
