@@ -1,4 +1,12 @@
 """Semantics of Triton's operations: pure functions over numpy arrays.
 
-Called by the evaluator of `ttir`; `values.py` there says how values are represented.
+Called by the evaluator of `ttir`; `values.py` there says how values are represented, and has the
+types of what is exported here. Computes no error bounds: the model of the errors that hardware
+makes within its freedom (approximate functions, contraction, order of sums) belongs into a module
+of its own, beside `costs`.
 """
+
+from forge.evalpool.judge.ttir.semantics.operations import OPERATIONS
+from forge.evalpool.judge.ttir.semantics.reductions import reduce, scan
+
+__all__ = ["OPERATIONS", "reduce", "scan"]

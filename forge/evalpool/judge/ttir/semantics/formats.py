@@ -1,0 +1,205 @@
+# pyright: strict
+"""Floating-point formats and their rounding, exact to the bit.
+
+Every number of a narrow format (f16, bf16, fp8, tf32) is a float32 too, so rounding goes from
+float32 or float64 to float32. Called by every operation whose result is narrow. Callers switch
+numpy's floating-point warnings off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+
+class Rounding(StrEnum):
+    """Directions of rounding, by the names of Triton and PTX."""
+
+    NEAREST_EVEN = "rn"
+    NEAREST_AWAY = "rna"
+    ZERO = "rz"
+    UP = "ru"
+    DOWN = "rd"
+
+
+class Special(StrEnum):
+    """Codes of a format that are not numbers."""
+
+    IEEE = "ieee"
+    """The last exponent holds infinities and NaN."""
+    ONE_NAN = "one nan"
+    """No infinity; all ones are NaN, with both signs (OCP's E4M3FN)."""
+    NEGATIVE_ZERO = "negative zero"
+    """No infinity, no -0: the code of -0 is the only NaN (AMD's FNUZ)."""
+    NONE = "none"
+    """Neither infinity nor NaN (the formats of microscaling)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A narrow binary format."""
+
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    special: Special
+
+    @property
+    def min_exponent(self) -> int:
+        """Exponent of the smallest normal number."""
+        return 1 - self.bias
+
+    @property
+    def max(self) -> float:
+        """Largest finite value."""
+        exponent = (1 << self.exponent_bits) - 1 - self.bias
+        steps = (2 << self.mantissa_bits) - 1
+        if self.special is Special.IEEE:
+            exponent -= 1
+        elif self.special is Special.ONE_NAN:
+            steps -= 1
+        return steps * 2.0 ** (exponent - self.mantissa_bits)
+
+    @property
+    def overflow(self) -> float:
+        """Value of a number beyond the range, where it does not saturate."""
+        return {Special.IEEE: np.inf, Special.NONE: self.max}.get(self.special, np.nan)
+
+
+FORMATS: Mapping[str, Format] = {
+    "f16": Format(5, 10, 15, Special.IEEE),
+    "bf16": Format(8, 7, 127, Special.IEEE),
+    "f8E5M2": Format(5, 2, 15, Special.IEEE),
+    "f8E4M3FN": Format(4, 3, 7, Special.ONE_NAN),
+    "f8E5M2FNUZ": Format(5, 2, 16, Special.NEGATIVE_ZERO),
+    "f8E4M3FNUZ": Format(4, 3, 8, Special.NEGATIVE_ZERO),
+    "f8E4M3B11FNUZ": Format(4, 3, 11, Special.NEGATIVE_ZERO),
+    "f4E2M1FN": Format(2, 1, 1, Special.NONE),
+    "tf32": Format(8, 10, 127, Special.IEEE),
+}
+"""Narrow formats by MLIR's name of the type, and tf32, which is none of its types."""
+
+_U32 = np.uint32
+
+
+def round_to(
+    values: NDArray[Any],
+    name: str,
+    *,
+    rounding: Rounding = Rounding.NEAREST_EVEN,
+    saturate: bool = False,
+) -> NDArray[np.float32]:
+    """Round float32 or float64 values once to a narrow format; the result is float32.
+
+    Args:
+        saturate: Numbers and infinities beyond the range become the largest finite value; without
+            it they become what the format has for them: an infinity, else NaN.
+    """
+    form = FORMATS[name]
+    if values.dtype == np.float32 and not saturate and form.exponent_bits == 8:
+        return _drop_bits(values, 23 - form.mantissa_bits, rounding)
+    if values.dtype == np.float32 and rounding is Rounding.NEAREST_EVEN:
+        return _round_nearest(values, form, saturate)
+    return _round_any(values, form, rounding, saturate)
+
+
+def _drop_bits(values: NDArray[Any], count: int, rounding: Rounding) -> NDArray[np.float32]:
+    """Round by integer arithmetic where only bits of the mantissa are lost (bf16, tf32)."""
+    bits = np.ascontiguousarray(values).view(_U32)
+    low = _U32((1 << count) - 1)
+    match rounding:
+        case Rounding.NEAREST_EVEN:
+            result = bits >> _U32(count)
+            result &= _U32(1)
+            result += _U32(low >> 1)
+            result += bits
+        case Rounding.NEAREST_AWAY:
+            result = bits + _U32((low >> 1) + 1)
+        case Rounding.ZERO:
+            result = bits.copy()
+        case _:
+            away = (bits >> _U32(31)) == (1 if rounding is Rounding.DOWN else 0)
+            result = np.where(away, bits + low, bits)
+    result &= ~low
+    rounded = result.view(np.float32)
+    invalid = np.isnan(values)
+    if invalid.any():
+        rounded[invalid] = np.nan
+    return rounded
+
+
+def _round_nearest(values: NDArray[Any], form: Format, saturate: bool) -> NDArray[np.float32]:
+    """Round float32 to nearest even, by one float32 addition of a power of two for each value.
+
+    Adding `1.5 * 2**23` steps to a number and taking them away again leaves it on a step.
+    """
+    bits = np.ascontiguousarray(values).view(_U32)
+    power = bits & _U32(0x7F800000)
+    np.clip(power, _U32((form.min_exponent + 127) << 23), _U32(227 << 23), out=power)
+    power += _U32((23 - form.mantissa_bits) << 23)
+    power |= _U32(0x00400000)
+    magic = power.view(np.float32)
+    rounded = values + magic
+    rounded -= magic
+    outside = ~(np.abs(rounded) <= form.max)
+    if outside.any():
+        limit = np.float32(form.max if saturate else form.overflow)
+        beyond = values[outside]
+        rounded[outside] = np.where(np.isnan(beyond), beyond, limit)
+    np.copysign(rounded, values, out=rounded)
+    if form.special is Special.NEGATIVE_ZERO:
+        rounded += np.float32(0.0)
+    return rounded
+
+
+def _round_any(
+    values: NDArray[Any], form: Format, rounding: Rounding, saturate: bool
+) -> NDArray[np.float32]:
+    """Round in float64, in which each step and each quotient is exact."""
+    wide = values.astype(np.float64)
+    power = (wide.view(np.uint64) & np.uint64(0x7FF0000000000000)).view(np.float64)
+    step = np.clip(power, 2.0**form.min_exponent, 2.0**200) * 2.0**-form.mantissa_bits
+    steps = _round_integer(wide / step, rounding)
+    rounded = np.copysign(steps * step, wide)
+    limit = np.abs(rounded) > form.max
+    if limit.any():
+        rounded = np.where(limit, _beyond(wide, form, rounding, saturate), rounded)
+    if form.special is Special.NONE:
+        rounded = np.where(np.isnan(wide), form.max, rounded)
+    if form.special is Special.NEGATIVE_ZERO:
+        rounded = np.where(rounded == 0, 0.0, rounded)
+    return rounded.astype(np.float32)
+
+
+def _round_integer(values: NDArray[Any], rounding: Rounding) -> NDArray[Any]:
+    match rounding:
+        case Rounding.NEAREST_EVEN:
+            return np.rint(values)
+        case Rounding.NEAREST_AWAY:
+            whole = np.trunc(values)
+            return whole + np.copysign(np.abs(values - whole) >= 0.5, values)
+        case Rounding.ZERO:
+            return np.trunc(values)
+        case Rounding.UP:
+            return np.ceil(values)
+        case Rounding.DOWN:
+            return np.floor(values)
+
+
+def _beyond(wide: NDArray[Any], form: Format, rounding: Rounding, saturate: bool) -> NDArray[Any]:
+    """Results of numbers and infinities beyond the range."""
+    away = {
+        Rounding.ZERO: np.zeros(wide.shape, bool),
+        Rounding.UP: wide > 0,
+        Rounding.DOWN: wide < 0,
+    }.get(rounding, np.ones(wide.shape, bool))
+    finite = saturate | (~away & np.isfinite(wide))
+    return np.copysign(np.where(finite, form.max, form.overflow), wide)

@@ -1,0 +1,113 @@
+# pyright: strict
+"""Reductions and scans along one axis of blocks, by a region that combines two elements.
+
+The order of a reduction is that of the hardware's shuffles: the first half with the second half,
+again and again. Operations whose result does not depend on the order have numpy's own loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.ttir.values import Array, Combine
+
+ORDERLESS: Mapping[str, np.ufunc] = {
+    "arith.addi": np.add,
+    "arith.muli": np.multiply,
+    "arith.andi": np.bitwise_and,
+    "arith.ori": np.bitwise_or,
+    "arith.xori": np.bitwise_xor,
+    "arith.maxsi": np.maximum,
+    "arith.minsi": np.minimum,
+    "arith.maxnumf": np.fmax,
+    "arith.minnumf": np.fmin,
+    "arith.maximumf": np.maximum,
+    "arith.minimumf": np.minimum,
+}
+"""Numpy's functions that give the same result in any order."""
+
+
+def reduce(operands: Sequence[Array], axis: int, combine: Combine, name: str) -> list[Array]:
+    """Combine all elements along a block axis, which the results lack.
+
+    Args:
+        operands: The reduced axis at its full size; other axes may be compact.
+        axis: Block axis.
+        combine: Evaluates the region on two lists of arrays of one shape.
+        name: The operation, where the region is that operation on its two arguments; else empty.
+    """
+    place = axis + 1
+    function = ORDERLESS.get(name)
+    if function is not None and operands[0].dtype != np.bool_:
+        array = operands[0]
+        return [function.reduce(array, axis=place, dtype=array.dtype)]
+    current = list(np.broadcast_arrays(*operands)) if len(operands) > 1 else list(operands)
+    while (size := current[0].shape[place]) > 1:
+        half = size // 2
+        halves = combine(_part(current, place, 0, half), _part(current, place, half, 2 * half))
+        if size % 2:
+            rest = _part(current, place, 2 * half, size)
+            halves = [
+                np.concatenate([one, np.broadcast_to(last, _sized(one, place, 1))], axis=place)
+                for one, last in zip(halves, rest, strict=True)
+            ]
+        current = halves
+    return [array.squeeze(place) for array in current]
+
+
+def scan(
+    operands: Sequence[Array], axis: int, reverse: bool, combine: Combine, name: str
+) -> list[Array]:
+    """Combine each element with all before it (all behind it if `reverse`) along a block axis.
+
+    Arguments as in `reduce`; the left argument of the region holds the elements that come first.
+    """
+    place = axis + 1
+    current = list(np.broadcast_arrays(*operands)) if len(operands) > 1 else list(operands)
+    if reverse:
+        current = [np.flip(array, place) for array in current]
+    function = ORDERLESS.get(name)
+    if function is not None and current[0].dtype != np.bool_:
+        array = current[0]
+        found = [function.accumulate(array, axis=place, dtype=array.dtype)]
+    else:
+        found = _scan(current, place, combine)
+    return [np.flip(array, place) for array in found] if reverse else found
+
+
+def _scan(current: list[Array], place: int, combine: Combine) -> list[Array]:
+    """Scan by scanning pairs: twice as many combinations as elements (Brent and Kung, 1982)."""
+    size = current[0].shape[place]
+    if size == 1:
+        return current
+    even = _part(current, place, 0, size - 1, 2)
+    odd = _part(current, place, 1, size, 2)
+    pairs = _scan(combine(even, odd), place, combine)
+    results = [np.empty(_sized(one, place, size), one.dtype) for one in pairs]
+    first = _part(current, place, 0, 1)
+    for result, one, start in zip(results, pairs, first, strict=True):
+        result[_slice(place, 1, size, 2)] = one
+        result[_slice(place, 0, 1)] = start
+    if size > 2:
+        rest = _part(current, place, 2, size, 2)
+        before = _part(pairs, place, 0, rest[0].shape[place])
+        for result, one in zip(results, combine(before, rest), strict=True):
+            result[_slice(place, 2, size, 2)] = one
+    return results
+
+
+def _slice(place: int, start: int, stop: int, step: int = 1) -> tuple[slice, ...]:
+    return (slice(None),) * place + (slice(start, stop, step),)
+
+
+def _part(arrays: list[Array], place: int, start: int, stop: int, step: int = 1) -> list[Array]:
+    return [array[_slice(place, start, stop, step)] for array in arrays]
+
+
+def _sized(array: Array, place: int, size: int) -> tuple[int, ...]:
+    """Shape of an array with another size of one axis."""
+    return (*array.shape[:place], size, *array.shape[place + 1 :])
