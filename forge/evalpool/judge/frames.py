@@ -56,6 +56,10 @@ class Kind(IntEnum):
     """Judge to examiner: a problem."""
     FOUND = 21
     """Examiner: what one step of its study gave."""
+    ASK = 30
+    """Capture child to judge: a question with the program until now (`capture/channel.py`)."""
+    ANSWER = 31
+    """Judge to capture child: the answer."""
 
 
 class FrameError(Exception):

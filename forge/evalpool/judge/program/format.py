@@ -207,6 +207,9 @@ class Choice:
     alternatives: tuple[Alternative, ...]
     chosen: int | None = None
     """Position of the winner where the judge has fixed it; then it alone is run."""
+    key: str = ""
+    """Name of the choice: with `choices = {key: position}` in the request, a capture launches that
+    alternative alone, without a choice."""
     line: int = 0
 
 

@@ -1,0 +1,268 @@
+# pyright: strict
+"""Makes a program from what a recorder holds: unused parts left out, numbers given anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from forge.evalpool.judge.program.format import (
+    ITEM_BYTES,
+    Alternative,
+    Choice,
+    Descriptor,
+    Kernel,
+    Launch,
+    Node,
+    Op,
+    Origin,
+    Program,
+    Section,
+    Storage,
+    Tensor,
+    TensorUse,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+OVERWRITES = ("aten.copy_.default", "aten.zero_.default", "aten.fill_", "aten.uniform_.default")
+"""First letters of operations that write each element of their result without reading it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The tables that a recorder's nodes refer to."""
+
+    storages: Sequence[Storage]
+    tensors: Sequence[Tensor]
+    kernels: Sequence[Kernel]
+    constants: Sequence[bytes]
+
+
+def renumbered(node: Node, tensor: Callable[[int], int], kernel: Callable[[int], int]) -> Node:
+    """A node with other numbers."""
+    match node:
+        case Launch():
+            return replace(
+                node,
+                kernel=kernel(node.kernel),
+                arguments=tuple(_argument(one, tensor) for one in node.arguments),
+            )
+        case Op():
+            return replace(
+                node,
+                arguments=tuple(_argument(one, tensor) for one in node.arguments),
+                keywords={name: _argument(one, tensor) for name, one in node.keywords.items()},
+                results=tuple(tensor(one) for one in node.results),
+            )
+        case Value():
+            return replace(node, tensor=tensor(node.tensor))
+        case Choice():
+            return replace(
+                node,
+                alternatives=tuple(_alternative(one, tensor, kernel) for one in node.alternatives),
+            )
+
+
+def _alternative(
+    one: Alternative, tensor: Callable[[int], int], kernel: Callable[[int], int]
+) -> Alternative:
+    return replace(
+        one,
+        nodes=tuple(renumbered(node, tensor, kernel) for node in one.nodes),
+        restored=tuple(tensor(number) for number in one.restored),
+    )
+
+
+def _argument(value: Any, tensor: Callable[[int], int]) -> Any:
+    match value:
+        case TensorUse():
+            return TensorUse(tensor=tensor(value.tensor))
+        case Descriptor():
+            return replace(value, tensor=tensor(value.tensor))
+        case tuple():
+            items: tuple[Any, ...] = value
+            return tuple(_argument(one, tensor) for one in items)
+        case _:
+            return value
+
+
+def tensors_of(node: Node) -> list[int]:
+    """Numbers of the tensors that a node names."""
+    found: list[int] = []
+
+    def see(number: int) -> int:
+        found.append(number)
+        return number
+
+    renumbered(node, see, lambda number: number)
+    return found
+
+
+def storages_of(node: Node, parts: Parts) -> set[int]:
+    """Numbers of the storages that a node names."""
+    return {parts.tensors[number].storage for number in tensors_of(node)}
+
+
+@dataclass(slots=True)
+class _Numbering:
+    """New numbers in the order of first use."""
+
+    numbers: dict[int, int] = field(default_factory=dict[int, int])
+
+    def __call__(self, number: int) -> int:
+        return self.numbers.setdefault(number, len(self.numbers))
+
+
+def build(
+    parts: Parts,
+    *,
+    init: Sequence[Node],
+    forward: Sequence[Node],
+    outputs: Sequence[int],
+    kernels: Sequence[int] = (),
+    target: str,
+    triton: str,
+    returned: str = "tensor",
+    stateful: str = "",
+) -> Program:
+    """A program of these nodes. `kernels` are kept also where no node launches them, and come
+    first."""
+    tensor, kernel = _Numbering(), _Numbering()
+    storage, constant = _Numbering(), _Numbering()
+    for number in kernels:
+        kernel(number)
+    kept = pruned(parts, init=init, forward=forward, outputs=outputs)
+    new_init = tuple(renumbered(node, tensor, kernel) for node in kept)
+    new_forward = tuple(renumbered(node, tensor, kernel) for node in forward)
+    new_outputs = tuple(tensor(number) for number in outputs)
+    old_tensors = [parts.tensors[number] for number in tensor.numbers]
+    new_tensors = tuple(replace(one, storage=storage(one.storage)) for one in old_tensors)
+    made_in_init = {number for node in kept for number in storages_of(node, parts)}
+
+    def placed(number: int) -> Storage:
+        one = parts.storages[number]
+        if one.origin is Origin.CONSTANT:
+            return replace(one, index=constant(one.index))
+        if one.origin is Origin.ALLOCATION and number in made_in_init:
+            return replace(one, section=Section.INIT)
+        return one
+
+    return Program(
+        target=target,
+        storages=tuple(placed(number) for number in storage.numbers),
+        tensors=new_tensors,
+        kernels=tuple(parts.kernels[number] for number in kernel.numbers),
+        init=new_init,
+        forward=new_forward,
+        outputs=new_outputs,
+        returned=returned,
+        constants=tuple(parts.constants[number] for number in constant.numbers),
+        triton=triton,
+        stateful=stateful,
+    )
+
+
+def pruned(
+    parts: Parts, *, init: Sequence[Node], forward: Sequence[Node], outputs: Sequence[int]
+) -> list[Node]:
+    """The nodes of init that matter: something later reads what they may have written."""
+    live = {parts.tensors[number].storage for number in outputs}
+    for node in forward:
+        live |= storages_of(node, parts)
+    kept: list[Node] = []
+    for node in reversed(init):
+        touched = storages_of(node, parts)
+        if not isinstance(node, Value) and not touched & live:
+            continue
+        kept.append(node)
+        live -= _overwritten(node, parts)
+        live |= _sources(node, parts)
+    return kept[::-1]
+
+
+def _overwritten(node: Node, parts: Parts) -> set[int]:
+    """The storage of which an operation writes every byte and reads none."""
+    if not isinstance(node, Op) or not node.name.startswith(OVERWRITES):
+        return set()
+    one = parts.tensors[node.results[0]]
+    storage = parts.storages[one.storage]
+    return {one.storage} if _num_bytes(one) == storage.num_bytes else set()
+
+
+def _sources(node: Node, parts: Parts) -> set[int]:
+    """The storages that a node may read."""
+    if not _overwritten(node, parts):
+        return storages_of(node, parts)
+    assert isinstance(node, Op)
+    return storages_of(replace(node, arguments=node.arguments[1:], results=()), parts)
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+
+
+def hoisted(parts: Parts, *, first: Sequence[Node], needed: Iterable[int]) -> list[Node]:
+    """The nodes of the first call that made storages which a later call still uses, as far as they
+    depend on no input: weights packed at the first call, a buffer of zeros."""
+    clean: list[Node] = []
+    tainted = {number for number, one in enumerate(parts.storages) if one.origin is Origin.INPUT}
+    for node in first:
+        touched = storages_of(node, parts)
+        if touched & tainted:
+            origins = {number: parts.storages[number].origin for number in touched}
+            tainted |= {n for n, origin in origins.items() if origin is Origin.ALLOCATION}
+        else:
+            clean.append(node)
+    live, kept = set(needed), list[Node]()
+    for node in reversed(clean):
+        touched = storages_of(node, parts)
+        if touched & live:
+            kept.append(node)
+            live |= touched
+    return kept[::-1]
+
+
+def difference(parts: Parts, one: Sequence[Node], other: Sequence[Node], *, since: int) -> str:
+    """The first difference between two calls of forward; empty if there is none.
+
+    Args:
+        since: Number of the first storage that belongs to a call.
+    """
+    pair = [canonical(parts, nodes, since=since) for nodes in (one, other)]
+    for number, (left, right) in enumerate(zip(*pair, strict=False)):
+        if left != right:
+            return (
+                f"node {number} of the second call differs: {_words(parts, other[number])}"
+                f" instead of {_words(parts, one[number])}"
+            )
+    if len(one) != len(other):
+        return f"the first call has {len(one)} nodes, the second {len(other)}"
+    return ""
+
+
+def canonical(parts: Parts, nodes: Sequence[Node], *, since: int) -> list[Any]:
+    """Nodes with tensors in place of their numbers, and a call's own storages by first use."""
+    own = _Numbering()
+
+    def described(number: int) -> Any:
+        tensor = parts.tensors[number]
+        is_own = tensor.storage >= since
+        return replace(tensor, storage=-1 - own(tensor.storage) if is_own else tensor.storage)
+
+    return [replace(renumbered(node, described, lambda number: number), line=0) for node in nodes]
+
+
+def _words(parts: Parts, node: Node) -> str:
+    match node:
+        case Launch():
+            return f"a launch of {parts.kernels[node.kernel].name} at line {node.line}"
+        case Op():
+            return f"{node.name} at line {node.line}"
+        case Value():
+            return f"a host read of {node.answer} at line {node.line}"
+        case Choice():
+            return f"an autotuned launch at line {node.line}"

@@ -1,0 +1,330 @@
+"""The made-up card: torch answers as on a machine that has the target's GPU.
+
+Works with torch's CPU build and with a CUDA build that sees no GPU. A child that captures a
+candidate stays patched; the zygote takes the patches back after its warm-up (`Pretence.undo`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from triton.backends.compiler import GPUTarget
+
+REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+"""c10's table of device guards, by device type: `c10::impl::device_guard_impl_registry`."""
+
+DEFAULTS: dict[str, Any] = {
+    "name": "NVIDIA H100 80GB HBM3",
+    "multi_processor_count": 132,
+    "total_memory": 80 << 30,
+    "max_shared_mem": 232448,
+    "max_num_regs": 65536,
+    "max_threads_per_multi_processor": 2048,
+    "max_threads_per_block": 1024,
+    "l2_cache_size": 50 << 20,
+    "clock_rate": 1980000,
+    "memory_clock_rate": 2619000,
+    "memory_bus_width": 5120,
+}
+"""Properties where the request has none: an H100."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """The GPU that a candidate is captured for."""
+
+    backend: str = "cuda"
+    arch: int | str = 90
+    warp_size: int = 32
+    properties: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @staticmethod
+    def of(target: dict[str, Any] | None) -> Card:
+        """From the request's `target`."""
+        return Card(**(target or {}))
+
+    @property
+    def target(self) -> str:
+        return f"{self.backend}:{self.arch}:{self.warp_size}"
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return divmod(self.arch, 10) if isinstance(self.arch, int) else (9, 0)
+
+    def fact(self, name: str) -> Any:
+        return self.properties.get(name, DEFAULTS[name])
+
+    def triton_target(self) -> GPUTarget:
+        return GPUTarget(self.backend, self.arch, self.warp_size)
+
+    def triton_properties(self) -> dict[str, int]:
+        """As the driver's `get_device_properties` has them."""
+        return {
+            "max_shared_mem": self.fact("max_shared_mem"),
+            "max_num_regs": self.fact("max_num_regs"),
+            "multiprocessor_count": self.fact("multi_processor_count"),
+            "warpSize": self.warp_size,
+            "sm_clock_rate": self.fact("clock_rate"),
+            "mem_clock_rate": self.fact("memory_clock_rate"),
+            "mem_bus_width": self.fact("memory_bus_width"),
+        }
+
+    def torch_properties(self) -> SimpleNamespace:
+        """As `torch.cuda.get_device_properties` has them."""
+        major, minor = self.capability
+        found = SimpleNamespace(
+            major=major,
+            minor=minor,
+            name=self.fact("name"),
+            total_memory=self.fact("total_memory"),
+            multi_processor_count=self.fact("multi_processor_count"),
+            warp_size=self.warp_size,
+            max_threads_per_multi_processor=self.fact("max_threads_per_multi_processor"),
+            max_threads_per_block=self.fact("max_threads_per_block"),
+            regs_per_multiprocessor=self.fact("max_num_regs"),
+            shared_memory_per_block=49152,
+            shared_memory_per_block_optin=self.fact("max_shared_mem"),
+            shared_memory_per_multiprocessor=self.fact("max_shared_mem") + 1024,
+            L2_cache_size=self.fact("l2_cache_size"),
+            clock_rate=self.fact("clock_rate"),
+            memory_clock_rate=self.fact("memory_clock_rate"),
+            memory_bus_width=self.fact("memory_bus_width"),
+            is_integrated=0,
+            is_multi_gpu_board=0,
+            pci_bus_id=1,
+            pci_device_id=0,
+            pci_domain_id=0,
+            uuid="00000000-0000-0000-0000-000000000000",
+            gcnArchName=str(self.arch) if self.backend == "hip" else "",
+        )
+        found.__dict__.update(self.properties)
+        return found
+
+
+def make_fake_mode() -> Any:
+    """The mode of fake tensors; it makes no context of a GPU."""
+    pretence = Pretence()
+    pretence.set(torch.cuda, "is_available", lambda: False)
+    try:
+        return fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+    finally:
+        pretence.undo()
+
+
+def ensure_device_guard() -> None:
+    """Gives CUDA a device guard that does nothing.
+
+    Without one, slices and `.contiguous()` of CUDA tensors fail on torch's CPU build. Torch has
+    such a guard, and puts it in place of one that counts no devices: on a CUDA build without a GPU
+    that of CUDA. The CPU build has none for CUDA, so the guard of lazy tensors, which counts no
+    devices either, is entered for CUDA first.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    kinds = torch._C._autograd.DeviceType
+    registry = (ctypes.c_void_p * 20).in_dll(library, REGISTRY)
+    if registry[kinds.CUDA.value] is None:
+        registry[kinds.CUDA.value] = registry[kinds.Lazy.value]
+    torch._C._ensureCUDADeviceGuardSet()
+
+
+class Pretence:
+    """Patches of torch that can be taken back."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replaces an attribute."""
+        self._before.append((owner, name, vars(owner).get(name, self)))
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        """Puts every attribute back."""
+        while self._before:
+            owner, name, value = self._before.pop()
+            if value is self:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+        torch._C._set_only_lift_cpu_tensors(False)
+
+    def begin(self, card: Card) -> None:
+        """From now on `torch.cuda` answers as with this card."""
+        torch._C._set_only_lift_cpu_tensors(True)
+        self.set(fake_tensor, "init_gpu_context", lambda *args: None)
+        for name, value in (_answers(card) | STREAMS).items():
+            self.set(torch.cuda, name, value)
+        self.set(torch._C, "_cuda_getCurrentRawStream", lambda device=0: 0)
+        self.set(torch._C, "_cuda_getDevice", lambda: 0)
+        self.set(torch._C, "_cuda_setDevice", lambda device: None)
+        self.set(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
+        self.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        self.set(torch.nn.Module, "_apply", _apply)
+        if card.backend == "hip":
+            self.set(torch.version, "hip", torch.version.hip or "6.4.0")
+        else:
+            self.set(torch.version, "cuda", torch.version.cuda or "12.8")
+
+
+def _apply(module: Any, fn: Any, recurse: bool = True) -> Any:
+    """`Module._apply` without swapping tensors, which torch does to fake parameters and which fails
+    where anything refers to them weakly."""
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    for name, parameter in module._parameters.items():
+        made = None if parameter is None else fn(parameter)
+        if made is parameter:
+            continue
+        if isinstance(parameter, FakeTensor) and isinstance(made, FakeTensor):
+            parameter.data = made
+        else:
+            module._parameters[name] = torch.nn.Parameter(made, parameter.requires_grad)
+    for name, buffer in module._buffers.items():
+        module._buffers[name] = None if buffer is None else fn(buffer)
+    return module
+
+
+def _answers(card: Card) -> dict[str, Any]:
+    properties = card.torch_properties()
+    total = card.fact("total_memory")
+    zero = lambda *args, **kwargs: 0  # noqa: E731
+    nothing = lambda *args, **kwargs: None  # noqa: E731
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": nothing,
+        "_lazy_init": nothing,
+        "_is_compiled": lambda: True,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_tf32_supported": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": zero,
+        "set_device": nothing,
+        "_exchange_device": zero,
+        "_maybe_exchange_device": zero,
+        "get_device_capability": lambda device=None: card.capability,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_name": lambda device=None: properties.name,
+        "get_arch_list": lambda: [f"sm_{card.arch}"],
+        "synchronize": nothing,
+        "empty_cache": nothing,
+        "ipc_collect": nothing,
+        "reset_peak_memory_stats": nothing,
+        "reset_max_memory_allocated": nothing,
+        "mem_get_info": lambda device=None: (total, total),
+        "memory_stats": lambda device=None: {},
+        "manual_seed": torch.manual_seed,
+        "manual_seed_all": torch.manual_seed,
+        "is_current_stream_capturing": lambda: False,
+        "set_per_process_memory_fraction": nothing,
+        "can_device_access_peer": lambda *args: False,
+    }
+    for name in (
+        "memory_allocated",
+        "max_memory_allocated",
+        "memory_reserved",
+        "max_memory_reserved",
+    ):
+        answers[name] = zero
+    return answers
+
+
+class Stream:
+    """A stream: the program has one order of nodes, that of the host's calls."""
+
+    cuda_stream = 0
+    device = torch.device("cuda", 0)
+    device_index = 0
+    stream_id = 0
+    priority = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or Event()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class Event:
+    """An event: recorded at once, one millisecond after any other."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Any) -> float:
+        return 1.0
+
+
+class Guard:
+    """`torch.cuda.device(...)`, `device_of`, `stream`: changes nothing."""
+
+    idx = 0
+    prev_idx = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(self, *args: object) -> bool:
+        return False
+
+
+_STREAM = Stream()
+STREAMS: dict[str, Any] = {
+    "Stream": Stream,
+    "ExternalStream": Stream,
+    "Event": Event,
+    "device": Guard,
+    "device_of": Guard,
+    "_DeviceGuard": Guard,
+    "stream": Guard,
+    "StreamContext": Guard,
+    "current_stream": lambda device=None: _STREAM,
+    "default_stream": lambda device=None: _STREAM,
+    "set_stream": lambda stream: None,
+}

@@ -1,0 +1,90 @@
+# pyright: strict
+"""Frames between the judge and a capture child: programs in parts, questions and answers.
+
+    judge ── CANDIDATE ─▶ child ── ASK (program until now) ─▶ judge ── ANSWER ─▶ child …
+                                └── DONE (program) | FAILED ─▶
+
+A frame holds 4 MB, a program up to 40: it travels in parts. The child's side is `send_program`, the
+judge's `receive`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.frames import Kind
+
+if TYPE_CHECKING:
+    import socket
+
+PART_BYTES = 2 << 20
+MAX_PROGRAM_BYTES = 64 << 20
+"""More than the bounds of the format add up to; a longer program is refused unread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One message of a capture child.
+
+    Attributes:
+        kind: DONE, ASK or FAILED.
+        body: For ASK `kind` (`value` or `kernel`) and `body` of the question; for FAILED `stage`,
+            `type`, `message`, `line`.
+        program: Bytes of the program for DONE and ASK; unchecked.
+    """
+
+    kind: Kind
+    body: dict[str, Any] = field(default_factory=dict[str, Any])
+    program: bytes = b""
+
+
+def send_program(sock: socket.socket, kind: Kind, body: dict[str, Any], data: bytes) -> None:
+    """Sends a program in as many frames as it takes; the body goes with the last one."""
+    starts = range(0, len(data), PART_BYTES)
+    for start in starts:
+        part = base64.b64encode(data[start : start + PART_BYTES]).decode()
+        is_last = start + PART_BYTES >= len(data)
+        frames.send(sock, kind, {"part": part, "body": body if is_last else None})
+
+
+def receive(sock: socket.socket, *, deadline: float) -> Answer:
+    """The next message of a capture child, complete before `deadline` (monotonic).
+
+    Raises:
+        frames.FrameError: not the format, or a program that is too long.
+        frames.PeerGone: the child ended.
+        frames.DeadlinePassed: the child was too slow.
+    """
+    data = bytearray()
+    expected = (Kind.DONE, Kind.ASK, Kind.FAILED)
+    while True:
+        frame = frames.receive(sock, deadline=deadline, expected=expected)
+        if frame.kind is Kind.FAILED:
+            return Answer(kind=frame.kind, body=frame.body)
+        expected = (frame.kind,)
+        data += _part(frame.body)
+        if len(data) > MAX_PROGRAM_BYTES:
+            raise frames.FrameError(f"a program of more than {MAX_PROGRAM_BYTES} bytes")
+        body = frame.body.get("body")
+        if isinstance(body, dict):
+            found: dict[str, Any] = body
+            return Answer(kind=frame.kind, body=found, program=bytes(data))
+
+
+def _part(body: dict[str, Any]) -> bytes:
+    part = body.get("part")
+    if not isinstance(part, str) or not part:
+        raise frames.FrameError("a part of a program is no text")
+    try:
+        return base64.b64decode(part, validate=True)
+    except ValueError as error:
+        raise frames.FrameError("a part of a program is not base64") from error
+
+
+def answer(sock: socket.socket, value: Any) -> None:
+    """The judge's answer to ASK: a list of scalars, or a dict of a kernel's facts. None says that
+    the judge cannot tell: the candidate is unsupported."""
+    frames.send(sock, Kind.ANSWER, {"answer": value})

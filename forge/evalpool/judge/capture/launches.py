@@ -1,0 +1,251 @@
+"""Triton's active driver and compiler of a capture: launches become nodes, kernels TTIR.
+
+`triton.compile` is replaced, so that a `JITFunction`, an autotuner and code that calls the compiler
+itself (Inductor's) all end here. Nothing is compiled to a binary: registers and shared memory of a
+kernel are questions to the judge.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.compiler
+import triton.compiler.compiler
+from torch._subclasses.fake_tensor import FakeTensor
+from triton.backends.driver import DriverBase
+from triton.compiler.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from forge.evalpool.judge.capture.failures import Unsupported
+from forge.evalpool.judge.capture.lowering import lower
+from forge.evalpool.judge.program.format import (
+    Descriptor,
+    Kernel,
+    Launch,
+    LaunchArgument,
+    TensorUse,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from triton.backends.compiler import GPUTarget
+
+    from forge.evalpool.judge.capture.card import Card
+    from forge.evalpool.judge.capture.recorder import Recorder
+
+
+class CaptureDriver(DriverBase):
+    """Answers as the driver of the target's card."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.utils = SimpleNamespace(get_device_properties=lambda device: card.triton_properties())
+        self.get_device_capability = lambda device=0: card.capability
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return self.card.triton_target()
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: Any) -> None:
+        pass
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_benchmarker(self) -> Any:
+        return triton.testing.do_bench
+
+    def get_empty_cache_for_benchmark(self) -> Any:
+        return torch.empty(1, dtype=torch.int32, device="cuda")
+
+    def clear_cache(self, cache: Any) -> None:
+        pass
+
+
+class CapturedKernel:
+    """Stands for Triton's CompiledKernel."""
+
+    def __init__(self, source: Any, kernel: Kernel, options: Any, recorder: Recorder) -> None:
+        self.src = source
+        self.name = kernel.name
+        self.hash = f"{hash(kernel):x}"
+        self.function = self
+        self.module = self
+        self.packed_metadata = ()
+        self.asm = {"ttir": kernel.ttir}
+        self.number = recorder.kernel(kernel)
+        self.metadata = _Metadata(self, options)
+        self._kernel = kernel
+        self._recorder = recorder
+        self._facts: dict[str, int] | None = None
+
+    def _init_handles(self) -> None:
+        pass
+
+    def result(self) -> CapturedKernel:
+        """Result of a compilation in the background: done at once."""
+        return self
+
+    def fact(self, name: str) -> int:
+        """A fact of the compiled kernel, from the judge. Raises Unsupported."""
+        if self._facts is None:
+            self._facts = self._recorder.asking.facts(self.number)
+        return self._facts[name]
+
+    n_regs = property(lambda self: self.fact("n_regs"))
+    n_spills = property(lambda self: self.fact("n_spills"))
+    n_max_threads = property(lambda self: self.fact("n_max_threads"))
+    shared = property(lambda self: self.fact("shared"))
+
+    def launch_metadata(self, grid: Any, stream: Any, *args: Any) -> None:
+        return None
+
+    def run(self, x: Any, y: Any, z: Any, *rest: Any) -> None:
+        """Triton's launcher: before the arguments come the stream, the function, the metadata of
+        kernel and launch, and two hooks."""
+        self.launch((x, y, z), rest[6:])
+
+    def launch(self, grid: tuple[Any, ...], args: tuple[Any, ...]) -> None:
+        """Records a launch. An empty grid launches nothing, as in Triton."""
+        sizes = [int(size) for size in grid] + [1] * (3 - len(grid))
+        if any(size < 0 for size in sizes) or len(sizes) != 3:
+            raise ValueError(f"grid {tuple(grid)}: up to three sizes, none negative")
+        kinds = list(self.src.signature.values())
+        found = tuple(
+            one for kind, arg in zip(kinds, args, strict=False) for one in self._argument(kind, arg)
+        )
+        if 0 in sizes:
+            return
+        recorder = self._recorder
+        node = Launch(
+            kernel=self.number,
+            grid=(sizes[0], sizes[1], sizes[2]),
+            arguments=found,
+            line=recorder.line(),
+        )
+        recorder.add(node)
+
+    def _argument(self, kind: Any, value: Any) -> Iterator[LaunchArgument]:
+        if isinstance(kind, tuple | list):
+            for one_kind, one in zip(kind, value, strict=True):
+                yield from self._argument(one_kind, one)
+        elif kind == "constexpr":
+            return
+        elif kind.startswith("tensordesc"):
+            yield from _descriptor(self._recorder, value)
+        elif kind.startswith("*"):
+            yield _pointer(self._recorder, value)
+        else:
+            yield _number(kind, value)
+
+    def __getitem__(self, grid: Any) -> Any:
+        def runner(*args: Any, stream: Any = None) -> None:
+            self.launch(tuple(grid), args)
+
+        return runner
+
+
+class _Metadata:
+    """Options of a kernel, and what only its binary could tell."""
+
+    def __init__(self, kernel: CapturedKernel, options: Any) -> None:
+        self.__dict__.update(vars(options))
+        self.name = kernel.name
+        self._kernel = kernel
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return self._kernel.fact("shared")
+
+
+def _pointer(recorder: Recorder, value: Any) -> TensorUse:
+    value = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value
+    if isinstance(value, FakeTensor):
+        return TensorUse(tensor=recorder.tensor(value))
+    if isinstance(value, torch.Tensor):
+        raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
+    raise Unsupported(f"a {type(value).__name__} as a pointer: pass a tensor")
+
+
+def _number(kind: str, value: Any) -> LaunchArgument:
+    if hasattr(value, "item") and not isinstance(value, torch.Tensor):
+        value = value.item()  # NumPy's scalars
+    if kind.startswith(("fp", "bf", "f")):
+        return float(value)
+    return int(value)
+
+
+def _descriptor(recorder: Recorder, value: Any) -> Iterator[LaunchArgument]:
+    if not isinstance(value, TensorDescriptor):
+        raise Unsupported(f"a {type(value).__name__} as a tensor descriptor")
+    shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.strides))
+    yield Descriptor(
+        tensor=_pointer(recorder, value.base).tensor,
+        shape=shape,
+        strides=strides,
+        block_shape=tuple(map(int, value.block_shape)),
+        padding=getattr(value, "padding", "zero"),
+    )
+    yield from shape
+    yield from strides
+
+
+class Compiler:
+    """Takes the place of `triton.compile`. `recorder` is that of the current capture."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        self._original = triton.compiler.compiler.compile
+        self._driver: Any = None
+
+    def __call__(
+        self, src: Any, target: Any = None, options: Any = None, **_: Any
+    ) -> CapturedKernel:
+        if self.recorder is None:
+            raise RuntimeError("a kernel is launched outside of a capture")
+        if not isinstance(src, ASTSource):
+            raise Unsupported("a kernel as text of Triton's IR: write it in Triton's language")
+        if target is None:
+            target = triton.runtime.driver.active.get_current_target()
+        kernel, parsed = lower(src, target, options, file=self.recorder.file)
+        return CapturedKernel(src, kernel, parsed, self.recorder)
+
+    def begin(self, recorder: Recorder, driver: CaptureDriver) -> None:
+        """Takes the place of the compiler and the driver of this process."""
+        self.recorder = recorder
+        self._driver = triton.runtime.driver._active
+        triton.runtime.driver.set_active(driver)
+        self._replace(self._original, self)
+
+    def end(self) -> None:
+        """Gives their places back."""
+        if self.recorder is not None:
+            self.recorder = None
+            triton.runtime.driver._active = self._driver
+            self._replace(self, self._original)
+
+    def _replace(self, old: Any, new: Any) -> None:
+        for module in list(sys.modules.values()):
+            if getattr(module, "compile", None) is old:
+                module.compile = new  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,159 @@
+"""Lowers a specialised kernel to TTIR with Triton's own front end; compiles no further."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+from triton._C.libtriton import ir
+from triton.compiler.compiler import make_backend
+from triton.compiler.errors import CompilationError
+
+from forge.evalpool.judge.capture.failures import Unsupported
+from forge.evalpool.judge.program.format import Kernel, Options, Parameter
+
+_PUBLIC = re.compile(r"tt\.func public @([\w.$]+|\"[^\"]*\")\(")
+_LOCATION = re.compile(r'^#(loc\d*) = loc\((?:"((?:[^"\\]|\\.)*)":(\d+):\d+|(.*))\)$', re.MULTILINE)
+_USE = re.compile(r"#loc\d*")
+_LAST_USE = re.compile(r"loc\((#loc\d*)\)\s*$")
+REFUSED_OPTIONS = ("ptx_options", "ir_override")
+"""Options that reach the assembler's command line or replace a stage of the compiler."""
+SHOWN_OPTIONS = tuple(one.name for one in fields(Options))
+
+
+def lower(source: Any, target: Any, options: Any, *, file: str) -> tuple[Kernel, Any]:
+    """TTIR of Triton's `ASTSource`, and the parsed options.
+
+    Raises:
+        CompilationError: Triton refuses the kernel.
+        Unsupported: an option outside the closed list.
+    """
+    backend = make_backend(target)
+    extra = source.parse_options()
+    options = backend.parse_options({**(options or {}), **extra})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(options)
+    module = source.make_ir(target, options, functions, backend.get_module_map(), context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    if "ttir" not in stages:
+        raise Unsupported("Gluon kernels: write the kernel in Triton's language")
+    module = stages["ttir"](module, {})
+    text = module.str_nodebug()
+    found = _PUBLIC.search(text)
+    kernel = Kernel(
+        name=found.group(1).strip('"') if found else source.name,
+        ttir=text,
+        options=shown_options(options),
+        parameters=tuple(parameters(source.signature)),
+        lines=tuple(operation_lines(str(module), file)),
+    )
+    return kernel, options
+
+
+def shown_options(options: Any) -> Options:
+    """Options that a program may set. Raises Unsupported for the others that change the code."""
+    for name in REFUSED_OPTIONS:
+        if getattr(options, name, None):
+            raise Unsupported(f"the launch option {name}: leave it out")
+    names = [name for name in SHOWN_OPTIONS if hasattr(options, name)]
+    values = {name: getattr(options, name) for name in names}
+    if values.get("cluster_dims") is not None:
+        values["cluster_dims"] = tuple(values["cluster_dims"])
+    return Options(**values)
+
+
+def parameters(signature: dict[str, Any]) -> list[Parameter]:
+    """Parameters of the kernel's function in TTIR. A tensor descriptor is followed by its shape and
+    strides, as Triton passes them."""
+    return [one for name, kind in signature.items() for one in _parameters(name, kind)]
+
+
+def _parameters(name: str, kind: Any) -> list[Parameter]:
+    if isinstance(kind, tuple | list):
+        parts = [_parameters(f"{name}.{i}", one) for i, one in enumerate(kind)]
+        return [one for part in parts for one in part]
+    if kind == "constexpr":
+        return []
+    found = [Parameter(name=name, type=kind)]
+    if kind.startswith("tensordesc"):
+        rank = descriptor_rank(kind)
+        found += [Parameter(name=f"{name}.shape.{i}", type="i32") for i in range(rank)]
+        found += [Parameter(name=f"{name}.stride.{i}", type="i64") for i in range(rank)]
+    return found
+
+
+def descriptor_rank(kind: str) -> int:
+    """Dimensions of `tensordesc<fp16[64, 32]>`."""
+    inner = kind[kind.index("[") + 1 : kind.index("]")]
+    return inner.count(",") + 1
+
+
+def operation_lines(text: str, file: str) -> list[int]:
+    """Line in `file` of each operation of a module printed with locations, in textual order: the
+    module first, an operation with regions before what is in them. 0 for other files."""
+    known = {
+        name: (place, int(number) if number else 0, inner or "")
+        for name, place, number, inner in _LOCATION.findall(text)
+    }
+    cache: dict[str, int] = {}
+
+    def line(name: str, depth: int = 0) -> int:
+        if name not in cache:
+            place, number, inner = known.get(name[1:], ("", 0, ""))
+            uses = _USE.findall(inner) if depth < 50 else []
+            found = (line(use, depth + 1) for use in uses)
+            cache[name] = number if place == file else next((one for one in found if one), 0)
+        return cache[name]
+
+    lines: list[int] = []
+    opened: list[int | None] = []
+    for row in text.splitlines():
+        body = row.strip()
+        if not body or body.startswith(("#", "^", "//")):
+            continue
+        use = _LAST_USE.search(body)
+        own = line(use.group(1)) if use else 0
+        if body.startswith("}"):
+            position = opened.pop() if opened else None
+            if body.endswith("{"):
+                opened.append(position)
+            elif position is not None:
+                lines[position] = own
+            continue
+        lines.append(own)
+        if body.endswith("{") or body.endswith("({"):
+            opened.append(len(lines) - 1)
+    return lines
+
+
+def compile_line(error: BaseException, file: str) -> int | None:
+    """Innermost line of `file` that Triton's code generator was at."""
+    found = None
+    chain: BaseException | None = error
+    while chain is not None:
+        trace = chain.__traceback__
+        while trace is not None:
+            generator = trace.tb_frame.f_locals.get("self")
+            node = getattr(generator, "cur_node", None)
+            if getattr(generator, "file_name", None) == file and hasattr(node, "lineno"):
+                found = generator.begin_line + node.lineno
+            trace = trace.tb_next
+        chain = chain.__cause__
+    return found
+
+
+def compile_words(error: BaseException) -> str:
+    """The compiler's innermost message."""
+    message, chain = "", error
+    while chain is not None:
+        if isinstance(chain, CompilationError):
+            message = chain.error_message or message
+        elif not message:
+            message = f"{type(chain).__name__}: {chain}"
+        chain = chain.__cause__
+    found = re.fullmatch(r"(\w+)\((['\"])(.*)\2\)", message, re.DOTALL)
+    return f"{found.group(1)}: {found.group(3)}" if found else message or str(error)

@@ -1,0 +1,414 @@
+"""Records what host code does on the made-up card: storages, tensors, operations, launches.
+
+One recorder lives for one capture. As a dispatch mode it sees each aten operation: those on CPU
+tensors run as they are; those on the card run on fake tensors and become nodes. A host read asks
+the judge for its value (`asking.Asking`).
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forge.evalpool.judge.capture.asking import MAX_VALUES
+from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported, current_line
+from forge.evalpool.judge.program.format import (
+    Kernel,
+    Literal,
+    NamedConstant,
+    Node,
+    Op,
+    Origin,
+    Section,
+    Storage,
+    Tensor,
+    TensorUse,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forge.evalpool.judge.capture.asking import Asking
+    from forge.evalpool.judge.program.format import Scalar
+
+aten = torch.ops.aten
+
+MAX_NODES = 10_000
+MAX_CONSTANT_BYTES = 16 << 20
+MAX_TTIR_BYTES = 8 << 20
+FIRST_ADDRESS = 0x7F0000000000
+ALIGNMENT = 512
+"""Bytes: torch's allocator aligns its blocks so, and Triton specialises on the address."""
+CARD = torch.device("cuda", 0)
+
+ALLOCATIONS = frozenset(
+    {
+        "aten::empty",
+        "aten::empty_strided",
+        "aten::empty_like",
+        "aten::empty_permuted",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+    }
+)
+"""Operations without a node: their result is an uninitialised storage."""
+REFUSED = {
+    "aten::set_": "keep tensors over the storage that they were made with",
+    "aten::resize_": "allocate a tensor of the final size",
+    "aten::record_stream": "",
+}
+
+
+class Recorder(TorchDispatchMode):
+    """The record of one candidate.
+
+    Attributes:
+        nodes: Nodes of the section that is being recorded; the session swaps the list.
+        section: Section that new allocations belong to.
+    """
+
+    def __init__(self, *, fake: Any, file: str, asking: Asking) -> None:
+        super().__init__()
+        self.fake = fake
+        self.file = file
+        self.asking = asking
+        self.nodes: list[Node] = []
+        self.section = Section.INIT
+        self.storages: list[Storage] = []
+        self.tensors: list[Tensor] = []
+        self.kernels: list[Kernel] = []
+        self.constants: list[bytes] = []
+        self._held: list[Any] = []
+        self._addresses: list[int] = []
+        self._next_address = FIRST_ADDRESS
+        self._storage_numbers: dict[int, int] = {}
+        """By the address of torch's storage, which `_held` keeps alive."""
+        self._tensor_numbers: dict[Tensor, int] = {}
+        self._kernel_numbers: dict[Kernel, int] = {}
+        self._constant_numbers: dict[bytes, int] = {}
+        self._num_nodes = 0
+        self._ttir_bytes = 0
+
+    # Tensors of the program
+
+    def fake_tensor(self, shape: Any, dtype: torch.dtype, strides: Any = None) -> Any:
+        """A tensor on the card without content."""
+        if strides is None:
+            meta = torch.empty(shape, dtype=dtype, device="meta")
+        else:
+            meta = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        return FakeTensor(self.fake, meta, CARD)
+
+    def given(
+        self, shape: Any, dtype: torch.dtype, *, origin: Origin, name: str = "", index: int = 0
+    ) -> Any:
+        """A tensor whose content the judge supplies, or that is a constant."""
+        tensor = self.fake_tensor(shape, dtype)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        self._add_storage(
+            tensor, Storage(num_bytes=num_bytes, origin=origin, name=name, index=index)
+        )
+        return tensor
+
+    def storage_of(self, tensor: Any) -> int:
+        """Number of the tensor's storage. One seen for the first time is an allocation."""
+        storage = tensor.untyped_storage()
+        number = self._storage_numbers.get(storage._cdata)
+        if number is None:
+            made = Storage(
+                num_bytes=storage.nbytes(), origin=Origin.ALLOCATION, section=self.section
+            )
+            number = self._add_storage(tensor, made)
+        return number
+
+    def is_known(self, tensor: Any) -> bool:
+        """True if the tensor's storage has a number."""
+        return tensor.untyped_storage()._cdata in self._storage_numbers
+
+    def tensor(self, tensor: Any) -> int:
+        """Number of a tensor on the card."""
+        if tensor.is_conj() or tensor.is_neg():
+            raise Unsupported("a lazily conjugated tensor: call resolve_conj() or resolve_neg()")
+        if tensor.layout is not torch.strided:
+            raise Unsupported("a sparse tensor: use strided tensors")
+        return self.tensor_number(
+            Tensor(
+                storage=self.storage_of(tensor),
+                offset=tensor.storage_offset(),
+                shape=tuple(tensor.shape),
+                strides=tuple(tensor.stride()),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+            )
+        )
+
+    def tensor_number(self, record: Tensor) -> int:
+        number = self._tensor_numbers.get(record)
+        if number is None:
+            number = self._tensor_numbers[record] = len(self.tensors)
+            self.tensors.append(record)
+        return number
+
+    def address(self, tensor: Any) -> int:
+        """Made-up address of the tensor's first element: aligned, unique, never read."""
+        if not tensor.numel():
+            return 0
+        base = self._addresses[self.storage_of(tensor)]
+        return base + tensor.storage_offset() * tensor.element_size()
+
+    def constant(self, tensor: torch.Tensor) -> Any:
+        """A copy on the card of a CPU tensor."""
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        content = plain.flatten().view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+        number = self._constant_numbers.get(content)
+        if number is None:
+            if sum(map(len, self.constants)) + len(content) > MAX_CONSTANT_BYTES:
+                raise BoundExceeded(
+                    f"more than {MAX_CONSTANT_BYTES >> 20} MB of constants made on the host;"
+                    " make them with a kernel or a torch function on the device"
+                )
+            self._refuse_addresses(plain)
+            number = self._constant_numbers[content] = len(self.constants)
+            self.constants.append(content)
+        return self.given(plain.shape, plain.dtype, origin=Origin.CONSTANT, index=number)
+
+    def _refuse_addresses(self, tensor: torch.Tensor) -> None:
+        if tensor.dtype in (torch.int64, torch.uint64) and tensor.numel():
+            values = tensor.view(torch.int64)
+            if bool(((values >= FIRST_ADDRESS) & (values < self._next_address)).any()):
+                raise Unsupported(
+                    "a table of device addresses: pass the tensors themselves, or one stacked"
+                    " tensor with offsets"
+                )
+
+    def _add_storage(self, tensor: Any, storage: Storage) -> int:
+        number = len(self.storages)
+        held = tensor.untyped_storage()
+        self._storage_numbers[held._cdata] = number
+        self._held.append(held)
+        self.storages.append(storage)
+        self._addresses.append(self._next_address)
+        size = storage.num_bytes + ALIGNMENT
+        self._next_address += -(-size // ALIGNMENT) * ALIGNMENT
+        return number
+
+    # Nodes
+
+    def line(self) -> int:
+        """Line of the candidate that is being executed."""
+        return current_line(self.file)
+
+    def add(self, node: Node) -> None:
+        """Appends a node. Raises BoundExceeded."""
+        self._num_nodes += 1
+        if self._num_nodes > 2 * MAX_NODES:
+            raise BoundExceeded(f"more than {MAX_NODES} nodes: launches and operations of a call")
+        self.nodes.append(node)
+
+    def kernel(self, kernel: Kernel) -> int:
+        """Number of a kernel; equal ones share it. Raises BoundExceeded."""
+        number = self._kernel_numbers.get(kernel)
+        if number is None:
+            self._ttir_bytes += len(kernel.ttir)
+            if self._ttir_bytes > MAX_TTIR_BYTES:
+                raise BoundExceeded(f"more than {MAX_TTIR_BYTES >> 20} MB of TTIR")
+            number = self._kernel_numbers[kernel] = len(self.kernels)
+            self.kernels.append(kernel)
+        return number
+
+    @contextmanager
+    def into(self, nodes: list[Node]) -> Iterator[None]:
+        """Within, nodes go to this list."""
+        before, self.nodes = self.nodes, nodes
+        try:
+            yield
+        finally:
+            self.nodes = before
+
+    # Operations
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        device = kwargs.get("device")
+        is_to_card = device is not None and torch.device(device).type == "cuda"
+        if is_to_card:
+            kwargs["device"] = CARD
+        if not is_to_card and not any(isinstance(one, FakeTensor) for one in leaves(args, kwargs)):
+            return args[0] if func is aten._pin_memory.default else func(*args, **kwargs)
+        special = SPECIAL.get(func)
+        if special is not None:
+            return special(self, func, args, kwargs)
+        return self.run(func, args, kwargs)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operation on fake tensors and records it."""
+        name = func._schema.name
+        if name in REFUSED:
+            if not REFUSED[name]:
+                return None
+            raise Unsupported(f"{func}: {REFUSED[name]}")
+        inputs = [one for one in leaves(args, kwargs) if isinstance(one, FakeTensor)]
+        for one in inputs:
+            self.storage_of(one)
+        try:
+            with self.fake:
+                result = func(*args, **kwargs)
+        except DATA_DEPENDENT as error:
+            raise Unsupported(
+                f"{func}: the result depends on data that only the device has;"
+                " keep shapes independent of the content of tensors"
+            ) from error
+        self._record(func, args, kwargs, result)
+        return result
+
+    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        made = [one for one in leaves(result) if isinstance(one, FakeTensor)]
+        is_view = not func._schema.is_mutable and all(map(self.is_known, made))
+        if func._schema.name in ALLOCATIONS or is_view:
+            for one in made:
+                self.storage_of(one)
+            return
+        self.add(
+            Op(
+                name=str(func),
+                arguments=tuple(self._literal(one) for one in args),
+                keywords={
+                    name: self._literal(one)
+                    for name, one in kwargs.items()
+                    if name not in ("device", "generator")
+                },
+                results=tuple(map(self.tensor, made)),
+                line=self.line(),
+            )
+        )
+
+    def _literal(self, value: Any) -> Literal:
+        if isinstance(value, FakeTensor):
+            return TensorUse(tensor=self.tensor(value))
+        if isinstance(value, torch.Tensor):
+            return TensorUse(tensor=self.tensor(self.constant(value)))
+        if isinstance(value, list | tuple):
+            return tuple(self._literal(one) for one in value)
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+            kind = type(value).__name__
+            return NamedConstant(kind=kind, name=str(value).removeprefix("torch."))
+        if isinstance(value, torch.device | torch.Generator):
+            return None
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise Unsupported(f"a {type(value).__name__} as an argument of a torch operation")
+
+    # Host reads
+
+    def read(self, tensors: list[int]) -> list[Scalar]:
+        """Values of tensors with one element each, from the judge. Raises Unsupported."""
+        answers = self.asking.values(self, tensors)
+        line = self.line()
+        for number, answer in zip(tensors, answers, strict=True):
+            self.add(Value(tensor=number, answer=answer, line=line))
+        return answers
+
+    def fetch(self, tensor: Any) -> torch.Tensor:
+        """A CPU copy of a tensor on the card. Raises Unsupported for more than a few elements."""
+        numbers = [self.tensor(one) for one in elements(tensor)]
+        values = self.read(numbers)
+        return torch.tensor(values, dtype=tensor.dtype).view(tensor.shape)
+
+
+def leaves(*values: Any) -> Iterator[torch.Tensor]:
+    """Tensors in nested arguments."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from leaves(*value)
+        elif isinstance(value, dict):
+            yield from leaves(*value.values())
+
+
+def elements(tensor: Any) -> Iterator[Any]:
+    """Views of a tensor's elements, in row-major order."""
+    if tensor.numel() > MAX_VALUES:
+        raise Unsupported(
+            f"a copy of {tensor.numel()} elements to the host: compute on the device; at most"
+            f" {MAX_VALUES} values of a call may be read"
+        )
+    strides = tensor.stride()
+    for position in range(tensor.numel()):
+        offset, left = tensor.storage_offset(), position
+        for size, stride in zip(reversed(tensor.shape), reversed(strides), strict=True):
+            left, index = divmod(left, size)
+            offset += index * stride
+        yield tensor.as_strided((), (), offset)
+
+
+def _scalar(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    return recorder.read([recorder.tensor(args[0])])[0]
+
+
+def _to_copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """`.to()` between the host and the card, or on the card."""
+    source, device = args[0], kwargs.get("device")
+    if not isinstance(source, FakeTensor):  # to the card
+        cast = {name: value for name, value in kwargs.items() if name == "dtype"}
+        content = source.to(**cast) if cast else source
+        with recorder.fake:
+            result = aten.empty_like.default(content, device=CARD)
+        recorder.storage_of(result)
+        return _copy(recorder, aten.copy_.default, (result, content), {})
+    if device is not None and torch.device(device).type == "cpu":
+        fetched = recorder.fetch(source)
+        return fetched.to(kwargs.get("dtype") or fetched.dtype)
+    return recorder.run(func, args, kwargs)
+
+
+def _copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """`copy_`, which may lie between the host and the card."""
+    target, source = args[0], args[1]
+    if not isinstance(target, FakeTensor):
+        return target.copy_(recorder.fetch(source))
+    if not isinstance(source, FakeTensor):
+        source = recorder.constant(source)
+    return recorder.run(func, (target, source), {})
+
+
+def _lift(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0]
+
+
+def _equal(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.equal`: one value that the judge reads."""
+    if args[0].shape != args[1].shape:
+        return False
+    same = recorder.run(aten.eq.Tensor, args, {})
+    return bool(_scalar(recorder, None, (recorder.run(aten.all.default, (same,), {}),), {}))
+
+
+SPECIAL: dict[Any, Any] = {
+    aten._local_scalar_dense.default: _scalar,
+    aten._to_copy.default: _to_copy,
+    aten.copy_.default: _copy,
+    aten.lift_fresh.default: _lift,
+    aten.equal.default: _equal,
+}
+"""Operations that may move data between the host and the card."""
+
+
+def _data_dependent() -> tuple[type[Exception], ...]:
+    from torch._subclasses import fake_tensor
+
+    names = (
+        "DataDependentOutputException",
+        "DynamicOutputShapeException",
+        "UnsupportedOperatorException",
+    )
+    return tuple(getattr(fake_tensor, name) for name in names if hasattr(fake_tensor, name))
+
+
+DATA_DEPENDENT = _data_dependent()
+"""Errors of fake tensors where a result cannot be known without data."""

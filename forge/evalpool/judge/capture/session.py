@@ -1,0 +1,256 @@
+"""Captures one candidate: import, construct with the reference's parameters, forward twice.
+
+`capture` is the entry, called by `child.py` in a sandboxed child and by tests in a subprocess. The
+process is changed for good (`card.pretend`): it captures one candidate and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from triton.compiler.errors import CompilationError
+
+from forge.evalpool.judge import initial
+from forge.evalpool.judge.capture import weights
+from forge.evalpool.judge.capture.asking import Asking
+from forge.evalpool.judge.capture.building import Parts, build, difference, hoisted, storages_of
+from forge.evalpool.judge.capture.card import Card
+from forge.evalpool.judge.capture.failures import BoundExceeded, CaptureFailed, line_of
+from forge.evalpool.judge.capture.lowering import compile_line, compile_words
+from forge.evalpool.judge.capture.recorder import MAX_NODES, Recorder
+from forge.evalpool.judge.capture.stage import Stage
+from forge.evalpool.judge.program.format import Node, Origin, Section
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forge.evalpool.judge.capture.asking import Ask
+    from forge.evalpool.judge.program.format import Program
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def capture(
+    request: dict[str, Any], code: str, *, ask: Ask | None = None, file: str | None = None
+) -> Program:
+    """The program of a candidate.
+
+    Args:
+        request: Body of the judge's CANDIDATE frame: `entry_point`, `init`, `state`, `order`,
+            `sets`, `set` (number of the input set, 0 by default), `tensors`, `target`, `choices`.
+        code: The candidate's source.
+        ask: Answers value requests and kernel facts; without it they are unsupported.
+        file: Where the source is written to: Triton reads kernels from it.
+
+    Raises:
+        CaptureFailed: the candidate failed, or does what a program cannot express.
+    """
+    file = file or str(Path(tempfile.mkdtemp()) / "candidate.py")
+    session = Session(request, file=file, ask=ask)
+    try:
+        return session.run(code)
+    except CaptureFailed:
+        raise
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt of the candidate
+        raise session.failed(error) from error
+
+
+class Session:
+    """One candidate: its module, model, inputs and recorder."""
+
+    def __init__(self, request: dict[str, Any], *, file: str, ask: Ask | None) -> None:
+        self.request = request
+        self.file = file
+        self.step = "import"
+        self.card = Card.of(request.get("target"))
+        self.asking = Asking(ask)
+        stage = Stage.get()
+        self.recorder = Recorder(fake=stage.fake, file=file, asking=self.asking)
+        stage.begin(self.card, self.recorder)
+        self.asking.prefix = self._prefix
+        self.init: list[Node] = []
+        self.model: Any = None
+        self.returned = "tensor"
+        self._given: dict[int, Any] = {}
+        self._num_inputs = 0
+
+    def run(self, code: str) -> Program:
+        """Raises anything that the candidate does."""
+        recorder = self.recorder
+        recorder.nodes = self.init
+        with torch.no_grad(), recorder:
+            module = self._import(code)
+            self._construct(module)
+            inputs = self._decode(self.request["sets"][self.request.get("set", 0)], self._input)
+            self.step, recorder.section = "call", Section.FORWARD
+            since = len(recorder.storages)
+            first, _ = self._forward(inputs)
+            made = range(since, len(recorder.storages))
+            forward, outputs = self._forward(inputs)
+        parts = self.parts()
+        needed = self._used(forward, outputs) & set(made)
+        words = difference(parts, first, forward, since=since)
+        self.init += hoisted(parts, first=first, needed=needed)
+        if len(self.init) + len(forward) > MAX_NODES:
+            raise BoundExceeded(f"{len(self.init) + len(forward)} nodes; {MAX_NODES} are allowed")
+        return self._build(forward, outputs, returned=self.returned, stateful=words)
+
+    def failed(self, error: BaseException) -> CaptureFailed:
+        """The report of an error."""
+        message, line, step = str(error), line_of(error, self.file), self.step
+        if isinstance(error, CompilationError):
+            step, message = "compile", compile_words(error)
+            line = compile_line(error, self.file) or line
+        return CaptureFailed(stage=step, type=type(error).__name__, message=message, line=line)
+
+    def parts(self) -> Parts:
+        one = self.recorder
+        return Parts(
+            storages=one.storages,
+            tensors=one.tensors,
+            kernels=one.kernels,
+            constants=one.constants,
+        )
+
+    def _used(self, nodes: list[Node], outputs: list[int]) -> set[int]:
+        parts = self.parts()
+        found = {parts.tensors[number].storage for number in outputs}
+        return found.union(*(storages_of(node, parts) for node in nodes))
+
+    def _build(self, forward: list[Node], outputs: list[int], **facts: Any) -> Program:
+        return build(
+            self.parts(),
+            init=self.init,
+            forward=forward,
+            outputs=outputs,
+            target=self.card.target,
+            triton=triton.__version__,
+            **facts,
+        )
+
+    def _prefix(self, *, outputs: list[int], kernel: int | None) -> Program:
+        """The program until now, for a question to the judge."""
+        is_forward = self.recorder.section is Section.FORWARD
+        forward = self.recorder.nodes if is_forward else []
+        return self._build(forward, outputs, kernels=() if kernel is None else (kernel,))
+
+    def _import(self, code: str) -> types.ModuleType:
+        """Runs the candidate as a module of a real file: Triton reads kernel sources from it."""
+        Path(self.file).write_text(code)
+        module = types.ModuleType("candidate")
+        module.__file__ = self.file
+        sys.modules["candidate"] = module
+        exec(compile(code, self.file, "exec"), module.__dict__)
+        return module
+
+    def _construct(self, module: types.ModuleType) -> None:
+        """Constructs with the reference's parameters, and loads what was not taken. Where the order
+        in which they were made contradicts the names, constructs again without."""
+        state = {name: self._parameter(name, index) for name, index in self.request["state"]}
+        start = len(self.init)
+        values = weights.Weights(state, order=self.request.get("order", []))
+        if not self._constructed(module, state, values):
+            del self.init[start:]
+            self._constructed(module, state, weights.Weights({}, order=[]))
+
+    def _constructed(
+        self, module: types.ModuleType, state: dict[str, Any], values: weights.Weights
+    ) -> bool:
+        """True if names and order agree."""
+        self.step = "init"
+        arguments = self._decode(self.request["init"], self._argument)
+        with values.applied(), torch.device("cuda"):
+            model = initial.construct(getattr(module, self.request["entry_point"]), arguments)
+        if isinstance(model, torch.nn.Module):
+            model = model.to("cuda")
+        taken = values.names_in(model)
+        self.model = self._cast(model)
+        self.step = "load"
+        hook = getattr(self.model, "load_reference", None)
+        if callable(hook):
+            hook(dict(state))
+            return True
+        own = self.model.state_dict() if isinstance(self.model, torch.nn.Module) else {}
+        found = weights.targets(own, state, taken, values.sources)
+        reached = {source for name, source in taken.items() if found.get(name) == source}
+        if not reached.issuperset(taken.values()):
+            return False
+        weights.load(own, state, found)
+        return True
+
+    def _cast(self, model: Any) -> Any:
+        """A reference in the problem's precision; a candidate as it is."""
+        dtype = DTYPES.get(self.request.get("precision", "fp32"))
+        is_cast = self.request.get("cast") and dtype is not None
+        return model.to(dtype) if is_cast and isinstance(model, torch.nn.Module) else model
+
+    def _forward(self, inputs: list[Any]) -> tuple[list[Node], list[int]]:
+        """Nodes and outputs of one call."""
+        nodes: list[Node] = []
+        self.recorder.nodes = nodes
+        self.asking.num_values = 0
+        result = self.model(*inputs)
+        self.returned = next(
+            (kind.__name__ for kind in (tuple, list, dict) if isinstance(result, kind)), "tensor"
+        )
+        return nodes, [self._output(one) for one in flatten(result)]
+
+    def _output(self, value: Any) -> int:
+        if not isinstance(value, torch.Tensor):
+            kind = type(value).__name__
+        elif value.layout is not torch.strided:
+            kind = "sparse tensor"
+        elif value.device.type != "cuda":
+            kind = f"tensor on {value.device.type}"
+        else:
+            return self.recorder.tensor(value)
+        raise TypeError(f"forward returned a {kind}; return tensors on the inputs' device")
+
+    # Tensors that the judge supplies
+
+    def _decode(self, tree: Any, make: Any) -> Any:
+        kind, value = tree
+        if kind == "tensor":
+            return make(value)
+        if kind == "dict":
+            return {key: self._decode(item, make) for key, item in value}
+        if kind in ("list", "tuple"):
+            items = [self._decode(item, make) for item in value]
+            return items if kind == "list" else tuple(items)
+        return getattr(torch, value) if kind == "dtype" else value
+
+    def _input(self, index: int) -> Any:
+        number = self._num_inputs
+        self._num_inputs += 1
+        return self._make(index, origin=Origin.INPUT, index=number)
+
+    def _parameter(self, name: str, index: int) -> Any:
+        return self._make(index, origin=Origin.PARAMETER, name=name)
+
+    def _argument(self, index: int) -> Any:
+        """A tensor among the constructor's arguments: a parameter named `init.<place>`."""
+        if index not in self._given:
+            name = f"init.{len(self._given)}"
+            self._given[index] = self._make(index, origin=Origin.PARAMETER, name=name)
+        return self._given[index]
+
+    def _make(self, place: int, **facts: Any) -> Any:
+        dtype, shape = self.request["tensors"][place][:2]
+        return self.recorder.given(tuple(shape), getattr(torch, dtype), **facts)
+
+
+def flatten(result: Any) -> Iterator[Any]:
+    """Leaves of what forward returned, in order; None counts as nothing."""
+    if isinstance(result, dict):
+        result = list(result.values())
+    if isinstance(result, list | tuple):
+        for one in result:
+            yield from flatten(one)
+    elif result is not None:
+        yield result

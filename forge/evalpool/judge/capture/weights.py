@@ -1,0 +1,168 @@
+"""Gives a candidate the reference's parameters while it is constructed, and those left afterwards.
+
+A kernel may pack, transpose or fold its weights in `__init__`, so each new `nn.Parameter` *is* the
+reference's next one of the same shape, in the order in which the reference made its own; a buffer
+is the one with its own name. Functions that initialise (torch.nn.init, the filling methods) leave
+such tensors alone. The rest is matched by name, then by order among those of equal shape.
+
+Not covered: weights that are no `nn.Parameter`, and another order among equal shapes than the
+reference's: `Session` notices it and constructs again without values.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import init
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FILLS = ("uniform_", "normal_", "zero_", "fill_", "random_", "bernoulli_", "exponential_")
+
+
+class Weights:
+    """The reference's values on the card, and which tensors of the candidate have taken them.
+
+    Args:
+        state: Fake tensors by the reference's names.
+        order: Names in the order in which the reference made its parameters.
+    """
+
+    def __init__(self, state: dict[str, Any], *, order: list[str]) -> None:
+        names = dict.fromkeys([*(name for name in order if name in state), *state])
+        self._left = {name: state[name] for name in names if state[name].is_floating_point()}
+        self._taken: dict[int, tuple[Any, str]] = {}
+        """By torch's storage. The tensor is kept, so that the storage stays its own."""
+
+    @property
+    def sources(self) -> set[str]:
+        """Names of the values that were taken."""
+        return {name for _, name in self._taken.values()}
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """The reference's name of a tensor's values."""
+        kept = self._taken.get(tensor.untyped_storage()._cdata)
+        return kept[1] if kept is not None and kept[0].shape == tensor.shape else None
+
+    def names_in(self, model: Any) -> dict[str, str]:
+        """The reference's names of the values in a model, by the model's names."""
+        own = model.state_dict() if isinstance(model, torch.nn.Module) else {}
+        return {name: found for name, one in own.items() if (found := self.name_of(one))}
+
+    def taken(self, tensor: torch.Tensor, *, name: str | None = None) -> Any:
+        """The tensor to use instead: the next value of its shape (and of its name, if it has one),
+        or a copy of it where type or strides differ; the tensor itself if there is none."""
+        if not _is_plain(tensor) or self.name_of(tensor) is not None:
+            return tensor
+        for key, value in self._left.items():
+            is_named = name is None or key.rpartition(".")[2] == name
+            if is_named and value.shape == tensor.shape:
+                del self._left[key]
+                found = _like(tensor, value)
+                self._taken[found.untyped_storage()._cdata] = (found, key)
+                return found
+        return tensor
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within, models are constructed with the reference's values."""
+        register, make = torch.nn.Module.register_buffer, torch.nn.Parameter.__new__
+
+        def register_buffer(module: Any, name: str, tensor: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(tensor, torch.Tensor):
+                tensor = self.taken(tensor, name=name)
+            register(module, name, tensor, *args, **kwargs)
+
+        def parameter(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(data, torch.Tensor):
+                data = self.taken(data)
+            return make(cls, data, *args, **kwargs)
+
+        with ExitStack() as stack:
+            stack.enter_context(replaced(torch.nn.Parameter, "__new__", staticmethod(parameter)))
+            stack.enter_context(replaced(torch.nn.Module, "register_buffer", register_buffer))
+            for owner, name in _initialisers():
+                kept = self._unless_taken(getattr(owner, name))
+                stack.enter_context(replaced(owner, name, kept))
+            yield
+
+    def _unless_taken(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def fill(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(tensor, torch.Tensor) and self.name_of(tensor) is not None:
+                return tensor
+            return original(tensor, *args, **kwargs)
+
+        return fill
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """True if a tensor can take values: memory of its own for each element."""
+    is_strided = tensor.layout is torch.strided and not tensor.is_meta
+    is_full = tensor.numel() > 0 and 0 not in tensor.stride()
+    return is_strided and is_full and tensor.is_floating_point()
+
+
+def _like(tensor: torch.Tensor, value: Any) -> Any:
+    """The value itself, or a copy with the type and strides of a tensor."""
+    if tensor.dtype == value.dtype and tensor.stride() == value.stride():
+        return value
+    empty = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=value.device
+    )
+    return empty.copy_(value)
+
+
+def targets(
+    own: dict[str, torch.Tensor], state: dict[str, Any], taken: dict[str, str], used: set[str]
+) -> dict[str, str]:
+    """The reference's name for each of a model's tensors, by the model's names.
+
+    Args:
+        own: Tensors of the model.
+        state: Tensors of the reference.
+        taken: Names of values that the model's tensors were constructed with.
+        used: Names of values that any tensor was constructed with; it may lie packed elsewhere.
+    """
+    found = {name: name for name in own if name in state and own[name].shape == state[name].shape}
+    for name, source in taken.items():
+        if name not in found and source not in found.values():
+            found[name] = source
+    left = [source for source in state if source not in found.values() and source not in used]
+    for name, tensor in own.items():
+        source = next((one for one in left if state[one].shape == tensor.shape), None)
+        if name not in found and source is not None:
+            found[name] = source
+            left.remove(source)
+    return found
+
+
+def load(own: dict[str, torch.Tensor], state: dict[str, Any], found: dict[str, str]) -> None:
+    """Copies the reference's values into a model's tensors that are not those values already."""
+    for name, source in found.items():
+        target, value = own[name], state[source]
+        if target.untyped_storage()._cdata != value.untyped_storage()._cdata:
+            target.copy_(value)
+
+
+def _initialisers() -> list[tuple[Any, str]]:
+    functions = [name for name in vars(init) if name.endswith("_") and not name.startswith("_")]
+    return [*((init, name) for name in functions), *((torch.Tensor, name) for name in FILLS)]
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within, an attribute has another value."""
+    own = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)

@@ -1,0 +1,197 @@
+"""A candidate's host code becomes launches and operations over storages."""
+
+from __future__ import annotations
+
+import pytest
+
+from forge.evalpool.judge.capture.failures import CaptureFailed
+from forge.evalpool.judge.program.format import Launch, Op, Origin, Section, TensorUse
+from tests.evalpool.capture.capturing import HEADER, SCALE, captured, launches, ops
+
+PLAIN = SCALE + "class ModelNew(torch.nn.Module):\n    def forward(self, x):\n        "
+
+
+def forward(*lines: str) -> str:
+    return PLAIN + "\n        ".join(lines) + "\n"
+
+
+def test_a_launch_has_grid_arguments_and_ttir(tmp_path):
+    program = captured(tmp_path, forward("return scaled(x, 3.0)"), inputs=[[100]])
+    (launch,) = launches(program)
+    kernel = program.kernels[launch.kernel]
+    assert launch.grid == (2, 1, 1)
+    assert launch.arguments[2:] == (100, 3.0)
+    assert [(one.name, one.type) for one in kernel.parameters] == [
+        ("x", "*fp32"), ("y", "*fp32"), ("n", "i32"), ("factor", "fp32"),
+    ]  # fmt: skip
+    assert "tt.func public @scale" in kernel.ttir
+    assert "loc(" not in kernel.ttir
+    assert program.target == "cuda:90:32"
+    assert program.stateful == ""
+
+
+def test_an_input_is_told_from_an_allocation(tmp_path):
+    program = captured(tmp_path, forward("return scaled(x)"), inputs=[[8]])
+    (launch,) = launches(program)
+    uses = [one for one in launch.arguments if isinstance(one, TensorUse)]
+    storages = [program.storages[program.tensors[use.tensor].storage] for use in uses]
+    assert [one.origin for one in storages] == [Origin.INPUT, Origin.ALLOCATION]
+    assert program.outputs == (uses[1].tensor,)
+
+
+def test_views_have_no_node(tmp_path):
+    code = forward("y = scaled(x.view(4, 25).t().contiguous())", "return y[1:, 2]")
+    program = captured(tmp_path, code, inputs=[[100]])
+    assert ops(program) == ["aten.clone.default"]
+    output = program.tensors[program.outputs[0]]
+    assert (output.offset, output.shape, output.strides) == (6, (24,), (4,))
+
+
+def test_operations_keep_their_arguments(tmp_path):
+    code = forward("y = torch.full((3,), 1.5, device=x.device)", "return torch.cat([y, x]).half()")
+    program = captured(tmp_path, code, inputs=[[8]])
+    assert ops(program) == ["aten.full.default", "aten.cat.default", "aten._to_copy.default"]
+    full, cat, _ = program.forward
+    assert isinstance(full, Op)
+    assert isinstance(cat, Op)
+    assert full.arguments == ((3,), 1.5)
+    assert isinstance(cat.arguments[0], tuple)
+    assert cat.line == 18
+
+
+def test_in_place_operations_name_the_tensor_that_they_change(tmp_path):
+    program = captured(tmp_path, forward("x.mul_(2)", "return x"), inputs=[[8]])
+    (node,) = program.forward
+    assert isinstance(node, Op)
+    assert node.results == program.outputs
+    assert program.storages[program.tensors[node.results[0]].storage].origin is Origin.INPUT
+
+
+def test_parameters_are_the_references(tmp_path):
+    code = SCALE + (
+        "class ModelNew(torch.nn.Module):\n"
+        "    def __init__(self, n):\n"
+        "        super().__init__()\n"
+        "        self.linear = torch.nn.Linear(n, n)\n"
+        "        self.packed = self.linear.weight.t().contiguous()\n"
+        "    def forward(self, x):\n"
+        "        return scaled(self.packed) , scaled(self.linear.bias)\n"
+    )
+    state = {"fc.weight": [4, 4], "fc.bias": [4]}
+    program = captured(tmp_path, code, inputs=[[4]], init=[4], state=state)
+    assert [node.name for node in program.init if isinstance(node, Op)] == ["aten.clone.default"]
+    assert {one.name for one in program.storages} == {"fc.weight", "fc.bias", ""}
+    packed = program.storages[program.tensors[launches(program)[0].arguments[0].tensor].storage]
+    assert (packed.origin, packed.section) == (Origin.ALLOCATION, Section.INIT)
+    assert program.returned == "tuple"
+
+
+def test_kernels_of_equal_text_are_one(tmp_path):
+    program = captured(tmp_path, forward("return scaled(scaled(x))"), inputs=[[100]])
+    assert len(launches(program)) == 2
+    assert len(program.kernels) == 1
+
+
+def test_an_empty_grid_launches_nothing(tmp_path):
+    program = captured(tmp_path, forward("return scaled(x[:0])"), inputs=[[100]])
+    assert program.forward == ()
+
+
+def test_operations_of_a_kernel_have_source_lines(tmp_path):
+    program = captured(tmp_path, forward("return scaled(x)"), inputs=[[100]])
+    kernel = program.kernels[0]
+    rows = [row.strip() for row in kernel.ttir.splitlines()]
+    operations = [row for row in rows if row and not row.startswith("}")]
+    assert len(kernel.lines) == len(operations)
+    by_operation = dict(zip(operations, kernel.lines, strict=True))
+    load = next(row for row in operations if "tt.load" in row)
+    assert by_operation[load] == 8
+
+
+def test_the_card_answers_as_the_target(tmp_path):
+    code = forward(
+        "assert x.is_cuda and x.device == torch.device('cuda:0') and x.get_device() == 0",
+        "assert torch.cuda.get_device_capability() == (8, 0)",
+        "assert torch.cuda.get_device_properties(x.device).multi_processor_count == 108",
+        "with torch.cuda.device(x.device), torch.autocast('cuda', dtype=torch.float16):",
+        "    stream = torch.cuda.Stream()",
+        "    stream.wait_stream(torch.cuda.current_stream())",
+        "    with torch.cuda.stream(stream): y = scaled(x)",
+        "torch.cuda.synchronize()",
+        "return y",
+    )
+    target = {
+        "backend": "cuda", "arch": 80, "warp_size": 32,
+        "properties": {"multi_processor_count": 108},
+    }  # fmt: skip
+    program = captured(tmp_path, code, inputs=[[8]], target=target)
+    assert program.target == "cuda:80:32"
+    assert len(program.forward) == 1
+
+
+def test_a_constant_made_on_the_host_is_copied_to_the_card(tmp_path):
+    code = forward("t = torch.tensor([1.0, 2.0]).cuda()", "return scaled(t)")
+    program = captured(tmp_path, code, inputs=[[2]])
+    assert ops(program) == ["aten.copy_.default"]
+    assert program.constants == (b"\0\0\x80?\0\0\0@",)
+
+
+def test_a_result_kept_from_the_first_call_is_reported(tmp_path):
+    code = SCALE + (
+        "class ModelNew(torch.nn.Module):\n"
+        "    y = None\n"
+        "    def forward(self, x):\n"
+        "        if self.y is None: self.y = scaled(x)\n"
+        "        return self.y\n"
+    )
+    program = captured(tmp_path, code, inputs=[[8]])
+    assert program.forward == ()
+    assert program.stateful == "the first call has 1 nodes, the second 0"
+
+
+def test_weights_packed_at_the_first_call_move_to_init(tmp_path):
+    code = SCALE + (
+        "class ModelNew(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.w = torch.nn.Parameter(torch.randn(8))\n"
+        "        self.packed = None\n"
+        "    def forward(self, x):\n"
+        "        if self.packed is None: self.packed = scaled(self.w)\n"
+        "        return scaled(x) + self.packed\n"
+    )
+    program = captured(tmp_path, code, inputs=[[8]], state={"w": [8]})
+    assert [type(node) for node in program.init] == [Launch]
+    assert [type(node) for node in program.forward] == [Launch, Op]
+
+
+@pytest.mark.parametrize(
+    ("code", "stage", "kind", "line", "words"),
+    [
+        ("import torch\nx = (", "import", "SyntaxError", 2, "never closed"),
+        ("raise ValueError('no')", "import", "ValueError", 1, "no"),
+        (forward("return y"), "call", "NameError", 17, "'y' is not defined"),
+        (forward("return 1"), "call", "TypeError", None, "returned a int"),
+        (forward("return torch.zeros(3)"), "call", "TypeError", None, "tensor on cpu"),
+        (forward("return scaled(x.cpu())"), "call", "Unsupported", 17, "to the host"),
+        (forward("return x * x.sum().item()"), "call", "Unsupported", 17, "without .item()"),
+        (forward("return x[x > 0]"), "call", "Unsupported", 17, "depends on data"),
+        (forward("exit()"), "call", "SystemExit", 17, ""),
+        (forward("return scaled(torch.zeros(3))"), "call", "ValueError", 12, "cpu tensor?"),
+        (SCALE.replace("* factor", "* wrong") + PLAIN[len(SCALE) :] + "return scaled(x)",
+         "compile", "CompilationError", 8, "wrong is not defined"),
+    ],
+)  # fmt: skip
+def test_a_failure_has_its_stage_type_and_line(tmp_path, code, stage, kind, line, words):
+    with pytest.raises(CaptureFailed) as found:
+        captured(tmp_path, code, inputs=[[100]])
+    error = found.value
+    assert (error.stage, error.type, error.line) == (stage, kind, line)
+    assert words in error.message
+
+
+def test_a_wrong_constructor_fails_in_init(tmp_path):
+    code = HEADER + "class ModelNew(torch.nn.Module):\n    def __init__(self): pass\n"
+    with pytest.raises(CaptureFailed) as found:
+        captured(tmp_path, code, inputs=[[1]], init=[3])
+    assert (found.value.stage, found.value.type, found.value.line) == ("init", "TypeError", None)
