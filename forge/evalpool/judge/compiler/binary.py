@@ -1,0 +1,199 @@
+# pyright: strict
+"""A compiled kernel and the reasons why one could not be compiled.
+
+A compiler child writes the fields of a `Binary` as a JSON object (`Header`); the judge checks each
+field here before it believes one. Neither torch nor Triton is imported.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, TypeAlias, cast
+
+Header: TypeAlias = Mapping[str, Any]
+
+MAX_CODE_BYTES = 8 << 20
+"""Largest binary; the largest seen is 0.4 MB."""
+MAX_SCRATCH_BYTES = 64 << 20
+"""Global scratch memory of one program instance."""
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,511}")
+
+
+class Depth(StrEnum):
+    """Last stage of a compilation."""
+
+    ASSEMBLY = "assembly"
+    """PTX or AMDGCN: tells whether a kernel compiles, without ptxas. `Binary.code` is empty."""
+    BINARY = "binary"
+
+
+class FailureKind(StrEnum):
+    """Reason why there is no binary."""
+
+    REFUSED = "refused"
+    """The text is outside the closed list."""
+    COMPILE_ERROR = "compile_error"
+    """The compiler refused it, crashed, or ran past its deadline or memory."""
+    OUT_OF_RESOURCES = "out_of_resources"
+    """It compiles and cannot be launched on this target."""
+    INFRA = "infra"
+    """The judge's own fault: a compiler child could not be had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A kernel without a binary."""
+
+    kind: FailureKind
+    message: str
+    text_line: int = 0
+    """Line of the kernel's text, from 1; 0 where unknown."""
+    line: int = 0
+    """Line of the candidate's source; 0 where unknown."""
+    operation: str = ""
+    """Operation that was refused, such as `tt.int_to_ptr`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMap:
+    """Encoding of a tensor map that the host makes for a descriptor argument (TMA)."""
+
+    swizzle: int
+    """CUtensorMapSwizzle."""
+    elem_size: int
+    """Bytes."""
+    elem_type: int
+    """CUtensorMapDataType."""
+    block_size: tuple[int, ...]
+    """Elements of the box, by dimension."""
+    fp4_padded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binary:
+    """A kernel compiled for one target, with the facts that a launch needs."""
+
+    key: str
+    """Cache key: SHA-256 of text, options, parameters, target, depth and compiler version."""
+    target: str
+    name: str
+    """Entry symbol."""
+    code: bytes
+    """Cubin or hsaco; empty at `Depth.ASSEMBLY`."""
+    shared_bytes: int
+    """Dynamic shared memory of a launch."""
+    num_warps: int
+    """Warps of a launch, more than the option where warps are specialised."""
+    num_ctas: int
+    cluster_dims: tuple[int, int, int]
+    global_scratch_bytes: int
+    """For each program instance (cluster); the launch passes a pointer to the whole."""
+    global_scratch_alignment: int
+    profile_scratch_bytes: int
+    profile_scratch_alignment: int
+    tensor_maps: tuple[TensorMap, ...]
+    """One for each descriptor among the parameters, in order; empty where descriptors are passed
+    as a base pointer with shape and strides."""
+    tensor_memory: int
+    """Columns of tensor memory (Blackwell)."""
+    num_registers: int
+    """For each thread; 0 at `Depth.ASSEMBLY`."""
+    num_spills: int
+    """Local memory of a thread in 32-bit words, as Triton counts spills."""
+    launch_cooperative_grid: bool
+    launch_pdl: bool
+
+    def header(self) -> dict[str, Any]:
+        """Returns all fields but `code`, as JSON takes them."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "code"}
+        values["tensor_maps"] = [
+            {one.name: getattr(item, one.name) for one in fields(item)} for item in self.tensor_maps
+        ]
+        return values
+
+
+class InvalidBinary(Exception):
+    """A compiler child or a cache file holds no binary. The message names the field."""
+
+
+def parse_binary(header: Header, code: bytes) -> Binary:
+    """Returns a binary of fields that somebody else wrote. Raises InvalidBinary."""
+    if len(code) > MAX_CODE_BYTES:
+        raise InvalidBinary(f"code has {len(code)} bytes of at most {MAX_CODE_BYTES}")
+    if set(header) != {one.name for one in fields(Binary)} - {"code"}:
+        raise InvalidBinary(f"fields {sorted(header)}")
+    cluster = _integers(header, "cluster_dims", most=64)
+    if len(cluster) != 3 or math.prod(cluster) not in range(1, 17):
+        raise InvalidBinary(f"cluster_dims {cluster}")
+    return Binary(
+        key=_text(header, "key", re.compile(r"[0-9a-f]{64}")),
+        target=_text(header, "target", re.compile(r"[a-z]+:[a-z0-9]+:\d+")),
+        name=_text(header, "name", NAME),
+        code=code,
+        shared_bytes=_integer(header, "shared_bytes", most=1 << 20),
+        num_warps=_integer(header, "num_warps", least=1, most=64),
+        num_ctas=_integer(header, "num_ctas", least=1, most=16),
+        cluster_dims=(cluster[0], cluster[1], cluster[2]),
+        global_scratch_bytes=_integer(header, "global_scratch_bytes", most=MAX_SCRATCH_BYTES),
+        global_scratch_alignment=_integer(header, "global_scratch_alignment", least=1, most=4096),
+        profile_scratch_bytes=_integer(header, "profile_scratch_bytes", most=MAX_SCRATCH_BYTES),
+        profile_scratch_alignment=_integer(header, "profile_scratch_alignment", least=1, most=4096),
+        tensor_maps=tuple(_tensor_map(one) for one in _list(header, "tensor_maps")),
+        tensor_memory=_integer(header, "tensor_memory", most=512),
+        num_registers=_integer(header, "num_registers", most=1024),
+        num_spills=_integer(header, "num_spills", most=1 << 20),
+        launch_cooperative_grid=_boolean(header, "launch_cooperative_grid"),
+        launch_pdl=_boolean(header, "launch_pdl"),
+    )
+
+
+def _tensor_map(item: Any) -> TensorMap:
+    if not isinstance(item, dict):
+        raise InvalidBinary("tensor_maps")
+    header = cast("Header", item)
+    return TensorMap(
+        swizzle=_integer(header, "swizzle", most=8),
+        elem_size=_integer(header, "elem_size", least=1, most=16),
+        elem_type=_integer(header, "elem_type", most=32),
+        block_size=_integers(header, "block_size", most=256),
+        fp4_padded=_boolean(header, "fp4_padded"),
+    )
+
+
+def _integer(header: Header, name: str, *, least: int = 0, most: int) -> int:
+    value = header.get(name)
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidBinary(f"{name} is {str(value)[:80]}, not from {least} to {most}")
+    return value
+
+
+def _integers(header: Header, name: str, *, most: int) -> tuple[int, ...]:
+    values = _list(header, name)
+    if len(values) > 8 or any(type(one) is not int or not 0 < one <= most for one in values):
+        raise InvalidBinary(f"{name} is {str(values)[:80]}")
+    return tuple(values)
+
+
+def _list(header: Header, name: str) -> list[Any]:
+    value = header.get(name)
+    if not isinstance(value, list | tuple):
+        raise InvalidBinary(f"{name} is no list")
+    return list(cast("list[Any]", value))
+
+
+def _boolean(header: Header, name: str) -> bool:
+    value = header.get(name)
+    if type(value) is not bool:
+        raise InvalidBinary(f"{name} is {str(value)[:80]}, neither true nor false")
+    return value
+
+
+def _text(header: Header, name: str, pattern: re.Pattern[str]) -> str:
+    value = header.get(name)
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise InvalidBinary(f"{name} is {str(value)[:80]!r}")
+    return value

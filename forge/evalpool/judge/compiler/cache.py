@@ -1,0 +1,222 @@
+# pyright: strict
+"""Compiled kernels by content: in memory, and on disk below `~/.cache/forge/kernels`.
+
+The key is the SHA-256 of everything that a binary depends on, so an entry is never wrong for its
+key. Only the judge writes: candidates and compiler children see no path. A file holds the hash of
+its own content; one that was damaged, or written by another version, counts as absent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import stat
+import struct
+import tempfile
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge.evalpool.judge.compiler.binary import Binary, Depth, InvalidBinary, parse_binary
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.program.format import Kernel
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Version of key and file: raised when `Binary`, the closed list or a stage's options change."""
+MAX_DISK_BYTES = 2 << 30
+"""About 50,000 kernels."""
+MAX_MEMORY_BYTES = 256 << 20
+KEPT_SHARE = 0.8
+"""Share of the bound that remains when the oldest files are removed."""
+_LENGTH = struct.Struct("<I")
+_DIGEST_BYTES = 32
+
+
+def default_folder() -> Path:
+    """Follows $XDG_CACHE_HOME, as the measured baselines do."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "forge" / "kernels"
+
+
+def key_of(kernel: Kernel, *, target: str, depth: Depth, version: str) -> str:
+    """Returns 64 hexadecimal digits. `version` is the compiler's."""
+    parts = {
+        "format": FORMAT,
+        "version": version,
+        "target": target,
+        "depth": depth,
+        "name": kernel.name,
+        "options": dataclasses.asdict(kernel.options),
+        "parameters": [one.type for one in kernel.parameters],
+    }
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode() + b"\0")
+    digest.update(kernel.ttir.encode())
+    return digest.hexdigest()
+
+
+class Cache:
+    """Binaries by key. Safe to use from several threads, and from several judges on one folder."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        max_disk_bytes: int = MAX_DISK_BYTES,
+        max_memory_bytes: int = MAX_MEMORY_BYTES,
+    ) -> None:
+        """
+        Args:
+            folder: made if missing; None for memory only.
+        """
+        self._folder = _open_folder(folder)
+        self._max_disk_bytes = max_disk_bytes
+        self._max_memory_bytes = max_memory_bytes
+        self._lock = threading.Lock()
+        self._memory: OrderedDict[str, Binary] = OrderedDict()
+        self._memory_bytes = 0
+        self._disk_bytes = sum(size for _, size, _ in self._files())
+
+    def get(self, key: str) -> Binary | None:
+        """Returns the binary of a key from memory or disk, and makes it the youngest."""
+        return self.recall(key) or self.load(key)
+
+    def recall(self, key: str) -> Binary | None:
+        """Returns the binary of a key from memory alone."""
+        with self._lock:
+            if key in self._memory:
+                self._memory.move_to_end(key)
+            return self._memory.get(key)
+
+    def load(self, key: str) -> Binary | None:
+        """Returns the binary of a key from disk, and keeps it in memory."""
+        binary = self._load(key)
+        if binary is not None:
+            self._remember(binary)
+        return binary
+
+    def put(self, binary: Binary) -> None:
+        """Keeps a binary that the judge has checked. A disk that refuses is logged, no error."""
+        self._remember(binary)
+        if self._folder is None:
+            return
+        try:
+            self._disk_bytes += _write(self._path(binary.key), _pack(binary))
+        except OSError as error:
+            logger.warning("the kernel cache cannot be written: %s", error)
+            return
+        if self._disk_bytes > self._max_disk_bytes:
+            self._remove_oldest()
+
+    def forget(self, key: str) -> None:
+        """Removes an entry."""
+        with self._lock:
+            found = self._memory.pop(key, None)
+            self._memory_bytes -= len(found.code) if found else 0
+        if self._folder is not None:
+            self._path(key).unlink(missing_ok=True)
+
+    def _remember(self, binary: Binary) -> None:
+        with self._lock:
+            known = self._memory.pop(binary.key, None)
+            self._memory[binary.key] = binary
+            self._memory_bytes += len(binary.code) - (len(known.code) if known else 0)
+            while self._memory_bytes > self._max_memory_bytes:
+                _, oldest = self._memory.popitem(last=False)
+                self._memory_bytes -= len(oldest.code)
+
+    def _load(self, key: str) -> Binary | None:
+        if self._folder is None:
+            return None
+        path = self._path(key)
+        try:
+            binary = _unpack(path.read_bytes())
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, InvalidBinary) as error:
+            logger.warning("the kernel cache's file %s is unusable: %s", path, error)
+            return None
+        return binary if binary.key == key else None
+
+    def _path(self, key: str) -> Path:
+        assert self._folder is not None
+        return self._folder / key[:2] / key[2:]
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """Age, size and path of each entry, oldest first."""
+        if self._folder is None:
+            return []
+        found: list[tuple[float, int, Path]] = []
+        for path in self._folder.glob("??/*"):
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue  # another judge removed it
+            found.append((status.st_mtime, status.st_size, path))
+        return sorted(found)
+
+    def _remove_oldest(self) -> None:
+        files = self._files()
+        left = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if left <= self._max_disk_bytes * KEPT_SHARE:
+                break
+            path.unlink(missing_ok=True)
+            left -= size
+        self._disk_bytes = left
+
+
+def _open_folder(folder: Path | None) -> Path | None:
+    """A folder of ours that nobody else can write to; None, with a warning, where it is not."""
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+    except OSError as error:
+        logger.warning("no kernel cache at %s: %s", folder, error)
+        return None
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        logger.warning("no kernel cache at %s: others can write to it", folder)
+        return None
+    return folder
+
+
+def _pack(binary: Binary) -> bytes:
+    header = json.dumps(binary.header()).encode()
+    body = _LENGTH.pack(len(header)) + header + binary.code
+    return hashlib.sha256(body).digest() + body
+
+
+def _unpack(data: bytes) -> Binary:
+    """Raises InvalidBinary."""
+    body = memoryview(data)[_DIGEST_BYTES:]
+    if len(body) < _LENGTH.size or hashlib.sha256(body).digest() != data[:_DIGEST_BYTES]:
+        raise InvalidBinary("its hash is not that of its content")
+    (length,) = _LENGTH.unpack_from(body)
+    try:
+        header = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
+    except ValueError as error:
+        raise InvalidBinary("its header is no JSON") from error
+    return parse_binary(header, bytes(body[_LENGTH.size + length :]))
+
+
+def _write(path: Path, data: bytes) -> int:
+    """Writes a file that is complete or absent, and returns its bytes."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    fd, name = tempfile.mkstemp(dir=path.parent.parent, prefix="new-")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    return len(data)

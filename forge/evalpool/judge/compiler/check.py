@@ -1,0 +1,174 @@
+"""Checks the module that MLIR parsed against the closed list. Runs in a compiler child.
+
+`check_ttir` is the whole check: words of the text (`text.py`), then a walk over the module: names
+of operations, one public function with the kernel's parameters, library functions with their true
+signatures, inline assembly of pure arithmetic. It demands that MLIR prints the module exactly as
+the text has it, so whoever reads the text reads what is compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from triton._C.libtriton import ir
+
+from forge.evalpool.judge.compiler.backend import Target, load_dialects
+from forge.evalpool.judge.compiler.signature import takes
+from forge.evalpool.judge.compiler.text import Refused, check_text, operations, without
+from forge.evalpool.judge.program import dialect, inline_assembly
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.program.format import Kernel, Parameter
+
+RESERVED = ("llvm", "nvvm", "rocdl", "__nv", "__oc", "__triton", "__cuda", "amdgcn", "_ZN")
+"""First letters of symbols that a library or the compiler defines."""
+
+
+class ParseFailed(Exception):
+    """MLIR does not take the text; its words are on the descriptor of standard error."""
+
+
+def check_ttir(kernel: Kernel, target: Target) -> Any:
+    """Returns the module of a kernel, without prints and asserts, to be compiled.
+
+    Raises:
+        Refused: with the operation and the reason.
+        ParseFailed: not a module.
+    """
+    check_text(kernel.ttir)
+    module = parse(kernel.ttir, target)
+    check_module(module, name=kernel.name, parameters=kernel.parameters)
+    if module.str_nodebug().strip() != kernel.ttir.strip():
+        raise Refused("", "the text is not as MLIR prints its module")
+    stripped = without(kernel.ttir, dialect.STRIPPED)
+    return module if stripped is kernel.ttir else parse(stripped, target)
+
+
+def parse(text: str, target: Target) -> Any:
+    """Returns a verified module, with its context. Raises ParseFailed."""
+    context = ir.context()
+    load_dialects(context, target)
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/kernel.ttir"  # MLIR names it in its messages
+        with open(path, "w") as file:
+            file.write(text)
+        try:
+            module = ir.parse_mlir_module(path, context)
+        except RuntimeError as error:
+            raise ParseFailed(str(error)) from error
+        finally:
+            os.unlink(path)
+    module.context = context
+    return module
+
+
+def check_module(module: Any, *, name: str, parameters: tuple[Parameter, ...]) -> None:
+    """Raises Refused where an operation, function or signature is outside the closed list."""
+    walker = _Walker(name)
+    module.walk(walker.visit)
+    if walker.refusal is not None:
+        raise walker.refusal
+    if walker.num_modules != 1 or walker.num_public != 1:
+        raise Refused("tt.func", f"{walker.num_public} public functions, not one")
+    function = module.get_function(name)
+    found = [str(one) for one in module.get_function_signature(function)]
+    if not takes(found, parameters):
+        wanted = ", ".join(one.type for one in parameters)
+        raise Refused("tt.func", f"takes ({', '.join(found)}), the kernel's parameters: {wanted}")
+
+
+class _Walker:
+    """Looks at each operation; the first refusal is kept, since MLIR's walk cannot be left."""
+
+    def __init__(self, name: str) -> None:
+        self.refusal: Refused | None = None
+        self.num_modules = 0
+        self.num_public = 0
+        self._name = name
+
+    def visit(self, operation: Any) -> None:
+        if self.refusal is None:
+            try:
+                self._check(operation, operation.get_name())
+            except Refused as refusal:
+                self.refusal = refusal
+
+    def _check(self, operation: Any, name: str) -> None:
+        if name not in dialect.OPERATIONS:
+            raise Refused(name, "is not in the closed list")
+        match name:
+            case "builtin.module":
+                self.num_modules += 1
+            case "tt.func":
+                self._check_function(operation)
+            case "tt.bitcast":
+                _check_bitcast(operation)
+            case "tt.extern_elementwise":
+                _check_extern(operation)
+            case "tt.elementwise_inline_asm":
+                _check_assembly(operation)
+            case "ub.poison":
+                if "!tt." in str(operation.get_result(0).get_type()):
+                    raise Refused(name, "a pointer without value")
+            case _:
+                pass
+
+    def _check_function(self, function: Any) -> None:
+        symbol = function.get_str_attr("sym_name")
+        if function.get_num_regions() != 1 or function.get_region(0).empty():
+            raise Refused("tt.func", f"{symbol!r} has no body")
+        if function.get_str_attr("sym_visibility") != "private":
+            self.num_public += 1
+            if symbol != self._name:
+                raise Refused("tt.func", f"public {symbol!r}, the kernel's name is {self._name!r}")
+        elif symbol.startswith(RESERVED):
+            raise Refused("tt.func", f"{symbol!r} is a reserved name")
+
+
+def _check_bitcast(operation: Any) -> None:
+    source = str(operation.get_operand(0).get_type())
+    result = str(operation.get_result(0).get_type())
+    if ("!tt.ptr" in source) != ("!tt.ptr" in result):
+        raise Refused("tt.bitcast", f"{source} to {result}")
+
+
+def _check_extern(operation: Any) -> None:
+    name = "tt.extern_elementwise"
+    symbol = operation.get_str_attr("symbol")
+    known = dialect.EXTERN.get(symbol)
+    if known is None:
+        raise Refused(name, f"function {symbol!r} is not in the closed list")
+    if operation.get_str_attr("libpath") or operation.get_str_attr("libname") not in (
+        "",
+        "libdevice",
+    ):
+        raise Refused(name, "names a library")
+    operands = (operation.get_operand(i) for i in range(operation.get_num_operands()))
+    arguments = ", ".join(_element(one) for one in operands)
+    signature = f"{arguments} -> {_element(operation.get_result(0))}"
+    if signature not in known:
+        raise Refused(name, f"{symbol} as {signature}, it is {' or '.join(sorted(known))}")
+
+
+def _check_assembly(operation: Any) -> None:
+    reason = inline_assembly.refusal(
+        operation.get_str_attr("asm_string"), operation.get_str_attr("constraints")
+    )
+    if reason:
+        raise Refused("tt.elementwise_inline_asm", reason)
+
+
+def _element(value: Any) -> str:
+    """Element type of a value: `f32` of `tensor<128xf32>`."""
+    text = str(value.get_type())
+    return text.removeprefix("tensor<").removesuffix(">").rsplit("x", 1)[-1]
+
+
+def first_line(kernel: Kernel, refusal: Refused) -> int:
+    """Line of the text where the refused operation is; 0 where unknown."""
+    if refusal.text_line:
+        return refusal.text_line
+    lines = (number for number, name in operations(kernel.ttir) if name == refusal.operation)
+    return next(lines, 0)

@@ -1,0 +1,151 @@
+"""Compiles one kernel in the sandbox and ends. Forked by the zygote; the text may be hostile.
+
+    judge ── CALL + memory (text, then room for the binary) ─▶ check, compile ── DONE | FAILED ──▶
+
+The answer is a binary's header, or a failure's kind, message and line. It proves nothing: the
+judge checks each field and reads the binary itself. Uses nothing of a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import socket
+import sys
+from typing import Any
+
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.compiler import backend, check, lower
+from forge.evalpool.judge.compiler.binary import Depth, Failure, FailureKind
+from forge.evalpool.judge.compiler.text import Refused
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.program.format import Kernel, Options, Parameter
+
+IDLE_S = 600.0
+MAX_MESSAGE_CHARACTERS = 2000
+_DIAGNOSTIC = re.compile(r'kernel\.ttir"?:(\d+):(\d+)\)?: (?:error: )?(.+)')
+_ASSEMBLER = re.compile(r"^ptxas.*?error\s*: (.+)", re.MULTILINE)
+
+WARM_TEXT = """module {
+  tt.func public @warm(%arg0: !tt.ptr<f32>) attributes {noinline = false} {
+    %0 = tt.make_range {end = 64 : i32, start = 0 : i32} : tensor<64xi32>
+    %1 = tt.splat %arg0 : !tt.ptr<f32> -> tensor<64x!tt.ptr<f32>>
+    %2 = tt.addptr %1, %0 : tensor<64x!tt.ptr<f32>>, tensor<64xi32>
+    %3 = tt.load %2 : tensor<64x!tt.ptr<f32>>
+    %4 = arith.addf %3, %3 : tensor<64xf32>
+    tt.store %2, %4 : tensor<64x!tt.ptr<f32>>
+    tt.return
+  }
+}
+"""
+
+
+def warm_up(target: str) -> None:
+    """Compiles a small kernel once in the zygote: tables that each child would otherwise build
+    (a quarter of a small kernel's time). Starts no thread that outlives it."""
+    kernel = Kernel(
+        name="warm",
+        ttir=WARM_TEXT,
+        options=Options(),
+        parameters=(Parameter(name="x", type="*fp32"),),
+    )
+    opened = backend.open_target(target)
+    module = check.check_ttir(kernel, opened)
+    lower.lower(module, kernel, opened, depth=Depth.BINARY, key="0" * 64)
+
+
+def main(sock: socket.socket) -> None:
+    """Serves one request of the judge."""
+    sock.settimeout(None)
+    data, fds, _, _ = socket.recv_fds(sock, frames.HEADER.size, 4)
+    if len(data) < frames.HEADER.size or not fds:
+        return
+    length = frames.HEADER.unpack(data)[2]
+    request = json.loads(_read(sock, length))
+    sys.setrecursionlimit(10_000)
+    with mmap.mmap(fds[0], request["num_bytes"]) as memory:
+        kind, body = answer(request, memory)
+    frames.send(sock, kind, body, timeout_s=IDLE_S)
+
+
+def answer(request: dict[str, Any], memory: mmap.mmap) -> tuple[Kind, dict[str, Any]]:
+    """Compiles what the memory holds, and puts the binary behind it."""
+    text = memory[: request["text_bytes"]].decode("ascii")
+    kernel = Kernel(
+        name=request["name"],
+        ttir=text,
+        options=_options(request["options"]),
+        parameters=tuple(Parameter(name=one[0], type=one[1]) for one in request["parameters"]),
+    )
+    with _Words() as words:
+        try:
+            target = backend.open_target(request["target"])
+            depth = Depth(request["depth"])
+            module = check.check_ttir(kernel, target)
+            binary = lower.lower(module, kernel, target, depth=depth, key=request["key"])
+        except Exception as error:
+            failure = _failure(error, kernel, words.read())
+            return Kind.FAILED, {
+                "kind": failure.kind,
+                "message": failure.message[:MAX_MESSAGE_CHARACTERS],
+                "text_line": failure.text_line,
+                "operation": failure.operation,
+            }
+    room = slice(request["code_at"], request["code_at"] + len(binary.code))
+    memory[room] = binary.code
+    return Kind.DONE, {"header": binary.header(), "code_bytes": len(binary.code)}
+
+
+def _failure(error: Exception, kernel: Kernel, words: str) -> Failure:
+    """Names the failure in MLIR's words, at the line of the text where that is known."""
+    if isinstance(error, Refused):
+        return Failure(
+            kind=FailureKind.REFUSED,
+            message=str(error),
+            text_line=check.first_line(kernel, error),
+            operation=error.operation,
+        )
+    found = _DIAGNOSTIC.search(words)
+    assembler = _ASSEMBLER.findall(str(error))
+    message = "; ".join(dict.fromkeys(assembler)) or str(error)
+    if found:
+        message = f"{found[3]} ({message})" if isinstance(error, lower.CompileFailed) else found[3]
+    return Failure(
+        kind=FailureKind.COMPILE_ERROR, message=message, text_line=int(found[1]) if found else 0
+    )
+
+
+def _options(fields: dict[str, Any]) -> Options:
+    fields["cluster_dims"] = tuple(fields["cluster_dims"])
+    return Options(**fields)
+
+
+class _Words:
+    """Standard error as a file: MLIR, LLVM and ptxas write their messages there."""
+
+    def __enter__(self) -> _Words:
+        self._saved = os.dup(2)
+        self._file = open("words.txt", "w+b")  # in the scratch folder that a child stands in
+        os.dup2(self._file.fileno(), 2)
+        return self
+
+    def read(self) -> str:
+        self._file.seek(0)
+        return self._file.read(1 << 16).decode(errors="replace")
+
+    def __exit__(self, *_: object) -> None:
+        os.dup2(self._saved, 2)
+        os.close(self._saved)
+        self._file.close()
+
+
+def _read(sock: socket.socket, length: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < length:
+        part = sock.recv(length - len(parts))
+        if not part:
+            sys.exit(0)
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,300 @@
+"""The judge's compiler: kernels in, binaries out, each compiled in a sandboxed child of its own.
+
+    threads ─▶ cache? ─▶ words of the text ─▶ child (zygote's fork) ─▶ fields, ELF ─▶ cache
+
+Promise: what is returned was checked here, field by field and byte by byte, whatever the child
+became; a kernel that crashes the compiler is that kernel's `compile_error`. Equal kernels that are
+asked for at the same time are compiled once. Imports neither torch nor Triton.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import random
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, cast
+
+from forge.evalpool.judge import frames, proof
+from forge.evalpool.judge.compiler.binary import (
+    MAX_CODE_BYTES,
+    Binary,
+    Depth,
+    Failure,
+    FailureKind,
+    InvalidBinary,
+    parse_binary,
+)
+from forge.evalpool.judge.compiler.cache import Cache, key_of
+from forge.evalpool.judge.compiler.elf import InvalidElf, check_code
+from forge.evalpool.judge.compiler.limits import over_limits
+from forge.evalpool.judge.compiler.text import Refused, check_text, source_line
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.shm import shared_memory
+from forge.evalpool.judge.spawner import ZygoteGone
+from forge.process.child import describe_exit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.evalpool.judge.program.format import Kernel
+    from forge.evalpool.judge.spawner import Ending, SandboxedChild, Spawner
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_S = 60.0
+"""For one kernel: the slowest honest one seen takes 9 s on a busy core."""
+ROLE = "compiler"
+RECHECK_SHARE = 1 / 64
+"""Share of the binaries from disk that are compiled again, and must be equal byte for byte."""
+MAX_FAILURES = 10_000
+MAX_MESSAGE_CHARACTERS = 2000
+_PAGE = 4096
+
+
+class Compiler:
+    """Compiles kernels for the judge. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        spawner: Spawner,
+        *,
+        cache: Cache,
+        uids: Sequence[int | None] = (None,),
+        num_parallel: int | None = None,
+        deadline_s: float = DEADLINE_S,
+        recheck_share: float = RECHECK_SHARE,
+    ) -> None:
+        """
+        Args:
+            uids: a user id for each child that may live at once, where the judge is root.
+            num_parallel: children at once; the cores of this process by default.
+            deadline_s: for one kernel.
+        """
+        self._spawner = spawner
+        self._cache = cache
+        self._uids = list(uids)
+        count = num_parallel or len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="compile")
+        self._deadline_s = deadline_s
+        self._recheck_share = recheck_share
+        self._lock = threading.Lock()
+        self._pending: dict[str, Future[Binary | Failure]] = {}
+        self._failures: dict[str, Failure] = {}
+        self.num_compiled = 0
+        """Children that were asked."""
+        self.num_rechecked = 0
+        self.num_unequal = 0
+        """Binaries from disk that another compilation did not give again."""
+
+    def close(self) -> None:
+        """Waits for children that compile, and ends the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def compile(
+        self, kernels: Sequence[Kernel], target: str, *, depth: Depth = Depth.BINARY
+    ) -> list[Binary | Failure]:
+        """Compiles kernels side by side.
+
+        Args:
+            target: Triton's, such as `cuda:90:32` or `hip:gfx942:64`.
+
+        Returns:
+            One result for each kernel, in order.
+        """
+        futures = [self._submit(kernel, target, depth) for kernel in kernels]
+        return [_at_line(one.result(), k) for one, k in zip(futures, kernels, strict=True)]
+
+    def _submit(self, kernel: Kernel, target: str, depth: Depth) -> Future[Binary | Failure]:
+        version = self._spawner.versions.get("triton", "")
+        key = key_of(kernel, target=target, depth=depth, version=version)
+        with self._lock:
+            if key in self._pending:
+                return self._pending[key]
+            future: Future[Binary | Failure] = Future()
+            self._pending[key] = future
+        known = (
+            self._failures.get(key)
+            or self._cache.recall(key)
+            or self._from_disk(kernel, target, depth, key)
+        )
+        if known is not None:
+            self._settle(key, future, known)
+        else:
+            self._pool.submit(self._work, kernel, target, depth, key, future)
+        return future
+
+    def _from_disk(self, kernel: Kernel, target: str, depth: Depth, key: str) -> Binary | None:
+        """A sample of what the disk has is compiled again behind the caller's back."""
+        found = self._cache.load(key)
+        if found is not None and random.random() < self._recheck_share:
+            self._pool.submit(self._recheck, kernel, target, depth, found)
+        return found
+
+    def _recheck(self, kernel: Kernel, target: str, depth: Depth, known: Binary) -> None:
+        made = self._compile(kernel, target, depth, known.key)
+        self.num_rechecked += 1
+        if isinstance(made, Binary) and made != known:
+            self.num_unequal += 1
+            logger.error("kernel %s is not what the cache holds: %s", kernel.name, known.key)
+            self._cache.put(made)
+
+    def _work(
+        self, kernel: Kernel, target: str, depth: Depth, key: str, future: Future[Binary | Failure]
+    ) -> None:
+        try:
+            result = self._make(kernel, target, depth, key)
+        except BaseException as error:
+            with self._lock:
+                del self._pending[key]
+            future.set_exception(error)
+            raise
+        self._settle(key, future, result)
+
+    def _settle(self, key: str, future: Future[Binary | Failure], result: Binary | Failure) -> None:
+        with self._lock:
+            del self._pending[key]
+        future.set_result(result)
+
+    def _make(self, kernel: Kernel, target: str, depth: Depth, key: str) -> Binary | Failure:
+        try:
+            check_text(kernel.ttir)
+        except Refused as error:
+            return _refused(error)
+        result = self._compile(kernel, target, depth, key)
+        if isinstance(result, Binary):
+            self._cache.put(result)
+        elif result.kind is not FailureKind.INFRA:
+            with self._lock:
+                if len(self._failures) >= MAX_FAILURES:
+                    self._failures.clear()
+                self._failures[key] = result
+        return result
+
+    def _compile(self, kernel: Kernel, target: str, depth: Depth, key: str) -> Binary | Failure:
+        """In a child. A zygote that dies meanwhile is infra."""
+        with self._lock:
+            uid = self._uids.pop() if self._uids else None
+        try:
+            child = self._spawner.spawn(role=ROLE, uid=uid)
+            self.num_compiled += 1
+            return self._ask(child, kernel, target, depth, key)
+        except (ZygoteGone, proof.WeakSandbox) as error:
+            return Failure(kind=FailureKind.INFRA, message=str(error))
+        finally:
+            with self._lock:
+                if uid is not None:
+                    self._uids.append(uid)
+
+    def _ask(
+        self, child: SandboxedChild, kernel: Kernel, target: str, depth: Depth, key: str
+    ) -> Binary | Failure:
+        text = kernel.ttir.encode("ascii")
+        code_at = -(-len(text) // _PAGE) * _PAGE
+        num_bytes = code_at + (MAX_CODE_BYTES if depth is Depth.BINARY else 0)
+        request = {
+            "name": kernel.name,
+            "options": dataclasses.asdict(kernel.options),
+            "parameters": [[one.name, one.type] for one in kernel.parameters],
+            "target": target,
+            "depth": depth,
+            "key": key,
+            "text_bytes": len(text),
+            "code_at": code_at,
+            "num_bytes": num_bytes,
+        }
+        has_hung_up = False
+        try:
+            with shared_memory(num_bytes) as (fd, memory):
+                memory[: len(text)] = text
+                deadline = time.monotonic() + self._deadline_s
+                frames.send(child.sock, Kind.CALL, request, fds=(fd,))
+                answer = frames.receive(
+                    child.sock, deadline=deadline, expected=(Kind.DONE, Kind.FAILED)
+                )
+                if answer.kind is Kind.FAILED:
+                    return _failure(answer.body)
+                return _binary(answer.body, memory[code_at:], kernel, target, key, depth)
+        except frames.DeadlinePassed:
+            message = f"not compiled within {self._deadline_s:g} s"
+        except frames.PeerGone:
+            has_hung_up = True
+        except (frames.FrameError, InvalidBinary, InvalidElf) as error:
+            message = f"the compiler's output is unusable: {error}"
+        finally:
+            if not has_hung_up:
+                self._spawner.end(child)
+        if has_hung_up:
+            message = f"the compiler crashed: {_how(self._spawner.ended(child))}"
+        return Failure(kind=FailureKind.COMPILE_ERROR, message=message)
+
+
+def _binary(
+    body: dict[str, Any], room: bytes, kernel: Kernel, target: str, key: str, depth: Depth
+) -> Binary | Failure:
+    """The child's answer, checked. Raises InvalidBinary or InvalidElf."""
+    size, header = body.get("code_bytes"), body.get("header")
+    if type(size) is not int or not 0 <= size <= len(room) or not isinstance(header, dict):
+        raise InvalidBinary("no header, or no size")
+    binary = parse_binary(cast("dict[str, Any]", header), room[:size])
+    options = kernel.options
+    if (binary.key, binary.target, binary.name) != (key, target, kernel.name):
+        raise InvalidBinary(f"{binary.name} for {binary.target}, expected {kernel.name}")
+    if (binary.num_ctas, binary.launch_cooperative_grid, binary.launch_pdl) != (
+        options.num_ctas,
+        options.launch_cooperative_grid,
+        options.launch_pdl,
+    ):
+        raise InvalidBinary("launch options that are not the kernel's")
+    if depth is Depth.BINARY:
+        elf = check_code(binary.code, name=kernel.name, backend=target.split(":")[0])
+        if target.startswith("cuda") and (elf.num_registers, elf.num_spills) != (
+            binary.num_registers,
+            binary.num_spills,
+        ):
+            raise InvalidBinary("registers that are not the binary's")
+    message = over_limits(binary)
+    return Failure(kind=FailureKind.OUT_OF_RESOURCES, message=message) if message else binary
+
+
+def _failure(body: dict[str, Any]) -> Failure:
+    """A child's failure. Raises InvalidBinary."""
+    try:
+        kind = FailureKind(str(body.get("kind")))
+    except ValueError as error:
+        raise InvalidBinary(f"failure {str(body)[:80]}") from error
+    line = body.get("text_line")
+    return Failure(
+        kind=FailureKind.REFUSED if kind is FailureKind.REFUSED else FailureKind.COMPILE_ERROR,
+        message=str(body.get("message"))[:MAX_MESSAGE_CHARACTERS],
+        text_line=line if type(line) is int and line > 0 else 0,
+        operation=str(body.get("operation", ""))[:80],
+    )
+
+
+def _refused(error: Refused) -> Failure:
+    return Failure(
+        kind=FailureKind.REFUSED,
+        message=str(error),
+        text_line=error.text_line,
+        operation=error.operation,
+    )
+
+
+def _at_line(result: Binary | Failure, kernel: Kernel) -> Binary | Failure:
+    """Equal kernels share a result, and stand on lines of their own."""
+    if isinstance(result, Binary) or not result.text_line:
+        return result
+    line = source_line(kernel.ttir, kernel.lines, result.text_line)
+    return dataclasses.replace(result, line=line)
+
+
+def _how(ending: Ending) -> str:
+    if ending.is_out_of_memory:
+        return "it needs more memory than a child has"
+    if os.WIFSIGNALED(ending.status):
+        return describe_exit(-os.WTERMSIG(ending.status))
+    return describe_exit(os.waitstatus_to_exitcode(ending.status))

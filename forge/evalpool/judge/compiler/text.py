@@ -1,0 +1,101 @@
+# pyright: strict
+"""Words of a kernel's text, checked against the closed list before anything parses it.
+
+MLIR's walk names operations, but not attributes, types or dialects' literals; the words of the
+printed text do. The compiler's child demands that a text is exactly what MLIR prints for it, so
+nothing can stand in a text that this file reads in another way than MLIR does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from forge.evalpool.judge.program import dialect
+
+MAX_TEXT_BYTES = 8 << 20
+_TOKEN = re.compile(
+    r"""
+      (?P<string>"(?:[^"\\\n]|\\.)*")
+    | (?P<comment>//[^\n]*)
+    | (?P<symbol>@(?:"(?:[^"\\\n]|\\.)*"|[A-Za-z_][\w.$]*))
+    | (?P<value>[%^][\w.$-]+(?:\#\d+|:\d+)?)
+    | (?P<hexadecimal>0x[0-9A-Fa-f]+)
+    | (?P<dimensions>(?:\d+x)+(?=[A-Za-z!]))
+    | (?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)
+    | (?P<word>[#!]?[A-Za-z_][\w.$]*)
+    | (?P<space>\s+)
+    | (?P<mark>->|[-:,=(){}<>\[\]*+])
+    | (?P<other>.)
+    """,
+    re.VERBOSE | re.ASCII,
+)
+_POINTER = re.compile(r"!tt\.ptr<(?:tensor<(?:\d+x)+)?(\w+)>")
+_OPERATION = re.compile(r'(?:%[\w.$:-]+ = )?"?([a-z]\w*\.[\w.]+|module\b)', re.ASCII)
+
+
+class Refused(Exception):
+    """A kernel is outside the closed list."""
+
+    def __init__(self, operation: str, reason: str, *, text_line: int = 0) -> None:
+        super().__init__(f"{operation}: {reason}" if operation else reason)
+        self.operation = operation
+        self.reason = reason
+        self.text_line = text_line
+        """Line of the text, from 1; 0 where unknown."""
+
+
+def check_text(text: str) -> None:
+    """Raises Refused where a word, type or mark of a TTIR text is outside the closed list."""
+    if len(text) > MAX_TEXT_BYTES:
+        raise Refused("", f"text of {len(text)} characters, at most {MAX_TEXT_BYTES}")
+    if not text.isascii():
+        raise Refused("", "text is not ASCII")
+    for match in _TOKEN.finditer(text):
+        found = match[0]
+        if match.lastgroup == "word" and found not in dialect.WORDS:
+            raise _refused(text, match.start(), f"{found!r} is not in the closed list")
+        if match.lastgroup == "other":
+            raise _refused(text, match.start(), f"character {found!r}")
+        if found == "!tt.ptr":
+            _check_pointer(text, match.start())
+
+
+def operations(text: str) -> Iterator[tuple[int, str]]:
+    """Yields line number (from 1) and name of each operation of a printed module, in order.
+
+    A module prints one operation a line, `tt.func` and `builtin.module` included.
+    """
+    for number, line in enumerate(text.split("\n"), 1):
+        match = _OPERATION.match(line.strip())
+        if match:
+            yield number, "builtin.module" if match[1] == "module" else match[1]
+
+
+def source_line(text: str, lines: Sequence[int], text_line: int) -> int:
+    """Line of the candidate's source of the operation at or before a line of the text; 0 where
+    unknown. `lines` has one for each operation."""
+    before = sum(number <= text_line for number, _ in operations(text)) if lines else 0
+    return lines[before - 1] if 0 < before <= len(lines) else 0
+
+
+def without(text: str, names: frozenset[str]) -> str:
+    """Returns the text without these operations, which have neither results nor regions."""
+    gone = {number for number, name in operations(text) if name in names}
+    if not gone:
+        return text
+    lines = text.split("\n")
+    return "\n".join(line for number, line in enumerate(lines, 1) if number not in gone)
+
+
+def _check_pointer(text: str, start: int) -> None:
+    """A pointer to global memory, to elements or to a block of them; never to pointers."""
+    match = _POINTER.match(text, start)
+    if match is None or match[1] not in dialect.ELEMENTS:
+        raise _refused(text, start, f"type {text[start : start + 40].split()[0]!r}")
+
+
+def _refused(text: str, at: int, reason: str) -> Refused:
+    start = text.rfind("\n", 0, at) + 1
+    match = _OPERATION.match(text[start : start + 400].strip())
+    return Refused(match[1] if match else "", reason, text_line=text.count("\n", 0, at) + 1)

@@ -1,0 +1,30 @@
+"""One fork server for all tests of the compiler room."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from forge.evalpool.judge.compiler.cache import Cache
+from forge.evalpool.judge.compiler.compile import Compiler
+from tests.evalpool.compiler.forkserver import ForkServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forge.evalpool.judge.spawner import Spawner
+
+
+@pytest.fixture(scope="session")
+def server() -> ForkServer:
+    return ForkServer(triton=importlib.metadata.version("triton"))
+
+
+@pytest.fixture(scope="session")
+def compiler(server: ForkServer) -> Iterator[Compiler]:
+    """In memory only."""
+    opened = Compiler(cast("Spawner", server), cache=Cache(None), recheck_share=0.0)
+    yield opened
+    opened.close()

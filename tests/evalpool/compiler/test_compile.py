@@ -1,0 +1,269 @@
+"""Kernels become binaries, failures and cache entries."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from forge.evalpool.judge.compiler.binary import (
+    Binary,
+    Depth,
+    Failure,
+    FailureKind,
+    InvalidBinary,
+    parse_binary,
+)
+from forge.evalpool.judge.compiler.cache import Cache, key_of
+from forge.evalpool.judge.compiler.compile import Compiler
+from forge.evalpool.judge.compiler.elf import InvalidElf, check_code, read_elf
+from forge.evalpool.judge.compiler.limits import over_limits
+from forge.evalpool.judge.program.format import Options
+from tests.evalpool.compiler.forkserver import ForkServer, kill_all
+from tests.evalpool.compiler.kernels import DOUBLE, TARGET, make_kernel, with_operation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forge.evalpool.judge.spawner import Spawner
+
+
+@pytest.fixture(scope="session")
+def binary(compiler: Compiler) -> Binary:
+    (made,) = compiler.compile([make_kernel()], TARGET)
+    assert isinstance(made, Binary), made
+    return made
+
+
+def test_a_kernel_becomes_a_binary(binary: Binary) -> None:
+    assert (binary.name, binary.target, binary.num_warps) == ("double", TARGET, 4)
+    assert 0 < binary.num_registers < 64
+    assert binary.num_spills == 0
+    assert read_elf(binary.code).num_registers == binary.num_registers
+
+
+def test_equal_kernels_are_compiled_once(compiler: Compiler, server: ForkServer) -> None:
+    before = server.num_spawned
+    kernel = make_kernel(DOUBLE.replace("addf", "mulf"))
+    made = compiler.compile([kernel] * 5, TARGET, depth=Depth.ASSEMBLY)
+    again = compiler.compile([kernel], TARGET, depth=Depth.ASSEMBLY)
+    assert server.num_spawned == before + 1
+    assert all(one == again[0] for one in made)
+    assert isinstance(again[0], Binary)
+    assert again[0].code == b""
+
+
+def test_a_failure_stands_at_the_kernels_own_line(compiler: Compiler) -> None:
+    text = DOUBLE.replace("tensor<128xi32>\n    %3", "tensor<64xi32>\n    %3")
+    kernels = [make_kernel(text, lines=tuple(range(at, at + 20))) for at in (10, 50)]
+    found = compiler.compile(kernels, TARGET, depth=Depth.ASSEMBLY)
+    assert [one.kind for one in found if isinstance(one, Failure)] == ["compile_error"] * 2
+    assert [one.line for one in found if isinstance(one, Failure)] == [14, 54]
+
+
+def test_a_refused_word_needs_no_child(compiler: Compiler, server: ForkServer) -> None:
+    before = server.num_spawned
+    (found,) = compiler.compile([with_operation("nvvm.barrier0")], TARGET)
+    assert isinstance(found, Failure)
+    assert (found.kind, found.operation) == (FailureKind.REFUSED, "nvvm.barrier0")
+    assert server.num_spawned == before
+
+
+def test_a_module_that_is_refused_names_its_operation(compiler: Compiler) -> None:
+    kernel = make_kernel(types=("*fp32", "*fp16"))
+    (found,) = compiler.compile([kernel], TARGET, depth=Depth.ASSEMBLY)
+    assert isinstance(found, Failure)
+    assert (found.kind, found.operation) == (FailureKind.REFUSED, "tt.func")
+
+
+@pytest.mark.parametrize("end", ["killed", "silent"])
+def test_a_child_that_ends_is_its_kernels_failure(server: ForkServer, end: str) -> None:
+    own = Compiler(cast("Spawner", server), cache=Cache(None), deadline_s=0.01)
+    if end == "killed":
+        own = Compiler(cast("Spawner", server), cache=Cache(None))
+        original: Callable[..., Any] = server.spawn
+
+        def spawn_and_kill(**arguments: Any) -> Any:
+            child = original(**arguments)
+            kill_all(server)
+            return child
+
+        server.spawn = spawn_and_kill  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        (found,) = own.compile([make_kernel(DOUBLE.replace("addf", "subf"))], TARGET)
+    finally:
+        vars(server).pop("spawn", None)
+        own.close()
+    assert isinstance(found, Failure)
+    assert found.kind is FailureKind.COMPILE_ERROR
+    words = "crashed: killed by signal 9" if end == "killed" else "not compiled within 0.01 s"
+    assert words in found.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("name", "other name"),
+        ("num_warps", 0),
+        ("num_warps", True),
+        ("shared_bytes", -1),
+        ("cluster_dims", [1, 1]),
+        ("cluster_dims", [16, 16, 1]),
+        ("key", "0"),
+        ("launch_pdl", 1),
+        ("tensor_maps", [{}]),
+        ("num_registers", 1 << 40),
+    ],
+)
+def test_a_header_is_not_believed(binary: Binary, name: str, value: object) -> None:
+    header = json.loads(json.dumps(binary.header()))
+    assert parse_binary(header, binary.code) == binary
+    with pytest.raises(InvalidBinary, match=name if value != [{}] else "swizzle"):
+        parse_binary(header | {name: value}, binary.code)
+
+
+def test_fields_that_nobody_knows_are_refused(binary: Binary) -> None:
+    with pytest.raises(InvalidBinary, match="fields"):
+        parse_binary(binary.header() | {"more": 1}, binary.code)
+
+
+def test_a_binary_holds_its_entry_alone(binary: Binary) -> None:
+    check_code(binary.code, name="double", backend="cuda")
+    with pytest.raises(InvalidElf, match="entries"):
+        check_code(binary.code, name="other", backend="cuda")
+    with pytest.raises(InvalidElf, match="machine"):
+        check_code(binary.code, name="double", backend="hip")
+
+
+def test_damaged_binaries_are_refused_or_read(binary: Binary) -> None:
+    """Each truncation and each changed byte of the headers is an InvalidElf, or still an ELF."""
+    code = binary.code
+    damaged = [code[:size] for size in range(0, len(code), 97)]
+    places = (*range(64), *range(len(code) - 640, len(code)))
+    damaged += [code[:at] + bytes([code[at] ^ 0xFF]) + code[at + 1 :] for at in places]
+    num_refused = 0
+    for one in damaged:
+        try:
+            read_elf(one)
+        except InvalidElf:
+            num_refused += 1
+    assert num_refused > len(damaged) / 8
+
+
+def test_a_binary_with_global_data_is_refused(binary: Binary) -> None:
+    renamed = binary.code.replace(b".nv.shared.reserved.0", b".nv.global.reserved.0")
+    assert renamed != binary.code
+    with pytest.raises(InvalidElf, match="global data"):
+        check_code(renamed, name="double", backend="cuda")
+    called = binary.code.replace(b"\0double\0", b"\0dou\0le\0")
+    with pytest.raises(InvalidElf, match="entries"):
+        check_code(called, name="double", backend="cuda")
+
+
+def test_a_launch_over_the_cards_limits_is_named(binary: Binary) -> None:
+    assert over_limits(binary) == ""
+    large = dataclasses.replace(binary, shared_bytes=300_000)
+    assert over_limits(large).startswith(
+        "out of resource: shared memory, Required: 300000, Hardware limit: 232448"
+    )
+    assert "threads" in over_limits(dataclasses.replace(binary, num_warps=64))
+
+
+def test_a_key_is_of_all_that_a_binary_depends_on() -> None:
+    kernel = make_kernel()
+    facts: dict[str, Any] = {"target": TARGET, "depth": Depth.BINARY, "version": "3.9.0"}
+    keys = {
+        key_of(kernel, **facts),
+        key_of(kernel, **facts | {"target": "cuda:80:32"}),
+        key_of(kernel, **facts | {"depth": Depth.ASSEMBLY}),
+        key_of(kernel, **facts | {"version": "3.6.0"}),
+        key_of(make_kernel(options=Options(num_warps=8)), **facts),
+        key_of(make_kernel(DOUBLE + "\n"), **facts),
+        key_of(make_kernel(types=("*fp32", "*fp16")), **facts),
+    }
+    assert len(keys) == 7
+    assert key_of(make_kernel(lines=(1, 2)), **facts) == key_of(kernel, **facts)
+
+
+class TestCache:
+    """Files of compiled kernels."""
+
+    def test_an_entry_outlives_the_judge(self, tmp_path: Path, binary: Binary) -> None:
+        Cache(tmp_path / "kernels").put(binary)
+        assert Cache(tmp_path / "kernels").get(binary.key) == binary
+        (path,) = (tmp_path / "kernels").glob("??/*")
+        assert path.stat().st_mode & 0o077 == 0
+
+    @pytest.mark.parametrize("damage", ["byte", "truncated", "other key"])
+    def test_a_damaged_entry_is_absent(self, tmp_path: Path, binary: Binary, damage: str) -> None:
+        Cache(tmp_path).put(binary)
+        (path,) = tmp_path.glob("??/*")
+        data = path.read_bytes()
+        key = binary.key
+        if damage == "byte":
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        elif damage == "truncated":
+            path.write_bytes(data[:100])
+        else:
+            key = binary.key[:2] + "0" * 62
+            path.rename(path.parent / key[2:])
+        assert Cache(tmp_path).get(key) is None
+
+    def test_the_oldest_entries_go(self, tmp_path: Path, binary: Binary) -> None:
+        size = len(binary.code) + len(json.dumps(binary.header())) + 36
+        cache = Cache(tmp_path, max_disk_bytes=4 * size)
+        keys = [f"{number:02x}" + "0" * 62 for number in range(6)]
+        for number, key in enumerate(keys):
+            cache.put(dataclasses.replace(binary, key=key))
+            path = tmp_path / key[:2] / key[2:]
+            if path.exists():
+                stamp = time.time() - 1000 + number
+                __import__("os").utime(path, (stamp, stamp))
+        fresh = Cache(tmp_path)
+        assert [fresh.get(key) is not None for key in keys][-1]
+        assert sum(path.stat().st_size for path in tmp_path.glob("??/*")) <= 4 * size
+        assert fresh.get(keys[0]) is None
+
+    def test_memory_is_bounded(self, binary: Binary) -> None:
+        cache = Cache(None, max_memory_bytes=2 * len(binary.code))
+        keys = [f"{number:064x}" for number in range(3)]
+        for key in keys:
+            cache.put(dataclasses.replace(binary, key=key))
+        assert [cache.get(key) is not None for key in keys] == [False, True, True]
+
+    def test_a_folder_of_others_is_not_used(self, tmp_path: Path, binary: Binary) -> None:
+        tmp_path.chmod(0o777)
+        Cache(tmp_path).put(binary)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_disk_hit_is_compiled_again(
+        self, tmp_path: Path, server: ForkServer, binary: Binary
+    ) -> None:
+        Cache(tmp_path).put(dataclasses.replace(binary, shared_bytes=16))
+        own = Compiler(cast("Spawner", server), cache=Cache(tmp_path), recheck_share=1.0)
+        own.compile([make_kernel()], TARGET)
+        own._pool.shutdown()
+        assert (own.num_rechecked, own.num_unequal) == (1, 1)
+        assert Cache(tmp_path).get(binary.key) == binary
+
+
+def test_many_threads_share_a_compiler(compiler: Compiler) -> None:
+    kernels = [make_kernel(DOUBLE.replace("addf", name)) for name in ("maximumf", "minimumf")]
+    results: list[Any] = []
+    threads = [
+        threading.Thread(
+            target=lambda: results.append(compiler.compile(kernels, TARGET, depth=Depth.ASSEMBLY))
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert all(one == results[0] for one in results)
