@@ -1,4 +1,4 @@
-"""Checks the module that MLIR parsed against the closed list. Runs in a compiler child.
+"""Checks a parsed module against the closed list. Runs in a compiler child.
 
 `check_ttir` is the whole check: words of the text (`text.py`), then a walk over the module: names
 of operations, one public function with the kernel's parameters, library functions with their true
