@@ -25,8 +25,8 @@ from forge.data.families import FAMILIES
 from forge.data.generator import generate_problems
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.compare import Expected, mismatch
-from forge.evalpool.judge.numbers.input_sets import InputSet, Terms, make_sets
-from forge.evalpool.judge.oracle import perturb
+from forge.evalpool.judge.numbers.inputs import parameters
+from forge.evalpool.judge.numbers.inputs.input_sets import InputSet, Terms, make_sets
 from forge.evalpool.judge.shm import TensorSpec
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Drawn:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.module, self.model = load(problem.source)
-        perturb(self.model)
+        parameters.move(self.model)
         self.sets = self.draw(JudgeTable().num_inputs)
         self.expected = [_expected(one) for one in self.sets]
 

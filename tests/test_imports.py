@@ -53,6 +53,7 @@ ROOMS: dict[str, set[str]] = {
         "config.schema", "process", "process.server", "evalpool",
         "evalpool.judge.program", "evalpool.judge.capture", "evalpool.judge.compiler",
         "evalpool.judge.ttir", "evalpool.judge.execute", "evalpool.judge.numbers",
+        "evalpool.judge.numbers.inputs",
         "evalpool.judge.trial",
     },
     "evalpool.judge.trial": {
@@ -70,6 +71,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge", "evalpool.judge.program", "evalpool.judge.ttir", "process",
     },
     "evalpool.judge.numbers": {"evalpool.judge"},
+    "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers"},
     # children of `forge doctor`
     "commands.doctor.probes": {"process", "evalpool.judge"},
     # train: the trainer

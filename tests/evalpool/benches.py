@@ -182,7 +182,7 @@ def open_bench(folder: Path, *, isolation: Isolation = Isolation.NAMESPACES) -> 
     else:
         os.environ["PYTHONPATH"] = previous
     spawner.wait_ready()
-    references = References(spawner, num_sets=2, timeout_s=20, uid=oracle_uid(), max_bytes=1 << 30)
+    references = References(spawner, num_sets=4, timeout_s=20, uid=oracle_uid(), max_bytes=1 << 30)
     stamp = Stamp(isolation=isolation, caps="rlimit", harness="test")
     trials = CpuTrials(table=TABLE, spawner=spawner, references=references, stamp=stamp)
     yield Bench(spawner, references, trials)

@@ -22,18 +22,16 @@ import torch
 
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.numbers import compare
-from forge.evalpool.judge.numbers.input_sets import VARIANTS
-from forge.evalpool.judge.numbers.variations import (
+from forge.evalpool.judge.numbers.called import dtype_name, leaves, replaced
+from forge.evalpool.judge.numbers.inputs.input_sets import FIRST, OTHERS
+from forge.evalpool.judge.numbers.inputs.variations import (
     agrees,
     disturbed,
-    dtype_of,
     relative,
-    replaced,
     shake,
-    tensors,
-    vary,
+    varied,
 )
+from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR
 from forge.evalpool.judge.oracle import Describer
 from forge.evalpool.judge.shm import ITEM_BYTES
 from forge.evalpool.judge.subject import FILE, Outputs, Subject
@@ -118,10 +116,10 @@ class Study:
         started = time.monotonic()
         self.outputs = self.subject.run(self.inputs)
         self.forward_s = time.monotonic() - started
-        names = [f"{dtype_of(one)}{list(one.shape)}" for one in self.outputs]
+        names = [f"{dtype_name(one)}{list(one.shape)}" for one in self.outputs]
         found = Found(facts={"outputs": names, "forward_s": self.forward_s})
-        everything = [*self.outputs, *tensors(self.inputs), *self.subject.state()]
-        unknown = [name for one in everything if (name := dtype_of(one)) not in ITEM_BYTES]
+        everything = [*self.outputs, *leaves(self.inputs), *self.subject.state()]
+        unknown = [name for one in everything if (name := dtype_name(one)) not in ITEM_BYTES]
         if unknown:
             found.flags[Flag.UNSUPPORTED] = f"tensors of {unknown[0]} are not judged"
         each = self.subject.num_bytes(self.inputs, self.outputs)
@@ -161,7 +159,7 @@ class Study:
                 if error.numel():
                     ratio = (error / allowed.nan_to_num(0.0, 0.0, 0.0)).nan_to_num(0.0)
                     largest = max(largest, float(ratio.max()))
-                allowed = allowed + compare.ERROR_FACTOR * error
+                allowed = allowed + ERROR_FACTOR * error
             self.allowed.append(allowed)
         found = Found()
         if largest > self.subject.max_own_error:
@@ -202,11 +200,11 @@ class Study:
 
     def change_inputs(self) -> Found:
         """Each tensor among the inputs alone: does the output follow?"""
-        leaves = list(tensors(self.inputs))
+        every = leaves(self.inputs)
         ignored: list[str] = []
-        for index, leaf in enumerate(leaves):
+        for index, leaf in enumerate(every):
             if time.monotonic() > self.ends_at:
-                return _ignoring(Flag.INPUT_INSENSITIVE, ignored, len(leaves) - index)
+                return _ignoring(Flag.INPUT_INSENSITIVE, ignored, len(every) - index)
             others = [one for one in self._other_values(index, leaf) if not torch.equal(one, leaf)]
             if others and all(self._ignores(index, value) for value in others):
                 ignored.append(f"input {index}")
@@ -238,19 +236,19 @@ class Study:
         for _ in range(NUM_DRAWS - 1):
             inputs = self.subject.draw()
             yield inputs, self.subject.run(inputs)
-        for name in list(VARIANTS)[1 : self.request["num_sets"]]:
-            inputs = replaced(self.subject.draw(), lambda _, value, name=name: vary(value, name))
+        for name in [*FIRST, *OTHERS][1 : self.request["num_sets"]]:
+            inputs = replaced(self.subject.draw(), lambda _, value, name=name: varied(value, name))
             outputs = self.subject.try_run(inputs)
             if outputs is not None and all(bool(torch.isfinite(one).all()) for one in outputs):
                 yield inputs, outputs
 
     def _other_values(self, index: int, leaf: torch.Tensor) -> Iterator[torch.Tensor]:
         """What the input could be instead; possibly itself, where there is nothing else."""
-        fresh = list(tensors(self.subject.draw()))[index]
+        fresh = leaves(self.subject.draw())[index]
         is_other = fresh.shape == leaf.shape and not torch.equal(fresh, leaf)
         yield fresh if is_other else disturbed(leaf)
         if leaf.is_floating_point():
-            yield vary(leaf, "wide")
+            yield varied(leaf, "wide")
 
     def _ignores(self, index: int, value: torch.Tensor) -> bool:
         outputs = self.subject.try_run(
@@ -266,7 +264,7 @@ class Study:
 
     def _copied(self, inputs: list[Any], outputs: Outputs) -> int | None:
         """Which input all outputs are equal to, whatever its shape."""
-        for index, leaf in enumerate(tensors(inputs)):
+        for index, leaf in enumerate(leaves(inputs)):
             sizes = {leaf.numel(), *(one.numel() for one in outputs)}
             if len(sizes) == 1 and all(
                 agrees(leaf.reshape(one.shape), one, self.subject.allowed(one)) for one in outputs

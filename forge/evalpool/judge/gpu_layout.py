@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.numbers.gpu_compare import finite_rms
+from forge.evalpool.judge.numbers.gpu_compare import Allowed
 from forge.evalpool.judge.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.torch_work import parse_work
 from forge.evalpool.judge.trial.references import max_uses
@@ -64,8 +64,8 @@ class GpuReference:
     state: tuple[int, ...]
     is_sequence: bool
     """Whether forward returns a list or tuple."""
-    rms: dict[int, float]
-    """Of expected outputs, by index."""
+    allowed: dict[int, Allowed]
+    """Tolerances of expected outputs, by index."""
     num_uses: int = 0
     num_holders: int = 0
     """Judgements that read it now: it is freed when none does."""
@@ -132,8 +132,8 @@ def arrange(
         "sets": [trees[0]] * len(sets),
         "slots": [num_inputs + len(state) + i for i in range(len(sets[0].outputs))],
     }
-    outputs = [index for one in sets for index in one.outputs]
-    outputs += [change.output for one in sets for change in one.changed]
+    outputs = [pair for one in sets for pair in zip(one.outputs, one.errors, strict=True)]
+    outputs += [(change.output, change.error) for one in sets for change in one.changed]
     return GpuReference(
         request=request,
         work=parse_work(layout["work"]),
@@ -144,7 +144,10 @@ def arrange(
         sets=sets,
         state=state,
         is_sequence=layout["form"] == "list",
-        rms={index: finite_rms(tensors[index]) for index in outputs},
+        allowed={
+            index: Allowed.of(tensors[index], tensors[error], precision=precision)
+            for index, error in outputs
+        },
     )
 
 

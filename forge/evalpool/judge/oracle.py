@@ -21,12 +21,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 
 from forge.evalpool.judge import frames, initial
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name
-from forge.evalpool.judge.numbers.input_sets import (
+from forge.evalpool.judge.numbers.inputs import parameters
+from forge.evalpool.judge.numbers.inputs.input_sets import (
     InputSet,
     Terms,
     cast,
@@ -34,19 +34,20 @@ from forge.evalpool.judge.numbers.input_sets import (
     make_sets,
     placed,
 )
+from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.own_error import count_work, has_products
 from forge.evalpool.judge.shm import TensorSpec, offsets
 
 if TYPE_CHECKING:
     import socket
 
+    from forge.evalpool.judge.opcount import OpCounter
+
 Tree = list[Any]
 IDLE_S = 1e9
 """An oracle waits for its judge for ever; the judge's end of the socket ends it."""
 FIRST_SEED = torch.initial_seed()
 """Torch's own: a constant that a source draws at import is one that a candidate can draw too."""
-PERTURBATION = 0.1
-"""Standard deviation added to each floating parameter, relative to its own rms + 0.1."""
 
 
 class Describer:
@@ -126,7 +127,7 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
     with torch.no_grad(), making:
         torch.manual_seed(FIRST_SEED)
         exec(compile(request["source"], "problem.py", "exec"), module.__dict__)
-        torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
+        seed_everything(fresh_seed())
         init = placed(list(getattr(module, "get_init_inputs", list)()), terms)
         made: list[torch.Tensor] = []
         with initial.parameters_made(made.append):
@@ -134,12 +135,13 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
             model = model.to(terms.device)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         order = [names[id(parameter)] for parameter in made if id(parameter) in names]
-        perturb(model)
         cast(model, terms.precision)
-        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         counted = count_work(model, draw_inputs(module, terms))
         terms = replace(terms, is_tf32=terms.is_tf32 and has_products(counted))
-        sets = make_sets(module, model, num_sets=request["num_sets"], terms=terms)
+        sets = _moved_and_drawn(
+            module, model, num_sets=request["num_sets"], terms=terms, counted=counted
+        )
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         facts = {
             "order": order,
             "work": None if counted is None else counted.work,
@@ -151,6 +153,25 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
     module.__dict__.clear()  # typing remembers its classes, and they its constants
     layout, tensors = _describe(init, state=state, sets=sets)
     return {**layout, **facts}, tensors
+
+
+def _moved_and_drawn(
+    module: Any, model: Any, *, num_sets: int, terms: Terms, counted: OpCounter | None
+) -> list[InputSet]:
+    """Moves the parameters, as far as the reference bears it, and makes the input sets."""
+    known = {} if counted is None else {"operations": counted.work, "flops": counted.flops}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for is_slight in (False, True):
+        is_last = not parameters.move(model, is_slight=is_slight, is_tf32=terms.is_tf32)
+        try:
+            sets = make_sets(module, model, num_sets=num_sets, terms=terms, **known)
+            if is_last or all(bool(torch.isfinite(one).all()) for one in sets[0].outputs):
+                return sets
+        except Exception:
+            if is_last:
+                raise
+        model.load_state_dict(before)
+    raise AssertionError("a slight move is the last one")
 
 
 def _num_ooms(terms: Terms) -> int:
@@ -181,20 +202,6 @@ def _describe(
     }
     layout["tensors"] = [[dtype_name(tensor), list(tensor.shape)] for tensor in describer.tensors]
     return layout, describer.tensors
-
-
-def perturb(model: Any) -> None:
-    """Moves floating parameters and running statistics off their defaults, so that a constant
-    cannot stand for them."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point() and parameter.numel():
-            scale = PERTURBATION * (parameter.float().square().mean().sqrt() + 0.1)
-            parameter.add_(torch.randn_like(parameter) * scale)
-    for module in model.modules():
-        if isinstance(module, _NormBase) and module.running_mean is not None:
-            module.running_mean.add_(torch.randn_like(module.running_mean) * PERTURBATION)
-            assert module.running_var is not None
-            module.running_var.mul_((torch.randn_like(module.running_var) * PERTURBATION).exp())
 
 
 def _fill(frame: frames.Frame, tensors: list[torch.Tensor]) -> None:

@@ -14,17 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.initial import construct
-from forge.evalpool.judge.numbers.called import Unjudgeable
-from forge.evalpool.judge.numbers.input_sets import DTYPES, MAX_OWN_ERROR, MAX_TF32_ERROR
-from forge.evalpool.judge.numbers.variations import (
-    agrees,
-    allowed_error,
-    flatten,
-    replaced,
-    shake,
-    tensors,
-)
-from forge.evalpool.judge.oracle import PERTURBATION, Describer
+from forge.evalpool.judge.numbers.called import Unjudgeable, flatten, leaves, replaced
+from forge.evalpool.judge.numbers.inputs import parameters
+from forge.evalpool.judge.numbers.inputs.input_sets import DTYPES, MAX_OWN_ERROR, MAX_TF32_ERROR
+from forge.evalpool.judge.numbers.inputs.variations import agrees, allowed_error
+from forge.evalpool.judge.oracle import Describer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,8 +52,7 @@ class Subject:
             model = construct(getattr(module, request["entry_point"]), init)
         if not isinstance(model, torch.nn.Module):
             raise Unjudgeable(f"the reference is a {type(model).__name__}, not a Module")
-        for parameter in model.parameters():
-            shake(parameter, by=PERTURBATION)
+        parameters.move(model)
         subject = cls(module, model, request=request)
         subject.model = model.to(subject.device)
         if subject.precision != "fp32":
@@ -123,7 +116,7 @@ class Subject:
     def num_bytes(self, inputs: list[Any], outputs: Outputs) -> int:
         """What a judge shares with its children for one input set."""
         errors = sum(4 * one.numel() for one in outputs)
-        return sum(one.nbytes for one in [*tensors(inputs), *outputs]) + errors
+        return sum(one.nbytes for one in [*leaves(inputs), *outputs]) + errors
 
     def _placed(self, value: torch.Tensor) -> torch.Tensor:
         if self.precision != "fp32" and value.is_floating_point():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from forge.evalpool.judge.numbers import gpu_compare
+from forge.evalpool.judge.numbers import gpu_compare, slabs
 from forge.evalpool.judge.numbers.compare import Expected, mismatch
+from forge.evalpool.judge.numbers.slabs import largest_by_slab
 from forge.evalpool.judge.shm import TensorSpec
 
 KINDS = [
@@ -19,9 +19,14 @@ KINDS = [
 def both(got: torch.Tensor, expected: torch.Tensor, error: torch.Tensor) -> set[str | None]:
     spec = TensorSpec(str(expected.dtype).removeprefix("torch."), tuple(expected.shape))
     made = Expected.make(spec, _bytes(expected), error=_bytes(error), precision="fp32")
-    rms = gpu_compare.finite_rms(expected)
-    found = gpu_compare.mismatch(got, expected, error, rms=rms, precision="fp32")
+    allowed = gpu_compare.Allowed.of(expected, error, precision="fp32")
+    found = gpu_compare.mismatch(got, expected, allowed=allowed)
     return {mismatch(made, _bytes(got)), found}
+
+
+def packed(error: torch.Tensor) -> torch.Tensor:
+    """Errors by element as the oracle sends them."""
+    return largest_by_slab(tuple(error.shape), lambda b: error[b], device=error.device).pack()
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
@@ -31,13 +36,15 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_both_say_the_same(kind: torch.dtype, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_compare, "CHUNK", 7)
+    for module in (gpu_compare, slabs):
+        monkeypatch.setattr(module, "CHUNK", 7)
     torch.manual_seed(seed)
-    expected = (torch.randn(5, 6) * 10).to(kind)
-    error = torch.rand(5, 6) * 1e-3 if seed % 2 else torch.zeros(0)
+    shape = [(5, 6), (32, 20), (2, 20, 70), (3, 1, 4, 5)][seed]
+    expected = (torch.randn(shape) * 10).to(kind)
+    error = packed(torch.rand(shape) * 1e-3) if seed % 2 else torch.zeros(0)
     assert both(expected.clone(), expected, error) == {None}
     wrong = expected.clone()
-    wrong[3, 2:4] = (wrong[3, 2:4].float() * 1.5 + 1).to(kind)
+    wrong[1, 0] = (wrong[1, 0].float() * 2 + 100).to(kind)
     if kind is torch.bool:
         wrong = ~expected
     found = both(wrong, expected, error)
@@ -70,7 +77,8 @@ def test_one_huge_value_does_not_let_anything_pass(kind: torch.dtype, huge: floa
     """Its square has no room in its type."""
     expected = torch.full((8,), 1.0, dtype=kind)
     expected[3] = huge
-    assert gpu_compare.finite_rms(expected) == pytest.approx(huge / 8**0.5)
+    (rms,) = slabs.root_mean_squares(expected).values
+    assert float(rms) == pytest.approx(huge / 8**0.5)
     assert both(expected.clone(), expected, torch.zeros(0)) == {None}
     assert None not in both(expected * 0.5, expected, torch.zeros(0))
 
@@ -92,7 +100,6 @@ def test_an_empty_output_agrees() -> None:
 
 
 def test_own_errors_widen_what_is_allowed() -> None:
-    expected, error = torch.ones(4), torch.full((4,), 0.1)
+    expected, error = torch.ones(4), packed(torch.full((4,), 0.1))
     assert both(expected + 0.3, expected, error) == {None}
     assert None not in both(expected + 0.5, expected, error)
-    assert np.isfinite(gpu_compare.finite_rms(torch.tensor([float("inf"), 2.0])))

@@ -1,4 +1,4 @@
-"""One call of a reference and what it left: outputs, inputs changed in place.
+"""One call of a reference and its results, and the tensors of nested values.
 
 Called by the oracle. Imports nothing of a problem; everything is run on copies, since a reference
 may work in place.
@@ -7,10 +7,17 @@ may work in place.
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SAMPLE_ROWS, SAMPLE_LENGTH = 64, 1 << 16
+"""Rows of a tensor that are looked at, and elements of each."""
 
 
 class Unjudgeable(Exception):
@@ -76,3 +83,43 @@ def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def replaced(value: Any, change: Callable[[int, torch.Tensor], torch.Tensor]) -> Any:
+    """The same with every tensor changed; `change` gets its place in the order."""
+    numbers = itertools.count()
+
+    def visit(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return change(next(numbers), value)
+        if isinstance(value, list | tuple):
+            items = [visit(item) for item in value]
+            return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, dict):
+            return {key: visit(item) for key, item in value.items()}
+        return value
+
+    return visit(value)
+
+
+def is_categorical(tensor: torch.Tensor) -> bool:
+    """True if a tensor has at most two values, judged by a sample of its rows, or any that is not
+    finite."""
+    sample = rows_of(tensor.reshape(1) if tensor.ndim == 0 else tensor)
+    if not sample.numel():
+        return True
+    low, high = torch.aminmax(sample)
+    is_one = (sample == low) | (sample == high)
+    return bool(is_one.all()) or not bool(torch.isfinite(low + high))
+
+
+def rows_of(tensor: torch.Tensor, *, is_whole: bool = False) -> torch.Tensor:
+    """[rows, length] a sample of the rows along the last axis, whole or cut."""
+    length = tensor.shape[-1]
+    limit = max(1, (1 << 22) // max(1, length)) if is_whole else SAMPLE_ROWS
+    lead = tensor[..., : length if is_whole else SAMPLE_LENGTH]
+    while lead.ndim > 2:
+        lead = lead[: max(1, limit // max(1, lead.shape[1]) + 1)].flatten(0, 1)
+    lead = lead if lead.ndim == 2 else lead.reshape(1, -1)
+    step = max(1, lead.shape[0] // limit)
+    return lead[::step][:limit]

@@ -1,15 +1,6 @@
-"""Does an output agree with the reference? Numpy only, on private copies of shared bytes.
+"""Comparison of an output with the reference, in numpy, on private copies of shared bytes.
 
-Called by `trial.py`. Tolerance (design, section 6, row 7), element by element:
-
-    |got - ref| ≤ tol · (rms(ref) + |ref|) + 4 · e
-
-    tol  1e-4 for fp32, 1e-2 for fp16 and bf16: the looser of the problem's precision's and the
-         output's own type's (a reference may make half-precision tensors itself)
-    rms  over the finite elements of the reference output
-    e    |eager - eager in float64| on the same inputs: what an honest kernel may lose too
-
-Integers and bools must be equal.
+Called by the judge on a CPU. The tolerance is that of tolerance.py, element by element.
 """
 
 from __future__ import annotations
@@ -20,13 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, FLOOR, families, tolerance
+
 if TYPE_CHECKING:
     from forge.evalpool.judge.shm import TensorSpec
 
-TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
-PRECISION = {"float16": "fp16", "bfloat16": "bf16"}
-"""By the type of an output. Any other says nothing."""
-ERROR_FACTOR = 4.0
 NUMPY_TYPES = {
     "float64": np.float64,
     "float32": np.float32,
@@ -59,27 +48,23 @@ class Expected:
 
     @classmethod
     def make(cls, spec: TensorSpec, data: bytes, *, error: bytes, precision: str) -> Expected:
-        """From the bytes that the oracle wrote; `error` is float32 or empty."""
+        """From the bytes that the oracle wrote; `error` is a packed `Slabs` in float32, or empty
+        where eager's own error is unknown."""
         values = decode(spec, data)
         if spec.dtype not in FLOATING:
             integers = _integers(spec, data)
             return cls(spec=spec, values=values, allowed=np.zeros_like(values), integers=integers)
-        rms = finite_rms(values)
-        own_error = np.frombuffer(error, np.float32).astype(np.float64)
-        own_error = (
-            own_error.reshape(values.shape)
-            if own_error.size == values.size
-            else np.zeros_like(values)
-        )
+        slabs = families(spec.shape)
+        lost = np.frombuffer(error, np.float32).astype(np.float64)
+        sizes = [int(np.prod([spec.shape[axis] for axis in axes])) for axes in slabs]
+        is_known = lost.size == sum(sizes)
         with np.errstate(invalid="ignore"):
-            allowed = tolerance(spec.dtype, precision) * (rms + np.abs(values))
-            allowed += ERROR_FACTOR * own_error
+            allowed = _scale(values) + np.abs(values)
+            allowed *= tolerance(spec.dtype, precision, is_error_known=is_known)
+            if is_known:
+                parts = np.split(lost, np.cumsum(sizes)[:-1])
+                allowed += ERROR_FACTOR * _least(parts, spec.shape)
         return cls(spec=spec, values=values, allowed=allowed)
-
-
-def tolerance(dtype: str, precision: str) -> float:
-    """`tol` of one output."""
-    return max(TOLERANCE[precision], TOLERANCE[PRECISION.get(dtype, precision)])
 
 
 def finite_rms(values: NDArray[np.float64]) -> float:
@@ -87,6 +72,33 @@ def finite_rms(values: NDArray[np.float64]) -> float:
     finite = np.abs(values[np.isfinite(values)])
     largest = float(finite.max(initial=0.0))
     return largest * float(np.sqrt(np.mean(np.square(finite / largest)))) if largest else 0.0
+
+
+def _scale(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`scale` of tolerance.py, broadcastable to [shape]."""
+    is_finite = np.isfinite(values)
+    finite = np.where(is_finite, values, 0.0)
+    largest = float(np.abs(finite).max(initial=0.0))
+    if largest == 0.0:
+        return np.zeros(())
+    squares = np.square(finite / largest)
+    parts: list[NDArray[np.float64]] = []
+    for axes in families(values.shape):
+        others = tuple(axis for axis in range(values.ndim) if axis not in axes)
+        count = np.maximum(is_finite.sum(axis=others), 1)
+        parts.append(np.sqrt(squares.sum(axis=others) / count).reshape(-1))
+    whole = float(np.sqrt(squares.sum() / max(1, int(is_finite.sum()))))
+    return largest * np.maximum(_least(parts, values.shape), FLOOR * whole)
+
+
+def _least(parts: list[NDArray[np.float64]], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """The smallest value among an element's slabs, from one vector a family."""
+    least: NDArray[np.float64] | None = None
+    for axes, part in zip(families(shape), parts, strict=True):
+        wide = part.reshape([size if axis in axes else 1 for axis, size in enumerate(shape)])
+        least = wide if least is None else np.minimum(least, wide)
+    assert least is not None
+    return least
 
 
 def decode(spec: TensorSpec, data: bytes) -> NDArray[np.float64]:

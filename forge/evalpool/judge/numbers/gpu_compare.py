@@ -1,30 +1,61 @@
-"""Does an output on a GPU agree with the reference? `compare.py` in torch, block by block.
+"""Comparison of an output on a GPU with the reference: `compare.py` in torch, block by block.
 
-Called by `gpu_run.py`, on the judge's own copy of an output. The same tolerance and words; fp32
-and narrower are compared in fp32, whose rounding is 1,000 times below the tightest tolerance, fp64
-in its own type. Integers and bools must be equal.
+Called on the judge's own copy of an output. The same tolerance and words; fp32 and narrower are
+compared in fp32, whose rounding is 1,000 times below the tightest tolerance, fp64 in its own type.
+Integers and bools must be equal. Beside the two tensors it takes memory for one block.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
-from forge.evalpool.judge.numbers.compare import ERROR_FACTOR, describe, tolerance
+from forge.evalpool.judge.numbers.compare import describe
+from forge.evalpool.judge.numbers.slabs import CHUNK, Block, Slabs, blocks, root_mean_squares
+from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, tolerance
 
-CHUNK = 1 << 26
-"""Elements at once: 64 Mi of them and their differences take about 2 GB."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """The tolerance of one output, without the output."""
+
+    close: float
+    """Relative to scale + |ref|; 0 for integers."""
+    scales: Slabs | None
+    errors: Slabs | None
+    """Eager's own; None where they are unknown."""
+
+    @classmethod
+    def of(cls, expected: torch.Tensor, error: torch.Tensor, *, precision: str) -> Allowed:
+        """For `expected`, whose own errors are a packed `Slabs` or empty."""
+        if not expected.is_floating_point():
+            return cls(close=0.0, scales=None, errors=None)
+        errors = Slabs.unpack(tuple(expected.shape), error) if error.numel() else None
+        return cls(
+            close=tolerance(_name(expected.dtype), precision, is_error_known=errors is not None),
+            scales=root_mean_squares(expected),
+            errors=errors,
+        )
+
+    def at(self, block: Block, expected: torch.Tensor) -> torch.Tensor:
+        """Largest accepted difference from one block of the reference, in its type."""
+        assert self.scales is not None
+        kind = expected.dtype
+        allowed = expected.abs().mul_(self.close)
+        allowed.add_((self.scales.at(block) * self.close).to(kind))
+        if self.errors is not None:
+            allowed.add_(self.errors.at(block).to(kind), alpha=ERROR_FACTOR)
+        return allowed.clamp_(max=torch.finfo(kind).max)  # an infinite reference allows nothing
 
 
 @dataclass(slots=True)
 class Differences:
-    """Differences found in all chunks together."""
+    """Differences found in all blocks together."""
 
     num_differing: int = 0
-    first: int = -1
-    """Flat index of the first that differs."""
+    first: tuple[int, ...] = ()
+    """Index of the first that differs."""
     largest: float = 0.0
     """Absolute error among finite values."""
     num_unset: int = 0
@@ -32,36 +63,25 @@ class Differences:
 
 
 def mismatch(
-    got: torch.Tensor,
-    expected: torch.Tensor,
-    error: torch.Tensor,
-    *,
-    rms: float,
-    precision: str,
-    name: str = "output",
+    got: torch.Tensor, expected: torch.Tensor, *, allowed: Allowed, name: str = "output"
 ) -> str | None:
     """None when it agrees; else the first mismatch with statistics, in one line.
 
     Args:
-        got, expected: [shape], of one type and shape, contiguous.
-        error: [shape] |eager - eager in float64|, or empty.
-        rms: of `expected`, by `finite_rms`.
+        got, expected: [shape], of one type and shape.
+        allowed: of `expected`.
     """
     if expected.numel() == 0:
         return None
-    flat_got, flat_expected, flat_error = got.view(-1), expected.view(-1), error.view(-1)
     found = Differences()
-    for start in range(0, flat_expected.numel(), CHUNK):
-        stop = start + CHUNK
-        part = flat_error[start:stop] if flat_error.numel() else None
-        _add(found, flat_got[start:stop], flat_expected[start:stop], part, rms, precision, start)
+    for block in blocks(tuple(expected.shape), CHUNK):
+        _add(found, got[block], expected[block], allowed, block)
     if found.num_differing == 0:
         return None
-    index = _unravel(found.first, list(expected.shape))
     return describe(
-        index=index,
-        expected=_number(flat_expected[found.first]),
-        got=_number(flat_got[found.first]),
+        index=found.first,
+        expected=_number(expected[found.first]),
+        got=_number(got[found.first]),
         num_differing=found.num_differing,
         size=expected.numel(),
         largest=found.largest,
@@ -74,17 +94,15 @@ def is_unwritten(got: torch.Tensor, expected: torch.Tensor) -> bool:
     """True if a floating output is all NaN though the reference is not."""
     if not got.is_floating_point() or expected.numel() == 0:
         return False
-    return bool(got.isnan().all()) and not bool(expected.isnan().all())
+    return _is_all_nan(got) and not _is_all_nan(expected)
+
+
+def _is_all_nan(tensor: torch.Tensor) -> bool:
+    return all(bool(tensor[block].isnan().all()) for block in blocks(tuple(tensor.shape), CHUNK))
 
 
 def _add(
-    found: Differences,
-    got: torch.Tensor,
-    expected: torch.Tensor,
-    error: torch.Tensor | None,
-    rms: float,
-    precision: str,
-    start: int,
+    found: Differences, got: torch.Tensor, expected: torch.Tensor, allowed: Allowed, block: Block
 ) -> None:
     kind = expected.dtype
     is_narrow = kind.is_floating_point and kind is not torch.float64
@@ -93,12 +111,7 @@ def _add(
     got, expected = got.to(wide), expected.to(wide)
     difference = (got - expected).abs_()
     if kind.is_floating_point:
-        close = tolerance(_name(kind), precision)
-        allowed = expected.abs().mul_(close).add_(rms * close)
-        if error is not None:
-            allowed.add_(error, alpha=ERROR_FACTOR)
-        allowed.clamp_(max=torch.finfo(wide).max)  # an infinite reference does not allow anything
-        differs = (difference <= allowed).logical_not_()
+        differs = (difference <= allowed.at(block, expected)).logical_not_()
     else:
         differs = given[0] != given[1]
     if not bool(differs.any()):
@@ -109,40 +122,19 @@ def _add(
     num = int(differs.count_nonzero())
     if not num:
         return
-    if found.first < 0:
-        found.first = start + int(differs.to(torch.uint8).argmax())
+    if not found.num_differing:
+        place = torch.unravel_index(differs.flatten().to(torch.uint8).argmax(), differs.shape)
+        found.first = tuple(
+            int(index) + part.start for index, part in zip(place, block, strict=True)
+        )
     found.num_differing += num
     found.num_unset += int((got.isnan() & ~expected.isnan()).count_nonzero())
     finite = difference.nan_to_num_(0.0, 0.0, 0.0)
     found.largest = max(found.largest, float(finite.max()))
 
 
-def finite_rms(tensor: torch.Tensor) -> float:
-    """Root mean square of the finite elements; 0 for types without tolerance."""
-    if not tensor.is_floating_point():
-        return 0.0
-    flat = tensor.view(-1)
-    norms, num = [], 0
-    for start in range(0, flat.numel(), CHUNK):
-        part = flat[start : start + CHUNK]
-        is_finite = part.isfinite()
-        part = part.where(is_finite, 0.0).to(torch.float64).abs_()
-        if largest := float(part.max()):  # no square is too large for its type
-            norms.append(largest * math.sqrt(float(part.div_(largest).square_().sum())))
-        num += int(is_finite.count_nonzero())
-    return math.hypot(*norms) / math.sqrt(num) if num else 0.0
-
-
 def _number(value: torch.Tensor) -> float:
     return float(value) if value.is_floating_point() else int(value)
-
-
-def _unravel(index: int, shape: list[int]) -> tuple[int, ...]:
-    out: list[int] = []
-    for size in reversed(shape):
-        out.append(index % size)
-        index //= size
-    return tuple(reversed(out))
 
 
 def _name(kind: torch.dtype) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,16 +27,22 @@ Runs = Callable[[list[Any]], Outputs | None]
 """The reference; None where it does not bear the inputs."""
 
 MAX_ATTEMPTS = 48
-SEARCH_S = 0.5
+MAX_RUNS, MIN_RUNS = 512, 32
+"""Calls of the reference in one search: MAX_RUNS for inputs of up to RUN_BYTES, fewer for larger
+ones. No clock decides, or a slow machine would see less."""
+RUN_BYTES = 1 << 20
+FLOPS_A_BYTE = 32
+"""Floating-point operations that take as long as a byte of the inputs."""
 MAX_SEARCH_BYTES = 64 << 20
-"""Limit for the inputs. Above it each of the many runs would cost tens of milliseconds, and there are so
-many windows that random draws show what is missed."""
+"""Limit for the inputs. Above it each of the many runs would cost tens of milliseconds, and there
+are so many windows that random draws show what is missed."""
 SPREAD, NARROW_SPREAD = 0.2, 0.02
-"""Share of a line's own variation that is left. Equal values would make ties, which argmax may break
-either way."""
+"""Share of a line's own variation that is left. Equal values would make ties, which argmax may
+break either way."""
 ANCHORS = tuple(itertools.permutations(("mean", "max", "min"), 2))
-"""Pairs of the value that a line is near and the value of its witness: for every elementwise function of the input, some
-pair puts the greatest of the line at the witness and some other the least."""
+"""Pairs of the value that a line is near and the value of its witness: for every elementwise
+function of the input, some pair puts the greatest of the line at the witness and some other the
+least."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,9 +76,9 @@ def blind_spots(
     spots: set[Spot],
     *,
     agree: Callable[[Outputs, Outputs], bool],
-    deadline: float,
 ) -> set[Spot]:
-    """The `spots` that the outputs do not depend on. Past the deadline: all that are left."""
+    """The `spots` that the outputs do not depend on; all that are left once `run` has no runs
+    left."""
     if not spots:
         return set()
     outputs = run(inputs)
@@ -81,47 +86,76 @@ def blind_spots(
         return spots
     found: set[Spot] = set()
     for spot in sorted(spots):
-        if time.monotonic() > deadline:
+        try:
+            other = run(_repeated(inputs, spot))
+        except NoRunsLeft:
             return found | {one for one in spots if one >= spot}
-        other = run(_repeated(inputs, spot))
         if other is not None and agree(outputs, other):
             found.add(spot)
     return found
 
 
-class Search:
-    """Over the input sets of one draw: which spots none of them shows yet."""
+class NoRunsLeft(Exception):
+    """A search has used the calls of the reference that it may make."""
 
-    def __init__(self, run: Runs, *, agree: Callable[[Outputs, Outputs], bool]) -> None:
-        self._run = run
+
+class Search:
+    """Over the input sets of one draw: which spots none of them shows yet.
+
+    Args:
+        run: the reference.
+        agree: True if the judge would accept one result for the other.
+        flops: of one call of the reference, beside its bytes.
+    """
+
+    def __init__(
+        self, run: Runs, *, agree: Callable[[Outputs, Outputs], bool], flops: int = 0
+    ) -> None:
+        self._reference = run
         self._agree = agree
+        self._flops = flops
         self._blind: set[Spot] | None = None
-        self._deadline = 0.0
-        """End of the search under way; each has its own."""
+        self._runs_left = 0
+        """Runs left to the search under way; each has its own."""
 
     def note(self, inputs: list[Any]) -> None:
-        """These will be judged on."""
-        self._deadline = time.monotonic() + SEARCH_S
-        every = spots_of(inputs) if _num_bytes(inputs) <= MAX_SEARCH_BYTES else set[Spot]()
+        """Takes note of inputs that will be judged on."""
+        self._start(inputs)
+        every = spots_of(inputs) if self._runs_left else set[Spot]()
         self._blind = self._left(inputs, every if self._blind is None else self._blind & every)
 
     def improve(self, inputs: list[Any]) -> list[Any] | None:
         """Inputs like these that show more; None where there is nothing to show, or no way."""
         if not self._blind:
             return None
-        self._deadline = time.monotonic() + SEARCH_S
-        best, left = None, self._left(inputs, self._blind & spots_of(inputs))
-        for attempt in range(MAX_ATTEMPTS):
-            if not left or time.monotonic() > self._deadline:
-                break
-            planted = plant(best or inputs, self._blind, attempt=attempt)
-            blind = self._left(planted, self._blind)
-            if len(blind) < len(left):
-                best, left = planted, blind
+        self._start(inputs)
+        best: list[Any] | None = None
+        try:
+            left = self._left(inputs, self._blind & spots_of(inputs))
+            for attempt in range(MAX_ATTEMPTS):
+                if not left:
+                    break
+                planted = plant(best or inputs, self._blind, attempt=attempt)
+                blind = self._left(planted, self._blind)
+                if len(blind) < len(left):
+                    best, left = planted, blind
+        except NoRunsLeft:
+            pass
         return best
 
+    def _start(self, inputs: list[Any]) -> None:
+        cost = max(_num_bytes(inputs), self._flops // FLOPS_A_BYTE, 1)
+        num = min(MAX_RUNS, max(MIN_RUNS, MAX_RUNS * RUN_BYTES // cost))
+        self._runs_left = num if cost <= MAX_SEARCH_BYTES else 0
+
+    def _run(self, inputs: list[Any]) -> Outputs | None:
+        if self._runs_left <= 0:
+            raise NoRunsLeft
+        self._runs_left -= 1
+        return self._reference(inputs)
+
     def _left(self, inputs: list[Any], spots: set[Spot]) -> set[Spot]:
-        return blind_spots(self._run, inputs, spots, agree=self._agree, deadline=self._deadline)
+        return blind_spots(self._run, inputs, spots, agree=self._agree)
 
 
 def plant(inputs: list[Any], spots: set[Spot], *, attempt: int) -> list[Any]:

@@ -1,0 +1,416 @@
+"""The input sets of one draw: several distributions, eager's outputs and eager's own errors.
+
+Called by the oracle. A set whose inputs are not as the problem gives them stays only where the
+reference bears it: it neither fails nor overflows, and eager is within the tolerance of float64.
+Where it does not, inputs closer to the given ones are tried, in the end the problem's own under
+another seed:
+
+    any sign ─▶ signs kept ─▶ [0, 1] kept ─▶ masks and indices as given ─▶ mild ─▶ as given
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from forge.evalpool.judge.numbers.called import Unjudgeable, call, dtype_name, leaves, replaced
+from forge.evalpool.judge.numbers.gpu_compare import Allowed, mismatch
+from forge.evalpool.judge.numbers.inputs import witness
+from forge.evalpool.judge.numbers.inputs.discrete import redraw
+from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
+from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.numbers.inputs.variants import Freedom, avoid_bf16_, vary_
+from forge.evalpool.judge.numbers.own_error import errors_of
+from forge.evalpool.judge.numbers.tolerance import tolerance
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+MAX_OWN_ERROR = 10.0
+"""In tolerances: largest own error of eager on the inputs as given. It is added to what a candidate
+may be off by, four times; beyond this a wrong answer would pass for the reference's own noise."""
+MAX_TF32_ERROR = 100.0
+"""The same where TF32 is allowed: it loses about 1e-3 of the output's rms."""
+MAX_VARIED_ERROR = 1.0
+"""The same on inputs of ours, of which there are others."""
+NUM_GIVEN_DRAWS = 3
+"""Draws of inputs as given before they count as ill-conditioned."""
+FIRST = ("given", "spiked", "unlike")
+"""Variants of every draw, in order."""
+OTHERS = ("centred", "shifted", "wide", "near_one")
+"""Variants behind them, in random order."""
+HUGE = "huge"
+"""One more, second, where there are products in TF32."""
+PRODUCTS = ("prod", "cumprod")
+"""Operations whose result vanishes or overflows: `near_one` is the first of OTHERS."""
+UNIT_ONLY = ("binary_cross_entropy",)
+"""Operations that end a process on a GPU for inputs outside of [0, 1]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Terms of the computation of a problem."""
+
+    precision: str
+    device: str
+    """`cpu` or `cuda`."""
+    is_tf32: bool
+    """True if there are fp32 matrix products, on a GPU, that may use TF32."""
+    max_bytes: int
+    """Limit for all sets together: fewer sets are made where one is large, but two."""
+    is_plain: bool
+    """True for inputs as the problem gives them alone: any others ended an oracle, as a failed
+    assertion on a GPU does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The making of one set's inputs, from which they can be made again (`Draws.draw`)."""
+
+    variant: str
+    seed: bytes
+    freedom: Freedom
+
+
+@dataclass(slots=True, kw_only=True)
+class InputSet:
+    """Inputs of one call and its results."""
+
+    inputs: list[Any]
+    outputs: list[torch.Tensor]
+    """Outputs of the reference, then the inputs that it changes, as it leaves them."""
+    errors: list[torch.Tensor]
+    """Eager's own, of each of `outputs`: packed `Slabs`, empty where unknown."""
+    variant: str
+    changed: list[int]
+    """Positions of those inputs among the tensors of the inputs."""
+    form: str
+    """`tensor`, or `list` for several outputs."""
+    recipe: Recipe | None = None
+    """None for inputs that were changed once more, to show what no set showed (witness.py)."""
+    own_error: float = 0.0
+    """The largest of `errors`, in tolerances."""
+
+    @property
+    def is_given(self) -> bool:
+        """True for inputs as the problem gives them: a mismatch on any other set is one of range,
+        if all given sets are right."""
+        return self.variant == "given"
+
+    @property
+    def num_returned(self) -> int:
+        return len(self.outputs) - len(self.changed)
+
+    def changes(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+        """(input, as the reference leaves it, eager's error) of each input that it changes."""
+        count = self.num_returned
+        return list(zip(self.changed, self.outputs[count:], self.errors[count:], strict=True))
+
+    def num_bytes(self) -> int:
+        tensors = [one for one in self.inputs if isinstance(one, torch.Tensor)]
+        return sum(one.nbytes for one in [*tensors, *self.outputs, *self.errors])
+
+
+def plan(num_sets: int, *, operations: Collection[str] = (), is_tf32: bool = False) -> list[str]:
+    """The variants of `num_sets` sets (one more with TF32), in order.
+
+    Args:
+        operations: names of torch's operations that the reference runs.
+    """
+    others = random.sample(OTHERS, len(OTHERS))
+    if any(name in PRODUCTS for name in operations):
+        others.remove("near_one")
+        others.insert(0, "near_one")
+    cycle = [*FIRST, *others]
+    variants = [cycle[number % len(cycle)] for number in range(num_sets)]
+    return [variants[0], HUGE, *variants[1:]] if is_tf32 else variants
+
+
+def make_sets(
+    module: Any,
+    model: Any,
+    *,
+    num_sets: int,
+    terms: Terms,
+    operations: Collection[str] = (),
+    flops: int = 0,
+) -> list[InputSet]:
+    """The input sets of one draw; the first is as the problem gives it. Raises Unjudgeable.
+
+    Args:
+        operations, flops: of one call of the reference (`count_work`), as far as known.
+    """
+    draws = Draws(module, model, terms=terms, operations=operations)
+    variants = plan(num_sets, operations=operations, is_tf32=terms.is_tf32)
+    if terms.is_plain:
+        variants = ["given"] * num_sets
+    sets: list[InputSet] = []
+    num_bytes = 0
+    search = witness.Search(
+        lambda inputs: _results(model, inputs),
+        agree=lambda one, other: agrees(one, other, terms.precision),
+        flops=flops,
+    )
+    for variant in variants:
+        made = draws.make(variant)
+        if sets and (planted := search.improve(made.inputs)) is not None:
+            made = draws.tried(planted, variant=made.variant) or made
+        if len(variants) > 1 and not terms.is_plain:
+            search.note(made.inputs)
+        sets.append(made)
+        num_bytes += made.num_bytes()
+        if len(sets) >= 2 and num_bytes + made.num_bytes() > terms.max_bytes:
+            break
+    return sets
+
+
+class Draws:
+    """Inputs of one problem, with one state of its model, and the results that belong to them."""
+
+    def __init__(
+        self, module: Any, model: Any, *, terms: Terms, operations: Collection[str] = ()
+    ) -> None:
+        self._module = module
+        self._model = model
+        self._terms = terms
+        self._operations = operations
+        self._given: list[Any] | None = None
+        """Discrete inputs of the first set, to tell constants."""
+        self._traits = _Traits()
+        self._start = 0
+        """Number of freedoms that the reference did not bear in an earlier set."""
+
+    def draw(self, recipe: Recipe) -> list[Any]:
+        """The inputs of a recipe: the same for the same recipe, on the same kind of device."""
+        seed_everything(recipe.seed)
+        inputs = [_contiguous(one) for one in draw_inputs(self._module, self._terms)]
+        if recipe.variant == "given" and not recipe.freedom.discrete:
+            return inputs
+        earlier = leaves(self._given) if self._given is not None else []
+        is_adverse = self._terms.is_tf32 and recipe.variant != "given"
+
+        def change(number: int, value: torch.Tensor) -> torch.Tensor:
+            first = earlier[number] if number < len(earlier) else None
+            made = _varied(value, first, recipe)
+            return avoid_bf16_(made) if is_adverse else made
+
+        return replaced(inputs, change)
+
+    def make(self, variant: str) -> InputSet:
+        """A set of a variant; of inputs as given where the reference bears no other. Raises
+        Unjudgeable where it does not bear those either."""
+        if self._given is None:
+            return self._make_given()
+        if variant != "given":
+            for number, freedom in self._freedoms():
+                recipe = Recipe(variant=variant, seed=fresh_seed(), freedom=freedom)
+                if (made := self._tried_recipe(recipe)) is not None:
+                    if not freedom.is_mild:
+                        self._start = max(self._start, number)
+                    return made
+        if self._traits.has_discrete and not self._terms.is_plain:
+            recipe = Recipe(variant="given", seed=fresh_seed(), freedom=Freedom())
+            if (made := self._tried_recipe(recipe)) is not None:
+                made.variant = "redrawn"
+                return made
+        return self._make_given()
+
+    def tried(self, inputs: list[Any], *, variant: str) -> InputSet | None:
+        """The set of inputs that are not as the problem gives them; None where the reference does
+        not bear them."""
+        limit = MAX_TF32_ERROR if self._terms.is_tf32 else MAX_VARIED_ERROR
+        try:
+            made = self._run(inputs, variant=variant)
+        except Exception:  # outside of its domain a reference may raise anything
+            return None
+        return made if made is not None and made.own_error <= limit else None
+
+    def _tried_recipe(self, recipe: Recipe) -> InputSet | None:
+        try:
+            inputs = self.draw(recipe)
+        except Exception:  # a type without the operations that vary it
+            return None
+        made = self.tried(inputs, variant=recipe.variant)
+        if made is not None:
+            made.recipe = recipe
+        return made
+
+    def _make_given(self) -> InputSet:
+        limit = MAX_TF32_ERROR if self._terms.is_tf32 else MAX_OWN_ERROR
+        error = 0.0
+        for _ in range(NUM_GIVEN_DRAWS):
+            freedom = Freedom(discrete=False)
+            recipe = Recipe(variant="given", seed=fresh_seed(), freedom=freedom)
+            inputs = self.draw(recipe)
+            made = self._run(inputs, variant="given", is_finite_only=False)
+            assert made is not None
+            if self._given is None:
+                _require_same(self._model, made, self._terms)
+            if (error := made.own_error) <= limit:
+                if self._given is None:
+                    self._traits = _Traits.of(inputs)
+                    self._given = replaced(inputs, _kept)
+                made.recipe = recipe
+                return made
+        raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
+
+    def _freedoms(self) -> Iterator[tuple[int, Freedom]]:
+        """From the widest that the reference may bear, with their numbers."""
+        traits = self._traits
+        kept = Freedom(signs=False, unit=False)
+        steps = [
+            (Freedom(), True),
+            (Freedom(signs=False), traits.has_non_negative),
+            (kept, traits.has_unit),
+            (replace(kept, discrete=False), traits.has_discrete),
+            (replace(kept, discrete=False, is_mild=True), True),
+        ]
+        start = self._start
+        if any(one in name for name in self._operations for one in UNIT_ONLY):
+            start = max(start, 2)
+        for number, (freedom, is_news) in enumerate(steps):
+            if number >= start and (is_news or number == start):
+                yield number, freedom
+
+    def _run(
+        self, inputs: list[Any], *, variant: str, is_finite_only: bool = True
+    ) -> InputSet | None:
+        """Eager's outputs and errors. None for outputs that are not finite, where they must be."""
+        called = call(self._model, inputs)
+        changed = called.changed()
+        outputs, form = called.results(changed), called.form
+        del called  # at full size inputs are gigabytes
+        if not outputs:
+            raise Unjudgeable("the reference returns nothing and changes no input")
+        if is_finite_only and not all(bool(torch.isfinite(one).all()) for one in outputs):
+            return None
+        errors = errors_of(
+            self._model,
+            inputs,
+            outputs,
+            changed=changed,
+            is_tf32=self._terms.is_tf32,
+            precision=self._terms.precision,
+        )
+        return InputSet(
+            inputs=inputs,
+            outputs=outputs,
+            errors=errors.packed,
+            own_error=errors.largest,
+            variant=variant,
+            changed=changed,
+            form=form,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traits:
+    """Properties of the given inputs that decide which freedoms there are."""
+
+    has_non_negative: bool = False
+    has_unit: bool = False
+    has_discrete: bool = False
+
+    @classmethod
+    def of(cls, inputs: list[Any]) -> _Traits:
+        tensors = [one for one in leaves(inputs) if one.numel() > 1]
+        domains = [Domain.of(one) for one in tensors if one.is_floating_point()]
+        free = [one for one in domains if one.form is not Form.CATEGORICAL]
+        return cls(
+            has_non_negative=any(one.is_non_negative for one in free),
+            has_unit=any(one.is_unit for one in free),
+            has_discrete=len(domains) < len(tensors) or len(free) < len(domains),
+        )
+
+
+def _varied(value: torch.Tensor, first: torch.Tensor | None, recipe: Recipe) -> torch.Tensor:
+    if value.is_floating_point():
+        is_discrete = value.numel() > 1 and Domain.of(value).form is Form.CATEGORICAL
+        if not is_discrete:
+            return vary_(value, recipe.variant, recipe.freedom)
+    if not recipe.freedom.discrete:
+        return value
+    return redraw(value, first, variant=recipe.variant)
+
+
+def _kept(_: int, value: torch.Tensor) -> torch.Tensor:
+    """A discrete input, to compare later ones with; nothing of a large continuous one."""
+    if not value.numel():
+        return value
+    is_discrete = not value.is_floating_point() or Domain.of(value).form is Form.CATEGORICAL
+    return value.clone() if is_discrete else value.new_zeros(0)
+
+
+def _contiguous(value: Any) -> Any:
+    """The same with every tensor contiguous and in memory of its own."""
+    seen: set[int] = set()
+
+    def visit(_: int, one: torch.Tensor) -> torch.Tensor:
+        address = one.untyped_storage().data_ptr()
+        is_shared = address in seen or one.requires_grad
+        seen.add(address)
+        return one.detach().clone() if is_shared else one.contiguous()
+
+    return replaced(value, visit)
+
+
+def agrees(one: list[torch.Tensor], other: list[torch.Tensor], precision: str) -> bool:
+    """True if the judge would accept the outputs `other` for the outputs `one`."""
+    for a, b in zip(one, other, strict=True):
+        if a.shape != b.shape:
+            return False
+        allowed = Allowed.of(a, a.new_zeros(0), precision=precision)
+        if mismatch(b, a, allowed=allowed) is not None:
+            return False
+    return True
+
+
+def draw_inputs(module: Any, terms: Terms) -> list[Any]:
+    """Inputs as the problem gives them."""
+    return [cast(placed(value, terms), terms.precision) for value in module.get_inputs()]
+
+
+def _results(model: Any, inputs: list[Any]) -> list[torch.Tensor] | None:
+    """None where the reference does not bear these inputs."""
+    try:
+        return call(model, inputs).results()
+    except Exception:
+        return None
+
+
+def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
+    """Raises Unjudgeable where a second run gives other outputs: dropout, random numbers. On a GPU
+    the order of atomic additions may differ: there it must agree within the tolerance."""
+    again = call(model, made.inputs).results(made.changed)
+    for first, second in zip(made.outputs, again, strict=True):
+        if first.is_floating_point() and first.numel() and not bool(torch.isfinite(first).any()):
+            raise Unjudgeable("no value of the reference is finite: any answer would do")
+        a, b = first.nan_to_num(), second.nan_to_num()
+        if torch.equal(a, b):
+            continue
+        close = tolerance(dtype_name(first), terms.precision)
+        rms = a.double().square().mean().sqrt()
+        if terms.device == "cpu" or float((a - b).abs().max()) > close * float(rms):
+            raise Unjudgeable("nondeterministic: two runs on the same inputs differ")
+
+
+def placed(value: Any, terms: Terms) -> Any:
+    """The same with every tensor on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(terms.device)
+    if isinstance(value, list | tuple):
+        return type(value)(placed(item, terms) for item in value)
+    return value
+
+
+def cast(value: Any, precision: str) -> Any:
+    """Model or input tensor to the problem's precision; fp32 leaves what the problem made."""
+    if precision == "fp32":
+        return value
+    if isinstance(value, torch.nn.Module):
+        return value.to(DTYPES[precision])
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.to(DTYPES[precision])
+    return value

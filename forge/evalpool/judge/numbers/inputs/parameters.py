@@ -1,0 +1,61 @@
+# pyright: strict
+"""Parameters moved off their defaults, so that a constant cannot stand for them.
+
+Called by the oracle. A parameter that is one value everywhere (a LayerNorm's weight of ones, a bias
+of zeros) moves by half of its natural scale and keeps its sign; any other gets noise of a tenth of
+its rms, or the model would be another one. The same for running statistics. Where the reference
+does not bear that, everything moves by a tenth alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
+
+from forge.evalpool.judge.numbers.inputs.variants import avoid_bf16_
+
+NATURAL = 0.85
+"""Largest change of a constant parameter, relative to it (or to 1, of zeros): evenly drawn, its
+standard deviation is 0.49, and nothing changes its sign."""
+SLIGHT = 0.1
+"""Standard deviation of any other change, relative to the parameter's rms + 0.1."""
+
+
+def move(model: Any, *, is_slight: bool = False, is_tf32: bool = False) -> bool:
+    """Moves the floating parameters and running statistics of a module, in place.
+
+    Args:
+        is_slight: a tenth alone.
+        is_tf32: values become such that TF32 keeps and bf16 does not.
+
+    Returns:
+        True if a slight move would be another one.
+    """
+    has_constants = False
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.numel():
+            value = parameter.data
+            first = value.flatten()[0]
+            if not is_slight and parameter.requires_grad and bool((value == first).all()):
+                _move_constant(value, float(first))
+                has_constants = True
+            else:
+                scale = SLIGHT * (value.float().square().mean().sqrt() + 0.1)
+                value.add_(torch.randn_like(value) * scale)
+            if is_tf32 and value.is_contiguous():
+                avoid_bf16_(value)
+    reach = SLIGHT if is_slight else 0.5
+    for module in model.modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            module.running_mean.add_(torch.randn_like(module.running_mean) * reach)
+            assert module.running_var is not None
+            module.running_var.mul_((torch.randn_like(module.running_var) * reach).exp())
+            has_constants = not is_slight
+    return has_constants
+
+
+def _move_constant(value: torch.Tensor, constant: float) -> None:
+    change = torch.rand_like(value).mul_(2).sub_(1).mul_(NATURAL)
+    value.add_(change.mul_(abs(constant) or 1.0))

@@ -1,0 +1,132 @@
+"""Scales of a tensor by row, column and any other axis, in blocks of bounded memory.
+
+A slab is all elements that share their index on one axis; where the last axis is long, also a line
+along it. An element belongs to one slab of each family, and the smallest of its slabs' values
+counts: columns of unlike scale are judged each by its own. Used by own_error.py and
+gpu_compare.py; compare.py does the same in numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from forge.evalpool.judge.numbers.tolerance import FLOOR, families
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+CHUNK = 1 << 25
+"""Elements at once: their squares and differences in float64 take about 1 GB."""
+
+Block = tuple[slice, ...]
+
+
+def blocks(shape: Sequence[int], limit: int) -> Iterator[Block]:
+    """Index ranges that cover `shape`, each of at most `limit` elements, in order."""
+    if math.prod(shape) <= limit or not shape:
+        yield tuple(slice(0, size) for size in shape)
+        return
+    inner = math.prod(shape[1:])
+    if inner > limit:
+        for index in range(shape[0]):
+            for rest in blocks(shape[1:], limit):
+                yield (slice(index, index + 1), *rest)
+        return
+    step = max(1, limit // inner)
+    for start in range(0, shape[0], step):
+        yield (slice(start, min(start + step, shape[0])), *(slice(0, n) for n in shape[1:]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slabs:
+    """A number for each slab of a tensor."""
+
+    shape: tuple[int, ...]
+    values: list[torch.Tensor]
+    """Float64, by family: [sizes of its axes]."""
+
+    def at(self, block: Block) -> torch.Tensor:
+        """The smallest value among an element's slabs, broadcastable to the block."""
+        least: torch.Tensor | None = None
+        for axes, value in zip(families(self.shape), self.values, strict=True):
+            part = value[tuple(block[axis] for axis in axes)]
+            sizes = [part.shape[axes.index(a)] if a in axes else 1 for a in range(len(self.shape))]
+            wide = part.reshape(sizes)
+            least = wide if least is None else torch.minimum(least, wide)
+        assert least is not None
+        return least
+
+    def pack(self) -> torch.Tensor:
+        """[number of slabs] float32, family after family."""
+        largest = torch.finfo(torch.float32).max
+        return torch.cat([value.reshape(-1) for value in self.values]).clamp(max=largest).float()
+
+    @classmethod
+    def unpack(cls, shape: Sequence[int], packed: torch.Tensor) -> Slabs:
+        """Raises ValueError for a vector of another length."""
+        sizes = [[shape[axis] for axis in axes] for axes in families(shape)]
+        if packed.numel() != sum(map(math.prod, sizes)):
+            raise ValueError(f"{packed.numel()} numbers for the slabs of {list(shape)}")
+        parts = packed.double().split([math.prod(each) for each in sizes])
+        values = [part.reshape(each) for part, each in zip(parts, sizes, strict=True)]
+        return cls(shape=tuple(shape), values=values)
+
+
+def root_mean_squares(tensor: torch.Tensor) -> Slabs:
+    """Root mean square of the finite elements of each slab; none is below FLOOR times that of
+    all. No square is too large for its type."""
+    shape = tuple(tensor.shape)
+    groups = families(shape)
+    device = tensor.device
+    sums = [torch.zeros([shape[a] for a in g], dtype=torch.float64, device=device) for g in groups]
+    counts = [one.clone() for one in sums]
+    largest = _largest_finite(tensor)
+    if largest == 0.0:
+        return Slabs(shape=shape, values=sums)
+    for block in blocks(shape, CHUNK):
+        part = tensor[block]
+        is_finite = part.isfinite()
+        squares = part.where(is_finite, 0.0).double().div_(largest).square_()
+        for total, count, axes in zip(sums, counts, groups, strict=True):
+            inside = tuple(block[axis] for axis in axes)
+            others = [axis for axis in range(len(shape)) if axis not in axes]
+            total[inside] += squares.sum(others) if others else squares
+            count[inside] += is_finite.sum(others) if others else is_finite
+    whole = math.sqrt(float(sums[0].sum()) / max(1.0, float(counts[0].sum())))
+    least = FLOOR * whole
+    values = [
+        total.div_(count.clamp_(min=1)).sqrt_().clamp_(min=least).mul_(largest)
+        for total, count in zip(sums, counts, strict=True)
+    ]
+    return Slabs(shape=shape, values=values)
+
+
+def largest_by_slab(
+    shape: Sequence[int], make: Callable[[Block], torch.Tensor], *, device: torch.device
+) -> Slabs:
+    """The largest element of each slab, of a tensor that `make` gives block by block."""
+    groups = families(shape)
+    found = [torch.zeros([shape[a] for a in g], dtype=torch.float64, device=device) for g in groups]
+    for block in blocks(shape, CHUNK):
+        part = make(block).double()
+        if not part.numel():
+            continue
+        for most, axes in zip(found, groups, strict=True):
+            inside = tuple(block[axis] for axis in axes)
+            others = [axis for axis in range(len(shape)) if axis not in axes]
+            here = part.amax(others) if others else part
+            most[inside] = torch.maximum(most[inside], here)
+    return Slabs(shape=tuple(shape), values=found)
+
+
+def _largest_finite(tensor: torch.Tensor) -> float:
+    largest = 0.0
+    for block in blocks(tuple(tensor.shape), CHUNK):
+        part = tensor[block]
+        if part.numel():
+            largest = max(largest, float(part.where(part.isfinite(), 0.0).abs().max()))
+    return largest

@@ -1,0 +1,55 @@
+"""The tolerance of an element, as numbers: shared by compare.py (numpy) and gpu_compare.py (torch).
+
+    |got - ref| ≤ tol · (scale + |ref|) + 4 · e
+
+    tol    1e-4 for fp32, 1e-2 for fp16 and bf16: the looser of the problem's precision's and the
+           output's own type's (a reference may make half-precision tensors itself); 1e-10 for
+           float64 of a problem that is not in half precision
+    scale  the smallest rms of the finite reference elements in the element's slabs (`families`),
+           at least FLOOR times the rms of all
+    e      the smallest of the largest own errors in its slabs (own_error.py): what an honest
+           kernel may lose too
+
+Integers and bools must be equal. Imports nothing but math.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
+DOUBLE_TOLERANCE = 1e-10
+PRECISION = {"float16": "fp16", "bfloat16": "bf16"}
+"""By the type of an output. Any other says nothing."""
+ERROR_FACTOR = 4.0
+FLOOR = 2.0**-20
+"""Least scale of a slab, in rms of the whole output. Below it lies what flushing denormals, or an
+exponential of a very negative number, may lose."""
+MIN_SLAB = 16
+"""Elements of a slab: the rms of fewer may be small by chance."""
+MIN_LINE = 64
+"""Elements of a line along the last axis, of a tensor of three axes or more."""
+
+
+def tolerance(dtype: str, precision: str, *, is_error_known: bool = True) -> float:
+    """`tol` of an output. A float64 output whose own error is unknown may have been computed in
+    less."""
+    if dtype == "float64" and precision == "fp32" and is_error_known:
+        return DOUBLE_TOLERANCE
+    return max(TOLERANCE[precision], TOLERANCE[PRECISION.get(dtype, precision)])
+
+
+def families(shape: Sequence[int]) -> list[tuple[int, ...]]:
+    """Axes that the elements of a slab share, for each family of slabs; one empty tuple, the whole
+    tensor, where every slab would be too small."""
+    size = math.prod(shape)
+    found = [
+        (axis,) for axis, length in enumerate(shape) if length > 1 and size // length >= MIN_SLAB
+    ]
+    if len(shape) >= 3 and shape[-1] >= MIN_LINE and size > shape[-1]:
+        found.append(tuple(range(len(shape) - 1)))
+    return found or [()]
