@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -81,6 +82,27 @@ def test_a_module_that_is_refused_names_its_operation(compiler: Compiler) -> Non
     assert (found.kind, found.operation) == (FailureKind.REFUSED, "tt.func")
 
 
+def test_a_text_that_crashes_the_parser_is_its_kernels_failure(compiler: Compiler) -> None:
+    deep = "scf.if %t {\n" * 5000 + "}\n" * 5000
+    text = DOUBLE.replace("    tt.return", f"    %t = arith.constant true\n{deep}    tt.return")
+    (found,) = compiler.compile([make_kernel(text)], TARGET, depth=Depth.ASSEMBLY)
+    assert isinstance(found, Failure)
+    assert found.kind is FailureKind.COMPILE_ERROR
+    assert found.message.startswith("the compiler crashed: killed by signal 11")
+
+
+def test_amd_is_a_target(compiler: Compiler) -> None:
+    (made,) = compiler.compile([make_kernel()], "hip:gfx942:64")
+    assert isinstance(made, Binary), made
+    check_code(made.code, name="double", backend="hip")
+
+
+def test_a_target_that_nobody_has_is_a_failure(compiler: Compiler) -> None:
+    (found,) = compiler.compile([make_kernel()], "cuda:sm90:32")
+    assert isinstance(found, Failure)
+    assert "is no target" in found.message
+
+
 @pytest.mark.parametrize("end", ["killed", "silent"])
 def test_a_child_that_ends_is_its_kernels_failure(server: ForkServer, end: str) -> None:
     own = Compiler(cast("Spawner", server), cache=Cache(None), deadline_s=0.01)
@@ -93,7 +115,7 @@ def test_a_child_that_ends_is_its_kernels_failure(server: ForkServer, end: str) 
             kill_all(server)
             return child
 
-        server.spawn = spawn_and_kill  # pyright: ignore[reportAttributeAccessIssue]
+        server.spawn = spawn_and_kill
     try:
         (found,) = own.compile([make_kernel(DOUBLE.replace("addf", "subf"))], TARGET)
     finally:
@@ -179,9 +201,9 @@ def test_a_key_is_of_all_that_a_binary_depends_on() -> None:
     facts: dict[str, Any] = {"target": TARGET, "depth": Depth.BINARY, "version": "3.9.0"}
     keys = {
         key_of(kernel, **facts),
-        key_of(kernel, **facts | {"target": "cuda:80:32"}),
-        key_of(kernel, **facts | {"depth": Depth.ASSEMBLY}),
-        key_of(kernel, **facts | {"version": "3.6.0"}),
+        key_of(kernel, **{**facts, "target": "cuda:80:32"}),
+        key_of(kernel, **{**facts, "depth": Depth.ASSEMBLY}),
+        key_of(kernel, **{**facts, "version": "3.6.0"}),
         key_of(make_kernel(options=Options(num_warps=8)), **facts),
         key_of(make_kernel(DOUBLE + "\n"), **facts),
         key_of(make_kernel(types=("*fp32", "*fp16")), **facts),
@@ -223,7 +245,7 @@ class TestCache:
             path = tmp_path / key[:2] / key[2:]
             if path.exists():
                 stamp = time.time() - 1000 + number
-                __import__("os").utime(path, (stamp, stamp))
+                os.utime(path, (stamp, stamp))
         fresh = Cache(tmp_path)
         assert [fresh.get(key) is not None for key in keys][-1]
         assert sum(path.stat().st_size for path in tmp_path.glob("??/*")) <= 4 * size

@@ -206,7 +206,7 @@ class Compiler:
             "code_at": code_at,
             "num_bytes": num_bytes,
         }
-        has_hung_up = False
+        has_hung_up, message = False, ""
         try:
             with shared_memory(num_bytes) as (fd, memory):
                 memory[: len(text)] = text

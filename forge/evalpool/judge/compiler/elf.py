@@ -29,7 +29,8 @@ MAX_TABLE_BYTES = 1 << 16
 _TABLE = re.compile(r"_\$_str(_\$_\d+)?|__cudart_\w+|__internal_\w+|__nv_\w+")
 """Constant tables of libdevice: reduction of large angles, and a string that is never read."""
 _GLOBAL = re.compile(r"\.nv\.global(\.init)?")
-_SHARED = re.compile(r"\.nv\.shared\..*")
+_SHARED = re.compile(r"\.nv\.(merc\.nv\.)?shared\..*")
+"""Memory of a block; `merc` is a second form of the same code (Blackwell)."""
 
 
 class InvalidElf(Exception):
@@ -85,7 +86,7 @@ def check_code(code: bytes, *, name: str, backend: str) -> Elf:
     elf = read_elf(code)
     if elf.machine != {"cuda": CUDA, "hip": AMDGPU}.get(backend):
         raise InvalidElf(f"machine {elf.machine} for {backend}")
-    entries = [one.name for one in elf.symbols if _is_entry(one, elf.machine)]
+    entries = [one.name.removesuffix(".kd") for one in elf.symbols if _is_entry(one, elf.machine)]
     if entries != [name]:
         raise InvalidElf(f"entries {entries}, expected {name}")
     for symbol in elf.symbols:
@@ -100,11 +101,12 @@ def check_code(code: bytes, *, name: str, backend: str) -> Elf:
 def _is_entry(symbol: Symbol, machine: int) -> bool:
     if machine == CUDA:
         return symbol.kind == FUNCTION and bool(symbol.other & CUDA_ENTRY)
-    return symbol.kind == FUNCTION and symbol.section != 0
+    return symbol.kind == OBJECT and symbol.name.endswith(".kd")
 
 
 def _check_writable(elf: Elf, index: int, section: Section) -> None:
-    if _SHARED.fullmatch(section.name) and section.kind == NOBITS:
+    shared = _SHARED.fullmatch(section.name)
+    if shared and (section.kind == NOBITS or shared[1]):
         return
     if elf.machine == AMDGPU and section.name in (".dynamic", ".relro_padding"):
         return
@@ -122,7 +124,9 @@ def _read(code: bytes) -> Elf:
         raise InvalidElf("not a 64-bit little-endian ELF")
     if not 0 < count <= MAX_SECTIONS or names_at >= count:
         raise InvalidElf(f"{count} sections")
-    raw = [_SECTION.unpack_from(code, start + i * size) for i in range(count)]
+    raw: list[tuple[int, ...]] = [
+        _SECTION.unpack_from(code, start + i * size) for i in range(count)
+    ]
     strings = raw[names_at][4], raw[names_at][5]
     sections = tuple(
         Section(_string(code, strings, one[0]), one[1], one[2], one[4], one[5], one[6])

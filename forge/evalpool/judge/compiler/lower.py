@@ -8,7 +8,6 @@ judge without a card asks only whether a kernel compiles, and what ptxas alone r
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import triton
@@ -51,9 +50,9 @@ def lower(module: Any, kernel: Kernel, target: Target, *, depth: Depth, key: str
 
 
 def _binary(code: bytes, facts: dict[str, Any], kernel: Kernel, target: Target, key: str) -> Binary:
-    cluster = facts.get("cluster_dims") or (facts["num_ctas"], 1, 1)
-    if math.prod(cluster) == 1:
-        cluster = (facts["num_ctas"], 1, 1)
+    x, y, z = facts.get("cluster_dims") or (1, 1, 1)
+    if x * y * z == 1:  # Triton 3.6 and later have no such option: a cluster is its blocks in a row
+        x = facts["num_ctas"]
     elf = read_elf(code) if code else None
     return Binary(
         key=key,
@@ -63,7 +62,7 @@ def _binary(code: bytes, facts: dict[str, Any], kernel: Kernel, target: Target, 
         shared_bytes=facts.get("shared") or 0,
         num_warps=facts["num_warps"],
         num_ctas=facts["num_ctas"],
-        cluster_dims=tuple(cluster),
+        cluster_dims=(x, y, z),
         global_scratch_bytes=facts.get("global_scratch_size") or 0,
         global_scratch_alignment=facts.get("global_scratch_align") or 1,
         profile_scratch_bytes=facts.get("profile_scratch_size") or 0,
