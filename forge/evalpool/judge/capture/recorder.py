@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.capture.asking import MAX_VALUES
 from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported, current_line
+from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     Kernel,
     Literal,
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-MAX_NODES = 10_000
-MAX_CONSTANT_BYTES = 16 << 20
-MAX_TTIR_BYTES = 8 << 20
 FIRST_ADDRESS = 0x7F0000000000
 ALIGNMENT = 512
 """Bytes: torch's allocator aligns its blocks so, and Triton specialises on the address."""
@@ -91,7 +89,8 @@ class Recorder(TorchDispatchMode):
         """By the address of torch's storage, which `_held` keeps alive."""
         self._tensor_numbers: dict[Tensor, int] = {}
         self._kernel_numbers: dict[Kernel, int] = {}
-        self._constant_numbers: dict[bytes, int] = {}
+        self._constants: dict[tuple[torch.dtype, bytes], Any] = {}
+        self._constant_bytes = 0
         self._num_nodes = 0
         self._ttir_bytes = 0
 
@@ -162,20 +161,25 @@ class Recorder(TorchDispatchMode):
         return base + tensor.storage_offset() * tensor.element_size()
 
     def constant(self, tensor: torch.Tensor) -> Any:
-        """A copy on the card of a CPU tensor."""
+        """A CPU tensor as a constant on the card; equal ones share a storage, which nothing
+        writes to."""
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        self._refuse_addresses(plain)
+        if plain.nbytes > limits.MAX_CONSTANT_BYTES - self._constant_bytes:
+            raise BoundExceeded(
+                f"more than {limits.MAX_CONSTANT_BYTES >> 20} MB of constants made on the host:"
+                " make them with a kernel or a torch function on the device"
+            )
         content = plain.flatten().view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-        number = self._constant_numbers.get(content)
-        if number is None:
-            if sum(map(len, self.constants)) + len(content) > MAX_CONSTANT_BYTES:
-                raise BoundExceeded(
-                    f"more than {MAX_CONSTANT_BYTES >> 20} MB of constants made on the host;"
-                    " make them with a kernel or a torch function on the device"
-                )
-            self._refuse_addresses(plain)
-            number = self._constant_numbers[content] = len(self.constants)
+        key = (plain.dtype, content)
+        if key not in self._constants:
+            self._constant_bytes += len(content)
+            self._constants[key] = self.given(
+                [plain.numel()], plain.dtype, origin=Origin.CONSTANT, index=len(self.constants)
+            )
             self.constants.append(content)
-        return self.given(plain.shape, plain.dtype, origin=Origin.CONSTANT, index=number)
+        with self.fake:
+            return self._constants[key].view(plain.shape)
 
     def _refuse_addresses(self, tensor: torch.Tensor) -> None:
         if tensor.dtype in (torch.int64, torch.uint64) and tensor.numel():
@@ -206,8 +210,8 @@ class Recorder(TorchDispatchMode):
     def add(self, node: Node) -> None:
         """Appends a node. Raises BoundExceeded."""
         self._num_nodes += 1
-        if self._num_nodes > 2 * MAX_NODES:
-            raise BoundExceeded(f"more than {MAX_NODES} nodes: launches and operations of a call")
+        if self._num_nodes > 2 * limits.MAX_NODES:  # forward is captured twice
+            raise BoundExceeded(f"more than {limits.MAX_NODES} launches and operations")
         self.nodes.append(node)
 
     def kernel(self, kernel: Kernel) -> int:
@@ -215,20 +219,24 @@ class Recorder(TorchDispatchMode):
         number = self._kernel_numbers.get(kernel)
         if number is None:
             self._ttir_bytes += len(kernel.ttir)
-            if self._ttir_bytes > MAX_TTIR_BYTES:
-                raise BoundExceeded(f"more than {MAX_TTIR_BYTES >> 20} MB of TTIR")
+            if self._ttir_bytes > limits.MAX_TTIR_BYTES:
+                raise BoundExceeded(f"more than {limits.MAX_TTIR_BYTES >> 20} MB of TTIR")
             number = self._kernel_numbers[kernel] = len(self.kernels)
             self.kernels.append(kernel)
         return number
 
     @contextmanager
-    def into(self, nodes: list[Node]) -> Iterator[None]:
-        """Within, nodes go to this list."""
-        before, self.nodes = self.nodes, nodes
+    def aside(self) -> Iterator[list[Node]]:
+        """Within, nodes go to a list of their own."""
+        before, self.nodes = self.nodes, []
         try:
-            yield
+            yield self.nodes
         finally:
             self.nodes = before
+
+    def position(self) -> tuple[int, int]:
+        """Place in the program: equal as long as no node is added."""
+        return id(self.nodes), len(self.nodes)
 
     # Operations
 

@@ -23,8 +23,10 @@ from forge.evalpool.judge.capture.building import Parts, build, difference, hois
 from forge.evalpool.judge.capture.card import Card
 from forge.evalpool.judge.capture.failures import BoundExceeded, CaptureFailed, line_of
 from forge.evalpool.judge.capture.lowering import compile_line, compile_words
-from forge.evalpool.judge.capture.recorder import MAX_NODES, Recorder
+from forge.evalpool.judge.capture.recorder import Recorder
 from forge.evalpool.judge.capture.stage import Stage
+from forge.evalpool.judge.capture.tuning import Tuning
+from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Node, Origin, Section
 
 if TYPE_CHECKING:
@@ -72,7 +74,8 @@ class Session:
         self.asking = Asking(ask)
         stage = Stage.get()
         self.recorder = Recorder(fake=stage.fake, file=file, asking=self.asking)
-        stage.begin(self.card, self.recorder)
+        self.tuning = Tuning(self.recorder, request.get("choices") or {})
+        stage.begin(self.card, self.recorder, self.tuning)
         self.asking.prefix = self._prefix
         self.init: list[Node] = []
         self.model: Any = None
@@ -96,9 +99,10 @@ class Session:
         parts = self.parts()
         needed = self._used(forward, outputs) & set(made)
         words = difference(parts, first, forward, since=since)
+        forward = [*self.tuning.benched.values(), *forward]
         self.init += hoisted(parts, first=first, needed=needed)
-        if len(self.init) + len(forward) > MAX_NODES:
-            raise BoundExceeded(f"{len(self.init) + len(forward)} nodes; {MAX_NODES} are allowed")
+        if (count := len(self.init) + len(forward)) > limits.MAX_NODES:
+            raise BoundExceeded(f"{count} launches and operations; {limits.MAX_NODES} are allowed")
         return self._build(forward, outputs, returned=self.returned, stateful=words)
 
     def failed(self, error: BaseException) -> CaptureFailed:
@@ -138,7 +142,8 @@ class Session:
         """The program until now, for a question to the judge."""
         is_forward = self.recorder.section is Section.FORWARD
         forward = self.recorder.nodes if is_forward else []
-        return self._build(forward, outputs, kernels=() if kernel is None else (kernel,))
+        kernels = () if kernel is None else (kernel,)
+        return self._build(forward, outputs, kernels=kernels, returned="tuple")
 
     def _import(self, code: str) -> types.ModuleType:
         """Runs the candidate as a module of a real file: Triton reads kernel sources from it."""
@@ -195,7 +200,9 @@ class Session:
         nodes: list[Node] = []
         self.recorder.nodes = nodes
         self.asking.num_values = 0
+        self.tuning.begin_call()
         result = self.model(*inputs)
+        self.tuning.end_benches()
         self.returned = next(
             (kind.__name__ for kind in (tuple, list, dict) if isinstance(result, kind)), "tensor"
         )

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from forge.evalpool.judge.capture import card as cards
+from forge.evalpool.judge.capture.graphs import Capturing, Graph
 from forge.evalpool.judge.capture.launches import CaptureDriver, Compiler
+from forge.evalpool.judge.capture.tuning import patches
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.capture.card import Card
     from forge.evalpool.judge.capture.recorder import Recorder
+    from forge.evalpool.judge.capture.tuning import Tuning
 
 
 class Stage:
@@ -34,12 +38,17 @@ class Stage:
             cls._instance = cls()
         return cls._instance
 
-    def begin(self, card: Card, recorder: Recorder) -> None:
+    def begin(self, card: Card, recorder: Recorder, tuning: Tuning) -> None:
         """From now on torch and Triton answer as with this card, and the recorder hears."""
         self.end()
         cards.ensure_device_guard()
         self._pretence.begin(card)
         self._pretence.set(FakeTensor, "data_ptr", lambda tensor: recorder.address(tensor))
+        self._pretence.set(Graph, "recorder", recorder)
+        self._pretence.set(torch.cuda, "CUDAGraph", Graph)
+        self._pretence.set(torch.cuda, "graph", Capturing)
+        for owner, name, value in patches(tuning):
+            self._pretence.set(owner, name, value)
         self.compiler.begin(recorder, CaptureDriver(card))
 
     def end(self) -> None:

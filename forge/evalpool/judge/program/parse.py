@@ -274,6 +274,7 @@ def read_choice(at: Reader) -> Choice:
     return Choice(
         alternatives=tuple(read_alternative(a) for a in alternatives),
         chosen=read_optional(of["chosen"], 0, limits.MAX_ALTERNATIVES),
+        key=of["key"].text(),
         line=read_line(of["line"]),
     )
 

@@ -1,0 +1,197 @@
+"""Autotuners and hand-made benchmarks of a candidate become choices.
+
+`triton.autotune` yields every configuration that its pruning leaves as an alternative; the judge
+times them and has the candidate captured again with `choices = {key: label or position}`, which
+launches the winner alone. Calls of `do_bench` without another launch between them are a choice too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton.testing
+from triton.compiler.errors import CompileTimeAssertionFailure
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from forge.evalpool.judge.program.format import Alternative, Choice, Node, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forge.evalpool.judge.capture.recorder import Recorder
+
+SKIPPED = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
+"""With these Triton's autotuner skips a configuration."""
+MAX_LABEL_CHARACTERS = 300
+BENCH_MS = 1.0
+"""Claimed time of the first of several benchmarks; the chosen one is faster, later ones slower."""
+
+
+class Tuning:
+    """The choices of one candidate.
+
+    Args:
+        answers: Label or position of the winner, by key of the choice.
+    """
+
+    def __init__(self, recorder: Recorder, answers: dict[str, int | str]) -> None:
+        self.recorder = recorder
+        self.answers = answers
+        self._settled: dict[str, int] = {}
+        """Alternatives taken in the current call of forward: only a key's first launch chooses."""
+        self._benches: list[Alternative] = []
+        self._position: tuple[int, int] | None = None
+        """Place in the program of the benchmarks that wait for more of their kind."""
+        self._num_groups = 0
+        self.benched: dict[str, Choice] = {}
+        """Choices between benchmarks of the candidate's own, by key."""
+
+    def begin_call(self) -> None:
+        """A new call of forward chooses anew: a program must not depend on an earlier call."""
+        self._settled.clear()
+        self.end_benches()
+
+    # triton.autotune
+
+    def run(self, tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        """In place of `Autotuner.run`."""
+        if kwargs.get("warmup"):
+            return self._launch(tuner, tuner.configs[0], args, kwargs)
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        configs = list(tuner.prune_configs(kwargs) if len(tuner.configs) > 1 else tuner.configs)
+        key = _key(tuner, kwargs)
+        answer = self._settled.get(key, self.answers.get(key))
+        if isinstance(answer, str):
+            answer = next((i for i, one in enumerate(configs) if _label(one) == answer), 0)
+            configs = configs[answer : answer + 1]
+        if len(configs) == 1:
+            result = self._launch(tuner, configs[0], args, kwargs)
+            chosen = configs[0]
+        else:
+            result, chosen = self._choose(tuner, configs, key, answer, args, kwargs)
+        tuner.best_config = chosen
+        tuner.cache[key] = chosen
+        tuner.configs_timings = {one: [BENCH_MS] * 3 for one in configs}
+        tuner.bench_time = 0.0
+        tuner.nargs = None
+        return result
+
+    def _choose(
+        self, tuner: Any, configs: list[Any], key: str, answer: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, Any]:
+        """Records all configurations as a choice, or the one at position `answer` among those that
+        compile. Returns the launch's result and the configuration."""
+        found: list[tuple[Any, Any, tuple[Node, ...]]] = []
+        failure: BaseException | None = None
+        for config in configs:
+            try:
+                with self.recorder.aside() as nodes:
+                    result = self._launch(tuner, config, args, kwargs)
+            except SKIPPED as error:
+                failure = error
+                continue
+            found.append((result, config, tuple(nodes)))
+            if answer is not None and len(found) > answer:
+                self.recorder.nodes.extend(nodes)
+                return result, config
+        if not found:
+            assert failure is not None
+            raise failure
+        restored = self._restored(tuner, found[0][1], kwargs)
+        alternatives = tuple(
+            Alternative(label=_label(config), nodes=nodes, restored=restored)
+            for _, config, nodes in found
+        )
+        line = self.recorder.line()
+        self.recorder.add(Choice(alternatives=alternatives, key=key, line=line))
+        self._settled[key] = 0
+        result, config, _ = found[0]
+        if config.pre_hook is not None:  # what it prepared, later ones have changed
+            with self.recorder.aside():
+                config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
+        return result, config
+
+    def _launch(self, tuner: Any, config: Any, args: Any, kwargs: Any) -> Any:
+        if config.pre_hook is not None:
+            config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
+        return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    def _restored(self, tuner: Any, config: Any, kwargs: Any) -> tuple[int, ...]:
+        """Tensors that the autotuner restores or zeroes around a benchmark run."""
+        arguments = {**tuner.nargs, **kwargs, **config.all_kwargs()}
+        named = [arguments.get(name) for name in (*tuner.reset_to_zero, *tuner.restore_value)]
+        found = [self.recorder.tensor(one) for one in named if isinstance(one, torch.Tensor)]
+        if getattr(tuner, "user_defined_pre_hook", False):
+            with self.recorder.aside() as nodes:
+                tuner.pre_hook(arguments)
+            found += [number for node in nodes if isinstance(node, Op) for number in node.results]
+        return tuple(dict.fromkeys(found))
+
+    # do_bench
+
+    def bench(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """In place of `triton.testing.do_bench`: records what would be measured."""
+        position = self.recorder.position()
+        if position != self._position:
+            self.end_benches()
+            self._position = position
+        with self.recorder.aside() as nodes:
+            call()
+        number = len(self._benches)
+        label = f"benchmark {number} at line {self.recorder.line()}"
+        self._benches.append(Alternative(label=label, nodes=tuple(nodes)))
+        answer = self.answers.get(self._bench_key(), 0)
+        chosen = number == answer or label == answer
+        time = BENCH_MS / 2 if chosen else BENCH_MS + number / 1000
+        quantiles = kwargs.get("quantiles")
+        if quantiles is not None:
+            return [time] * len(quantiles)
+        return [time] if kwargs.get("return_mode") == "all" else time
+
+    def end_benches(self) -> None:
+        """Closes the choice between the last benchmarks, if there were several."""
+        key = self._bench_key()
+        if len(self._benches) > 1 and key not in self.answers:
+            line = self.recorder.line()
+            choice = Choice(alternatives=tuple(self._benches), key=key, line=line)
+            self.benched[key] = choice
+        if self._benches:
+            self._num_groups += 1
+        self._benches, self._position = [], None
+
+    def _bench_key(self) -> str:
+        return f"benchmark.{self._num_groups}"
+
+
+def _key(tuner: Any, kwargs: dict[str, Any]) -> str:
+    """Name of a tuner's choice for these arguments, as Triton tells them apart."""
+    known = {**tuner.nargs, **kwargs}
+    known = {name: value for name, value in known.items() if name in tuner.arg_names}
+    parts = [known[name] for name in tuner.keys if name in known]
+    parts += [str(value.dtype) for value in known.values() if hasattr(value, "dtype")]
+    digest = hashlib.sha256(repr(parts).encode(errors="replace")).hexdigest()[:16]
+    line = tuner.base_fn.__code__.co_firstlineno
+    return f"{tuner.base_fn.__name__[:60]}.{line}.{digest}"
+
+
+def _label(config: Any) -> str:
+    return str(config)[:MAX_LABEL_CHARACTERS]
+
+
+def patches(tuning: Tuning) -> Iterator[tuple[Any, str, Any]]:
+    """Attributes of Triton to replace: owner, name, value."""
+
+    def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        return tuning.run(tuner, *args, **kwargs)
+
+    def getitem(tuner: Any, grid: Any) -> Any:
+        # Also for a subclass with a `run` of its own, which only caches results.
+        return lambda *args, **kwargs: run(tuner, *args, grid=grid, warmup=False, **kwargs)
+
+    yield Autotuner, "run", run
+    yield Autotuner, "__getitem__", getitem
+    for name in ("do_bench", "do_bench_cudagraph"):
+        yield triton.testing, name, tuning.bench

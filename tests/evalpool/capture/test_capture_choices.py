@@ -1,0 +1,115 @@
+"""Autotuners and benchmarks of a candidate become choices, and an answer fixes the winner."""
+
+from __future__ import annotations
+
+from forge.evalpool.judge.program.format import Choice, Launch, TensorUse
+from tests.evalpool.capture.capturing import HEADER, SCALE, captured, launches, ops
+
+TUNED = (
+    HEADER
+    + """
+def prune(configs, nargs, **kwargs):
+    return [one for one in configs if one.kwargs["BLOCK"] <= nargs["n"]]
+
+@triton.autotune(
+    [triton.Config({"BLOCK": b}, num_warps=w) for b, w in [(16, 1), (32, 2), (64, 4), (128, 4)]],
+    key=["n"], restore_value=["y"], prune_configs_by={"early_config_prune": prune})
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@triton.jit
+def add(x, y, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    tl.static_assert(BLOCK != 32)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(y + i, mask=i < n) + tl.load(x + i, mask=i < n), mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.zeros_like(x)
+        for _ in range(2):
+            add[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())
+        return y
+"""
+)
+
+
+def test_each_pruned_configuration_that_compiles_is_an_alternative(tmp_path):
+    program = captured(tmp_path, TUNED, inputs=[[100]])
+    assert [type(node) for node in program.forward[1:]] == [Choice, Launch]
+    choice = program.forward[1]
+    assert isinstance(choice, Choice)
+    grids = [node.grid[0] for one in choice.alternatives for node in one.nodes]
+    assert grids == [7, 2]
+    assert "BLOCK: 64" in choice.alternatives[1].label
+    assert [program.kernels[node.kernel].options.num_warps
+            for one in choice.alternatives for node in one.nodes] == [1, 4]  # fmt: skip
+    output = choice.alternatives[0].nodes[0].arguments[1]
+    assert choice.alternatives[0].restored == (output.tensor,)
+    assert program.stateful == ""
+
+
+def test_an_answer_launches_the_winner_alone(tmp_path):
+    choice = captured(tmp_path, TUNED, inputs=[[100]]).forward[1]
+    for answer in (1, choice.alternatives[1].label):
+        program = captured(tmp_path, TUNED, inputs=[[100]], choices={choice.key: answer})
+        assert [one.grid for one in launches(program)] == [(2, 1, 1), (2, 1, 1)]
+        assert not any(isinstance(node, Choice) for node in program.forward)
+
+
+def test_a_configurations_hook_belongs_to_its_alternative(tmp_path):
+    code = TUNED.replace('"BLOCK": b}', '"BLOCK": b}, pre_hook=lambda args: args["y"].zero_()')
+    choice = captured(tmp_path, code, inputs=[[64]]).forward[1]
+    assert [[type(node).__name__ for node in one.nodes] for one in choice.alternatives] == [
+        ["Op", "Launch"], ["Op", "Launch"],
+    ]  # fmt: skip
+
+
+BENCHED = SCALE + (
+    "from triton.testing import do_bench\n"
+    "@triton.jit\n"
+    "def slow(x, y, n, factor, BLOCK: tl.constexpr):\n"
+    "    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+    "    tl.store(y + i, factor * tl.load(x + i, mask=i < n), mask=i < n)\n"
+    "class ModelNew(torch.nn.Module):\n"
+    "    best = None\n"
+    "    def forward(self, x):\n"
+    "        y = torch.empty_like(x)\n"
+    "        call = lambda k: k[(1,)](x, y, x.numel(), 2.0, BLOCK=64)\n"
+    "        if self.best is None:\n"
+    "            times = {k: do_bench(lambda: call(k)) for k in (scale, slow)}\n"
+    "            self.best = min(times, key=times.get)\n"
+    "        call(self.best)\n"
+    "        return y\n"
+)
+
+
+def test_hand_made_benchmarks_are_a_choice_that_can_be_answered(tmp_path):
+    program = captured(tmp_path, BENCHED, inputs=[[64]])
+    choice, launch = program.forward
+    assert isinstance(choice, Choice)
+    assert isinstance(launch, Launch)
+    assert program.kernels[launch.kernel].name == "scale"
+    names = [program.kernels[one.nodes[0].kernel].name for one in choice.alternatives]
+    assert names == ["scale", "slow"]
+    again = captured(tmp_path, BENCHED, inputs=[[64]], choices={choice.key: 1})
+    (launch,) = again.forward
+    assert isinstance(launch, Launch)
+    assert again.kernels[launch.kernel].name == "slow"
+
+
+def test_a_replayed_graph_repeats_its_nodes(tmp_path):
+    code = SCALE + (
+        "class ModelNew(torch.nn.Module):\n"
+        "    graph = None\n"
+        "    def forward(self, x):\n"
+        "        if self.graph is None:\n"
+        "            self.x, self.graph = torch.empty_like(x), torch.cuda.CUDAGraph()\n"
+        "            with torch.cuda.graph(self.graph): self.y = scaled(self.x)\n"
+        "        self.x.copy_(x)\n"
+        "        self.graph.replay()\n"
+        "        return self.y\n"
+    )
+    program = captured(tmp_path, code, inputs=[[8]])
+    assert ops(program) == ["aten.copy_.default"]
+    (launch,) = launches(program)
+    uses = [one.tensor for one in launch.arguments if isinstance(one, TensorUse)]
+    assert uses[1:] == list(program.outputs)
+    assert program.stateful == ""
