@@ -9,6 +9,7 @@ from typing import Any
 
 from forge.evalpool.judge.capture.session import capture
 from forge.evalpool.judge.capture.stage import Stage
+from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Launch, Op, Program
 
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n"
@@ -70,10 +71,11 @@ def request(
 
 
 def captured(folder: Path, code: str, *, ask: Any = None, **asked: Any) -> Program:
-    """The program of a candidate. Raises CaptureFailed."""
+    """The program of a candidate, through its bytes. Raises CaptureFailed."""
     file = folder / f"candidate{next(_numbers)}.py"
     try:
-        return capture(request(**asked), code, ask=ask, file=str(file))
+        program = capture(request(**asked), code, ask=ask, file=str(file))
+        return wire.loads(wire.dumps(program))
     finally:
         Stage.get().end()
 
