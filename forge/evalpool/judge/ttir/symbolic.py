@@ -110,15 +110,22 @@ class Symbolic:
 
 
 def _merge(terms: list[NDArray[np.int64]], added: NDArray[np.int64]) -> None:
-    """Adds a term to the sum: into one that varies along the same axes or more, else beside."""
+    """Adds a term to the sum: into one that varies along the same axes or more, else beside.
+
+    What varies between instances only stays apart from what varies within a block, so that a block
+    stays the same strided window in every instance.
+    """
     for place, term in enumerate(terms):
-        if term.shape == added.shape or _covers(term.shape, added.shape):
+        if _is_per_instance(term) != _is_per_instance(added):
+            continue
+        if _covers(term.shape, added.shape) or _covers(added.shape, term.shape):
             terms[place] = term + added
             return
-        if _covers(added.shape, term.shape):
-            terms[place] = added + term
-            return
     terms.append(added)
+
+
+def _is_per_instance(term: NDArray[np.int64]) -> bool:
+    return term.size == term.shape[0]
 
 
 def _covers(wide: Sequence[int], narrow: Sequence[int]) -> bool:

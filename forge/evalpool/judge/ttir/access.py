@@ -1,0 +1,409 @@
+# pyright: strict
+"""Loads and stores of many instances at once, checked exactly.
+
+An access is resolved into parts: instances whose windows lie inside one storage, which are views,
+and the rest lane by lane. Every lane that the mask lets through must lie inside its storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from forge.evalpool.judge.ttir import races
+from forge.evalpool.judge.ttir.bits import decode, encode, memory_dtype
+from forge.evalpool.judge.ttir.memory import (
+    SPACING_BITS,
+    Fault,
+    Faulted,
+    FaultKind,
+    Memory,
+    Storage,
+)
+from forge.evalpool.judge.ttir.places import Places, Scattered, Windows, windows_of
+from forge.evalpool.judge.ttir.values import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from forge.evalpool.judge.ttir.arrange import Lanes
+    from forge.evalpool.judge.ttir.symbolic import Symbolic
+    from forge.evalpool.judge.ttir.tree import Operation
+    from forge.evalpool.judge.ttir.types import Scalar
+    from forge.evalpool.judge.ttir.values import Array
+
+MAX_SUSPICIONS = 20
+"""Races and uninitialised reads that one launch reports."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Launch:
+    """State of one launch that its accesses share."""
+
+    memory: Memory
+    grid: tuple[int, int, int]
+    watched: frozenset[int]
+    """Storages that this launch may write to."""
+    is_racing: bool
+    """True if accesses of different instances are compared."""
+    random: np.random.Generator
+    bytes_loaded: int = 0
+    bytes_stored: int = 0
+    flops: float = 0.0
+    fuel: int
+    """Steps that are left."""
+    is_serial: bool = False
+    """True if each instance is a group of its own, and waits for others by yielding."""
+    depth: int = 0
+    """Calls that are open."""
+    suspicions: list[Fault] = field(default_factory=list[Fault])
+
+    def spend(self, steps: int) -> None:
+        """Counts steps. Raises Unsupported where none are left."""
+        self.fuel -= steps
+        if self.fuel < 0:
+            raise Unsupported("the kernel runs for too many steps, or waits for ever")
+
+    def suspect(self, fault: Fault) -> None:
+        """Notes a race or an uninitialised read: the first of each operation and kind."""
+        if len(self.suspicions) < MAX_SUSPICIONS and not any(
+            (one.kind, one.index) == (fault.kind, fault.index) for one in self.suspicions
+        ):
+            self.suspicions.append(fault)
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """Instances that run together."""
+
+    launch: Launch
+    ids: NDArray[np.int32]
+    """Position of each instance in the grid, `x` fastest; `[n]`."""
+
+    @property
+    def size(self) -> int:
+        """Number of instances."""
+        return len(self.ids)
+
+    def program_ids(self, axis: int) -> NDArray[np.int32]:
+        """Program ids along an axis: `[n]`, or `[1]` where they are the same."""
+        x, y, z = self.launch.grid
+        if (x, y, z)[axis] == 1:
+            return np.zeros(1, np.int32)
+        if axis == 0:
+            return self.ids if y == z == 1 else self.ids % np.int32(x)
+        found = self.ids // np.int32(x)
+        return found % np.int32(y) if axis == 1 else found // np.int32(y)
+
+    def subset(self, lanes: Lanes) -> Group:
+        """The group of some of the instances."""
+        return Group(launch=self.launch, ids=self.ids[lanes])
+
+    def elements(self, count: int) -> Group:
+        """A group with an instance for each of `count` elements, which have no program ids."""
+        return Group(launch=self.launch, ids=np.zeros(count, np.int32))
+
+    def program_id(self, instance: int) -> tuple[int, int, int]:
+        """Program id of an instance by its position in the grid."""
+        x, y, _ = self.launch.grid
+        return instance % x, instance // x % y, instance // (x * y)
+
+    def fault(
+        self, kind: FaultKind, operation: Operation, address: int, size: int, lane: int
+    ) -> Fault:
+        """A memory error of the instance at position `lane` of this group."""
+        storage, offset = self.launch.memory.find(address)
+        return Fault(
+            kind=kind,
+            operation=operation.name,
+            index=operation.index,
+            line=operation.line,
+            storage=storage,
+            offset=offset,
+            num_bytes=size,
+            instance=self.program_id(int(self.ids[min(lane, self.size - 1)])),
+        )
+
+
+class Part(NamedTuple):
+    """Lanes of an access that lie in one storage."""
+
+    instances: NDArray[np.intp] | None
+    """Positions in the group; None for all of it."""
+    number: int
+    storage: Storage
+    places: Places
+    mask: Array | None
+
+
+def load(
+    group: Group,
+    addresses: Symbolic,
+    mask: Array | None,
+    other: Array | None,
+    operation: Operation,
+    element: Scalar,
+) -> Array:
+    """Values at addresses; `other`, else 0, where the mask is False."""
+    dtype = memory_dtype(element)
+    parts = list(resolve(group, addresses, mask, operation, dtype.itemsize))
+    launch = group.launch
+    results: list[tuple[Any, Array]] = []
+    for part in parts:
+        flat = launch.memory.elements(part.number, dtype)
+        raw = part.places.read(flat, dtype.itemsize)
+        _check_written(group, part, operation, dtype.itemsize)
+        if part.number in launch.watched:
+            if launch.is_racing:
+                races.note_read(group, part, operation, dtype.itemsize)
+            if isinstance(part.places, Windows):
+                raw = raw.copy()
+        launch.bytes_loaded += dtype.itemsize * _count(raw, part.mask, group, part)
+        results.append((part, decode(raw, element)))
+    if len(results) == 1 and results[0][0].instances is None:
+        part, values = results[0]
+        return _blended(values, part.mask, other)
+    return _assembled(group, addresses, mask, other, results, element)
+
+
+def _blended(values: Array, mask: Array | None, other: Array | None) -> Array:
+    if mask is None or (mask.size == 1 and mask.flat[0]):
+        return values
+    rest = values.dtype.type(0) if other is None else other
+    return np.where(mask, values, rest)
+
+
+def _assembled(
+    group: Group,
+    addresses: Symbolic,
+    mask: Array | None,
+    other: Array | None,
+    results: list[tuple[Part, Array]],
+    element: Scalar,
+) -> Array:
+    """The values of several parts as one array."""
+    rank = addresses.terms[0].ndim
+    shapes = [term.shape for term in addresses.terms]
+    shapes += [one.shape for one in (mask, other) if one is not None]
+    shape = (group.size, *np.broadcast_shapes(*shapes)[1:])
+    wanted = decode(np.empty(1, memory_dtype(element)), element).dtype
+    total = np.zeros(shape, wanted)
+    if other is not None:
+        total[...] = other
+    for part, values in results:
+        lanes = slice(None) if part.instances is None else part.instances
+        if part.mask is None:
+            total[lanes] = values
+        else:
+            total[lanes] = np.where(part.mask, values, total[lanes])
+    assert total.ndim == rank
+    return total
+
+
+def store(
+    group: Group,
+    addresses: Symbolic,
+    values: Array,
+    mask: Array | None,
+    operation: Operation,
+    element: Scalar,
+) -> None:
+    """Writes values to addresses where the mask is True."""
+    dtype = memory_dtype(element)
+    size = dtype.itemsize
+    launch = group.launch
+    raw = encode(values, element)
+    for part in resolve(group, addresses, mask, operation, size):
+        chosen = raw
+        if part.instances is not None and raw.shape[0] > 1:
+            chosen = raw[part.instances]
+        flat = launch.memory.elements(part.number, dtype)
+        check = None
+        if launch.is_racing:
+            check = races.note_write(group, part, operation, flat, chosen)
+        part.places.write(flat, size, chosen, part.mask)
+        if check is not None:
+            check()
+        mark_written(part, size)
+        launch.bytes_stored += size * _count(chosen, part.mask, group, part)
+
+
+def mark_written(part: Part, size: int) -> None:
+    """Notes that the bytes of a part are initialised."""
+    written, granule = part.storage.written, part.storage.granule
+    if written is None:
+        return
+    for place in granules(part.places, size, granule):
+        place.write(written, granule, np.ones((1,) * (_rank(place) + 1), np.bool_), part.mask)
+
+
+def granules(places: Places, size: int, granule: int) -> Iterator[Places]:
+    """The places of each granule of elements of `size` bytes."""
+    yield places
+    for offset in range(granule, size, granule):
+        if isinstance(places, Windows):
+            yield Windows(places.bases + offset, places.strides, places.shape)
+        else:
+            yield Scattered(places.offsets + offset)
+
+
+def _rank(places: Places) -> int:
+    return len(places.shape) if isinstance(places, Windows) else places.offsets.ndim - 1
+
+
+def _check_written(group: Group, part: Part, operation: Operation, size: int) -> None:
+    written, granule = part.storage.written, part.storage.granule
+    if written is None:
+        return
+    for place in granules(part.places, size, granule):
+        missing = ~place.read(written, granule)
+        if part.mask is not None:
+            missing = missing & part.mask
+        if missing.any():
+            lane = np.unravel_index(int(np.argmax(missing)), missing.shape)
+            address = _address(group, part, missing.shape, lane)
+            instance = int(lane[0] if part.instances is None else part.instances[lane[0]])
+            kind = FaultKind.UNINITIALISED
+            group.launch.suspect(group.fault(kind, operation, address, size, instance))
+            return
+
+
+def _address(group: Group, part: Part, shape: tuple[int, ...], lane: tuple[Any, ...]) -> int:
+    places = part.places.scattered() if isinstance(part.places, Windows) else part.places
+    offset = int(np.broadcast_to(places.offsets, shape)[lane])
+    return group.launch.memory.address(part.number, offset)
+
+
+def resolve(
+    group: Group, addresses: Symbolic, mask: Array | None, operation: Operation, size: int
+) -> Iterator[Part]:
+    """Parts of an access of elements of `size` bytes.
+
+    Raises:
+        Faulted: an active lane is outside every storage, or not aligned.
+    """
+    if mask is not None and mask.size == 1:
+        if not mask.flat[0]:
+            return
+        mask = None
+    memory = group.launch.memory
+    number, low = memory.find(addresses.low)
+    other, high = memory.find(addresses.high)
+    if number is None or number != other:
+        yield from _lanes(group, addresses, mask, operation, size, None)
+        return
+    origin = memory.address(number)
+    found = windows_of(addresses, origin)
+    if found is None or not found.is_aligned(size):
+        yield from _lanes(group, addresses, mask, operation, size, None)
+        return
+    storage = memory.storages[number]
+    end = len(storage.data) - size
+    if low >= 0 and high <= end:
+        yield Part(None, number, storage, found, mask)
+        return
+    inside = (found.bases + found.lowest >= 0) & (found.bases + found.highest <= end)
+    if inside.all():
+        yield Part(None, number, storage, found, mask)
+        return
+    if not inside.any():
+        yield from _lanes(group, addresses, mask, operation, size, None)
+        return
+    good, bad = np.flatnonzero(inside), np.flatnonzero(~inside)
+    windows = Windows(found.bases[good], found.strides, found.shape)
+    yield Part(good, number, storage, windows, _taken(mask, good))
+    chosen = addresses.mapped(lambda term: term[bad] if term.shape[0] > 1 else term)
+    yield from _lanes(group, chosen, _taken(mask, bad), operation, size, bad)
+
+
+def _taken(mask: Array | None, instances: NDArray[np.intp]) -> Array | None:
+    return mask if mask is None or mask.shape[0] == 1 else mask[instances]
+
+
+def _lanes(
+    group: Group,
+    addresses: Symbolic,
+    mask: Array | None,
+    operation: Operation,
+    size: int,
+    instances: NDArray[np.intp] | None,
+) -> Iterator[Part]:
+    """Parts lane by lane."""
+    array = addresses.array(np.dtype(np.int64))
+    lanes: Array | None = None
+    if mask is not None:
+        array, lanes = np.broadcast_arrays(array, mask)
+        if not lanes.any():
+            return
+        low, high = int(array[lanes].min()), int(array[lanes].max())
+    else:
+        low, high = int(array.min()), int(array.max())
+    memory = group.launch.memory
+    first, last = memory.find(low)[0], memory.find(high)[0]
+    if first is not None and first == last:
+        yield _lanes_of(group, first, array, lanes, operation, size, instances)
+        return
+    numbers = array >> SPACING_BITS
+    active = numbers if lanes is None else numbers[lanes]
+    for number in np.unique(active):
+        here = numbers == number
+        here = here if lanes is None else here & lanes
+        if not 0 <= number < len(memory.storages):
+            _raise_outside(group, here, array, operation, size, instances)
+        yield _lanes_of(group, int(number), array, here, operation, size, instances)
+
+
+def _lanes_of(
+    group: Group,
+    number: int,
+    array: NDArray[np.int64],
+    lanes: Array | None,
+    operation: Operation,
+    size: int,
+    instances: NDArray[np.intp] | None,
+) -> Part:
+    memory = group.launch.memory
+    storage = memory.storages[number]
+    offsets = array - memory.address(number)
+    bad = (offsets < 0) | (offsets > len(storage.data) - size)
+    if lanes is not None:
+        bad &= lanes
+    if bad.any():
+        _raise_outside(group, bad, array, operation, size, instances)
+    if lanes is not None:
+        offsets = np.where(lanes, offsets, 0)
+    crooked = offsets % size != 0
+    if crooked.any():
+        kind = FaultKind.MISALIGNED
+        _raise_outside(group, crooked, array, operation, size, instances, kind=kind)
+    return Part(instances, number, storage, Scattered(offsets), lanes)
+
+
+def _raise_outside(
+    group: Group,
+    bad: Array,
+    array: NDArray[np.int64],
+    operation: Operation,
+    size: int,
+    instances: NDArray[np.intp] | None,
+    *,
+    kind: FaultKind = FaultKind.OUT_OF_BOUNDS,
+) -> None:
+    lane = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    instance = int(lane[0] if instances is None else instances[lane[0]])
+    raise Faulted(group.fault(kind, operation, int(array[lane]), size, instance))
+
+
+def _count(raw: Array, mask: Array | None, group: Group, part: Part) -> int:
+    """Number of active lanes of a part, counting each instance's own."""
+    num = group.size if part.instances is None else len(part.instances)
+    if mask is None:
+        return raw.size // raw.shape[0] * num
+    lanes = int(np.count_nonzero(mask))
+    shape = np.broadcast_shapes(raw.shape, mask.shape)
+    total = int(np.prod(shape[1:])) * num
+    return lanes * total // mask.size

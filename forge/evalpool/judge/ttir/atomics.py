@@ -1,0 +1,217 @@
+# pyright: strict
+"""Atomic operations: lanes of all instances take their turns in one serial order.
+
+The order is that of the group's instances, which a launch may permute. Lanes at the same address
+follow each other; lanes at different addresses do not interfere, so turn k of all addresses is one
+operation on arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge.evalpool.judge.ttir import races
+from forge.evalpool.judge.ttir.access import mark_written, resolve
+from forge.evalpool.judge.ttir.bits import decode, encode, memory_dtype
+from forge.evalpool.judge.ttir.places import Scattered, Windows
+from forge.evalpool.judge.ttir.symbolic import Symbolic
+from forge.evalpool.judge.ttir.types import Pointer, Scalar, element_of, shape_of
+from forge.evalpool.judge.ttir.values import Array, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forge.evalpool.judge.ttir.access import Group, Part
+    from forge.evalpool.judge.ttir.plan import Environment, Step
+    from forge.evalpool.judge.ttir.tree import Operation
+    from forge.evalpool.judge.ttir.types import Type
+
+
+def _unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    def apply(a: Array, b: Array) -> Array:
+        kind = np.dtype(f"u{a.itemsize}")
+        return function(a.view(kind), b.view(kind)).view(a.dtype)
+
+    return apply
+
+
+UPDATES: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add,
+    "fadd": np.add,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "max": np.maximum,
+    "min": np.minimum,
+    "umax": _unsigned(np.maximum),
+    "umin": _unsigned(np.minimum),
+    "exch": lambda a, b: b,
+}
+AT = {"add": np.add, "fadd": np.add, "max": np.maximum, "min": np.minimum}
+"""Functions whose `at` does all turns at once, where nobody asks for the values between."""
+
+
+def atomic_step(operation: Operation, used: frozenset[int]) -> Step:
+    """The step of tt.atomic_rmw or tt.atomic_cas; `used` are the values that something reads."""
+    if operation.name == "tt.atomic_rmw":
+        return _update_step(operation, is_used=not used.isdisjoint(operation.results))
+    if operation.name == "tt.atomic_cas":
+        return _swap_step(operation)
+    raise Unsupported(f"line {operation.line}: {operation.name}")
+
+
+def _element(kind: Type) -> Scalar:
+    element = element_of(kind)
+    if isinstance(element, Pointer) and isinstance(element.pointee, Scalar):
+        return element.pointee
+    raise Unsupported(f"atomic of {kind}")
+
+
+def _array(value: Any, element: Scalar) -> Array:
+    return value.array(memory_dtype(element)) if isinstance(value, Symbolic) else value
+
+
+def _update_step(operation: Operation, *, is_used: bool) -> Step:
+    pointer, operand, *rest = operation.operands
+    mask = rest[0] if rest else None
+    results = operation.results
+    element = _element(operation.types.operands[0])
+    name = operation.attributes["operation"]
+    if name not in UPDATES:
+        raise Unsupported(f"line {operation.line}: atomic {name}")
+
+    def step(env: Environment, group: Group) -> None:
+        env[results[0]] = update(
+            group,
+            env[pointer],
+            _array(env[operand], element),
+            None if mask is None else env[mask],
+            operation,
+            element,
+            name,
+            is_used=is_used,
+        )
+
+    return step
+
+
+def update(
+    group: Group,
+    addresses: Symbolic,
+    values: Array,
+    mask: Array | None,
+    operation: Operation,
+    element: Scalar,
+    name: str,
+    *,
+    is_used: bool,
+) -> Array:
+    """Updates memory at addresses in turns. Returns the values before, 0 where masked out or
+    where nothing uses them."""
+    function = UPDATES[name]
+
+    def turn(old: Array, lanes: Any, taken: list[Array]) -> Array:
+        return function(old, taken[0][lanes])
+
+    shape = _shape(operation, addresses)
+    at = None if is_used or element.name in ("f16", "bf16") else AT.get(name)
+    return _turns(group, addresses, [values], mask, operation, element, shape, turn, at)
+
+
+def _shape(operation: Operation, addresses: Symbolic) -> tuple[int, ...]:
+    if operation.name == "tt.descriptor_reduce":
+        return tuple(np.broadcast_shapes(*(term.shape for term in addresses.terms))[1:])
+    return shape_of(operation.types.operands[0])
+
+
+def _swap_step(operation: Operation) -> Step:
+    pointer, expected, desired = operation.operands
+    (result,) = operation.results
+    element = _element(operation.types.operands[0])
+    shape = shape_of(operation.types.operands[0])
+
+    def turn(old: Array, lanes: Any, taken: list[Array]) -> Array:
+        return np.where(old == taken[0][lanes], taken[1][lanes], old)
+
+    def step(env: Environment, group: Group) -> None:
+        values = [_array(env[one], element) for one in (expected, desired)]
+        env[result] = _turns(
+            group, env[pointer], values, None, operation, element, shape, turn, None
+        )
+
+    return step
+
+
+def _turns(
+    group: Group,
+    addresses: Symbolic,
+    values: list[Array],
+    mask: Array | None,
+    operation: Operation,
+    element: Scalar,
+    shape: tuple[int, ...],
+    turn: Callable[[Array, Any, list[Array]], Array],
+    at: np.ufunc | None,
+) -> Array:
+    """Runs `turn(old, lanes, values) -> new` for all active lanes, one by one at each address."""
+    dtype = memory_dtype(element)
+    full = (group.size, *shape)
+    result = np.zeros(full, decode(np.zeros(1, dtype), element).dtype)
+    launch = group.launch
+    for part in resolve(group, addresses, mask, operation, dtype.itemsize):
+        if launch.is_racing:
+            races.note_atomic(group, part, operation, dtype.itemsize)
+        mark_written(part, dtype.itemsize)
+        places, lanes = _lanes(part, full, dtype.itemsize)
+        taken = [np.broadcast_to(one, full)[lanes] for one in values]
+        flat = launch.memory.elements(part.number, dtype)
+        launch.bytes_loaded += len(places) * dtype.itemsize
+        launch.bytes_stored += len(places) * dtype.itemsize
+        if at is not None:
+            at.at(flat, places, encode(taken[0], element))
+            continue
+        old = np.empty(len(places), result.dtype)
+        for chosen in _rounds(places):
+            before = decode(flat[places[chosen]], element)
+            old[chosen] = before
+            after = turn(before, chosen, taken)
+            flat[places[chosen]] = encode(_rounded(after, element), element)
+        result[lanes] = old
+    return result
+
+
+def _rounded(values: Array, element: Scalar) -> Array:
+    if element.name != "bf16":
+        return values
+    from forge.evalpool.judge.ttir.semantics.formats import round_to
+
+    return round_to(values, "bf16")
+
+
+def _lanes(part: Part, full: tuple[int, ...], size: int) -> tuple[Array, Any]:
+    """Element numbers of the active lanes, and their indices in an array of the whole group."""
+    places = part.places.scattered() if isinstance(part.places, Windows) else part.places
+    assert isinstance(places, Scattered)
+    active = np.zeros(full, np.bool_)
+    instances = slice(None) if part.instances is None else part.instances
+    active[instances] = True if part.mask is None else part.mask
+    offsets = np.zeros(full, np.int64)
+    offsets[instances] = places.offsets
+    lanes = np.nonzero(active)
+    return offsets[lanes] // size, lanes
+
+
+def _rounds(places: Array) -> list[Array]:
+    """Lanes in rounds: each address at most once in a round, and in order of the lanes."""
+    order = np.argsort(places, kind="stable")
+    ordered = places[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    counts = np.diff(np.concatenate([starts, [len(ordered)]]))
+    if len(counts) == len(ordered):
+        return [order]
+    ranks = np.arange(len(ordered)) - np.repeat(starts, counts)
+    by_rank = np.argsort(ranks, kind="stable")
+    sizes = np.bincount(ranks)
+    return np.split(order[by_rank], np.cumsum(sizes)[:-1])

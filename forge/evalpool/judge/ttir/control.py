@@ -1,0 +1,461 @@
+# pyright: strict
+"""Control flow over groups of instances.
+
+Where instances of a group take different ways, the group is split: each part runs alone, on the
+values of its own instances, and what it leaves is merged. A loop's group shrinks as instances
+leave it. In functions with several blocks each part keeps its own position (`run_function`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge.evalpool.judge.ttir.arrange import INT64, Value, lanes_of, merge, take
+from forge.evalpool.judge.ttir.semantics import reduce, scan
+from forge.evalpool.judge.ttir.symbolic import Symbolic
+from forge.evalpool.judge.ttir.types import Scalar, element_of, shape_of
+from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, expanded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forge.evalpool.judge.ttir.access import Group
+    from forge.evalpool.judge.ttir.arrange import Lanes
+    from forge.evalpool.judge.ttir.plan import (
+        BlockPlan,
+        ControlStep,
+        Environment,
+        FunctionPlan,
+        Run,
+        Step,
+        _Planner,
+    )
+    from forge.evalpool.judge.ttir.tree import Operation
+
+MAX_CALLS = 64
+"""Depth of calls."""
+
+
+def run_block(block: BlockPlan, env: Environment, group: Group) -> Run:
+    """Runs a block's steps, up to its terminator."""
+    launch = group.launch
+    launch.spend(len(block.steps) + 1)
+    launch.flops += block.flops * group.size
+    for step, is_control, dead in block.steps:
+        if is_control:
+            yield from step(env, group)  # pyright: ignore[reportGeneralTypeIssues]
+        else:
+            step(env, group)
+        for value in dead:
+            env[value] = None
+
+
+def run_function(plan: FunctionPlan, arguments: Sequence[Any], group: Group) -> Run:
+    """Runs a function; the generator returns the values of its results."""
+    env = plan.template.copy()
+    for number, value in zip(plan.blocks[0].arguments, arguments, strict=True):
+        env[number] = value
+    if len(plan.blocks) == 1:
+        block = plan.blocks[0]
+        yield from run_block(block, env, group)
+        assert block.terminator is not None
+        return [env[value] for value in block.terminator.operands]
+    return (yield from _run_blocks(plan, env, group))
+
+
+def _run_blocks(plan: FunctionPlan, env: Environment, group: Group) -> Run:
+    """Runs blocks in their order, each for the instances that are there."""
+    everyone = np.arange(group.size)
+    waiting: list[tuple[int, int, Any, Environment, Group]] = [(0, 0, everyone, env, group)]
+    pieces: list[tuple[Lanes, list[Any]]] = []
+    count = 1
+    while waiting:
+        number, _, lanes, env, part = heapq.heappop(waiting)
+        block = plan.blocks[number]
+        yield from run_block(block, env, part)
+        end = block.terminator
+        assert end is not None
+        if end.name == "tt.return":
+            pieces.append((lanes, [env[value] for value in end.operands]))
+            continue
+        for jump, chosen in _ways(end, env, part):
+            target, subset, there = env, lanes, part
+            if chosen is not None:
+                there = part.subset(chosen)
+                target = [take_any(value, chosen) for value in env]
+                subset = lanes[chosen]
+            values = [target[value] for value in end.jumps[jump].arguments]
+            for argument, value in zip(
+                plan.blocks[end.jumps[jump].block].arguments, values, strict=True
+            ):
+                target[argument] = value
+            heapq.heappush(waiting, (end.jumps[jump].block, count, subset, target, there))
+            count += 1
+    return _merged(pieces, group.size)
+
+
+def _ways(end: Operation, env: Environment, group: Group) -> list[tuple[int, Lanes | None]]:
+    """Successors by number, each with the positions of the instances that go there (None: all)."""
+    if end.name == "cf.br":
+        return [(0, None)]
+    if end.name != "cf.cond_br":
+        raise Unsupported(f"line {end.line}: {end.name}")
+    return [
+        (0 if is_true else 1, lanes) for is_true, lanes in _split(env[end.operands[0]], group.size)
+    ]
+
+
+def _split(condition: Array, size: int) -> list[tuple[bool, Lanes | None]]:
+    """Both sides of a condition that have instances."""
+    first = bool(condition.flat[0])
+    if condition.size == 1 or bool((condition == first).all()):
+        return [(first, None)]
+    return [(True, lanes_of(condition)), (False, lanes_of(~condition))]
+
+
+def take_any(value: Any, lanes: Lanes) -> Any:
+    """`take` for descriptors, too."""
+    if value is None or isinstance(value, (np.ndarray, Symbolic)):
+        return take(value, lanes)
+    return replace(
+        value,
+        base=take(value.base, lanes),
+        shape=tuple(take(one, lanes) for one in value.shape),
+        strides=tuple(take(one, lanes) for one in value.strides),
+    )
+
+
+def _merged(pieces: list[tuple[Lanes, list[Any]]], size: int) -> list[Any]:
+    """Values of the whole group, from those of its parts."""
+    if len(pieces) == 1:
+        return pieces[0][1]
+    columns = zip(*(values for _, values in pieces), strict=True)
+    return [
+        merge([(lanes, value) for (lanes, _), value in zip(pieces, column, strict=True)], size)
+        if isinstance(column[0], (np.ndarray, Symbolic))
+        else column[0]
+        for column in columns
+    ]
+
+
+def _subset(
+    env: Environment, values: Sequence[int], lanes: Lanes, group: Group
+) -> tuple[Environment, Group]:
+    """An environment with the values of some instances, and their group."""
+    inner = env.copy()
+    for value in values:
+        inner[value] = take_any(env[value], lanes)
+    return inner, group.subset(lanes)
+
+
+def _if(operation: Operation, planner: _Planner) -> ControlStep:
+    from forge.evalpool.judge.ttir.plan import captured
+
+    (condition,) = operation.operands
+    branches = [planner.block(region.blocks[0]) for region in operation.regions]
+    outside = [value for value in captured(operation) if planner.plan.template[value] is None]
+    results = operation.results
+
+    def run(env: Environment, group: Group) -> Run:
+        pieces: list[tuple[Lanes, list[Any]]] = []
+        for is_true, lanes in _split(env[condition], group.size):
+            place = 0 if is_true else 1
+            if place >= len(branches) or not (branches[place].steps or results):
+                continue
+            inner, part = env, group
+            if lanes is not None:
+                inner, part = _subset(env, outside, lanes, group)
+            branch = branches[place]
+            yield from run_block(branch, inner, part)
+            if results:
+                assert branch.terminator is not None
+                values = [inner[value] for value in branch.terminator.operands]
+                pieces.append((slice(None) if lanes is None else lanes, values))
+        if results:
+            for result, value in zip(results, _merged(pieces, group.size), strict=True):
+                env[result] = value
+
+    return run
+
+
+def _for(operation: Operation, planner: _Planner) -> ControlStep:
+    from forge.evalpool.judge.ttir.plan import captured
+
+    low, high, step, *initial = operation.operands
+    body = planner.block(operation.regions[0].blocks[0])
+    outside = [value for value in captured(operation) if planner.plan.template[value] is None]
+    induction, *carried = body.arguments
+    assert body.terminator is not None
+    yielded = body.terminator.operands
+    dtype = dtype_of(_scalar(operation.types.operands[0]))
+    unsigned = bool(operation.attributes.get("unsigned"))
+
+    def iterate(
+        values: list[Any],
+        bounds: tuple[Array, Array],
+        first: int,
+        last: int,
+        env: Environment,
+        group: Group,
+    ) -> Run:
+        start, stride = bounds
+        for count in range(first, last):
+            env[induction] = (start + stride * count).astype(dtype)
+            for number, value in zip(carried, values, strict=True):
+                env[number] = value
+            yield from run_block(body, env, group)
+            values = [env[value] for value in yielded]
+        return values
+
+    def run(env: Environment, group: Group) -> Run:
+        start, end, stride = (_wide(env[value], unsigned) for value in (low, high, step))
+        if (stride <= 0).any():
+            raise Unsupported(f"line {operation.line}: a loop whose step is not positive")
+        trips = np.maximum(-((start - end) // stride), 0)
+        values: list[Any] = [env[value] for value in initial]
+        if trips.size == 1 or (trips == trips[0]).all():
+            inner = env
+            values = yield from iterate(values, (start, stride), 0, int(trips[0]), inner, group)
+        else:
+            values = yield from uneven(values, trips, (start, stride), env, group)
+        for result, value in zip(operation.results, values, strict=True):
+            env[result] = value
+
+    def uneven(
+        values: list[Any],
+        trips: Array,
+        bounds: tuple[Array, Array],
+        env: Environment,
+        group: Group,
+    ) -> Run:
+        """Instances leave the loop one after the other."""
+        pieces: list[tuple[Lanes, list[Any]]] = []
+        positions = np.arange(group.size)
+        done = 0
+        inner, part = env, group
+        for count in np.unique(trips):
+            values = yield from iterate(values, bounds, done, int(count), inner, part)
+            done = int(count)
+            here = trips == count
+            leaving = lanes_of(here)
+            pieces.append((positions[leaving], [take_any(value, leaving) for value in values]))
+            if here.all():
+                break
+            staying = lanes_of(~here)
+            values = [take_any(value, staying) for value in values]
+            inner, part = _subset(inner, outside, staying, part)
+            bounds = (_of(bounds[0], staying), _of(bounds[1], staying))
+            positions, trips = positions[staying], trips[staying]
+        return _merged(pieces, group.size)
+
+    return run
+
+
+def _of(array: Array, lanes: Lanes) -> Array:
+    return array if array.shape[0] == 1 else array[lanes]
+
+
+def _scalar(kind: Any) -> Scalar:
+    element = element_of(kind)
+    assert isinstance(element, Scalar)
+    return element
+
+
+def _wide(value: Array, unsigned: bool) -> Array:
+    if unsigned:
+        value = value.view(f"u{value.itemsize}")
+    return value.astype(INT64)
+
+
+def _while(operation: Operation, planner: _Planner) -> ControlStep:
+    from forge.evalpool.judge.ttir.plan import captured
+
+    before = planner.block(operation.regions[0].blocks[0])
+    after = planner.block(operation.regions[1].blocks[0])
+    outside = [value for value in captured(operation) if planner.plan.template[value] is None]
+    assert before.terminator is not None
+    assert after.terminator is not None
+    condition, *forwarded = before.terminator.operands
+    yielded = after.terminator.operands
+
+    def run(env: Environment, group: Group) -> Run:
+        values: list[Any] = [env[value] for value in operation.operands]
+        pieces: list[tuple[Lanes, list[Any]]] = []
+        positions = np.arange(group.size)
+        inner, part = env, group
+        while True:
+            for number, value in zip(before.arguments, values, strict=True):
+                inner[number] = value
+            yield from run_block(before, inner, part)
+            values = [inner[value] for value in forwarded]
+            ways = _split(inner[condition], part.size)
+            if ways[0] == (False, None):
+                pieces.append((positions, values))
+                break
+            if len(ways) == 2:
+                staying, leaving = ways[0][1], ways[1][1]
+                assert staying is not None
+                assert leaving is not None
+                pieces.append((positions[leaving], [take_any(one, leaving) for one in values]))
+                values = [take_any(one, staying) for one in values]
+                inner, part = _subset(inner, outside, staying, part)
+                positions = positions[staying]
+            for number, value in zip(after.arguments, values, strict=True):
+                inner[number] = value
+            yield from run_block(after, inner, part)
+            values = [inner[value] for value in yielded]
+            if part.launch.is_serial:
+                yield  # another instance may change what this one waits for
+        for result, value in zip(operation.results, _merged(pieces, group.size), strict=True):
+            env[result] = value
+
+    return run
+
+
+def _call(operation: Operation, planner: _Planner) -> ControlStep:
+    name = operation.attributes["callee"]
+    functions = planner.module.functions
+    if name not in functions:
+        raise Unsupported(f"line {operation.line}: no function {name}")
+    target = functions[name]
+
+    def run(env: Environment, group: Group) -> Run:
+        launch = group.launch
+        launch.depth += 1
+        if launch.depth > MAX_CALLS:
+            raise Unsupported(f"calls deeper than {MAX_CALLS}")
+        found = yield from run_function(target, [env[one] for one in operation.operands], group)
+        launch.depth -= 1
+        for result, value in zip(operation.results, found, strict=True):
+            env[result] = value
+
+    return run
+
+
+CONTROL: dict[str, Callable[[Operation, _Planner], ControlStep]] = {
+    "scf.if": _if,
+    "scf.for": _for,
+    "scf.while": _while,
+    "tt.call": _call,
+}
+
+
+# reductions, scans and other operations whose region works on elements
+
+
+def region_step(operation: Operation, planner: _Planner) -> Step:
+    """The step of tt.reduce, tt.scan or tt.map_elementwise."""
+    evaluate = _elementwise(operation, planner)
+    if operation.name == "tt.map_elementwise":
+        return _map_step(operation, evaluate)
+    axis = operation.attributes["axis"]
+    name = _single_name(operation)
+    kinds = operation.types.operands
+    reverse = bool(operation.attributes.get("reverse"))
+
+    def step(env: Environment, group: Group) -> None:
+        operands = [
+            _along(_array(env[value], kind), shape_of(kind), axis)
+            for value, kind in zip(operation.operands, kinds, strict=True)
+        ]
+
+        def combine(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
+            return evaluate([*left, *right], env, group)
+
+        if operation.name == "tt.reduce":
+            found = reduce(operands, axis, combine, name)
+        else:
+            found = scan(operands, axis, reverse, combine, name)
+        for result, value in zip(operation.results, found, strict=True):
+            env[result] = value
+
+    return step
+
+
+def _array(value: Value, kind: Any) -> Array:
+    return value.array(dtype_of(_scalar(kind))) if isinstance(value, Symbolic) else value
+
+
+def _along(array: Array, shape: tuple[int, ...], axis: int) -> Array:
+    """The array with one block axis at its full size."""
+    sizes = list(array.shape[1:])
+    sizes[axis] = shape[axis]
+    return expanded(array, sizes)
+
+
+def _map_step(
+    operation: Operation, evaluate: Callable[[list[Array], Environment, Group], list[Array]]
+) -> Step:
+    if operation.attributes.get("pack", 1) != 1:
+        raise Unsupported(f"line {operation.line}: tt.map_elementwise of packs")
+    kinds = operation.types.operands
+
+    def step(env: Environment, group: Group) -> None:
+        arrays = [
+            _array(env[value], kind) for value, kind in zip(operation.operands, kinds, strict=True)
+        ]
+        for result, value in zip(operation.results, evaluate(arrays, env, group), strict=True):
+            env[result] = value
+
+    return step
+
+
+def _single_name(operation: Operation) -> str:
+    """Name of the operation that the region consists of, on its two arguments in order."""
+    block = operation.regions[0].blocks[0]
+    if len(block.operations) != 2 or len(block.arguments) != 2:
+        return ""
+    only, end = block.operations
+    is_plain = only.operands == block.arguments and end.operands == only.results
+    return only.name if is_plain and not only.regions else ""
+
+
+def _elementwise(
+    operation: Operation, planner: _Planner
+) -> Callable[[list[Array], Environment, Group], list[Array]]:
+    """Evaluates a region on arrays of one shape, element by element."""
+    from forge.evalpool.judge.ttir.plan import captured
+
+    region = operation.regions[0]
+    if len(region.blocks) != 1:
+        raise Unsupported(f"line {operation.line}: branches inside {operation.name}")
+    block = planner.block(region.blocks[0])
+    outside = [value for value in captured(operation) if planner.plan.template[value] is None]
+    assert block.terminator is not None
+    results = block.terminator.operands
+
+    def straight(arrays: list[Array], env: Environment, group: Group) -> list[Array]:
+        kept = {value: env[value] for value in outside}
+        rank = arrays[0].ndim
+        for value in outside:
+            env[value] = env[value].reshape(-1, *(1,) * (rank - 1))
+        for number, array in zip(block.arguments, arrays, strict=True):
+            env[number] = array
+        for step, _, _ in block.steps:
+            step(env, group)
+        for value, before in kept.items():
+            env[value] = before
+        return [env[value] for value in results]
+
+    def branching(arrays: list[Array], env: Environment, group: Group) -> list[Array]:
+        """Each element is an instance of its own."""
+        full = np.broadcast_arrays(*arrays)
+        inner = env.copy()
+        for value in outside:
+            one = env[value].reshape(-1, *(1,) * (full[0].ndim - 1))
+            inner[value] = np.broadcast_to(one, full[0].shape).reshape(-1)
+        for number, array in zip(block.arguments, full, strict=True):
+            inner[number] = array.reshape(-1)
+        lanes = group.elements(full[0].size)
+        for _ in run_block(block, inner, lanes):
+            pass
+        return [
+            np.broadcast_to(inner[value], (full[0].size,)).reshape(full[0].shape)
+            for value in results
+        ]
+
+    return straight if block.is_straight else branching

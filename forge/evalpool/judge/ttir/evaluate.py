@@ -1,0 +1,245 @@
+# pyright: strict
+"""Runs launches of TTIR kernels in numpy: all instances of a grid at once, in slabs.
+
+    launch(plan, "kernel", (64, 1, 1), [Address(0), 128, 1.0], memory)  ->  Report
+
+Instances run side by side in groups (`control`). A kernel whose instances wait for each other
+(spin locks, look-back scans) runs one instance after the other instead; one that waits yields to
+the next.
+
+Races and uninitialised reads are suspicions: the caller confirms them by another launch, with
+another `Order` of the instances or another poison, whose outputs differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from forge.evalpool.judge.ttir.access import Group, Launch
+from forge.evalpool.judge.ttir.control import run_function
+from forge.evalpool.judge.ttir.memory import SPACING_BITS
+from forge.evalpool.judge.ttir.steps import TensorDescriptor
+from forge.evalpool.judge.ttir.symbolic import Symbolic
+from forge.evalpool.judge.ttir.types import Descriptor, Pointer, Scalar, Type
+from forge.evalpool.judge.ttir.values import Unsupported, dtype_of
+from forge.evalpool.judge.ttir.verify import uses_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from forge.evalpool.judge.ttir.memory import Fault, Memory
+    from forge.evalpool.judge.ttir.plan import FunctionPlan, ModulePlan, Run
+    from forge.evalpool.judge.ttir.values import Array
+
+SLAB_ELEMENTS = 1 << 18
+"""Elements of the largest block of all instances of a slab: 1 MB of float32 stays in the cache."""
+MAX_SLAB = 1 << 14
+"""Instances of a slab."""
+MAX_SERIAL = 1 << 16
+"""Instances of a launch that runs one instance after the other."""
+SMALL_SLAB = 4
+"""Instances of a slab in another order than the natural one."""
+FUEL = 50_000_000
+"""Steps of one launch."""
+
+
+class Order(StrEnum):
+    """Order in which a launch runs its instances."""
+
+    NATURAL = "natural"
+    REVERSED = "reversed"
+    """A few at a time, from the last to the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A pointer argument: a byte of one of the program's storages; None is the null pointer."""
+
+    storage: int | None
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostDescriptor:
+    """A descriptor argument."""
+
+    base: Address
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In elements."""
+    padding: float = 0.0
+
+
+Argument: TypeAlias = Address | HostDescriptor | int | float | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Costs and suspicions of a launch."""
+
+    bytes_loaded: int
+    """Of all active lanes; what a cache would save counts, too."""
+    bytes_stored: int
+    flops: float
+    suspicions: tuple[Fault, ...]
+    """Races and uninitialised reads that nobody has confirmed."""
+
+
+def launch(
+    plan: ModulePlan,
+    name: str,
+    grid: tuple[int, int, int],
+    arguments: Sequence[Argument],
+    memory: Memory,
+    *,
+    order: Order = Order.NATURAL,
+    fuel: int = FUEL,
+) -> Report:
+    """Runs a kernel on the storages of `memory`.
+
+    Raises:
+        Faulted: an access is out of bounds or misaligned. Earlier stores have happened.
+        Unsupported: the evaluator cannot run it.
+    """
+    function = plan.functions[name]
+    total = grid[0] * grid[1] * grid[2]
+    if total >= 1 << 31:
+        raise Unsupported(f"{total} instances")
+    is_serial = plan.has_spins and total > 1
+    one = Launch(
+        memory=memory,
+        grid=grid,
+        watched=_watched(plan, name, arguments),
+        is_racing=total > 1 and not is_serial and not plan.has_order and order is Order.NATURAL,
+        random=np.random.default_rng(0),
+        fuel=fuel,
+        is_serial=is_serial,
+    )
+    values = _bind(function, arguments, memory)
+    with np.errstate(all="ignore"):
+        if is_serial:
+            _run_serially(function, values, one, total, order)
+        else:
+            for ids in _slabs(plan, total, order):
+                for _ in run_function(function, values, Group(launch=one, ids=ids)):
+                    pass
+    for number in one.watched:
+        memory.storages[number].settle()
+    return Report(
+        bytes_loaded=one.bytes_loaded,
+        bytes_stored=one.bytes_stored,
+        flops=one.flops,
+        suspicions=tuple(one.suspicions),
+    )
+
+
+def _slabs(plan: ModulePlan, total: int, order: Order) -> Iterator[NDArray[np.int32]]:
+    size = max(1, min(SLAB_ELEMENTS // plan.max_elements, MAX_SLAB))
+    if order is Order.NATURAL:
+        for first in range(0, total, size):
+            yield np.arange(first, min(first + size, total), dtype=np.int32)
+        return
+    size = max(1, min(size // 2, SMALL_SLAB, total // 2))
+    for last in range(total, 0, -size):
+        yield np.arange(max(last - size, 0), last, dtype=np.int32)[::-1].copy()
+
+
+def _run_serially(
+    function: FunctionPlan, values: list[Any], one: Launch, total: int, order: Order
+) -> None:
+    """Each instance until it ends or waits; those that wait take turns."""
+    if total > MAX_SERIAL:
+        raise Unsupported(f"{total} instances that wait for each other")
+    ids = range(total) if order is Order.NATURAL else range(total - 1, -1, -1)
+    waiting: list[tuple[Run, int]] = []
+    for number in ids:
+        run = run_function(function, values, Group(launch=one, ids=np.array([number], np.int32)))
+        if _goes_on(run, one):
+            waiting.append((run, one.depth))
+        one.depth = 0
+    while waiting:
+        still: list[tuple[Run, int]] = []
+        for run, depth in waiting:
+            one.depth = depth
+            if _goes_on(run, one):
+                still.append((run, one.depth))
+        waiting = still
+
+
+PATIENCE = 64
+"""Times that an instance may ask again before the next one has its turn."""
+
+
+def _goes_on(run: Run, one: Launch) -> bool:
+    """Runs an instance for a while. False when it has ended."""
+    for _ in range(PATIENCE):
+        try:
+            next(run)
+        except StopIteration:
+            return False
+    return True
+
+
+def _watched(plan: ModulePlan, name: str, arguments: Sequence[Argument]) -> frozenset[int]:
+    """Storages that the kernel may write to."""
+    found: set[int] = set()
+    for argument, use in zip(arguments, uses_of(plan.module, name), strict=True):
+        address = argument.base if isinstance(argument, HostDescriptor) else argument
+        if use is not None and use.is_written and isinstance(address, Address):
+            found.update(() if address.storage is None else (address.storage,))
+    return frozenset(found)
+
+
+def _bind(function: FunctionPlan, arguments: Sequence[Argument], memory: Memory) -> list[Any]:
+    kinds = function.function.arguments
+    if len(kinds) != len(arguments):
+        raise Unsupported(f"{len(arguments)} arguments for {len(kinds)} parameters")
+    return [_value(kind, one, memory) for kind, one in zip(kinds, arguments, strict=True)]
+
+
+def _value(kind: Type, argument: Argument, memory: Memory) -> Any:
+    if isinstance(kind, Pointer) and isinstance(argument, Address):
+        return _address(argument, memory)
+    if isinstance(kind, Descriptor) and isinstance(argument, HostDescriptor):
+        return TensorDescriptor(
+            base=_address(argument.base, memory),
+            shape=tuple(_number(size) for size in argument.shape),
+            strides=tuple(_number(stride) for stride in argument.strides),
+            padding=argument.padding,
+        )
+    if isinstance(kind, Scalar) and not isinstance(argument, (Address, HostDescriptor)):
+        return _scalar(kind, argument)
+    raise Unsupported(f"argument {argument} for a parameter of type {kind}")
+
+
+def _number(value: int) -> Array:
+    return np.array([value], np.int64)
+
+
+def _address(argument: Address, memory: Memory) -> Symbolic:
+    null = -(1 << SPACING_BITS)
+    if argument.storage is None:
+        return Symbolic.constant(null, 0)
+    return Symbolic.constant(memory.address(argument.storage, argument.offset), 0)
+
+
+def _scalar(kind: Scalar, value: float) -> Array:
+    dtype = dtype_of(kind)
+    if kind.is_float:
+        array = np.array([value], dtype)
+        if kind.name == "bf16":
+            from forge.evalpool.judge.ttir.semantics.formats import round_to
+
+            return round_to(array, "bf16")
+        return array
+    if kind.name == "i1":
+        return np.array([bool(value)])
+    bits = 8 * dtype.itemsize
+    wrapped = int(value) & ((1 << bits) - 1)
+    return np.array([wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped], dtype)

@@ -1,0 +1,263 @@
+# pyright: strict
+"""A module compiled into steps: what can be known before the first launch is worked out once.
+
+A step is a Python function over the environment of a function (a list with the value of each SSA
+number) and the group of instances that run it. Steps of control flow are generators: they yield
+while they wait for another instance (`evaluate` says when).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from forge.evalpool.judge.ttir.parse import parse
+from forge.evalpool.judge.ttir.symbolic import Symbolic
+from forge.evalpool.judge.ttir.types import Block, Descriptor, Scalar, Type, element_of, shape_of
+from forge.evalpool.judge.ttir.values import Unsupported, dtype_of
+from forge.evalpool.judge.ttir.verify import operations_of, verify
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.ttir.access import Group
+    from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
+
+Environment: TypeAlias = list[Any]
+"""Value of each SSA number: an array, a `Symbolic`, a descriptor, or None."""
+Step: TypeAlias = Callable[[Environment, "Group"], None]
+Run: TypeAlias = Generator[None, None, None]
+ControlStep: TypeAlias = Callable[[Environment, "Group"], Run]
+
+SPINS = frozenset({"tt.atomic_cas", "tt.atomic_rmw", "tt.atomic_load", "tt.atomic_poll"})
+PLANS = 64
+"""Modules whose plans are kept."""
+
+
+@dataclass(slots=True)
+class BlockPlan:
+    """Steps of a basic block, but for its terminator."""
+
+    arguments: tuple[int, ...]
+    terminator: Operation | None
+    steps: list[tuple[Step | ControlStep, bool, tuple[int, ...]]] = field(
+        default_factory=list[tuple["Step | ControlStep", bool, tuple[int, ...]]]
+    )
+    """Each with True for control flow, and the values that nothing reads after it."""
+    is_straight: bool = True
+    """True if no step is control flow."""
+    flops: float = 0.0
+    """Floating-point operations of one instance, without nested regions."""
+
+
+@dataclass(slots=True)
+class FunctionPlan:
+    """A function, ready to run."""
+
+    function: Function
+    template: Environment = field(default_factory=list[Any])
+    """Environment with the constants."""
+    blocks: list[BlockPlan] = field(default_factory=list[BlockPlan])
+
+
+@dataclass(slots=True)
+class ModulePlan:
+    """A module, ready to run."""
+
+    module: Module
+    functions: dict[str, FunctionPlan] = field(default_factory=dict[str, FunctionPlan])
+    max_elements: int = 1
+    """Elements of its largest block."""
+    has_spins: bool = False
+    """True if an instance may wait in a loop for another one."""
+    has_order: bool = False
+    """True if results of atomics are used: instances may put themselves in an order by them."""
+
+
+@lru_cache(maxsize=PLANS)
+def plan_of(text: str) -> ModulePlan:
+    """The plan of a module's text.
+
+    Raises:
+        InvalidModule: not TTIR, or not of the closed list.
+        Unsupported: an operation that has no semantics here.
+    """
+    module = parse(text)
+    verify(module)
+    plan = ModulePlan(module)
+    for function in module.functions.values():
+        plan.functions[function.name] = FunctionPlan(function)
+    for one in plan.functions.values():
+        _Planner(plan, one).run()
+    return plan
+
+
+class _Planner:
+    """Plans one function."""
+
+    def __init__(self, module: ModulePlan, plan: FunctionPlan) -> None:
+        self.module = module
+        self.plan = plan
+        plan.template = [None] * plan.function.num_values
+        self.used = _used(plan.function)
+        """Values that some operation reads."""
+
+    def run(self) -> None:
+        blocks = self.plan.function.body.blocks
+        is_single = len(blocks) == 1
+        self.plan.blocks = [self.block(block, frees=is_single) for block in blocks]
+
+    def block(self, block: BasicBlock, *, frees: bool = True) -> BlockPlan:
+        """The plan of a block; `frees`: its values are read in this block only."""
+        from forge.evalpool.judge.ttir.steps import step_of
+
+        operations = block.operations
+        terminator = operations[-1] if operations and _is_terminator(operations[-1]) else None
+        planned = BlockPlan(block.arguments, terminator)
+        last = _last_uses(block) if frees else {}
+        for operation in operations if terminator is None else operations[:-1]:
+            self._note(operation)
+            if operation.name == "arith.constant":
+                self.plan.template[operation.results[0]] = _constant(operation)
+                continue
+            step, is_control = step_of(operation, self)
+            if step is None:
+                continue
+            planned.is_straight = planned.is_straight and not is_control
+            planned.steps.append((step, is_control, last.get(operation.index, ())))
+            planned.flops += _flops(operation)
+        return planned
+
+    def _note(self, operation: Operation) -> None:
+        sizes = [prod(shape_of(kind)) for kind in operation.types.results]
+        self.module.max_elements = max(self.module.max_elements, *sizes, 1)
+        if operation.name in ("scf.while", "scf.for") and _waits(operation):
+            self.module.has_spins = True
+        if operation.name in SPINS and not self.used.isdisjoint(operation.results):
+            self.module.has_order = True
+
+
+def _used(function: Function) -> frozenset[int]:
+    found: set[int] = set()
+    for operation in operations_of(function):
+        found.update(operation.operands)
+        for jump in operation.jumps:
+            found.update(jump.arguments)
+    return frozenset(found)
+
+
+def captured(operation: Operation) -> tuple[int, ...]:
+    """Values from outside that an operation's regions read."""
+    inside: set[int] = set()
+    read: set[int] = set()
+
+    def walk(one: Operation) -> None:
+        read.update(one.operands)
+        for jump in one.jumps:
+            read.update(jump.arguments)
+        inside.update(one.results)
+        for region in one.regions:
+            for block in region.blocks:
+                inside.update(block.arguments)
+                for nested in block.operations:
+                    walk(nested)
+
+    for region in operation.regions:
+        for block in region.blocks:
+            inside.update(block.arguments)
+            for nested in block.operations:
+                walk(nested)
+    return tuple(sorted(read - inside))
+
+
+def _last_uses(block: BasicBlock) -> dict[int, tuple[int, ...]]:
+    """For each operation, by index: values of this block that nothing reads after it."""
+    own = set(block.arguments).union(*(one.results for one in block.operations))
+    last: dict[int, int] = {}
+    for operation in block.operations:
+        for value in (*operation.operands, *captured(operation), *operation.results):
+            if value in own:
+                last[value] = operation.index
+    found: dict[int, list[int]] = {}
+    for value, index in last.items():
+        found.setdefault(index, []).append(value)
+    return {index: tuple(values) for index, values in found.items()}
+
+
+def _is_terminator(operation: Operation) -> bool:
+    return operation.name in TERMINATORS
+
+
+TERMINATORS = frozenset(
+    {
+        *("tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"),
+        *("scf.yield", "scf.condition", "cf.br", "cf.cond_br", "cf.switch", "ub.unreachable"),
+    }
+)
+
+
+def _waits(operation: Operation) -> bool:
+    """True if a loop polls memory: atomics or volatile loads of a `while`, compare-and-swap."""
+
+    def polls(one: Operation) -> bool:
+        if one.name in SPINS or one.attributes.get("isVolatile"):
+            return operation.name == "scf.while" or one.name == "tt.atomic_cas"
+        return any(
+            polls(nested)
+            for region in one.regions
+            for block in region.blocks
+            for nested in block.operations
+        )
+
+    return polls(operation)
+
+
+def _constant(operation: Operation) -> Any:
+    """Integers of blocks as sums; the rest as compact arrays."""
+    kind = operation.types.results[0]
+    element = element_of(kind)
+    value = operation.attributes["value"]
+    shape = shape_of(kind)
+    if not isinstance(element, Scalar):
+        raise Unsupported("arith.constant of pointers")
+    dtype = dtype_of(element)
+    if isinstance(value, np.ndarray):
+        return value.reshape(1, *shape).astype(dtype)
+    is_sum = shape and not element.is_float and element.name != "i1"
+    if is_sum:
+        return Symbolic.constant(int(value), len(shape))
+    with np.errstate(all="ignore"):
+        return np.full((1,) * (len(shape) + 1), value, dtype)
+
+
+ARITHMETIC = ("arith.", "math.", "tt.extern_elementwise", "tt.precise_", "tt.clampf")
+MOVES = frozenset({"arith.constant", "arith.select", "arith.bitcast", "arith.extf", "arith.truncf"})
+
+
+def _flops(operation: Operation) -> float:
+    """Floating-point operations of an operation in one instance."""
+    if operation.name == "tt.dot":
+        rows = shape_of(operation.types.operands[0])
+        columns = shape_of(operation.types.operands[1])
+        return 2.0 * prod(rows) * columns[-1]
+    if operation.name in ("tt.reduce", "tt.scan"):
+        return float(sum(prod(shape_of(kind)) for kind in operation.types.operands))
+    if operation.name in MOVES or not operation.name.startswith(ARITHMETIC):
+        return 0.0
+    results = operation.types.results
+    return float(sum(prod(shape_of(one)) for one in results if _is_float(one)))
+
+
+def _is_float(kind: Type) -> bool:
+    element = element_of(kind)
+    return isinstance(element, Scalar) and element.is_float
+
+
+def block_of(kind: Type) -> Block:
+    """The block type of a descriptor. Raises Unsupported for other types."""
+    if not isinstance(kind, Descriptor):
+        raise Unsupported(f"{kind} is no descriptor")
+    return kind.block

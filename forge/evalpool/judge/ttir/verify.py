@@ -1,0 +1,186 @@
+# pyright: strict
+"""Checks a module against the closed list, and says what a kernel does with its pointers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forge.evalpool.judge.program.dialect import OPERATIONS
+from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.types import Descriptor, Pointer, element_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
+
+READS = frozenset(
+    {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_load", "tt.atomic_poll"}
+)
+WRITES = frozenset({"tt.store", "tt.descriptor_store", "tt.descriptor_scatter", "tt.atomic_store"})
+ATOMICS = frozenset({"tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_reduce"})
+
+
+@dataclass(slots=True)
+class Use:
+    """Accesses of a kernel through one of its arguments."""
+
+    is_read: bool = False
+    is_written: bool = False
+    is_atomic: bool = False
+
+
+def verify(module: Module) -> None:
+    """Raises InvalidModule where an operation is not of the closed list, or calls do not fit."""
+    for function in module.functions.values():
+        for operation in operations_of(function):
+            if operation.name not in OPERATIONS:
+                raise InvalidModule(f"line {operation.line}: {operation.name} is not allowed")
+            if operation.name == "tt.call":
+                _check_call(module, operation)
+            if operation.name == "tt.return" and operation.types.operands != function.results:
+                raise InvalidModule(f"line {operation.line}: returns other types than declared")
+
+
+def _check_call(module: Module, operation: Operation) -> None:
+    name = operation.attributes.get("callee")
+    target = module.functions.get(name) if isinstance(name, str) else None
+    if target is None:
+        raise InvalidModule(f"line {operation.line}: no function {name}")
+    kinds = operation.types
+    if kinds.operands != target.arguments or kinds.results != target.results:
+        raise InvalidModule(f"line {operation.line}: call of {name} does not fit its types")
+
+
+def operations_of(function: Function) -> Iterator[Operation]:
+    """All operations of a function, nested ones included, in the order of the text."""
+    for block in function.body.blocks:
+        yield from _operations(block)
+
+
+def _operations(block: BasicBlock) -> Iterator[Operation]:
+    for operation in block.operations:
+        yield operation
+        for region in operation.regions:
+            for nested in region.blocks:
+                yield from _operations(nested)
+
+
+def uses_of(module: Module, name: str) -> tuple[Use | None, ...]:
+    """How a kernel accesses memory through each argument; None for arguments without address.
+
+    A pointer that may come from several arguments counts for each of them. An address that is
+    read from memory counts for none.
+    """
+    return _Summary(module).of(name)
+
+
+class _Summary:
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.known: dict[str, tuple[Use | None, ...]] = {}
+
+    def of(self, name: str) -> tuple[Use | None, ...]:
+        if name in self.known:
+            return self.known[name]
+        function = self.module.functions[name]
+        uses = tuple(
+            Use() if isinstance(element_of(kind), Pointer) or isinstance(kind, Descriptor) else None
+            for kind in function.arguments
+        )
+        self.known[name] = uses  # a recursive call finds what is known so far
+        sources = self._sources(function)
+        for operation in operations_of(function):
+            self._note(operation, uses, sources)
+        return uses
+
+    def _sources(self, function: Function) -> Mapping[int, frozenset[int]]:
+        """Arguments that each value may hold the address of: a fixed point over all flows."""
+        found: dict[int, frozenset[int]] = {
+            value: frozenset({place})
+            for place, value in enumerate(function.body.blocks[0].arguments)
+            if isinstance(element_of(function.arguments[place]), Pointer)
+            or isinstance(function.arguments[place], Descriptor)
+        }
+        edges = list(_flows(function))
+        is_changed = True
+        while is_changed:
+            is_changed = False
+            for source, target in edges:
+                added = found.get(source, frozenset()) | found.get(target, frozenset())
+                if added and added != found.get(target):
+                    found[target] = added
+                    is_changed = True
+        return found
+
+    def _note(
+        self,
+        operation: Operation,
+        uses: tuple[Use | None, ...],
+        sources: Mapping[int, frozenset[int]],
+    ) -> None:
+        if operation.name == "tt.call":
+            inner = self.of(operation.attributes["callee"])
+            for value, use in zip(operation.operands, inner, strict=True):
+                for place in sources.get(value, ()) if use is not None else ():
+                    _add(uses[place], use)
+            return
+        if operation.name not in READS | WRITES | ATOMICS:
+            return
+        is_atomic = operation.name in ATOMICS
+        use = Use(
+            is_read=operation.name in READS or is_atomic,
+            is_written=operation.name in WRITES or is_atomic,
+            is_atomic=is_atomic,
+        )
+        for place in sources.get(operation.operands[0], ()):
+            _add(uses[place], use)
+
+
+def _add(use: Use | None, other: Use | None) -> None:
+    if use is not None and other is not None:
+        use.is_read = use.is_read or other.is_read
+        use.is_written = use.is_written or other.is_written
+        use.is_atomic = use.is_atomic or other.is_atomic
+
+
+NO_FLOW = READS | ATOMICS | WRITES
+"""Operations whose results do not hold the address that they access."""
+
+
+def _flows(function: Function) -> Iterator[tuple[int, int]]:
+    """Pairs of values: an address in the first one may be in the second one."""
+    for operation in operations_of(function):
+        yield from _flows_of(operation)
+    blocks = function.body.blocks
+    for block in blocks:
+        end = block.operations[-1]
+        for jump in end.jumps:
+            yield from zip(jump.arguments, blocks[jump.block].arguments, strict=False)
+
+
+def _flows_of(operation: Operation) -> Iterator[tuple[int, int]]:
+    if operation.name not in NO_FLOW:
+        for result in operation.results:
+            for operand in operation.operands:
+                yield operand, result
+    carried = operation.operands[3:] if operation.name == "scf.for" else operation.operands
+    for region in operation.regions:
+        for block in region.blocks:
+            first = 1 if operation.name == "scf.for" else 0
+            yield from zip(carried, block.arguments[first:], strict=False)
+            yield from _flows_back(operation, block)
+
+
+def _flows_back(operation: Operation, block: BasicBlock) -> Iterator[tuple[int, int]]:
+    """What a region yields goes to the results and into the next iteration."""
+    if not block.operations:
+        return
+    end = block.operations[-1]
+    values = end.operands[1:] if end.name == "scf.condition" else end.operands
+    yield from zip(values, operation.results, strict=False)
+    for region in operation.regions:
+        for target in region.blocks:
+            first = 1 if operation.name == "scf.for" else 0
+            yield from zip(values, target.arguments[first:], strict=False)
