@@ -61,14 +61,18 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.compiler", "evalpool.judge.numbers",
     },
     "evalpool.judge.program": set(),
-    "evalpool.judge.ttir": {"evalpool.judge.program", "evalpool.judge.ttir.semantics"},
+    "evalpool.judge.ttir": {
+        "evalpool.judge.program", "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
+    },
+    "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir"},
     "evalpool.judge.capture": {"evalpool.judge", "evalpool.judge.program"},
     "evalpool.judge.compiler": {
         "evalpool.judge", "evalpool.judge.program", "evalpool.judge.ttir", "process",
     },
     "evalpool.judge.execute": {
-        "evalpool.judge", "evalpool.judge.program", "evalpool.judge.ttir", "process",
+        "evalpool.judge", "evalpool.judge.program", "evalpool.judge.ttir",
+        "evalpool.judge.ttir.memory", "process",
     },
     "evalpool.judge.numbers": {"evalpool.judge"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers"},

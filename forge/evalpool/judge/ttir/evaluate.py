@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.access import Group, Launch
 from forge.evalpool.judge.ttir.control import run_function
-from forge.evalpool.judge.ttir.memory import SPACING_BITS
+from forge.evalpool.judge.ttir.memory.access import Group, Launch
+from forge.evalpool.judge.ttir.memory.storages import SPACING_BITS
 from forge.evalpool.judge.ttir.steps import TensorDescriptor
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Descriptor, Pointer, Scalar, Type
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.ttir.memory import Fault, Memory
+    from forge.evalpool.judge.ttir.memory.storages import Fault, Memory
     from forge.evalpool.judge.ttir.plan import FunctionPlan, ModulePlan, Run
     from forge.evalpool.judge.ttir.values import Array
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge.evalpool.judge.ttir import arrange, integers
-from forge.evalpool.judge.ttir.access import load, store
-from forge.evalpool.judge.ttir.atomics import UPDATES, atomic_step, update
 from forge.evalpool.judge.ttir.control import CONTROL, region_step
+from forge.evalpool.judge.ttir.memory.access import load, store
+from forge.evalpool.judge.ttir.memory.atomics import UPDATES, atomic_step, update
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Pointer, Scalar, Type, element_of, shape_of
@@ -20,8 +20,8 @@ from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.evalpool.judge.ttir.access import Group
     from forge.evalpool.judge.ttir.arrange import Value
+    from forge.evalpool.judge.ttir.memory.access import Group
     from forge.evalpool.judge.ttir.plan import ControlStep, Environment, Step, _Planner
     from forge.evalpool.judge.ttir.tree import Operation
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from forge.evalpool.judge.ttir import races
 from forge.evalpool.judge.ttir.bits import decode, encode, memory_dtype
-from forge.evalpool.judge.ttir.memory import (
+from forge.evalpool.judge.ttir.memory import races
+from forge.evalpool.judge.ttir.memory.places import Places, Scattered, Windows, windows_of
+from forge.evalpool.judge.ttir.memory.storages import (
     SPACING_BITS,
     Fault,
     Faulted,
@@ -22,7 +23,6 @@ from forge.evalpool.judge.ttir.memory import (
     Memory,
     Storage,
 )
-from forge.evalpool.judge.ttir.places import Places, Scattered, Windows, windows_of
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir import races
-from forge.evalpool.judge.ttir.access import mark_written, resolve
 from forge.evalpool.judge.ttir.bits import decode, encode, memory_dtype
-from forge.evalpool.judge.ttir.places import Scattered, Windows
+from forge.evalpool.judge.ttir.memory import races
+from forge.evalpool.judge.ttir.memory.access import mark_written, resolve
+from forge.evalpool.judge.ttir.memory.places import Scattered, Windows
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Pointer, Scalar, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Array, Unsupported
@@ -23,7 +23,7 @@ from forge.evalpool.judge.ttir.values import Array, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.evalpool.judge.ttir.access import Group, Part
+    from forge.evalpool.judge.ttir.memory.access import Group, Part
     from forge.evalpool.judge.ttir.plan import Environment, Step
     from forge.evalpool.judge.ttir.tree import Operation
     from forge.evalpool.judge.ttir.types import Type

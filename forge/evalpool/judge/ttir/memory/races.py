@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.memory import MANY, NOBODY, FaultKind, Storage
-from forge.evalpool.judge.ttir.places import Windows
+from forge.evalpool.judge.ttir.memory.places import Windows
+from forge.evalpool.judge.ttir.memory.storages import MANY, NOBODY, FaultKind, Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.ttir.access import Group, Part
+    from forge.evalpool.judge.ttir.memory.access import Group, Part
     from forge.evalpool.judge.ttir.tree import Operation
     from forge.evalpool.judge.ttir.values import Array
 
