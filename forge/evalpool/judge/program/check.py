@@ -38,7 +38,7 @@ from forge.evalpool.judge.program.signature import (
     misfit,
     parse_type,
 )
-from forge.evalpool.judge.program.walk import Placed, open_alternatives, places, tensors_of
+from forge.evalpool.judge.program.walk import Placed, places, tensors_of
 
 
 def check(program: Program) -> None:
@@ -59,6 +59,9 @@ def check(program: Program) -> None:
 
 
 def check_storages(program: Program) -> None:
+    num_inputs = sum(storage.origin == Origin.INPUT for storage in program.storages)
+    if num_inputs > limits.MAX_INPUTS:
+        fail("storages", f"{num_inputs} inputs, more than {limits.MAX_INPUTS}")
     for origin in (Origin.INPUT, Origin.PARAMETER, Origin.CONSTANT):
         known: set[int | str] = set()
         for at, storage in enumerate(program.storages):
@@ -162,8 +165,11 @@ def descriptor_misfit(program: Program, made: Descriptor, type: Described) -> st
 def check_amount(found: list[Placed]) -> None:
     if len(found) > limits.MAX_NODES:
         fail("program", f"{len(found)} nodes, more than {limits.MAX_NODES}")
-    widest = max((len(open_alternatives(placed.node)) for placed in found), default=1)
-    if widest * len(found) > limits.MAX_VARIANT_NODES:
+    choices = [placed.node for placed in found if isinstance(placed.node, Choice)]
+    widest = max((len(choice.alternatives) for choice in choices), default=1)
+    inside = sum(len(a.nodes) for choice in choices for a in choice.alternatives)
+    longest = sum(max((len(a.nodes) for a in c.alternatives), default=0) for c in choices)
+    if widest * (len(found) - inside + longest) > limits.MAX_VARIANT_NODES:
         fail("program", f"{len(found)} nodes beside a choice of {widest} alternatives are too many")
 
 

@@ -45,22 +45,33 @@ INDENT = "  "
 
 
 def node_name(program: Program, path: str) -> str:
-    """Name of the node at `path`, as messages use it.
+    """Name of the node at `path`, as messages use it; `node_names` has those of all nodes."""
+    return node_names(program)[path]
 
-    Launches, operations and so on are counted within their section, a choice's inside it:
-    `launch 2 of 3: softmax_kernel, line 31`; `init: op 1 of 1: aten.cat, line 12`.
+
+def node_names(program: Program) -> dict[str, str]:
+    """Names of all nodes by their paths.
+
+    Launches, operations and so on are counted within their section, in a choice within the
+    alternative: `launch 2 of 3: softmax_kernel, line 31`; `init: op 1 of 1: aten.cat, line 12`.
     """
-    found = {placed.path: placed for placed in places(program)}
-    placed = found[path]
-    list_path = path.rpartition("[")[0]
-    alike = [
-        other.path
-        for other in found.values()
-        if other.path.rpartition("[")[0] == list_path and type(other.node) is type(placed.node)
-    ]
-    count = f"{kind(placed.node)} {alike.index(path) + 1} of {len(alike)}"
-    before = "init: " if placed.section == Section.INIT else ""
-    return f"{before}{count}: {subject(program, placed.node)}{at_line(placed.node)}"
+    found = list(places(program))
+    totals = Counter(_count_key(placed) for placed in found)
+    seen: Counter[tuple[str, str]] = Counter()
+    names: dict[str, str] = {}
+    for placed in found:
+        key = _count_key(placed)
+        seen[key] += 1
+        before = "init: " if placed.section == Section.INIT else ""
+        count = f"{kind(placed.node)} {seen[key]} of {totals[key]}"
+        name = f"{subject(program, placed.node)}{at_line(placed.node)}"
+        names[placed.path] = f"{before}{count}: {name}"
+    return names
+
+
+def _count_key(placed: Placed) -> tuple[str, str]:
+    """The list that a node stands in, and its kind: nodes are counted by both."""
+    return placed.path.rpartition("[")[0], kind(placed.node)
 
 
 def kind(node: Node) -> str:
@@ -147,10 +158,11 @@ def _lines(program: Program) -> Iterator[str]:
         yield f"kernel {at}: {kernel_line(kernel)}"
     for section in Section:
         found = [placed for placed in places(program) if placed.section == section]
+        choices = {p.path: p.node for p in found if isinstance(p.node, Choice)}
         if found:
             yield f"{section.value}:"
-            for placed in found:
-                yield from _node_lines(program, placed)
+        for placed in found:
+            yield from _node_lines(program, placed, choices)
     outputs = ", ".join(tensor_name(program, output) for output in program.outputs)
     yield f"returns {program.returned}: {outputs or 'nothing'}"
 
@@ -170,21 +182,19 @@ def kernel_line(kernel: Kernel) -> str:
     return f"{kernel.name}({parameters}), {options}, {len(kernel.ttir)} bytes of TTIR"
 
 
-def _node_lines(program: Program, placed: Placed) -> Iterator[str]:
-    depth = 1 + 2 * placed.path.count(".alternatives[")
+def _node_lines(program: Program, placed: Placed, choices: dict[str, Choice]) -> Iterator[str]:
     node = placed.node
+    choice_path, _, rest = placed.path.partition(".alternatives[")
+    depth = 3 if rest else 1
     if placed.path.endswith(".nodes[0]"):
-        yield INDENT * (depth - 1) + alternative_line(program, placed.path)
+        number = int(rest.partition("]")[0])
+        yield INDENT * 2 + alternative_line(choices[choice_path], number)
     where = f"[line {node.line}] " if node.line else ""
     yield INDENT * depth + where + node_line(program, node)
 
 
-def alternative_line(program: Program, path: str) -> str:
-    """Label of the alternative whose first node is at `path`."""
-    choice_path, _, rest = path.partition(".alternatives[")
-    choice = next(placed.node for placed in places(program) if placed.path == choice_path)
-    assert isinstance(choice, Choice)
-    number = int(rest.partition("]")[0])
+def alternative_line(choice: Choice, number: int) -> str:
+    """Number and label of an alternative; says if it was chosen."""
     mark = " (chosen)" if choice.chosen == number else ""
     return f"{number}: {choice.alternatives[number].label}{mark}"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 MAX_NODES = 10_000
 """Nodes of both sections; those of a choice's alternatives count too."""
-MAX_VARIANT_NODES = 1_000_000
-"""Nodes times alternatives of the largest choice: the work of judging each alternative."""
+MAX_VARIANT_NODES = 200_000
+"""Nodes of all straight-line programs together that the alternatives of choices make."""
 MAX_ALTERNATIVES = 512
 MAX_CONSTANT_BYTES = 16 << 20
 MAX_TTIR_BYTES = 8 << 20
@@ -20,6 +20,7 @@ MAX_TENSORS = 50_000
 MAX_KERNELS = 2_000
 MAX_PARAMETERS = 256
 """Parameters of one kernel."""
+MAX_INPUTS = 256
 MAX_OUTPUTS = 1_000
 MAX_DIMENSIONS = 16
 MAX_LINES = 100_000

@@ -110,18 +110,20 @@ class Reader:
 
     def items(self, most: int) -> list[Reader]:
         """The elements of a list of at most `most`."""
-        if not isinstance(self.value, list):
+        value = self.value
+        if not isinstance(value, list):
             self._mismatch("a list")
-        found = cast("list[object]", self.value)
+        found = cast("list[object]", value)
         if len(found) > most:
             self.fail(f"{len(found)} elements, more than {most}")
         return [Reader(item, at, self) for at, item in enumerate(found)]
 
     def entries(self) -> dict[str, Reader]:
         """The values of an object by their keys."""
-        if not isinstance(self.value, dict):
+        value = self.value
+        if not isinstance(value, dict):
             self._mismatch("an object")
-        found = cast("dict[str, object]", self.value)
+        found = cast("dict[str, object]", value)
         return {key: Reader(value, key, self) for key, value in found.items()}
 
     def tagged(self) -> tuple[str, Reader]:

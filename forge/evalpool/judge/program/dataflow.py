@@ -1,0 +1,259 @@
+# pyright: strict
+"""Where the contents of storages come from, in a straight-line list of nodes (`walk.variants`).
+
+A storage is one place here: a write to a part of it adds to its content, a write to all of it
+replaces the content. A launch reads and writes what its pointer arguments name; callers that know
+more (from TTIR) pass an `Access` for each parameter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Flag
+from typing import TYPE_CHECKING, TypeAlias
+
+from forge.evalpool.judge.program.costs import tensor_bytes
+from forge.evalpool.judge.program.format import (
+    Choice,
+    Descriptor,
+    Launch,
+    Node,
+    Op,
+    Origin,
+    Program,
+    Section,
+    TensorUse,
+    Value,
+)
+from forge.evalpool.judge.program.ops import MOVES, Kind, kind_of, operation_schema, packet
+from forge.evalpool.judge.program.schema import bind
+from forge.evalpool.judge.program.walk import Placed, tensors_in, tensors_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Access(Flag):
+    """What a kernel may do to the memory behind one of its parameters."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2
+    BOTH = 3
+
+
+Accesses: TypeAlias = Mapping[int, Sequence[Access]]
+"""For kernels by index, an `Access` for each parameter. A kernel that is absent does both."""
+
+HIDDEN_WRITES = dict.fromkeys(
+    ["native_batch_norm", "batch_norm", "cudnn_batch_norm", "_batch_norm_with_update"],
+    ("running_mean", "running_var"),
+)
+"""Arguments that an operation writes to without a mark in its schema."""
+
+OVERWRITING = {"copy", "fill", "zero"}
+"""Operations whose in-place form does not read what it writes to; so does every `out`."""
+
+
+# --- one node
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Storages that a node reads and writes."""
+
+    reads: frozenset[int]
+    writes: frozenset[int]
+    replaces: frozenset[int] = frozenset()
+    """Those of `writes` whose whole content is new."""
+
+
+def effects(program: Program, node: Node, accesses: Accesses) -> Effects:
+    """Storages that a launch, an operation or a value reads and writes.
+
+    Args:
+        node: an operation must have passed `ops.misuse`; a choice has no effects of its own.
+    """
+    match node:
+        case Launch():
+            return _launch_effects(program, node, accesses)
+        case Op():
+            return _op_effects(program, node)
+        case Choice():
+            return Effects(frozenset(), frozenset())
+        case _:
+            return Effects(storages(program, [node.tensor]), frozenset())
+
+
+def storages(program: Program, tensors: Iterable[int]) -> frozenset[int]:
+    """The storages of tensors."""
+    return frozenset(program.tensors[tensor].storage for tensor in tensors)
+
+
+def _launch_effects(program: Program, launch: Launch, accesses: Accesses) -> Effects:
+    known = accesses.get(launch.kernel) or [Access.BOTH] * len(launch.arguments)
+    passed = [
+        (argument.tensor, access)
+        for argument, access in zip(launch.arguments, known, strict=True)
+        if isinstance(argument, TensorUse | Descriptor)
+    ]
+    return Effects(
+        reads=storages(program, (tensor for tensor, access in passed if Access.READ in access)),
+        writes=storages(program, (tensor for tensor, access in passed if Access.WRITE in access)),
+    )
+
+
+def _op_effects(program: Program, op: Op) -> Effects:
+    updated, overwritten = written_in_place(op)
+    overwritten |= set(op.results) - updated
+    return Effects(
+        reads=storages(program, set(tensors_of(op)) - overwritten),
+        writes=storages(program, updated | overwritten),
+        replaces=storages(program, (t for t in overwritten if covers_storage(program, t))),
+    )
+
+
+def written_in_place(op: Op) -> tuple[set[int], set[int]]:
+    """The tensors among an operation's arguments that it updates, and those that it overwrites."""
+    schema = operation_schema(op.name)
+    bound = bind(schema, op) if schema else "unknown"
+    assert not isinstance(bound, str), f"{op.name}: {bound}"
+    hidden = HIDDEN_WRITES.get(packet(op.name), ())
+    updated: set[int] = set()
+    overwritten: set[int] = set()
+    for argument, value in bound:
+        if argument.is_written or argument.name in hidden:
+            reads_it = not argument.is_keyword and packet(op.name) not in OVERWRITING
+            (updated if reads_it else overwritten).update(tensors_in(value))
+    return updated, overwritten
+
+
+def covers_storage(program: Program, tensor: int) -> bool:
+    """Tells if a tensor is its whole storage, each element once."""
+    view = program.tensors[tensor]
+    step = 1
+    for stride, size in sorted(zip(view.strides, view.shape, strict=True)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return tensor_bytes(view) == program.storages[view.storage].num_bytes
+
+
+# --- a list of nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What the bytes of a storage may depend on."""
+
+    inputs: frozenset[int] = frozenset()
+    """Positions of inputs."""
+    is_launched: bool = False
+    """A launch of `forward` had a part in it."""
+    is_prepared: bool = False
+    """A launch or a computing operation of `init` had a part in it."""
+
+    def __or__(self, other: Content) -> Content:
+        return Content(
+            inputs=self.inputs | other.inputs,
+            is_launched=self.is_launched or other.is_launched,
+            is_prepared=self.is_prepared or other.is_prepared,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Dataflow of a straight-line list of nodes."""
+
+    contents: Mapping[int, Content]
+    """Final content by storage."""
+    prepared: frozenset[int]
+    """Allocations that `init` has written to."""
+    writers: Mapping[int, Placed]
+    """First node of `forward` that certainly may write to a storage, by storage; launches count
+    where their accesses are known."""
+    live: frozenset[str]
+    """Paths of the nodes that outputs, inputs or parameters depend on."""
+
+
+def trace(program: Program, nodes: Sequence[Placed], accesses: Accesses | None = None) -> Flow:
+    """The dataflow of a program along one of its variants.
+
+    Args:
+        nodes: from `walk.variants`; its operations must have passed `ops.misuse`.
+    """
+    known = accesses or {}
+    steps = [(placed, effects(program, placed.node, known)) for placed in nodes]
+    contents = {at: _first_content(program, at) for at in range(len(program.storages))}
+    prepared: set[int] = set()
+    writers: dict[int, Placed] = {}
+    host = Content()
+    for placed, step in steps:
+        source = _joined([host, *(contents[storage] for storage in step.reads)])
+        if isinstance(placed.node, Value):
+            host = source
+        made = _through(program, placed, source)
+        for storage in step.writes:
+            before = Content() if storage in step.replaces else contents[storage]
+            contents[storage] = made | before
+            if placed.section == Section.INIT:
+                prepared.add(storage)
+            elif not isinstance(placed.node, Launch) or placed.node.kernel in known:
+                writers.setdefault(storage, placed)
+    return Flow(contents, frozenset(prepared), writers, _live(program, steps))
+
+
+def _first_content(program: Program, storage: int) -> Content:
+    held = program.storages[storage]
+    return Content(inputs=frozenset([held.index] if held.origin == Origin.INPUT else []))
+
+
+def _joined(contents: Iterable[Content]) -> Content:
+    found = Content()
+    for content in contents:
+        found |= content
+    return found
+
+
+def _through(program: Program, placed: Placed, source: Content) -> Content:
+    """The content that a node makes of what it reads."""
+    is_launch = isinstance(placed.node, Launch)
+    computes = is_launch or computes_on_data(program, placed.node)
+    in_init = placed.section == Section.INIT
+    return dataclasses.replace(
+        source,
+        is_launched=source.is_launched or (is_launch and not in_init),
+        is_prepared=source.is_prepared or (computes and in_init),
+    )
+
+
+def computes_on_data(program: Program, node: Node) -> bool:
+    """Tells if a node is an operation that does more than move."""
+    return isinstance(node, Op) and kind_of(program, node) not in MOVES | {Kind.RANDOM}
+
+
+def _live(program: Program, steps: Sequence[tuple[Placed, Effects]]) -> frozenset[str]:
+    """Paths of nodes that matter: a later content that somebody sees depends on them.
+
+    Seen are outputs, inputs and parameters at the end, and values that the host read.
+    """
+    wanted = set(storages(program, program.outputs)) | {
+        at
+        for at, held in enumerate(program.storages)
+        if held.origin in (Origin.INPUT, Origin.PARAMETER)
+    }
+    live: set[str] = set()
+    for placed, step in reversed(steps):
+        if not isinstance(placed.node, Value) and not step.writes & wanted:
+            continue
+        live.add(placed.path)
+        wanted -= step.replaces
+        wanted |= step.reads
+    return frozenset(live)
+
+
+def dead_nodes(nodes: Sequence[Placed], flow: Flow) -> list[Placed]:
+    """The nodes whose work nothing depends on."""
+    return [placed for placed in nodes if placed.path not in flow.live]

@@ -1,0 +1,172 @@
+"""Where contents come from: inputs, launches, sections; what is alive and what is dead."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from forge.evalpool.judge.program.dataflow import (
+    Access,
+    Content,
+    Flow,
+    covers_storage,
+    dead_nodes,
+    trace,
+)
+from forge.evalpool.judge.program.format import Program, Tensor, Value
+from forge.evalpool.judge.program.walk import variants
+from tests.evalpool.program.programs import build, launch, op, pointers, tuned
+
+KERNELS = [pointers("kernel", "*fp32", "*fp32")]
+KNOWN = {0: [Access.READ, Access.WRITE]}
+
+
+def flow(program: Program, accesses: Any = None) -> Flow:
+    [nodes] = variants(program)
+    return trace(program, nodes, accesses)
+
+
+def built(**more: Any) -> Program:
+    """Inputs are tensors 0 and 1, the parameter is 2, init's buffer 3, the others 4 and 5."""
+    return build(
+        inputs=[(4,), (4,)],
+        parameters={"w": (4,)},
+        init_buffers=[(4,)],
+        buffers=[(4,), (4,)],
+        kernels=KERNELS,
+        outputs=[5],
+        **more,
+    )
+
+
+def test_content_follows_launches_and_operations() -> None:
+    found = flow(
+        built(
+            forward=[
+                launch(0, "t0", "t4"),
+                op("aten.add.Tensor", "t4", "t1", results=(5,)),
+            ]
+        ),
+        KNOWN,
+    )
+    assert found.contents[4] == Content(inputs=frozenset({0}), is_launched=True)
+    assert found.contents[5] == Content(inputs=frozenset({0, 1}), is_launched=True)
+    assert found.contents[0] == Content(inputs=frozenset({0}))
+
+
+def test_a_fill_of_the_whole_storage_forgets_what_was_there() -> None:
+    program = built(
+        forward=[launch(0, "t0", "t5"), op("aten.fill_.Scalar", "t5", 0.0, results=(5,))]
+    )
+    assert flow(program, KNOWN).contents[5] == Content()
+    half = Tensor(storage=5, offset=0, shape=(2,), strides=(1,), dtype="float32")
+    program = dataclasses.replace(program, tensors=(*program.tensors[:5], half))
+    assert flow(program, KNOWN).contents[5].is_launched
+
+
+def test_an_update_in_place_keeps_what_was_there() -> None:
+    program = built(
+        forward=[launch(0, "t0", "t5"), op("aten.add_.Tensor", "t5", "t1", results=(5,))]
+    )
+    expected = Content(inputs=frozenset({0, 1}), is_launched=True)
+    assert flow(program, KNOWN).contents[5] == expected
+
+
+def test_an_out_argument_is_overwritten() -> None:
+    program = built(
+        forward=[launch(0, "t0", "t5"), op("aten.mul.out", "t1", "t1", out="t5", results=(5,))]
+    )
+    assert flow(program, KNOWN).contents[5] == Content(inputs=frozenset({1}))
+
+
+def test_a_kernel_nothing_is_known_of_may_write_to_all_its_pointers() -> None:
+    found = flow(built(forward=[launch(0, "t0", "t1")]))
+    assert found.contents[0].inputs == {0, 1}
+    assert found.writers == {}
+
+
+def test_certain_writers_are_listed() -> None:
+    program = built(
+        init=[op("aten.clone.default", "t2", results=(3,))],
+        forward=[launch(0, "t0", "t1"), op("aten.zero_.default", "t3", results=(3,))],
+    )
+    found = flow(program, KNOWN)
+    assert {at: placed.path for at, placed in found.writers.items()} == {
+        1: "forward[0]",
+        3: "forward[1]",
+    }
+    assert found.prepared == {3}
+
+
+def test_batch_norm_writes_to_its_running_statistics() -> None:
+    arguments = ("t0", None, None, "t2", "t3", True, 0.1, 1e-5)
+    program = built(forward=[op("aten.native_batch_norm.default", *arguments, results=(5,))])
+    assert flow(program).writers.keys() == {2, 3, 5}
+
+
+def test_work_of_init_is_marked_where_it_computes() -> None:
+    copied = built(init=[op("aten.clone.default", "t2", results=(3,))], forward=[])
+    computed = built(init=[op("aten.exp.default", "t2", results=(3,))], forward=[])
+    launched = built(init=[launch(0, "t2", "t3")], forward=[])
+    marks = [flow(made, KNOWN).contents[3].is_prepared for made in (copied, computed, launched)]
+    assert marks == [False, True, True]
+    assert not flow(launched, KNOWN).contents[3].is_launched
+
+
+def test_a_value_that_the_host_read_reaches_all_that_follows() -> None:
+    program = build(
+        inputs=[(1,), (4,)],
+        buffers=[(4,)],
+        kernels=KERNELS,
+        forward=[Value(tensor=0, answer=2.0), launch(0, "t1", "t2")],
+        outputs=[2],
+    )
+    assert flow(program, KNOWN).contents[2].inputs == {0, 1}
+
+
+def test_dead_nodes() -> None:
+    program = built(
+        forward=[
+            op("aten.exp.default", "t0", results=(4,)),
+            op("aten.exp.default", "t0", results=(5,)),
+            launch(0, "t1", "t5"),
+            op("aten.zero_.default", "t4", results=(4,)),
+        ]
+    )
+    [nodes] = variants(program)
+    dead = dead_nodes(nodes, trace(program, nodes, KNOWN))
+    assert [placed.path for placed in dead] == ["forward[0]", "forward[3]"]
+
+
+def test_writes_to_inputs_are_alive() -> None:
+    program = built(forward=[op("aten.relu_.default", "t0", results=(0,))])
+    [nodes] = variants(program)
+    assert dead_nodes(nodes, trace(program, nodes)) == []
+
+
+def test_each_open_alternative_stands_in_a_variant() -> None:
+    paths = [[placed.path for placed in nodes] for nodes in variants(tuned())]
+    before = "forward[0].alternatives"
+    assert paths == [
+        [f"{before}[0].nodes[0]"],
+        [f"{before}[1].nodes[0]", f"{before}[1].nodes[1]"],
+    ]
+
+
+def test_a_decided_choice_has_one_variant() -> None:
+    [choice] = tuned().forward
+    decided = dataclasses.replace(tuned(), forward=(dataclasses.replace(choice, chosen=1),))
+    [nodes] = variants(decided)
+    assert len(nodes) == 2
+
+
+def test_a_transposed_tensor_covers_its_storage_and_an_expanded_one_does_not() -> None:
+    def covers(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+        view = Tensor(storage=0, offset=0, shape=shape, strides=strides, dtype="float32")
+        held = build(inputs=[(3, 4)], forward=[], outputs=[])
+        return covers_storage(dataclasses.replace(held, tensors=(view,)), 0)
+
+    assert covers((3, 4), (4, 1))
+    assert covers((4, 1, 3), (1, 77, 4))
+    assert not covers((3, 4), (0, 1))
+    assert not covers((3, 2), (4, 2))

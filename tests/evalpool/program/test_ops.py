@@ -1,0 +1,153 @@
+"""The closed table of operations: names, schemas, kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from forge.evalpool.judge.program.costs import Cost, cost
+from forge.evalpool.judge.program.format import NamedConstant, Op, Program, Tensor
+from forge.evalpool.judge.program.ops import KINDS, NAMES, Kind, kind_of, misuse, packet
+from forge.evalpool.judge.program.schema import schemas
+from tests.evalpool.program.programs import addition, dense, op
+
+FLOAT16 = NamedConstant(kind="dtype", name="float16")
+
+
+def program(*tensors: Tensor) -> Program:
+    return dataclasses.replace(addition(), tensors=tensors)
+
+
+def test_each_operation_stands_once_and_has_a_schema() -> None:
+    assert len(KINDS) == sum(len(names.split()) for names in NAMES.values())
+    assert KINDS.keys() == {packet(name) for name in schemas()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "from_file",
+        "set_",
+        "as_strided",
+        "as_strided_",
+        "resize_",
+        "empty",
+        "view",
+        "record_stream",
+        "_embedding_bag",
+    ],
+)
+def test_what_could_leave_its_storage_is_not_in_the_table(name: str) -> None:
+    assert not [known for known in schemas() if known.split(".")[1] == name]
+    message = f"aten.{name} is not among the operations that a program may have"
+    assert misuse(op(f"aten.{name}.default")) == message
+
+
+def test_no_operation_takes_a_generator_or_a_device() -> None:
+    names = {argument.name for schema in schemas().values() for argument in schema.arguments}
+    assert not names & {"generator", "device", "pin_memory"}
+
+
+FITTING = [
+    op("aten.add.Tensor", "t0", "t1", alpha=2),
+    op("aten.add.Tensor", "t0", 2.0),
+    op("aten.cat.default", ["t0", "t1"], -1, results=(2,)),
+    op("aten.index.Tensor", "t0", [None, "t1"]),
+    op("aten.sum.dim_IntList", "t0", [0, 1], True, dtype=FLOAT16),
+    op("aten.sum.dim_IntList", "t0", 0),
+    op("aten.full.default", [2, 3], float("inf"), results=(0,)),
+    op("aten._to_copy.default", "t0", dtype=FLOAT16, memory_format=None),
+    op("aten.max.dim", "t0", 1, results=(1, 2)),
+    op("aten.copy_.default", "t0", "t1", results=(0,)),
+    op("aten.convolution.default", "t0", "t1", None, [1], [0], [1], False, [0], 1),
+    op("aten.gelu.default", "t0", approximate="tanh"),
+    op("aten.clamp.default", "t0", None, 6.0),
+]
+MISFITTING = [
+    (op("aten.add.Tensor", "t0"), "other is missing"),
+    (op("aten.add.Tensor", "t0", "t1", 2), "3 arguments where 2 are the most"),
+    (op("aten.add.Tensor", "t0", "t1", self="t0"), "no argument self"),
+    (op("aten.add.Tensor", "t0", "t1", alpha="two"), "alpha must be Scalar"),
+    (op("aten.add.Scalar", "t0", "t1"), "other must be Scalar"),
+    (op("aten.add_.Tensor", 1.0, "t1"), "self is written to, so it must be a tensor"),
+    (op("aten.cat.default", "t0"), "tensors must be Tensor[]"),
+    (op("aten.cat.default", ["t0", None]), "tensors must be Tensor[]"),
+    (op("aten.sum.dim_IntList", "t0", [True]), "dim must be int[1]?"),
+    (op("aten._to_copy.default", "t0", dtype="float16"), "dtype must be ScalarType?"),
+    (op("aten._softmax.default", "t0", 1, 0), "half_to_float must be bool"),
+    (op("aten.randn.default", [2], generator="t0"), "no argument generator"),
+    (op("aten.mm.default", "t0", "t1", results=(1, 2)), "2 results where 1 are the most"),
+]
+
+
+@pytest.mark.parametrize("fitting", FITTING, ids=lambda o: o.name)
+def test_arguments_that_fit(fitting: Op) -> None:
+    assert misuse(fitting) is None
+
+
+@pytest.mark.parametrize(("wrong", "message"), MISFITTING, ids=[m for _, m in MISFITTING])
+def test_arguments_that_do_not_fit(wrong: Op, message: str) -> None:
+    said = misuse(wrong)
+    assert said is not None
+    assert said.endswith(f": {message}")
+
+
+FLOAT, HALF, INT, LONG, BOOL = "float32", "float16", "int32", "int64", "bool"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "result", "kind"),
+    [
+        ("aten.zeros.default", None, FLOAT, Kind.FILL),
+        ("aten.clone.default", FLOAT, FLOAT, Kind.COPY),
+        ("aten._to_copy.default", FLOAT, HALF, Kind.CAST),
+        ("aten._to_copy.default", INT, FLOAT, Kind.CAST),
+        ("aten._to_copy.default", BOOL, INT, Kind.CAST),
+        ("aten._to_copy.default", FLOAT, INT, Kind.COMBINE),
+        ("aten._to_copy.default", FLOAT, BOOL, Kind.COMBINE),
+        ("aten._to_copy.default", LONG, BOOL, Kind.INDEX),
+        ("aten.copy_.default", FLOAT, LONG, Kind.COMBINE),
+        ("aten.constant_pad_nd.default", FLOAT, FLOAT, Kind.PAD),
+        ("aten.sum.default", FLOAT, FLOAT, Kind.COMBINE),
+        ("aten.cumsum.default", INT, INT, Kind.INDEX),
+        ("aten.argmax.default", FLOAT, LONG, Kind.COMBINE),
+        ("aten.sort.default", LONG, LONG, Kind.INDEX),
+        ("aten.add_.Tensor", FLOAT, FLOAT, Kind.COMBINE),
+        ("aten.__and__.Tensor", BOOL, BOOL, Kind.INDEX),
+        ("aten.scatter.src", FLOAT, FLOAT, Kind.COPY),
+        ("aten.scatter.reduce", FLOAT, FLOAT, Kind.COMBINE),
+        ("aten._softmax.default", FLOAT, FLOAT, Kind.HEAVY),
+        ("aten.uniform_.default", None, FLOAT, Kind.RANDOM),
+    ],
+)
+def test_kinds(name: str, source: str | None, result: str, kind: Kind) -> None:
+    held = program(dense(0, 4, dtype=source or result), dense(1, 4, dtype=result))
+    arguments: list[Any] = ["t0"] if source else []
+    assert kind_of(held, op(name, *arguments, results=(1,))) == kind
+
+
+def test_costs_of_products() -> None:
+    held = program(dense(0, 8, 16), dense(0, 16, 4), dense(1, 8, 4))
+    made = op("aten.mm.default", "t0", "t1", results=(2,))
+    assert cost(held, made) == Cost(4 * (128 + 64 + 32), 2 * 8 * 16 * 4)
+
+
+def test_costs_of_convolutions() -> None:
+    held = program(dense(0, 2, 3, 8, 8), dense(0, 5, 3, 3, 3), dense(1, 2, 5, 6, 6))
+    arguments = ("t0", "t1", None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    made = op("aten.convolution.default", *arguments, results=(2,))
+    assert cost(held, made).flops == 2 * (2 * 5 * 6 * 6) * (3 * 3 * 3)
+
+
+def test_costs_of_attention() -> None:
+    held = program(dense(0, 2, 3, 7, 16), dense(0, 2, 3, 11, 16), dense(1, 2, 3, 7, 16))
+    name = "aten._scaled_dot_product_flash_attention.default"
+    assert cost(held, op(name, "t0", "t1", "t1", results=(2,))).flops == 2 * 42 * 11 * 32
+
+
+def test_an_expanded_tensor_costs_its_elements() -> None:
+    expanded = Tensor(storage=0, offset=0, shape=(1000, 4), strides=(0, 1), dtype="float32")
+    held = program(expanded, dense(1, 4))
+    assert cost(held, op("aten.sum.dim_IntList", "t0", [0], results=(1,))) == Cost(16016, 4000)
