@@ -119,7 +119,8 @@ def _check_writable(elf: Elf, index: int, section: Section) -> None:
 def _read(code: bytes) -> Elf:
     header = _HEADER.unpack_from(code)
     magic, bits, order, machine = header[0], header[1], header[2], header[5]
-    start, size, count, names_at = header[9], header[14], header[15], header[16]
+    names_at: int = header[16]
+    start, size, count = header[9], header[14], header[15]
     if magic != b"\x7fELF" or bits != 2 or order != 1 or size != _SECTION.size:
         raise InvalidElf("not a 64-bit little-endian ELF")
     if not 0 < count <= MAX_SECTIONS or names_at >= count:
