@@ -65,7 +65,8 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.program", "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
     },
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
-    "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir"},
+    "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics.ptx"},
+    "evalpool.judge.ttir.semantics.ptx": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.capture": {"evalpool.judge", "evalpool.judge.program"},
     "evalpool.judge.compiler": {
         "evalpool.judge", "evalpool.judge.program", "evalpool.judge.ttir", "process",

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Arithmetic rounded once, in any direction: fused multiply-adds, and libdevice's `_rn _rz _ru _rd`.
+"""Arithmetic rounded once, in any direction: fused multiply-adds, `__nv_fadd_rz` and the like.
 
 An exact result is kept as a float64 *rounded to odd* (if it is not representable, the neighbour
 with an odd mantissa): rounding that to a type of at most 50 bits in any direction gives what

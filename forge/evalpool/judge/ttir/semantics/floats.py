@@ -86,6 +86,29 @@ def fma_operation(
     return [to_float(a.astype(np.float64) * b + c, kind)]
 
 
+def power_of_integer(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """A float raised to an integer power."""
+    base, exponent = operands
+    power = np.power(base.astype(np.float64), exponent.astype(np.float64))
+    return [to_float(power, scalar_of(signature.results[0]))]
+
+
+def sincos(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """Sine and cosine."""
+    kind = scalar_of(signature.results[0])
+    wide = widened(operands[0])
+    return [to_float(np.sin(wide), kind), to_float(np.cos(wide), kind)]
+
+
+def is_normal(array: Array) -> Array:
+    """True for numbers that are neither zero, subnormal, infinite nor NaN (float32, float64)."""
+    return np.isfinite(array) & (np.abs(array) >= np.finfo(array.dtype).tiny)
+
+
 def rsqrt(array: Array) -> Array:
     """Reciprocal square root, computed in float64 where that rounds to the right float32."""
     if array.dtype == np.float64:
@@ -153,6 +176,7 @@ EXACT: Mapping[str, Callable[..., Array]] = {
     "math.isnan": np.isnan,
     "math.isinf": np.isinf,
     "math.isfinite": np.isfinite,
+    "math.isnormal": is_normal,
 }
 """Functions whose result is representable."""
 
@@ -161,6 +185,9 @@ FLOATS: Mapping[str, Operation] = {
     **{name: exact_operation(function) for name, function in EXACT.items()},
     "arith.cmpf": cmpf,
     "arith.select": select,
+    "math.fpowi": power_of_integer,
+    "math.sincos": sincos,
     "math.fma": fma_operation,
     "tt.clampf": clampf,
+    "math.clampf": clampf,
 }

@@ -122,6 +122,34 @@ def addui_extended(
     return [total, unsigned(total) < unsigned(operands[0])]
 
 
+def subui_extended(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """Difference and borrow of unsigned integers."""
+    left, right = operands
+    return [left - right, unsigned(left) < unsigned(right)]
+
+
+def floor_divide(left: Array, right: Array) -> Array:
+    """Quotient rounded downwards; all bits set for a divisor of 0."""
+    divisor = np.where(right == 0, right.dtype.type(1), right)
+    return np.where(right == 0, _all_ones(left), np.floor_divide(left, divisor))
+
+
+def ceil_divide(left: Array, right: Array) -> Array:
+    """Quotient rounded upwards; all bits set for a divisor of 0."""
+    quotient = divide(left, right)
+    inexact = (quotient * right != left) & (right != 0)
+    return quotient + (inexact & ((left < 0) == (right < 0)))
+
+
+def integer_power(left: Array, right: Array) -> Array:
+    """`left ** right`, wrapping; 0 for negative exponents, but of 1 and -1."""
+    sign = np.where(right & 1, left, left.dtype.type(1))
+    negative = np.where((left == 1) | (left == -1), sign, left.dtype.type(0))
+    return np.where(right < 0, negative, np.power(left, np.maximum(right, 0)))
+
+
 COMPARISONS: Mapping[str, np.ufunc] = {
     "eq": np.equal,
     "ne": np.not_equal,
@@ -173,6 +201,9 @@ INTEGERS: Mapping[str, Operation] = {
     "arith.divui": integer_operation(divide, is_unsigned=True),
     "arith.remsi": integer_operation(remainder),
     "arith.remui": integer_operation(remainder, is_unsigned=True),
+    "arith.floordivsi": integer_operation(floor_divide),
+    "arith.ceildivsi": integer_operation(ceil_divide),
+    "arith.ceildivui": integer_operation(ceil_divide, is_unsigned=True),
     "arith.andi": exact_operation(np.bitwise_and),
     "arith.ori": exact_operation(np.bitwise_or),
     "arith.xori": exact_operation(np.bitwise_xor),
@@ -187,8 +218,10 @@ INTEGERS: Mapping[str, Operation] = {
     "arith.mulsi_extended": mulsi_extended,
     "arith.mului_extended": mului_extended,
     "arith.addui_extended": addui_extended,
+    "arith.subui_extended": subui_extended,
     "tt.mulhiui": integer_operation(multiply_high, is_unsigned=True),
     "math.absi": integer_operation(np.abs),
+    "math.ipowi": integer_operation(integer_power),
     "math.ctlz": integer_operation(count_leading_zeros, is_unsigned=True),
     "math.cttz": integer_operation(count_trailing_zeros, is_unsigned=True),
     "math.ctpop": integer_operation(count_ones, is_unsigned=True),

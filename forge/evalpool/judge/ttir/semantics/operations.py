@@ -10,6 +10,7 @@ from forge.evalpool.judge.ttir.semantics.dots import DOTS
 from forge.evalpool.judge.ttir.semantics.externs import EXTERNS
 from forge.evalpool.judge.ttir.semantics.floats import FLOATS
 from forge.evalpool.judge.ttir.semantics.integers import INTEGERS
+from forge.evalpool.judge.ttir.semantics.ptx.operands import ASSEMBLY
 from forge.evalpool.judge.ttir.semantics.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -24,5 +25,6 @@ OPERATIONS: Mapping[str, Operation] = {
     **SHAPES,
     **DOTS,
     **EXTERNS,
+    **ASSEMBLY,
 }
 """Semantics of every operation without memory, pointers, control flow, regions or calls."""
