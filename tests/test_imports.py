@@ -73,7 +73,11 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.execute": {
         "evalpool.judge", "evalpool.judge.program", "evalpool.judge.ttir",
-        "evalpool.judge.ttir.memory", "process",
+        "evalpool.judge.ttir.memory", "evalpool.judge.compiler", "process",
+    },
+    "evalpool.judge.execute.gpu": {
+        "evalpool.judge", "evalpool.judge.program", "evalpool.judge.compiler",
+        "evalpool.judge.execute", "process",
     },
     "evalpool.judge.numbers": {"evalpool.judge"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers"},

@@ -1,0 +1,50 @@
+# pyright: strict
+"""One call of a program as the judge asks the executor for it. Pure; both ends use it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+BLOCK_ALIGNMENT_BYTES = 256
+"""Alignment of everything in the block that the judge and the executor share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call as the judge asks for it. Pairs are (storage or tensor, offset in the block)."""
+
+    fills: tuple[tuple[int, int], ...] = ()
+    """Storages to fill: inputs and parameters."""
+    takes: tuple[tuple[int, int], ...] = ()
+    """Tensors to copy out afterwards, each contiguous."""
+    intact: tuple[tuple[int, int], ...] = ()
+    """Storages that must afterwards equal the block's bytes."""
+    is_init: bool = False
+    """True if `init` runs before it: its parameters are new."""
+    seed: int = 0
+    """Seed of torch's random operations."""
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "fills": self.fills,
+            "takes": self.takes,
+            "intact": self.intact,
+            "init": self.is_init,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> Call:
+        """Inverse of `body`, lists in place of tuples. Raises KeyError, TypeError or ValueError."""
+
+        def pairs(name: str) -> tuple[tuple[int, int], ...]:
+            return tuple((int(number), int(offset)) for number, offset in body[name])
+
+        return cls(
+            fills=pairs("fills"),
+            takes=pairs("takes"),
+            intact=pairs("intact"),
+            is_init=bool(body["init"]),
+            seed=int(body["seed"]),
+        )

@@ -1,0 +1,470 @@
+# pyright: strict
+"""The judge's side of the executor: one process that runs programs, and a spare with its context.
+
+Called by the judge, in its threads. A program that loses the context or does not end costs its
+process; the next program runs on the spare while another is made. Making a context is slow and the
+driver serialises it per host, so spares are made one at a time, under a turn of the GPU's lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forge.errors import Stalled
+from forge.evalpool.judge.compiler.binary import Binary, Failure
+from forge.evalpool.judge.execute import messages
+from forge.evalpool.judge.execute.messages import Message, MessageError, PeerEnded, Silent
+from forge.evalpool.judge.execute.steps import PROGRESS, NamedStep, named_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from forge.evalpool.judge.execute.call import Call
+    from forge.evalpool.judge.program.format import Program
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120.0
+"""Maximum time to import torch and make a context; seconds where the host is idle."""
+END_TIMEOUT_S = 20.0
+"""Maximum wait for a killed process: the driver first tears down what it ran."""
+MODULE = "forge.evalpool.judge.execute.gpu.child"
+
+
+class ProgramRefused(Exception):
+    """The program cannot be run on this card; the executor is sound.
+
+    `reason`: `out_of_resources`, `out_of_memory`, `operation`, `result`, `launch`, `driver`.
+    """
+
+    def __init__(self, reason: str, message: str, *, line: int) -> None:
+        super().__init__(message)
+        self.reason, self.line = reason, line
+
+
+class ProgramFault(Exception):
+    """The program lost the context (`gpu_fault`) or did not end in time (`timeout`)."""
+
+    def __init__(self, reason: str, message: str, *, step: NamedStep | None) -> None:
+        super().__init__(message)
+        self.reason, self.step = reason, step
+
+
+class ExecutorGone(Exception):
+    """The executor's process failed by itself: not the program's fault."""
+
+
+class Channel(Protocol):
+    """One executor's process as `Executor` needs it."""
+
+    sock: socket.socket
+
+    def progress(self) -> int:
+        """Number of the step that it runs, or ran last."""
+        ...
+
+    def end(self) -> None:
+        """Kills the process and waits for its end."""
+        ...
+
+
+class Process:
+    """A started process. The thread that starts it must outlive it (death signal)."""
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str]) -> None:
+        self.sock, theirs = socket.socketpair()
+        progress_fd = os.memfd_create("forge-progress")
+        os.ftruncate(progress_fd, mmap.PAGESIZE)
+        self._memory = mmap.mmap(progress_fd, mmap.PAGESIZE)
+        numbers = (theirs.fileno(), progress_fd)
+        try:
+            self._process = subprocess.Popen(
+                [*command, *map(str, numbers), str(os.getpid())],
+                pass_fds=numbers,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+            )
+        finally:
+            theirs.close()
+            os.close(progress_fd)
+
+    def progress(self) -> int:
+        return PROGRESS.unpack_from(self._memory)[0]
+
+    def end(self) -> None:
+        self.sock.close()
+        self._process.kill()
+        try:
+            self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            logger.error("executor %d does not end", self._process.pid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """Outcome of one call."""
+
+    values: tuple[Any, ...]
+    """Scalars that the program read on the host, in order."""
+    changed: tuple[int, ...]
+    """Storages that should be intact and are not."""
+    written: tuple[int, ...]
+    """Storages beside which the program wrote."""
+    num_launches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedCall:
+    """One timed call, by the card's events and by the host's clock, in us."""
+
+    gpu_us: float
+    wall_us: float
+    changed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeReport:
+    """Outcome of timed calls."""
+
+    calls: tuple[TimedCall, ...]
+    dry_us: tuple[float, ...]
+    """The host's clock for the same without a program."""
+    no_graph: str
+    """Reason why the stream was timed; empty if a graph was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTime:
+    """GPU time of one node of `forward`."""
+
+    what: str
+    line: int
+    us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceReport:
+    """Outcome of one choice."""
+
+    step: int
+    chosen: int
+    times_us: tuple[float | None, ...]
+    reasons: tuple[str, ...]
+
+
+class Executor:
+    """One live process. Not for several threads at once."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._steps: tuple[NamedStep, ...] = ()
+        self.facts: dict[str, Any] = {}
+        self.is_alive = True
+
+    def wait_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Waits for its context. Raises ExecutorGone."""
+        try:
+            found = messages.receive(self._channel.sock, deadline=time.monotonic() + timeout_s)
+        except (Silent, PeerEnded, MessageError) as error:
+            self.end()
+            raise ExecutorGone(f"no context: {error}") from error
+        if found.kind is not Message.READY:
+            self.end()
+            raise ExecutorGone(f"{found.kind.name} in place of READY")
+        self.facts = found.body
+
+    def load(
+        self,
+        program: Program,
+        data: bytes,
+        binaries: Sequence[Binary | Failure],
+        *,
+        deadline: float,
+        block_fd: int | None = None,
+        block_bytes: int = 0,
+        is_guarded: bool = True,
+        is_tf32: bool = False,
+    ) -> None:
+        """Loads a program, in place of the one before.
+
+        Args:
+            data: the program's bytes, as `wire.dumps` writes them.
+            binaries: one for each of its kernels.
+            deadline: monotonic, as in all requests.
+            block_fd: exportable device memory of `block_bytes`, for inputs and outputs.
+            is_guarded: results of operations are copied into guarded buffers in checked runs. Off
+                where all operations are trusted (a baseline) or memory is short.
+
+        Raises:
+            ProgramRefused, ProgramFault, ExecutorGone: as all requests.
+        """
+        self._steps = named_steps(program)
+        headers: list[tuple[int | None, dict[str, Any] | str]] = []
+        parts = [data]
+        for binary in binaries:
+            if isinstance(binary, Failure):
+                headers.append((None, binary.message))
+            else:
+                headers.append((len(binary.code), binary.header()))
+                parts.append(binary.code)
+        body = {
+            "program_bytes": len(data),
+            "binaries": headers,
+            "block_bytes": block_bytes,
+            "guarded": is_guarded,
+            "tf32": is_tf32,
+        }
+        fds = () if block_fd is None else (block_fd,)
+        self._ask(Message.LOAD, body, deadline=deadline, blob=b"".join(parts), fds=fds)
+
+    def run(
+        self,
+        call: Call,
+        *,
+        deadline: float,
+        placement: str = "start",
+        slack: int = 0xFF,
+        is_checked: bool = True,
+        is_direct: bool = False,
+    ) -> RunReport:
+        """One call.
+
+        Args:
+            placement: `end` or `start` of its mapping, for every buffer.
+            slack: byte beside the buffers, which must stay.
+            is_checked: waits after each step, so that a fault names its step.
+            is_direct: results of operations stay where torch puts them, as in timed calls.
+        """
+        body = {
+            "call": call.body(),
+            "placement": placement,
+            "slack": slack,
+            "checked": is_checked,
+            "direct": is_direct,
+        }
+        answer = self._ask(Message.RUN, body, deadline=deadline)
+        with _checked_answer():
+            return RunReport(
+                values=tuple(answer["values"]),
+                changed=_numbers(answer["changed"]),
+                written=_numbers(answer["written"]),
+                num_launches=int(answer["num_launches"]),
+            )
+
+    def tune(self, call: Call, *, deadline: float) -> tuple[ChoiceReport, ...]:
+        """Times the alternatives of all choices and fixes the winners. Alone on the card."""
+        answer = self._ask(Message.TUNE, {"call": call.body()}, deadline=deadline)
+        with _checked_answer():
+            return tuple(
+                ChoiceReport(
+                    step=int(one["step"]),
+                    chosen=int(one["chosen"]),
+                    times_us=tuple(None if us is None else _time(us) for us in one["times_us"]),
+                    reasons=tuple(str(reason)[:500] for reason in one["reasons"]),
+                )
+                for one in answer["choices"]
+            )
+
+    def time(self, calls: Sequence[Call], *, deadline: float) -> TimeReport:
+        """Times each call once. The caller is alone on the card."""
+        answer = self._ask(
+            Message.TIME, {"calls": [one.body() for one in calls]}, deadline=deadline
+        )
+        with _checked_answer():
+            found = tuple(
+                TimedCall(
+                    gpu_us=_time(one["gpu_us"]),
+                    wall_us=_time(one["wall_us"]),
+                    changed=_numbers(one["changed"]),
+                )
+                for one in answer["calls"]
+            )
+            if len(found) != len(calls):
+                raise ExecutorGone(f"{len(found)} times for {len(calls)} calls")
+            dry_us = tuple(_time(one) for one in answer["dry_us"])
+            return TimeReport(calls=found, dry_us=dry_us, no_graph=str(answer["no_graph"])[:500])
+
+    def nodes(self, call: Call, *, deadline: float, num_runs: int = 5) -> tuple[NodeTime, ...]:
+        """GPU time of each node. The caller is alone on the card."""
+        body = {"call": call.body(), "num_runs": num_runs}
+        answer = self._ask(Message.NODES, body, deadline=deadline)
+        with _checked_answer():
+            return tuple(
+                NodeTime(what=str(one["what"])[:200], line=int(one["line"]), us=_time(one["us"]))
+                for one in answer["nodes"]
+            )
+
+    def unload(self, *, deadline: float) -> None:
+        """Leaves nothing of the program on the card."""
+        self._ask(Message.UNLOAD, {}, deadline=deadline)
+
+    def end(self) -> None:
+        """Ends the process. Once."""
+        if self.is_alive:
+            self.is_alive = False
+            self._channel.end()
+
+    def _ask(
+        self,
+        kind: Message,
+        body: dict[str, Any],
+        *,
+        deadline: float,
+        blob: bytes = b"",
+        fds: tuple[int, ...] = (),
+    ) -> dict[str, Any]:
+        if not self.is_alive:
+            raise ExecutorGone("it has ended")
+        sock = self._channel.sock
+        try:
+            left_s = max(0.05, deadline - time.monotonic())
+            messages.send(sock, kind, body, blob=blob, fds=fds, timeout_s=left_s)
+            answer = messages.receive(sock, deadline=deadline)
+        except Silent:
+            step = self._step(self._channel.progress())
+            self.end()
+            where = f" in {step.what}" if step else ""
+            raise ProgramFault("timeout", f"did not end in time{where}", step=step) from None
+        except (PeerEnded, MessageError) as error:
+            self.end()
+            raise ExecutorGone(f"{kind.name}: {error}") from error
+        if answer.kind is Message.DONE:
+            return answer.body
+        text = str(answer.body.get("message"))[:2000]
+        if answer.kind is Message.REFUSED:
+            reason, line = str(answer.body.get("reason"))[:50], answer.body.get("line")
+            raise ProgramRefused(reason, text, line=line if type(line) is int else 0)
+        step = self._step(self._channel.progress()) if answer.body.get("step") else None
+        self.end()
+        if answer.kind is Message.FAULT:
+            raise ProgramFault("gpu_fault", text, step=step)
+        raise ExecutorGone(f"{answer.kind.name} is no answer")
+
+    def _step(self, number: int) -> NamedStep | None:
+        return self._steps[number - 1] if 0 < number <= len(self._steps) else None
+
+
+class Executors:
+    """The executor of one card and its spare. Threads take turns."""
+
+    def __init__(
+        self,
+        start: Callable[[], Executor],
+        *,
+        turn: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """`start` makes a process and waits for its context, inside of `turn()`."""
+        self._start, self._turn = start, turn
+        self._one_program = threading.Lock()
+        self._changed = threading.Condition()
+        self._ready: list[Executor] = []
+        self._error: Exception | None = None
+        self._is_closed = False
+        self._active: Executor | None = None
+        self._maker = threading.Thread(target=self._make, name="executors", daemon=True)
+        self._maker.start()
+
+    @contextmanager
+    def taken(self, *, timeout_s: float) -> Generator[Executor]:
+        """A live executor for one program, alone. Do not wait for it while timing: making a
+        process needs a turn on the card.
+
+        Raises:
+            Stalled: no turn, or no process, in time.
+            ExecutorGone: no process can be made.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._one_program.acquire(timeout=timeout_s):
+            raise Stalled(f"no turn on the executor within {timeout_s:.0f} s")
+        try:
+            if self._active is None or not self._active.is_alive:
+                self._active = self._take(deadline)
+            yield self._active
+        finally:
+            self._one_program.release()
+
+    def close(self) -> None:
+        """Ends both processes and the thread that makes them."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._maker.join(START_TIMEOUT_S)
+        for one in (*self._ready, *([self._active] if self._active else [])):
+            one.end()
+
+    def _take(self, deadline: float) -> Executor:
+        with self._changed:
+            while not self._ready:
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    self._changed.notify_all()
+                    raise ExecutorGone(str(error)) from error
+                left_s = deadline - time.monotonic()
+                if self._is_closed or left_s <= 0:
+                    raise Stalled("no executor was made in time")
+                self._changed.wait(left_s)
+            found = self._ready.pop()
+            self._changed.notify_all()
+            return found
+
+    def _make(self) -> None:
+        """Keeps one spare, until closed. Processes end with this thread (death signal)."""
+        while True:
+            with self._changed:
+                while (self._ready or self._error) and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    break
+            made, error = None, None
+            try:
+                with self._turn():
+                    made = self._start()
+            except (ExecutorGone, Stalled, OSError) as found:
+                logger.warning("no executor: %s", found)
+                error = found
+            with self._changed:
+                self._error = error
+                if made is not None:
+                    self._ready.append(made)
+                self._changed.notify_all()
+
+
+def start_executor(*, env: Mapping[str, str] | None = None) -> Executor:
+    """A process on the first visible card, with its context made. Raises ExecutorGone."""
+    command = [sys.executable, "-m", MODULE]
+    executor = Executor(Process(command, env=os.environ if env is None else env))
+    executor.wait_ready()
+    return executor
+
+
+@contextmanager
+def _checked_answer() -> Generator[None]:
+    """Raises ExecutorGone for an answer of another form."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ExecutorGone(f"a malformed answer: {error!r}"[:300]) from error
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    return tuple(int(one) for one in value)
+
+
+def _time(value: Any) -> float:
+    """A time in us. Raises ValueError for what is no time."""
+    found = float(value)
+    if not 0 <= found < math.inf:
+        raise ValueError(f"{found} is no time")
+    return found

@@ -1,0 +1,118 @@
+"""Times the alternatives of a program's choices and fixes the fastest of each.
+
+Called by `child.py`, alone on the card, on inputs that the judge drew. An alternative that does
+not compile, load or launch is skipped with its reason, as Triton's autotuner skips it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge.evalpool.judge.execute.gpu.run import CannotRun, Faulted, Loaded, Step, reason_of
+from forge.evalpool.judge.program.format import Choice, Section
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.evalpool.judge.execute.call import Call
+    from forge.evalpool.judge.execute.gpu.exchange import Exchange
+    from forge.evalpool.judge.execute.gpu.timing import Flush
+
+NUM_RUNS = 5
+"""Timed runs of each alternative, after one that is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """Outcome of one choice."""
+
+    step: int
+    chosen: int
+    times_us: list[float | None]
+    """Median of each alternative; None where it was skipped."""
+    reasons: list[str]
+    """Reason of each that was skipped; empty for the others."""
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "chosen": self.chosen,
+            "times_us": self.times_us,
+            "reasons": self.reasons,
+        }
+
+
+class Tuner:
+    """Tunes one loaded program."""
+
+    def __init__(self, loaded: Loaded, exchange: Exchange, flush: Flush) -> None:
+        self._loaded, self._exchange, self._flush = loaded, exchange, flush
+        self._found: list[Tuned] = []
+
+    def tune(self, call: Call) -> list[Tuned]:
+        """Fixes every choice of the program, in its order; one that the program fixed stays.
+
+        Raises CannotRun where no alternative of a choice runs; else as `Loaded.run`.
+        """
+        self._exchange.prepare(call)
+        for section in (Section.INIT, Section.FORWARD):
+            self._loaded.begin(section)
+            with self._loaded.torch_memory():
+                self._walk(self._loaded.steps_of(section))
+        return self._found
+
+    def _walk(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            if not isinstance(step.node, Choice):
+                self._loaded.step(step)
+                continue
+            if step.chosen is None:
+                self._choose(step)
+            assert step.chosen is not None
+            self._walk(step.alternatives[step.chosen])
+
+    def _choose(self, step: Step) -> None:
+        assert isinstance(step.node, Choice)
+        times: list[float | None] = []
+        reasons: list[str] = []
+        for alternative, steps in zip(step.node.alternatives, step.alternatives, strict=True):
+            reason = reason_of(steps)
+            times.append(None)
+            if not reason:
+                try:
+                    times[-1] = self._timed(steps, alternative.restored)
+                except CannotRun as error:
+                    reason = str(error)
+            reasons.append(reason)
+        able = {number: us for number, us in enumerate(times) if us is not None}
+        if not able:
+            words = f"no configuration runs: {'; '.join(reasons[:3])}"
+            raise CannotRun("out_of_resources", words, line=step.line)
+        step.chosen = min(able, key=lambda number: able[number])
+        found = Tuned(step=step.number, chosen=step.chosen, times_us=times, reasons=reasons)
+        self._found.append(found)
+
+    def _timed(self, steps: Sequence[Step], restored: Sequence[int]) -> float:
+        loaded = self._loaded
+        tensors = [loaded.places.tensor(number) for number in restored]
+        kept = [tensor.clone() for tensor in tensors]
+        pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        for _ in range(NUM_RUNS + 1):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._flush.write()
+            start.record()
+            for step in steps:
+                loaded.step(step)
+            end.record()
+            for tensor, content in zip(tensors, kept, strict=True):
+                tensor.copy_(content)
+            pairs.append((start, end))
+        try:
+            torch.cuda.current_stream().synchronize()
+        except RuntimeError as error:
+            raise Faulted(str(error).split("\n")[0], step=steps[0] if steps else None) from error
+        return statistics.median(start.elapsed_time(end) * 1e3 for start, end in pairs[1:])

@@ -1,0 +1,438 @@
+# pyright: strict
+"""Calls of the GPU driver by ctypes: modules, launches, virtual memory, tensor maps.
+
+Used by the executor's process alone, in torch's primary context. Logical names stand for CUDA's and
+HIP's: `NAMES` has both, so that no other file knows which driver it talks to. Structures and
+numbers are the same for both, except where `NAMES` has no entry: such a call raises Unsupported.
+HIP's names are tested on a made-up library only: no card was at hand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LIBRARIES: Mapping[str, str] = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
+
+NAMES: Mapping[str, tuple[str, str]] = {
+    "context_limit": ("cuCtxSetLimit", "hipDeviceSetLimit"),
+    "context_synchronize": ("cuCtxSynchronize", "hipDeviceSynchronize"),
+    "device_attribute": ("cuDeviceGetAttribute", "hipDeviceGetAttribute"),
+    "error_name": ("cuGetErrorName", ""),
+    "function_attribute": ("cuFuncGetAttribute", "hipFuncGetAttribute"),
+    "function_cache": ("cuFuncSetCacheConfig", "hipFuncSetCacheConfig"),
+    "function_set": ("cuFuncSetAttribute", "hipFuncSetAttribute"),
+    "function_parameter": ("cuFuncGetParamInfo", ""),
+    "launch": ("cuLaunchKernelEx", "hipDrvLaunchKernelEx"),
+    "memory_access": ("cuMemSetAccess", "hipMemSetAccess"),
+    "memory_copy": ("cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync"),
+    "memory_create": ("cuMemCreate", "hipMemCreate"),
+    "memory_export": ("cuMemExportToShareableHandle", "hipMemExportToShareableHandle"),
+    "memory_fill": ("cuMemsetD8Async", "hipMemsetD8Async"),
+    "memory_fill_wide": ("cuMemsetD32Async", "hipMemsetD32Async"),
+    "memory_free": ("cuMemAddressFree", "hipMemAddressFree"),
+    "memory_granularity": ("cuMemGetAllocationGranularity", "hipMemGetAllocationGranularity"),
+    "memory_import": ("cuMemImportFromShareableHandle", "hipMemImportFromShareableHandle"),
+    "memory_map": ("cuMemMap", "hipMemMap"),
+    "memory_release": ("cuMemRelease", "hipMemRelease"),
+    "memory_reserve": ("cuMemAddressReserve", "hipMemAddressReserve"),
+    "memory_unmap": ("cuMemUnmap", "hipMemUnmap"),
+    "memory_upload": ("cuMemcpyHtoD_v2", "hipMemcpyHtoD"),
+    "module_function": ("cuModuleGetFunction", "hipModuleGetFunction"),
+    "module_load": ("cuModuleLoadData", "hipModuleLoadData"),
+    "module_unload": ("cuModuleUnload", "hipModuleUnload"),
+    "persisting_reset": ("cuCtxResetPersistingL2Cache", ""),
+    "stream_synchronize": ("cuStreamSynchronize", "hipStreamSynchronize"),
+    "tensor_map": ("cuTensorMapEncodeTiled", ""),
+}
+"""Symbol of each call in CUDA's library and in HIP's; empty where a driver has none."""
+
+OUT_OF_MEMORY: Final = 2
+FAULTS: Final = frozenset({214, 700, 702, 709, 710, *range(714, 720), 999})
+"""Codes after which the context is lost: illegal addresses and instructions, traps, timeouts."""
+ERROR_NAMES: Mapping[int, str] = {
+    1: "INVALID_VALUE",
+    2: "OUT_OF_MEMORY",
+    200: "INVALID_IMAGE",
+    209: "NO_BINARY_FOR_GPU",
+    218: "INVALID_PTX",
+    700: "ILLEGAL_ADDRESS",
+    701: "LAUNCH_OUT_OF_RESOURCES",
+    702: "LAUNCH_TIMEOUT",
+    719: "LAUNCH_FAILED",
+}
+"""Used where the driver has no call for it; CUDA's and HIP's numbers agree here."""
+
+PINNED, ON_DEVICE, POSIX_FD, READ_WRITE, MINIMUM_GRANULARITY = 1, 1, 1, 3, 0
+SUPPORTS_VIRTUAL_MEMORY: Final = 102
+"""Device attribute."""
+PRINTF_FIFO, MALLOC_HEAP = 1, 2
+"""Limits of a context. A kernel has no print and no malloc (rule 3), so both are made small."""
+NUM_REGISTERS, LOCAL_BYTES, SHARED_BYTES = 4, 3, 1
+MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 8, 14
+PREFER_SHARED: Final = 1
+DEFAULT_SHARED_BYTES: Final = 48 << 10
+MAX_PORTABLE_CLUSTER: Final = 8
+CLUSTER, COOPERATIVE, CLUSTER_POLICY, PROGRAMMATIC = 4, 2, 5, 6
+"""Launch attributes."""
+SPREAD: Final = 1
+TENSOR_MAP_BYTES: Final = 128
+TENSOR_MAP_ALIGNMENT: Final = 64
+
+
+class DriverError(Exception):
+    """The driver refused a call, or reports that an earlier launch went wrong."""
+
+    def __init__(self, call: str, code: int, name: str) -> None:
+        super().__init__(f"{call}: {name} ({code})")
+        self.call, self.code, self.name = call, code, name
+
+    @property
+    def is_fault(self) -> bool:
+        """True if the context is lost."""
+        return self.code in FAULTS
+
+
+class Unsupported(Exception):
+    """This driver or card lacks a call that the executor needs."""
+
+
+class Location(ctypes.Structure):
+    """A device by its index."""
+
+    _fields_ = [("kind", c_int), ("index", c_int)]
+
+
+class MemoryProperties(ctypes.Structure):
+    """Kind of physical memory that is created."""
+
+    _fields_ = [
+        ("kind", c_int),
+        ("handle_kinds", c_int),
+        ("location", Location),
+        ("win32", c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    ]
+
+
+class Access(ctypes.Structure):
+    """Rights of a device to a mapped range."""
+
+    _fields_ = [("location", Location), ("flags", c_int)]
+
+
+class LaunchAttribute(ctypes.Structure):
+    """One of a launch's attributes: its number, four bytes of padding, 64 bytes of value."""
+
+    _fields_ = [("number", c_int), ("padding", c_int), ("value", c_uint * 16)]
+
+
+class LaunchConfig(ctypes.Structure):
+    """Geometry and stream of a launch."""
+
+    _fields_ = [
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("num_attributes", c_uint),
+    ]
+
+
+class TensorMap(ctypes.Structure):
+    """An encoded tensor map; lies at a multiple of `TENSOR_MAP_ALIGNMENT` (see `aligned_map`)."""
+
+    _fields_ = [("words", c_ulonglong * 16)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """Everything about a launch but its arguments."""
+
+    grid: tuple[int, int, int]
+    num_threads: int
+    shared_bytes: int
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    is_cooperative: bool = False
+    is_programmatic: bool = False
+    """True if it may start before the launch before it has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapSpec:
+    """Parameters of `cuTensorMapEncodeTiled`, innermost dimension first."""
+
+    data_type: int
+    shape: tuple[int, ...]
+    stride_bytes: tuple[int, ...]
+    """Strides of all dimensions but the innermost."""
+    box: tuple[int, ...]
+    swizzle: int
+    is_nan_filled: bool = False
+
+
+class Driver:
+    """One driver library. Calls act in the calling thread's current context."""
+
+    def __init__(self, kind: str, library: Any = None) -> None:
+        """Raises Unsupported if the library is missing. `library` stands in for it in tests."""
+        self._column = {"cuda": 0, "hip": 1}[kind]
+        self.kind = kind
+        try:
+            self._library = ctypes.CDLL(LIBRARIES[kind]) if library is None else library
+        except OSError as error:
+            raise Unsupported(f"{LIBRARIES[kind]}: {error}") from error
+
+    def has(self, call: str) -> bool:
+        """True if this driver has the call."""
+        symbol = NAMES[call][self._column]
+        return bool(symbol) and hasattr(self._library, symbol)
+
+    def call(self, call: str, *arguments: Any) -> None:
+        """Raises DriverError, or Unsupported where the driver lacks the call."""
+        symbol = NAMES[call][self._column]
+        if not self.has(call):
+            raise Unsupported(f"the {self.kind} driver has no {symbol or call}")
+        code: int = getattr(self._library, symbol)(*arguments)
+        if code:
+            raise DriverError(symbol, code, self.error_name(code))
+
+    def error_name(self, code: int) -> str:
+        """The driver's name of an error code, without its prefix."""
+        text = c_char_p()
+        if self.has("error_name"):
+            getattr(self._library, NAMES["error_name"][self._column])(c_int(code), byref(text))
+        name = (text.value or b"").decode(errors="replace").removeprefix("CUDA_ERROR_")
+        return name or ERROR_NAMES.get(code, "UNKNOWN")
+
+    # Context and device.
+
+    def require_virtual_memory(self, device: int) -> None:
+        """Raises Unsupported where buffers cannot be mapped between guards."""
+        value = c_int()
+        if self.kind == "cuda":
+            self.call("device_attribute", byref(value), SUPPORTS_VIRTUAL_MEMORY, c_int(device))
+        needed = ("memory_create", "memory_reserve", "memory_map", "memory_access")
+        missing = [call for call in needed if not self.has(call)]
+        if missing or (self.kind == "cuda" and not value.value):
+            raise Unsupported("the driver has no virtual memory calls: programs cannot be run")
+
+    def shrink_buffers(self) -> None:
+        """Makes the buffers of device prints and of device malloc as small as the driver allows."""
+        for limit in (PRINTF_FIFO, MALLOC_HEAP):
+            if self.kind == "cuda":
+                self.call("context_limit", c_int(limit), c_size_t(0))
+
+    def reset_persisting(self) -> None:
+        """Ends the persistence of cached lines, where the driver has such."""
+        if self.has("persisting_reset"):
+            self.call("persisting_reset")
+
+    def synchronize(self, stream: int) -> None:
+        """Waits for a stream. Raises DriverError for a fault of a launch in it."""
+        self.call("stream_synchronize", c_void_p(stream))
+
+    # Modules and launches.
+
+    def load_module(self, image: bytes) -> int:
+        """Handle of a module that was made of a cubin or hsaco."""
+        module = c_void_p()
+        self.call("module_load", byref(module), image)
+        return module.value or 0
+
+    def unload_module(self, module: int) -> None:
+        self.call("module_unload", c_void_p(module))
+
+    def function(self, module: int, name: str) -> int:
+        """Handle of a kernel in a module."""
+        function = c_void_p()
+        self.call("module_function", byref(function), c_void_p(module), name.encode())
+        return function.value or 0
+
+    def function_fact(self, function: int, attribute: int) -> int:
+        """An attribute of a function: registers, local bytes, static shared bytes."""
+        value = c_int()
+        self.call("function_attribute", byref(value), c_int(attribute), c_void_p(function))
+        return value.value
+
+    def parameter_sizes(self, function: int) -> tuple[int, ...] | None:
+        """Bytes of each parameter of a kernel; None where the driver cannot say."""
+        if not self.has("function_parameter"):
+            return None
+        sizes: list[int] = []
+        offset, size = c_size_t(), c_size_t()
+        while True:
+            at = (c_void_p(function), c_size_t(len(sizes)), byref(offset), byref(size))
+            try:
+                self.call("function_parameter", *at)
+            except DriverError:
+                return tuple(sizes)
+            sizes.append(size.value)
+
+    def allow_shared(self, function: int, num_bytes: int) -> None:
+        """Lets a kernel use so much dynamic shared memory, as Triton's own loader does."""
+        if num_bytes > DEFAULT_SHARED_BYTES:
+            self.call("function_cache", c_void_p(function), c_int(PREFER_SHARED))
+            self._set(function, MAX_DYNAMIC_SHARED, num_bytes)
+
+    def allow_cluster(self, function: int, num_blocks: int) -> None:
+        """Allows a cluster larger than what every card of the architecture has."""
+        if num_blocks > MAX_PORTABLE_CLUSTER:
+            self._set(function, NON_PORTABLE_CLUSTER, 1)
+
+    def _set(self, function: int, attribute: int, value: int) -> None:
+        self.call("function_set", c_void_p(function), c_int(attribute), c_int(value))
+
+    def launch(self, function: int, config: LaunchConfig, arguments: Any) -> None:
+        """Launches asynchronously. `arguments` is an array of pointers, one per parameter."""
+        self.call("launch", byref(config), c_void_p(function), arguments, None)
+
+    def encode_map(self, spec: MapSpec, *, address: int, target: TensorMap) -> None:
+        """Writes a tensor map for a tensor at `address`."""
+        rank = len(spec.shape)
+        self.call(
+            "tensor_map",
+            byref(target),
+            c_int(spec.data_type),
+            c_uint(rank),
+            c_void_p(address),
+            (c_ulonglong * rank)(*spec.shape),
+            (c_ulonglong * rank)(*spec.stride_bytes),
+            (c_uint * rank)(*spec.box),
+            (c_uint * rank)(*[1] * rank),
+            c_int(0),
+            c_int(spec.swizzle),
+            c_int(2),
+            c_int(1 if spec.is_nan_filled else 0),
+        )
+
+    # Memory.
+
+    def granularity(self, device: int) -> int:
+        """Bytes of the smallest unit of physical memory."""
+        properties = _properties(device, is_shareable=False)
+        size = c_size_t()
+        self.call("memory_granularity", byref(size), byref(properties), c_int(MINIMUM_GRANULARITY))
+        return size.value
+
+    def create_memory(self, num_bytes: int, *, device: int, is_shareable: bool = False) -> int:
+        """Handle of physical memory, not mapped anywhere."""
+        properties = _properties(device, is_shareable=is_shareable)
+        handle = c_ulonglong()
+        self.call("memory_create", byref(handle), c_size_t(num_bytes), byref(properties), _long(0))
+        return handle.value
+
+    def import_memory(self, fd: int) -> int:
+        """Handle of memory that another process exported as a descriptor."""
+        handle = c_ulonglong()
+        self.call("memory_import", byref(handle), c_void_p(fd), c_int(POSIX_FD))
+        return handle.value
+
+    def release_memory(self, handle: int) -> None:
+        self.call("memory_release", _long(handle))
+
+    def reserve(self, num_bytes: int) -> int:
+        """Address of a range that nothing is mapped to."""
+        address = c_ulonglong()
+        self.call(
+            "memory_reserve", byref(address), c_size_t(num_bytes), c_size_t(0), _long(0), _long(0)
+        )
+        return address.value
+
+    def free_range(self, address: int, num_bytes: int) -> None:
+        self.call("memory_free", _long(address), c_size_t(num_bytes))
+
+    def map(self, address: int, num_bytes: int, handle: int, *, device: int) -> None:
+        """Maps all of a handle's memory, for reading and writing."""
+        self.call(
+            "memory_map", _long(address), c_size_t(num_bytes), c_size_t(0), _long(handle), _long(0)
+        )
+        access = Access(location=Location(kind=ON_DEVICE, index=device), flags=READ_WRITE)
+        try:
+            self.call(
+                "memory_access", _long(address), c_size_t(num_bytes), byref(access), c_size_t(1)
+            )
+        except DriverError:
+            self.unmap(address, num_bytes)
+            raise
+
+    def unmap(self, address: int, num_bytes: int) -> None:
+        """Does not wait for work that uses the range: synchronize before."""
+        self.call("memory_unmap", _long(address), c_size_t(num_bytes))
+
+    def fill(self, address: int, num_bytes: int, value: int, *, stream: int) -> None:
+        """Fills a range with a byte, asynchronously."""
+        if not num_bytes:
+            return
+        if address % 4 or num_bytes % 4:
+            self.call(
+                "memory_fill",
+                _long(address),
+                ctypes.c_ubyte(value),
+                c_size_t(num_bytes),
+                c_void_p(stream),
+            )
+            return
+        word = c_uint(value * 0x0101_0101)
+        count = c_size_t(num_bytes // 4)
+        self.call("memory_fill_wide", _long(address), word, count, c_void_p(stream))
+
+    def copy(self, target: int, source: int, num_bytes: int, *, stream: int) -> None:
+        """Copies on the card, asynchronously."""
+        if num_bytes:
+            addresses = (_long(target), _long(source))
+            self.call("memory_copy", *addresses, c_size_t(num_bytes), c_void_p(stream))
+
+    def upload(self, address: int, data: bytes) -> None:
+        """Copies from the host and waits."""
+        if data:
+            self.call("memory_upload", _long(address), data, c_size_t(len(data)))
+
+
+def launch_config(geometry: Geometry, *, stream: int) -> LaunchConfig:
+    """The driver's structure for a launch; `attributes` lives as long as the result."""
+    attributes: list[tuple[int, tuple[int, ...]]] = []
+    if geometry.is_programmatic:
+        attributes.append((PROGRAMMATIC, (1,)))
+    if geometry.is_cooperative:
+        attributes.append((COOPERATIVE, (1,)))
+    if geometry.cluster != (1, 1, 1):
+        attributes += [(CLUSTER, geometry.cluster), (CLUSTER_POLICY, (SPREAD,))]
+    array = (LaunchAttribute * max(len(attributes), 1))()
+    for target, (number, values) in zip(array, attributes, strict=False):
+        target.number = number
+        for place, value in enumerate(values):
+            target.value[place] = value
+    config = LaunchConfig(
+        grid=(c_uint * 3)(*geometry.grid),
+        block=(c_uint * 3)(geometry.num_threads, 1, 1),
+        shared_bytes=geometry.shared_bytes,
+        stream=stream,
+        num_attributes=len(attributes),
+    )
+    config.attributes = ctypes.cast(array, ctypes.POINTER(LaunchAttribute))
+    config.kept = array  # pyright: ignore[reportAttributeAccessIssue]
+    return config
+
+
+def aligned_map() -> tuple[TensorMap, Any]:
+    """A tensor map at an address that the driver accepts, and the buffer that holds it."""
+    buffer = ctypes.create_string_buffer(TENSOR_MAP_BYTES + TENSOR_MAP_ALIGNMENT)
+    offset = -ctypes.addressof(buffer) % TENSOR_MAP_ALIGNMENT
+    return TensorMap.from_buffer(buffer, offset), buffer
+
+
+def _properties(device: int, *, is_shareable: bool) -> MemoryProperties:
+    location = Location(kind=ON_DEVICE, index=device)
+    kinds = POSIX_FD if is_shareable else 0
+    return MemoryProperties(kind=PINNED, handle_kinds=kinds, location=location)
+
+
+def _long(value: int) -> c_ulonglong:
+    return c_ulonglong(value)

@@ -1,0 +1,243 @@
+"""A program's tensors in the executor: over buffers of the arena, or over results of operations.
+
+Used by `run.py`. Knows addresses and views; runs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from forge.evalpool.judge.execute.gpu.arena import Arena, Placement
+from forge.evalpool.judge.program.format import Origin, Section
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from forge.evalpool.judge.execute.gpu.arena import Buffer, Pool
+    from forge.evalpool.judge.execute.gpu.residency import Residency
+    from forge.evalpool.judge.program.format import Program
+
+POISON = 0xFF
+"""Byte in outputs and temporaries before a call: NaN in every floating type, -1 in integers."""
+
+
+class BadResult(Exception):
+    """An operation's result is not the tensor that the program says it is."""
+
+
+class Places:
+    """Storages and tensors of one loaded program."""
+
+    def __init__(
+        self,
+        program: Program,
+        residency: Residency,
+        *,
+        pool: Pool,
+        scratch: Sequence[int] = (),
+        is_guarded: bool,
+    ) -> None:
+        """Maps a buffer for each storage and for each scratch buffer (in bytes).
+
+        Args:
+            is_guarded: floating storages have buffers, too. Else their operations' results serve.
+
+        Raises:
+            DriverError: there is no room.
+        """
+        self._program = program
+        self._residency = residency
+        self._driver = pool.driver
+        self.is_guarded = is_guarded
+        absent = frozenset[int]() if is_guarded else residency.floating
+        sizes = [
+            0 if number in absent else storage.num_bytes
+            for number, storage in enumerate(program.storages)
+        ]
+        self._num_storages = len(sizes)
+        self.arena = Arena(pool, [*sizes, *scratch])
+        self.placement = Placement.START
+        self.is_direct = not is_guarded
+        self._fixed: dict[int, torch.Tensor] = {}
+        self._bound: dict[int, tuple[torch.Tensor, int]] = {}
+        """Floating storages: the result and its storage offset in bytes."""
+
+    def place(self, placement: Placement, *, is_direct: bool) -> None:
+        """Sets where buffers lie in their mappings, and if floating storages float."""
+        if placement is not self.placement:
+            self._fixed.clear()
+        self.placement = placement
+        self.is_direct = is_direct or not self.is_guarded
+        self._bound.clear()
+
+    def buffer(self, storage: int) -> Buffer:
+        return self.arena.buffer(storage, self.placement)
+
+    def scratch_address(self, number: int) -> int:
+        """Address of a scratch buffer."""
+        return self.buffer(self._num_storages + number).address
+
+    def is_floating(self, storage: int) -> bool:
+        return self.is_direct and storage in self._residency.floating
+
+    def address(self, storage: int) -> int:
+        """Address of a storage's first byte. Raises BadResult where it is not written yet."""
+        if not self.is_floating(storage):
+            return self.buffer(storage).address
+        result, start = self._binding(storage)
+        return result.untyped_storage().data_ptr() + start
+
+    def tensor(self, number: int) -> torch.Tensor:
+        """A tensor of the program."""
+        storage = self._program.tensors[number].storage
+        if self.is_floating(storage):
+            return self._view_of_result(number)
+        if number not in self._fixed:
+            self._fixed[number] = self._view_of_buffer(number)
+        return self._fixed[number]
+
+    def bind(self, number: int, result: torch.Tensor) -> None:
+        """Makes an operation's result the program's tensor `number`: by name where its storage
+        floats, else by a copy, unless it lies there already. Raises BadResult."""
+        tensor = self._program.tensors[number]
+        claimed = (tensor.shape, tensor.dtype)
+        found = (tuple(result.shape), str(result.dtype).removeprefix("torch."))
+        if found != claimed or result.device.type != "cuda":
+            raise BadResult(f"a result is {found} on {result.device}, not {claimed}")
+        if not self.is_floating(tensor.storage) or tensor.storage in self._bound:
+            self._deliver(number, result)
+        else:
+            if not _has_strides(result, tensor.strides):
+                strided = torch.empty_strided(
+                    tensor.shape, tensor.strides, dtype=result.dtype, device="cuda"
+                )
+                result = strided.copy_(result)
+            start = (result.storage_offset() - tensor.offset) * result.element_size()
+            self._bound[tensor.storage] = (result, start)
+            self._require_inside(tensor.storage)
+
+    def forget(self, storage: int) -> None:
+        """Ends a floating storage; its memory is free for later results."""
+        self._bound.pop(storage, None)
+
+    def bindings(self) -> dict[int, tuple[torch.Tensor, int]]:
+        """Results that floating storages stand for at the moment."""
+        return dict(self._bound)
+
+    def rebind(self, bindings: dict[int, tuple[torch.Tensor, int]]) -> None:
+        """Sets the results that floating storages stand for."""
+        self._bound = dict(bindings)
+
+    def fill(self, value: int, *, sections: Sequence[Section], stream: int) -> None:
+        """Fills allocations of some sections that have a buffer."""
+        for number in self.allocations(*sections):
+            buffer = self.buffer(number)
+            self._driver.fill(buffer.address, buffer.num_bytes, value, stream=stream)
+
+    def fill_slack(self, value: int, *, stream: int) -> None:
+        """Puts the pattern into the slack of every mapping."""
+        for number in range(self._num_storages):
+            for address, num_bytes in self.buffer(number).slack:
+                self._driver.fill(address, num_bytes, value, stream=stream)
+
+    def written_slack(self, value: int) -> list[int]:
+        """Storages whose slack has lost its pattern. Waits for the card."""
+        found: list[int] = []
+        flags: list[torch.Tensor] = []
+        for number in range(self._num_storages):
+            for address, num_bytes in self.buffer(number).slack:
+                if num_bytes:
+                    found.append(number)
+                    flags.append((bytes_at(address, num_bytes) != value).any())
+        if not flags:
+            return []
+        are_written = torch.stack(flags).tolist()
+        pairs = zip(found, are_written, strict=True)
+        return sorted({number for number, is_written in pairs if is_written})
+
+    def allocations(self, *sections: Section) -> Iterator[int]:
+        """Allocations of some sections that have a buffer of their own."""
+        for number, storage in enumerate(self._program.storages):
+            is_wanted = storage.origin is Origin.ALLOCATION and storage.section in sections
+            if is_wanted and not self.is_floating(number):
+                yield number
+
+    def close(self) -> None:
+        """Unmaps everything. The card must be idle."""
+        self._fixed.clear()
+        self._bound.clear()
+        self.arena.close()
+
+    def _deliver(self, number: int, result: torch.Tensor) -> None:
+        target = self.tensor(number)
+        if target.data_ptr() != result.data_ptr() or not _has_strides(result, target.stride()):
+            target.copy_(result)
+
+    def _binding(self, storage: int) -> tuple[torch.Tensor, int]:
+        if storage not in self._bound:
+            raise BadResult(f"storage {storage} is used before an operation has made it")
+        return self._bound[storage]
+
+    def _require_inside(self, storage: int) -> None:
+        result, start = self._bound[storage]
+        has_bytes = result.untyped_storage().nbytes() - start
+        if start < 0 or has_bytes < self._program.storages[storage].num_bytes:
+            del self._bound[storage]
+            raise BadResult(f"storage {storage} is larger than the result that it is made of")
+
+    def _view_of_result(self, number: int) -> torch.Tensor:
+        tensor = self._program.tensors[number]
+        result, start = self._binding(tensor.storage)
+        kind: torch.dtype = getattr(torch, tensor.dtype)
+        if kind is not result.dtype:
+            flat = torch.empty(0, dtype=torch.uint8, device="cuda")
+            flat.set_(result.untyped_storage(), start, (self._num_bytes(tensor.storage),), (1,))
+            return _typed(flat, kind).as_strided(tensor.shape, tensor.strides, tensor.offset)
+        offset = start // result.element_size() + tensor.offset
+        return result.as_strided(tensor.shape, tensor.strides, offset)
+
+    def _view_of_buffer(self, number: int) -> torch.Tensor:
+        tensor = self._program.tensors[number]
+        kind: torch.dtype = getattr(torch, tensor.dtype)
+        if not math.prod(tensor.shape):
+            return torch.empty_strided(tensor.shape, tensor.strides, dtype=kind, device="cuda")
+        buffer = self.buffer(tensor.storage)
+        flat = _typed(bytes_at(buffer.address, buffer.num_bytes), kind)
+        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
+        if tensor.offset < 0 or tensor.offset + last >= flat.numel():
+            raise BadResult(f"tensor {number} is outside of its storage")
+        return flat.as_strided(tensor.shape, tensor.strides, tensor.offset)
+
+    def _num_bytes(self, storage: int) -> int:
+        return self._program.storages[storage].num_bytes
+
+
+class _Array:
+    """Device memory that torch views without a copy."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def bytes_at(address: int, num_bytes: int) -> torch.Tensor:
+    """[num_bytes] uint8 over mapped memory."""
+    return torch.as_tensor(_Array(address, num_bytes), device="cuda")
+
+
+def _typed(flat: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    whole = flat.numel() // kind.itemsize * kind.itemsize
+    return flat[:whole].view(kind)
+
+
+def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """True if the strides of all dimensions that have more than one element are these."""
+    pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return tensor.numel() == 0 or all(own == other for n, own, other in pairs if n != 1)

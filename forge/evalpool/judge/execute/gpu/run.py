@@ -1,0 +1,357 @@
+"""A loaded program: its modules, its steps, one run of them on the executor's stream.
+
+Used by `child.py`, `timing.py` and `choices.py`. A run follows the program's nodes: launches by
+the driver, operations by torch. Everything that a launch needs but addresses is made at load.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge.evalpool.judge.compiler.binary import Binary, Failure
+from forge.evalpool.judge.execute.gpu import arguments, operations, residency
+from forge.evalpool.judge.execute.gpu.arguments import BadLaunch, Packed
+from forge.evalpool.judge.execute.gpu.driver import DriverError, launch_config
+from forge.evalpool.judge.execute.gpu.operations import UnknownOperation
+from forge.evalpool.judge.execute.gpu.places import BadResult, Places
+from forge.evalpool.judge.execute.steps import PROGRESS, what_of
+from forge.evalpool.judge.program.format import Choice, Launch, Op, Section, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from forge.evalpool.judge.execute.gpu.arena import Pool
+    from forge.evalpool.judge.execute.gpu.driver import Driver, LaunchConfig
+    from forge.evalpool.judge.program.format import Node, Program
+
+
+class CannotRun(Exception):
+    """The program cannot be run here; the context is sound. `reason` is one word."""
+
+    def __init__(self, reason: str, message: str, *, line: int = 0) -> None:
+        super().__init__(message)
+        self.reason, self.line = reason, line
+
+
+class Faulted(Exception):
+    """A launch or an operation lost the context: this process must end."""
+
+    def __init__(self, message: str, *, step: Step | None) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """One node, ready to run. `number` counts nodes in program order, inner ones included."""
+
+    number: int
+    node: Node
+    kernel: str = ""
+    """Name of the kernel of a launch."""
+    function: int = 0
+    packed: Packed | None = None
+    config: LaunchConfig | None = None
+    scratch: int = -1
+    """Number of its scratch buffer; -1 without one."""
+    failure: str = ""
+    """Reason why its kernel cannot be launched on this card; empty if it can."""
+    alternatives: list[list[Step]] = field(default_factory=list["list[Step]"])
+    chosen: int | None = None
+    """Alternative of a choice that runs."""
+
+    @property
+    def line(self) -> int:
+        return self.node.line
+
+    def says(self) -> dict[str, Any]:
+        """The step in words, for a verdict."""
+        return {
+            "step": self.number,
+            "what": what_of(self.node, kernel=self.kernel),
+            "line": self.line,
+        }
+
+
+class Progress:
+    """Writes the number of the step that runs where the judge can read it."""
+
+    def __init__(self, memory: mmap.mmap | None = None) -> None:
+        self._memory = memory
+
+    def note(self, number: int) -> None:
+        if self._memory is not None:
+            PROGRESS.pack_into(self._memory, 0, number)
+
+
+class Loaded:
+    """One program with its modules loaded and its buffers mapped."""
+
+    def __init__(
+        self,
+        program: Program,
+        binaries: Sequence[Binary | Failure],
+        *,
+        pool: Pool,
+        stream: torch.cuda.Stream,
+        progress: Progress | None = None,
+        is_guarded: bool = True,
+    ) -> None:
+        """Raises CannotRun; nothing is left loaded."""
+        self.program = program
+        self.driver: Driver = pool.driver
+        self.stream = stream
+        self.progress = progress or Progress()
+        self.residency = residency.find(program)
+        self.values: list[Any] = []
+        """Scalars that the last run read on the host, in order."""
+        self.num_launches = 0
+        """Launches of the last run."""
+        self.is_capturing = False
+        self._modules: list[int] = []
+        self._scratch: list[int] = []
+        self._num_steps = 0
+        self._places: Places | None = None
+        self._memory: torch.cuda.MemPool = torch.cuda.MemPool()
+        try:
+            self._kernels = [self._loaded(one) for one in binaries]
+            self.init = self._steps(program.init)
+            self.forward = self._steps(program.forward)
+            self._places = Places(
+                program,
+                self.residency,
+                pool=pool,
+                scratch=self._scratch,
+                is_guarded=is_guarded,
+            )
+        except DriverError as error:
+            self.close()
+            reason = "out_of_memory" if error.code == 2 else "driver"
+            raise CannotRun(reason, str(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def places(self) -> Places:
+        assert self._places is not None
+        return self._places
+
+    def all_steps(self) -> list[Step]:
+        """Every step, those of alternatives included, by number."""
+        found: list[Step] = []
+        _collect([*self.init, *self.forward], found)
+        return sorted(found, key=lambda step: step.number)
+
+    def run(self, section: Section, *, is_checked: bool = False) -> None:
+        """Runs a section in the current stream.
+
+        Args:
+            is_checked: waits after each step, so that a fault is found at its step.
+
+        Raises:
+            CannotRun: the program is at fault or not for this card; the context is sound.
+            Faulted: the context is lost.
+        """
+        self.begin(section)
+        with self.torch_memory():
+            for position, step in enumerate(self.steps_of(section)):
+                self.step(step, is_checked=is_checked)
+                if section is Section.FORWARD and self.places.is_direct:
+                    for storage in self.residency.ends.get(position, ()):
+                        self.places.forget(storage)
+
+    def steps_of(self, section: Section) -> list[Step]:
+        return self.init if section is Section.INIT else self.forward
+
+    def begin(self, section: Section) -> None:
+        """Forgets what the last run left."""
+        self.values, self.num_launches = [], 0
+        if section is Section.FORWARD:
+            self.places.rebind({})
+
+    @contextmanager
+    def torch_memory(self) -> Iterator[None]:
+        """Inside, torch's results and workspaces come from this program's own memory."""
+        if self.is_capturing:  # a graph has memory of its own
+            yield
+            return
+        with torch.cuda.use_mem_pool(self._memory):
+            yield
+
+    def step(self, step: Step, *, is_checked: bool = False) -> None:
+        """Runs one step. Raises as `run`."""
+        self.progress.note(step.number)
+        try:
+            self._do(step, is_checked=is_checked)
+            if is_checked:
+                self.driver.synchronize(self.stream.cuda_stream)
+        except DriverError as error:
+            raise failed(error, step) from error
+        except (CannotRun, Faulted):
+            raise
+        except (BadResult, UnknownOperation) as error:
+            raise CannotRun("operation", str(error), line=step.line) from error
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+            if self.is_capturing:
+                raise CannotRun("capture", str(error).split("\n")[0], line=step.line) from error
+            raise failed_operation(error, step) from error
+
+    def _do(self, step: Step, *, is_checked: bool) -> None:
+        match step.node:
+            case Launch():
+                self._launch(step)
+            case Op() as op:
+                results = operations.call(op, self.places.tensor)
+                if len(results) < len(op.results):
+                    words = f"{op.name} gives {len(results)} tensors, not {len(op.results)}"
+                    raise CannotRun("result", words, line=step.line)
+                for number, result in zip(op.results, results, strict=False):
+                    self.places.bind(number, result)
+            case Value() as value:
+                if self.is_capturing:
+                    raise CannotRun("value", "a value is read on the host", line=step.line)
+                self.values.append(self.places.tensor(value.tensor).item())
+            case Choice():
+                for inner in self._chosen(step):
+                    self.step(inner, is_checked=is_checked)
+
+    def _chosen(self, step: Step) -> list[Step]:
+        """The steps of a choice's winner; before there is one, of the first that can run."""
+        if step.chosen is None:
+            able = [n for n, steps in enumerate(step.alternatives) if can_run(steps)]
+            if not able:
+                reasons = [reason_of(steps) for steps in step.alternatives]
+                words = f"no configuration fits: {'; '.join(reasons[:3])}"
+                raise CannotRun("out_of_resources", words, line=step.line)
+            step.chosen = able[0]
+        return step.alternatives[step.chosen]
+
+    def _launch(self, step: Step) -> None:
+        if step.failure:
+            raise CannotRun("out_of_resources", f"{step.kernel}: {step.failure}", line=step.line)
+        self.num_launches += 1
+        assert isinstance(step.node, Launch)
+        if 0 in step.node.grid:
+            return
+        packed, places = step.packed, self.places
+        assert packed is not None
+        assert step.config is not None
+        tensors = self.program.tensors
+        for one in packed.addresses:
+            one.value.value = places.address(tensors[one.tensor].storage) + one.offset_bytes
+        for one in packed.maps:
+            tensor = tensors[one.tensor]
+            start = tensor.offset * arguments.ITEM_BYTES[tensor.dtype]
+            packed.encode(one, places.address(tensor.storage) + start, self.driver)
+        if step.scratch >= 0:
+            packed.scratch.value = places.scratch_address(step.scratch)
+        self.driver.launch(step.function, step.config, packed.pointers)
+
+    def close(self) -> None:
+        """Unloads its modules and unmaps its buffers. The card must be idle."""
+        if self._places is not None:
+            self._places.close()
+            self._places = None
+        for module in self._modules:
+            self.driver.unload_module(module)
+        self._modules.clear()
+
+    # Loading.
+
+    def _loaded(self, binary: Binary | Failure) -> tuple[int, Binary | None, str]:
+        """(function, binary, reason of a failure)."""
+        if isinstance(binary, Failure):
+            return 0, None, binary.message
+        try:
+            module = self.driver.load_module(binary.code)
+            self._modules.append(module)
+            function = self.driver.function(module, binary.name)
+            self.driver.allow_shared(function, binary.shared_bytes)
+            self.driver.allow_cluster(function, math.prod(binary.cluster_dims))
+        except DriverError as error:
+            if error.is_fault:
+                raise
+            return 0, binary, str(error)
+        return function, binary, ""
+
+    def _steps(self, nodes: Sequence[Node]) -> list[Step]:
+        steps: list[Step] = []
+        is_first = True
+        for node in nodes:
+            steps.append(self._step(node, is_first=is_first))
+            is_first = is_first and not isinstance(node, Launch)
+        return steps
+
+    def _step(self, node: Node, *, is_first: bool) -> Step:
+        self._num_steps += 1
+        step = Step(number=self._num_steps, node=node)
+        if isinstance(node, Choice):
+            step.chosen = node.chosen
+            step.alternatives = [self._steps(one.nodes) for one in node.alternatives]
+        if isinstance(node, Launch):
+            try:
+                self._prepare(step, node, is_first=is_first)
+            except BadLaunch as error:
+                raise CannotRun("launch", str(error), line=node.line) from error
+        return step
+
+    def _prepare(self, step: Step, launch: Launch, *, is_first: bool) -> None:
+        step.function, binary, step.failure = self._kernels[launch.kernel]
+        step.kernel = self.program.kernels[launch.kernel].name
+        if binary is None or step.failure:
+            return
+        step.packed = arguments.pack(self.program, launch, binary)
+        arguments.finish(step.packed, self.driver.parameter_sizes(step.function))
+        shape = arguments.geometry(launch, binary, is_first=is_first)
+        step.config = launch_config(shape, stream=self.stream.cuda_stream)
+        if num_bytes := arguments.scratch_bytes(launch, binary):
+            step.scratch = len(self._scratch)
+            self._scratch.append(num_bytes)
+
+
+def can_run(steps: Sequence[Step]) -> bool:
+    """True if every kernel of an alternative was compiled and loaded."""
+    return not reason_of(steps)
+
+
+def reason_of(steps: Sequence[Step]) -> str:
+    """First reason why an alternative cannot run; empty if it can."""
+    found: list[Step] = []
+    _collect(steps, found)
+    return next((f"{one.kernel}: {one.failure}" for one in found if one.failure), "")
+
+
+def failed(error: DriverError, step: Step | None) -> CannotRun | Faulted:
+    """The exception that a driver's refusal amounts to."""
+    if error.is_fault:
+        return Faulted(str(error), step=step)
+    is_resource = error.code in (1, 2, 701, 720)
+    line = step.line if step else 0
+    return CannotRun("out_of_resources" if is_resource else "driver", str(error), line=line)
+
+
+def failed_operation(error: Exception, step: Step) -> CannotRun | Faulted:
+    """The same for what torch raises: a lost context shows as a RuntimeError, too."""
+    message = str(error).split("\n")[0][:500]
+    if isinstance(error, torch.OutOfMemoryError):
+        return CannotRun("out_of_memory", message, line=step.line)
+    try:
+        torch.cuda.current_stream().query()
+    except RuntimeError as lost:
+        return Faulted(str(lost).split("\n")[0][:500], step=step)
+    what = getattr(step.node, "name", "") or step.kernel
+    return CannotRun("operation", f"{what}: {message}", line=step.line)
+
+
+def _collect(steps: Sequence[Step], found: list[Step]) -> None:
+    for step in steps:
+        found.append(step)
+        for alternative in step.alternatives:
+            _collect(alternative, found)

@@ -1,0 +1,323 @@
+"""Programs with inputs and right answers, for the executor's tests and benchmarks on a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from forge.evalpool.judge.compiler.binary import Failure, FailureKind
+from forge.evalpool.judge.program.format import (
+    Alternative,
+    Choice,
+    Descriptor,
+    Op,
+    Options,
+    Origin,
+    Program,
+    Section,
+    Value,
+)
+from tests.evalpool.execute import kernels
+from tests.evalpool.execute.made_programs import Made, use
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass(slots=True, kw_only=True)
+class Case:
+    """A program, tensors for it, and what it must answer."""
+
+    made: Made
+    program: Program
+    inputs: list[torch.Tensor]
+    expected: Callable[..., Any]
+    """From inputs and parameters to outputs."""
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    eager: Callable[[], Any] | None = None
+    """The same by Triton's own launcher or by torch, for do_bench."""
+
+
+def even(**sizes: int) -> tuple[str, ...]:
+    """Arguments that Triton specialises: multiples of 16."""
+    return tuple(name for name, size in sizes.items() if size % 16 == 0)
+
+
+def blocks(n: int, size: int) -> int:
+    return -(-n // size)
+
+
+def add(n: int = 1 << 24) -> Case:
+    made = Made()
+    x, y, out = made.input([n]), made.input([n]), made.tensor([n])
+    types = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
+    kernel = made.kernel(kernels.add_kernel, types, {"BLOCK": 1024}, even=even(n=n))
+    made.nodes.append(made.launch(kernel, (blocks(n, 1024), 1, 1), use(x), use(y), use(out), n))
+    a, b = torch.randn(n, device=DEVICE), torch.randn(n, device=DEVICE)
+    c = torch.empty_like(a)
+    return Case(
+        made=made,
+        program=made.done(out),
+        inputs=[a, b],
+        expected=lambda x, y: [x + y],
+        eager=lambda: kernels.add_kernel[(blocks(n, 1024),)](a, b, c, n, BLOCK=1024),
+    )
+
+
+def softmax(rows: int = 8192, num: int = 4096) -> Case:
+    made = Made()
+    x, out = made.input([rows, num]), made.tensor([rows, num])
+    types = {"x": "*fp32", "out": "*fp32", "num": "i32"}
+    kernel = made.kernel(
+        kernels.softmax_kernel,
+        types,
+        {"BLOCK": 4096},
+        options=Options(num_warps=8),
+        even=even(num=num),
+    )
+    made.nodes.append(made.launch(kernel, (rows, 1, 1), use(x), use(out), num))
+    a = torch.randn(rows, num, device=DEVICE)
+    b = torch.empty_like(a)
+    return Case(
+        made=made,
+        program=made.done(out),
+        inputs=[a],
+        expected=lambda x: [torch.softmax(x, -1)],
+        eager=lambda: kernels.softmax_kernel[(rows,)](a, b, num, BLOCK=4096, num_warps=8),
+    )
+
+
+def norm(rows: int = 4096, num: int = 1000) -> Case:
+    made = Made()
+    x = made.input([rows, num])
+    weight = made.tensor([num], origin=Origin.PARAMETER, name="weight")
+    bias = made.tensor([num], origin=Origin.PARAMETER, name="bias")
+    doubled = made.tensor([num], section=Section.INIT)
+    out = made.tensor([rows, num])
+    types = {"x": "*fp32", "weight": "*fp32", "bias": "*fp32", "out": "*fp32", "num": "i32"}
+    kernel = made.kernel(
+        kernels.norm_kernel, types | {"eps": "fp32"}, {"BLOCK": 1024}, even=even(num=num)
+    )
+    made.init.append(Op(name="aten.mul.Tensor", arguments=(use(weight), 2.0), results=(doubled,)))
+    arguments = (use(x), use(doubled), use(bias), use(out), num, 1e-5)
+    made.nodes.append(made.launch(kernel, (rows, 1, 1), *arguments))
+
+    def expected(x: Any, weight: Any, bias: Any) -> Any:
+        return [torch.nn.functional.layer_norm(x, (num,), 2 * weight, bias)]
+
+    a = torch.randn(rows, num, device=DEVICE)
+    w, b = torch.randn(num, device=DEVICE), torch.randn(num, device=DEVICE)
+    c = torch.empty_like(a)
+    return Case(
+        made=made,
+        program=made.done(out),
+        inputs=[a],
+        parameters={"weight": w, "bias": b},
+        expected=expected,
+        eager=lambda: kernels.norm_kernel[(rows,)](a, w, b, c, num, 1e-5, BLOCK=1024),
+    )
+
+
+CONFIGURATIONS = (
+    (64, 64, 32, 4, 2),
+    (128, 128, 64, 8, 3),
+    (128, 256, 64, 8, 4),
+    (128, 256, 128, 8, 6),
+)
+"""BM, BN, BK, warps, stages; the last needs more shared memory than a card has."""
+
+
+def matmul(size: int = 2048, *, is_fixed: bool = False, num_ctas: int = 1) -> Case:
+    made = Made()
+    a, b = made.input([size, size], "float16"), made.input([size, size], "float16")
+    out = made.tensor([size, size], "float16")
+    types = {"a": "*fp16", "b": "*fp16", "c": "*fp16", "M": "i32", "N": "i32", "K": "i32"}
+    alternatives = []
+    for bm, bn, bk, warps, stages in CONFIGURATIONS:
+        constants = {"BM": bm, "BN": bn, "BK": bk}
+        options = Options(num_warps=warps, num_stages=stages, num_ctas=num_ctas)
+        kernel = made.kernel(
+            kernels.matmul_kernel, types, constants, options=options, even=("M", "N", "K")
+        )
+        grid = (blocks(size, bm), blocks(size, bn), 1)
+        launch = made.launch(kernel, grid, use(a), use(b), use(out), size, size, size)
+        alternatives.append(Alternative(label=f"{bm} {bn} {bk}", nodes=(launch,)))
+    if is_fixed:
+        made.nodes += alternatives[1].nodes
+    else:
+        made.nodes.append(Choice(alternatives=tuple(alternatives)))
+    x = torch.randn(size, size, device=DEVICE, dtype=torch.float16)
+    y = torch.randn(size, size, device=DEVICE, dtype=torch.float16)
+    z = torch.empty_like(x)
+    grid = (blocks(size, 128), blocks(size, 128))
+
+    def eager() -> None:
+        kernels.matmul_kernel[grid](
+            x, y, z, size, size, size, BM=128, BN=128, BK=64, num_warps=8, num_stages=3,
+            num_ctas=num_ctas,
+        )  # fmt: skip
+
+    return Case(
+        made=made,
+        program=made.done(out),
+        inputs=[x, y],
+        expected=lambda x, y: [x @ y],
+        eager=eager if is_fixed else None,
+    )
+
+
+def described(rows: int = 4096, columns: int = 4096) -> Case:
+    made = Made()
+    x, out = made.input([rows, columns]), made.tensor([rows, columns])
+    kind = "tensordesc<fp32[64, 64]>"
+    types = {"x": kind, "out": kind, "M": "i32", "N": "i32"}
+    kernel = made.kernel(kernels.described_kernel, types, {"BM": 64, "BN": 64}, even=("M", "N"))
+
+    def descriptor(tensor: int) -> Descriptor:
+        return Descriptor(
+            tensor=tensor, shape=(rows, columns), strides=(columns, 1), block_shape=(64, 64)
+        )
+
+    arguments = (descriptor(x), descriptor(out), rows, columns)
+    made.nodes.append(made.launch(kernel, (rows // 64, columns // 64, 1), *arguments))
+    a = torch.randn(rows, columns, device=DEVICE)
+    return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x * 2])
+
+
+def described_there(rows: int = 4096, columns: int = 4096) -> Case:
+    made = Made()
+    x, out = made.input([rows, columns]), made.tensor([rows, columns])
+    types = {"x": "*fp32", "out": "*fp32", "M": "i32", "N": "i32"}
+    kernel = made.kernel(kernels.made_here_kernel, types, {"BM": 64, "BN": 64}, even=("M", "N"))
+    grid = (rows // 64, columns // 64, 1)
+    made.nodes.append(made.launch(kernel, grid, use(x), use(out), rows, columns))
+    a = torch.randn(rows, columns, device=DEVICE)
+    return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x * 2])
+
+
+def parts(n: int = 1 << 22) -> Case:
+    """A kernel sums blocks, torch sums their sums."""
+    made = Made()
+    num = blocks(n, 4096)
+    x, sums, out = made.input([n]), made.tensor([num]), made.tensor([])
+    types = {"x": "*fp32", "parts": "*fp32", "n": "i32"}
+    kernel = made.kernel(kernels.part_kernel, types, {"BLOCK": 4096}, even=even(n=n))
+    made.nodes.append(made.launch(kernel, (num, 1, 1), use(x), use(sums), n))
+    made.nodes.append(Op(name="aten.sum.default", arguments=(use(sums),), results=(out,)))
+    a = torch.rand(n, device=DEVICE)
+    return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x.sum()])
+
+
+def atomics(n: int = 1 << 22) -> Case:
+    """Adds into a zero that torch makes."""
+    made = Made()
+    x, out = made.input([n]), made.tensor([1])
+    types = {"x": "*fp32", "out": "*fp32", "n": "i32"}
+    kernel = made.kernel(kernels.atomic_kernel, types, {"BLOCK": 4096}, even=even(n=n))
+    made.nodes.append(Op(name="aten.zeros.default", arguments=((1,),), results=(out,)))
+    made.nodes.append(made.launch(kernel, (blocks(n, 4096), 1, 1), use(x), use(out), n))
+    a = torch.rand(n, device=DEVICE)
+    return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x.sum().view(1)])
+
+
+def operations(batch: int = 1024, size: int = 1024) -> Case:
+    """The program of a reference: operations of torch alone."""
+    made = Made()
+    x = made.input([batch, size])
+    weight = made.tensor([size, size], origin=Origin.PARAMETER, name="weight")
+    bias = made.tensor([size], origin=Origin.PARAMETER, name="bias")
+    turned = made.view(made.tensors[weight].storage, [size, size], [1, size], "float32")
+    linear, active, out = (made.tensor(shape) for shape in ([batch, size], [batch, size], [batch]))
+    arguments = (use(bias), use(x), use(turned))
+    made.nodes.append(Op(name="aten.addmm.default", arguments=arguments, results=(linear,)))
+    made.nodes.append(Op(name="aten.gelu.default", arguments=(use(linear),), results=(active,)))
+    made.nodes.append(
+        Op(name="aten.sum.dim_IntList", arguments=(use(active), (1,)), results=(out,))
+    )
+
+    def expected(x: Any, weight: Any, bias: Any) -> Any:
+        return [torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias)).sum(1)]
+
+    a = torch.randn(batch, size, device=DEVICE)
+    w, b = torch.randn(size, size, device=DEVICE) / 32, torch.randn(size, device=DEVICE)
+    return Case(
+        made=made,
+        program=made.done(out),
+        inputs=[a],
+        parameters={"weight": w, "bias": b},
+        expected=expected,
+        eager=lambda: expected(a, w, b),
+    )
+
+
+def value(n: int = 1 << 20) -> Case:
+    """Reads a scalar on the host, then scales by a constant."""
+    made = Made()
+    x, top, out = made.input([n]), made.tensor([]), made.tensor([n])
+    types = {"x": "*fp32", "out": "*fp32", "factor": "fp32", "n": "i32"}
+    kernel = made.kernel(kernels.scale_kernel, types, {"BLOCK": 1024})
+    made.nodes.append(Op(name="aten.max.default", arguments=(use(x),), results=(top,)))
+    made.nodes.append(Value(tensor=top, answer=None))
+    made.nodes.append(made.launch(kernel, (blocks(n, 1024), 1, 1), use(x), use(out), 3.0, n))
+    a = torch.randn(n, device=DEVICE)
+    return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x * 3])
+
+
+def constant(n: int = 4096) -> Case:
+    """Adds a constant of the program, and random numbers times zero."""
+    made = Made()
+    content = torch.arange(n, dtype=torch.float32)
+    x = made.input([n])
+    y = made.tensor([n], origin=Origin.CONSTANT, constant=content.numpy().tobytes())
+    noise, out = made.tensor([n]), made.tensor([n])
+    types = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
+    kernel = made.kernel(kernels.add_kernel, types, {"BLOCK": 1024})
+    made.nodes.append(Op(name="aten.rand_like.default", arguments=(use(x),), results=(noise,)))
+    made.nodes.append(Op(name="aten.mul_.Tensor", arguments=(use(noise), 0.0), results=(noise,)))
+    made.nodes.append(Op(name="aten.add_.Tensor", arguments=(use(noise), use(x)), results=(noise,)))
+    made.nodes.append(made.launch(kernel, (blocks(n, 1024), 1, 1), use(noise), use(y), use(out), n))
+    a = torch.randn(n, device=DEVICE)
+    return Case(
+        made=made, program=made.done(out), inputs=[a], expected=lambda x: [x + content.to(DEVICE)]
+    )
+
+
+def kept(n: int, policy: str) -> Case:
+    made = Made()
+    x, out = made.input([n]), made.tensor([n])
+    types = {"x": "*fp32", "out": "*fp32", "n": "i32"}
+    kernel = made.kernel(kernels.kept_kernel, types, {"BLOCK": 1024, "POLICY": policy})
+    made.nodes.append(made.launch(kernel, (blocks(n, 1024), 1, 1), use(x), use(out), n))
+    a = torch.randn(n, device=DEVICE)
+    return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x + 1])
+
+
+def relu(n: int) -> Case:
+    made = Made()
+    x, out = made.input([n]), made.tensor([n])
+    types = {"x": "*fp32", "out": "*fp32", "n": "i64"}
+    kernel = made.kernel(kernels.relu_kernel, types, {"BLOCK": 4096}, even=even(n=n))
+    made.nodes.append(made.launch(kernel, (blocks(n, 4096), 1, 1), use(x), use(out), n))
+    a = torch.randn(n, device=DEVICE)
+    return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x.relu()])
+
+
+def misbehaving(function: Any, n: int = 1000, *, by: int | None = None) -> Case:
+    """A copy by a kernel that does something else besides."""
+    made = Made()
+    x, out = made.input([n]), made.tensor([n])
+    types = {"x": "*fp32", "out": "*fp32", "n": "i32"} | ({} if by is None else {"by": "i64"})
+    kernel = made.kernel(function, types, {"BLOCK": 1024})
+    extra = () if by is None else (by,)
+    made.nodes.append(made.launch(kernel, (1, 1, 1), use(x), use(out), n, *extra))
+    a = torch.zeros(n, device=DEVICE)
+    return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x])
+
+
+def without_binary(case: Case, number: int) -> Case:
+    """The same with one kernel that did not compile."""
+    failure = Failure(kind=FailureKind.COMPILE_ERROR, message="ptxas ran out of registers")
+    case.made.binaries[number] = failure
+    return case

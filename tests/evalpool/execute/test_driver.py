@@ -1,0 +1,153 @@
+"""The table of driver calls: CUDA's names, HIP's, and refusals. The library is made up."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from forge.evalpool.judge.execute.gpu.driver import (
+    CLUSTER,
+    CLUSTER_POLICY,
+    COOPERATIVE,
+    NAMES,
+    PROGRAMMATIC,
+    Driver,
+    DriverError,
+    Geometry,
+    LaunchAttribute,
+    MapSpec,
+    Unsupported,
+    aligned_map,
+    launch_config,
+)
+
+
+class Library:
+    """Has the symbols of one driver; notes the calls; fails with given codes."""
+
+    def __init__(self, column: int, *, codes: dict[str, int] | None = None) -> None:
+        self.symbols = {names[column] for names in NAMES.values()}
+        self.codes = codes or {}
+        self.asked: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, symbol: str) -> Callable[..., int]:
+        if symbol not in self.symbols:
+            raise AttributeError(symbol)
+
+        def call(*arguments: Any) -> int:
+            self.asked.append((symbol, arguments))
+            return self.codes.get(symbol, 0)
+
+        return call
+
+
+def cuda(**codes: int) -> tuple[Driver, Library]:
+    library = Library(0, codes=codes)
+    return Driver("cuda", library), library
+
+
+@pytest.mark.parametrize(("kind", "symbol"), [("cuda", "cuMemUnmap"), ("hip", "hipMemUnmap")])
+def test_a_call_goes_by_its_drivers_name(kind: str, symbol: str) -> None:
+    library = Library(("cuda", "hip").index(kind))
+    Driver(kind, library).unmap(4096, 512)
+    ((asked, arguments),) = library.asked
+    assert asked == symbol
+    assert [one.value for one in arguments] == [4096, 512]
+
+
+def test_hip_has_a_name_for_all_that_a_program_without_tensor_maps_needs() -> None:
+    absent = {call for call, (_, hip) in NAMES.items() if not hip}
+    assert absent == {"error_name", "function_parameter", "persisting_reset", "tensor_map"}
+
+
+def test_what_hip_lacks_is_unsupported_or_left_out() -> None:
+    library = Library(1)
+    driver = Driver("hip", library)
+    driver.reset_persisting()
+    assert library.asked == []
+    assert driver.parameter_sizes(1) is None
+    value, _ = aligned_map()
+    spec = MapSpec(data_type=7, shape=(4,), stride_bytes=(), box=(4,), swizzle=0)
+    with pytest.raises(Unsupported, match="hip"):
+        driver.encode_map(spec, address=16, target=value)
+
+
+@pytest.mark.parametrize(("code", "is_fault"), [(1, False), (2, False), (700, True), (719, True)])
+def test_a_refusal_names_call_and_code(code: int, is_fault: bool) -> None:
+    driver, _ = cuda(cuStreamSynchronize=code)
+    with pytest.raises(DriverError, match="cuStreamSynchronize") as caught:
+        driver.synchronize(0)
+    assert (caught.value.code, caught.value.is_fault) == (code, is_fault)
+
+
+def test_a_driver_without_virtual_memory_is_refused() -> None:
+    driver, library = cuda()  # the attribute stays 0
+    with pytest.raises(Unsupported, match="virtual memory"):
+        driver.require_virtual_memory(0)
+    library.symbols.discard("cuMemCreate")
+    with pytest.raises(Unsupported, match="virtual memory"):
+        driver.require_virtual_memory(0)
+
+
+def test_a_mapping_without_access_is_undone() -> None:
+    driver, library = cuda(cuMemSetAccess=1)
+    with pytest.raises(DriverError):
+        driver.map(4096, 512, 7, device=0)
+    assert [symbol for symbol, _ in library.asked if symbol != "cuGetErrorName"] == [
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemUnmap",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("address", "num_bytes", "symbol"),
+    [(16, 64, "cuMemsetD32Async"), (16, 63, "cuMemsetD8Async"), (17, 64, "cuMemsetD8Async")],
+)
+def test_a_fill_is_wide_where_it_can_be(address: int, num_bytes: int, symbol: str) -> None:
+    driver, library = cuda()
+    driver.fill(address, num_bytes, 0x7E, stream=0)
+    ((asked, arguments),) = library.asked
+    assert asked == symbol
+    assert arguments[1].value == (0x7E7E_7E7E if symbol.endswith("32Async") else 0x7E)
+
+
+def test_nothing_is_filled_or_copied_for_an_empty_range() -> None:
+    driver, library = cuda()
+    driver.fill(16, 0, 1, stream=0)
+    driver.copy(16, 32, 0, stream=0)
+    driver.upload(16, b"")
+    assert library.asked == []
+
+
+def test_a_launch_has_the_attributes_of_its_geometry() -> None:
+    plain = Geometry(grid=(2, 3, 4), num_threads=128, shared_bytes=99)
+    config = launch_config(plain, stream=5)
+    assert (list(config.grid), list(config.block)) == ([2, 3, 4], [128, 1, 1])
+    assert (config.shared_bytes, config.stream, config.num_attributes) == (99, 5, 0)
+    every = Geometry(
+        grid=(1, 1, 1),
+        num_threads=32,
+        shared_bytes=0,
+        cluster=(2, 1, 1),
+        is_cooperative=True,
+        is_programmatic=True,
+    )
+    config = launch_config(every, stream=0)
+    found = {one.number: list(one.value)[:3] for one in config.attributes[: config.num_attributes]}
+    assert found == {
+        PROGRAMMATIC: [1, 0, 0],
+        COOPERATIVE: [1, 0, 0],
+        CLUSTER: [2, 1, 1],
+        CLUSTER_POLICY: [1, 0, 0],
+    }
+    assert ctypes.sizeof(LaunchAttribute) == 72
+
+
+def test_a_tensor_map_lies_where_the_driver_takes_it() -> None:
+    value, _ = aligned_map()
+    assert ctypes.addressof(value) % 64 == 0
+    assert ctypes.sizeof(value) == 128

@@ -1,0 +1,259 @@
+"""The judge's side of the executor, before a scripted process at the other end of its socket."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from forge.errors import Stalled
+from forge.evalpool.judge.compiler.binary import Failure, FailureKind
+from forge.evalpool.judge.execute import messages
+from forge.evalpool.judge.execute.call import Call
+from forge.evalpool.judge.execute.executors import (
+    Executor,
+    ExecutorGone,
+    Executors,
+    ProgramFault,
+    ProgramRefused,
+)
+from forge.evalpool.judge.execute.messages import MAX_BLOB_BYTES, Message, PeerEnded, Received
+from forge.evalpool.judge.program.format import (
+    Alternative,
+    Choice,
+    Kernel,
+    Launch,
+    Op,
+    Options,
+    Program,
+)
+
+Answer = tuple[Message, dict[str, Any]] | None
+"""None: silence."""
+RAN = (Message.DONE, {"values": [2.5], "changed": [], "written": [1], "num_launches": 2})
+LAUNCH = Launch(kernel=0, grid=(1, 1, 1), arguments=(), line=7)
+PROGRAM = Program(
+    target="cuda:90:32",
+    storages=(),
+    tensors=(),
+    kernels=(Kernel(name="hot", ttir="", options=Options(), parameters=()),),
+    init=(Op(name="aten.mul.Tensor", arguments=(), line=3),),
+    forward=(Choice(alternatives=(Alternative(label="one", nodes=(LAUNCH,)),), line=5), LAUNCH),
+    outputs=(),
+)
+
+
+class Scripted:
+    """Answers each request in turn; notes what it was asked and if it was ended."""
+
+    def __init__(self, answers: Sequence[Answer], *, progress: int = 0) -> None:
+        self.sock, self._theirs = socket.socketpair()
+        self.asked: list[Received] = []
+        self.has_ended = False
+        self._answers, self._progress = list(answers), progress
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        messages.send(self._theirs, Message.READY, {"device": "made up"})
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with self._theirs:
+            for answer in self._answers:
+                try:
+                    asked = messages.receive(self._theirs, max_blob_bytes=MAX_BLOB_BYTES)
+                    self.asked.append(asked)
+                    if answer is not None:
+                        messages.send(self._theirs, *answer)
+                except PeerEnded:
+                    return
+            if self._answers and self._answers[-1] is None:
+                with_no_answer = threading.Event()
+                while not self.has_ended:
+                    with_no_answer.wait(0.01)
+
+    def progress(self) -> int:
+        return self._progress
+
+    def end(self) -> None:
+        self.has_ended = True
+        self.sock.close()
+        self._thread.join(5)
+
+
+def executor(*answers: Answer, progress: int = 0) -> tuple[Executor, Scripted]:
+    channel = Scripted(answers, progress=progress)
+    made = Executor(channel)
+    made.wait_ready(timeout_s=5)
+    return made, channel
+
+
+def soon(seconds: float = 5.0) -> float:
+    return time.monotonic() + seconds
+
+
+def load(made: Executor) -> None:
+    failure = Failure(kind=FailureKind.COMPILE_ERROR, message="too large")
+    made.load(PROGRAM, b"bytes", [failure], deadline=soon())
+
+
+def test_a_run_reports_what_the_process_found() -> None:
+    made, channel = executor((Message.DONE, {}), RAN)
+    load(made)
+    report = made.run(Call(fills=((0, 256),)), placement="end", deadline=soon())
+    assert (report.values, report.written, report.num_launches) == ((2.5,), (1,), 2)
+    loaded, ran = channel.asked
+    assert loaded.body["binaries"] == [[None, "too large"]]
+    assert loaded.blob == b"bytes"
+    assert Call.parse(ran.body["call"]) == Call(fills=((0, 256),))
+    made.end()
+
+
+def test_a_refusal_keeps_the_process() -> None:
+    body = {"reason": "out_of_resources", "message": "too much shared memory", "line": 12}
+    made, channel = executor((Message.REFUSED, body), RAN)
+    with pytest.raises(ProgramRefused, match="shared") as caught:
+        load(made)
+    assert (caught.value.reason, caught.value.line) == ("out_of_resources", 12)
+    assert made.is_alive
+    assert not channel.has_ended
+    made.run(Call(), deadline=soon())
+    made.end()
+
+
+@pytest.mark.parametrize(
+    ("number", "what", "line"),
+    [(1, "aten.mul.Tensor", 3), (2, "choice", 5), (3, "launch of hot", 7), (4, "launch of hot", 7)],
+)
+def test_a_fault_names_its_step_and_ends_the_process(number: int, what: str, line: int) -> None:
+    fault = (Message.FAULT, {"message": "ILLEGAL_ADDRESS", "step": {}})
+    fault[1]["step"] = {"step": number}
+    made, channel = executor((Message.DONE, {}), fault, progress=number)
+    load(made)
+    with pytest.raises(ProgramFault, match="ILLEGAL") as caught:
+        made.run(Call(), deadline=soon())
+    assert caught.value.reason == "gpu_fault"
+    assert caught.value.step is not None
+    assert caught.value.step.what.startswith(what)
+    assert caught.value.step.line == line
+    assert channel.has_ended
+    assert not made.is_alive
+
+
+def test_a_kernel_without_end_is_ended_and_named() -> None:
+    made, channel = executor((Message.DONE, {}), None, progress=4)
+    load(made)
+    with pytest.raises(ProgramFault, match="launch of hot") as caught:
+        made.run(Call(), deadline=soon(0.05))
+    assert caught.value.reason == "timeout"
+    assert channel.has_ended
+
+
+def test_a_step_that_does_not_exist_is_no_step() -> None:
+    made, _ = executor((Message.DONE, {}), None, progress=10**15)
+    load(made)
+    with pytest.raises(ProgramFault) as caught:
+        made.run(Call(), deadline=soon(0.05))
+    assert caught.value.step is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {**RAN[1], "written": ["x"]},
+        {**RAN[1], "num_launches": None},
+        {**RAN[1], "changed": 3},
+    ],
+)
+def test_a_malformed_answer_is_the_executors_fault(body: dict[str, Any]) -> None:
+    made, _ = executor((Message.DONE, body))
+    with pytest.raises(ExecutorGone, match="malformed"):
+        made.run(Call(), deadline=soon())
+    made.end()
+
+
+@pytest.mark.parametrize("us", [-1.0, float("nan"), float("inf"), None, "x"])
+def test_a_time_that_is_none_is_the_executors_fault(us: Any) -> None:
+    call = {"gpu_us": us, "wall_us": 1.0, "changed": []}
+    made, _ = executor((Message.DONE, {"calls": [call], "dry_us": [], "no_graph": ""}))
+    with pytest.raises(ExecutorGone):
+        made.time([Call()], deadline=soon())
+    made.end()
+
+
+def test_fewer_times_than_calls_are_the_executors_fault() -> None:
+    made, _ = executor((Message.DONE, {"calls": [], "dry_us": [], "no_graph": ""}))
+    with pytest.raises(ExecutorGone, match="0 times for 1 calls"):
+        made.time([Call()], deadline=soon())
+    made.end()
+
+
+def test_a_process_that_ends_by_itself_is_not_the_programs_fault() -> None:
+    made, _ = executor()
+    with pytest.raises(ExecutorGone):
+        load(made)
+    assert not made.is_alive
+    with pytest.raises(ExecutorGone):
+        made.run(Call(), deadline=soon())
+
+
+@contextmanager
+def pair_of(start: Callable[[], Executor]) -> Iterator[Executors]:
+    made = Executors(start)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_the_next_program_runs_on_the_spare_after_a_fault() -> None:
+    fault = (Message.FAULT, {"message": "x", "step": None})
+    scripts = iter([[(Message.DONE, {}), fault], [(Message.DONE, {})], [], []])
+    made: list[Scripted] = []
+
+    def start() -> Executor:
+        one, channel = executor(*next(scripts))
+        made.append(channel)
+        return one
+
+    with pair_of(start) as executors:
+        with executors.taken(timeout_s=5) as one:
+            load(one)
+            with pytest.raises(ProgramFault):
+                one.run(Call(), deadline=soon())
+        with executors.taken(timeout_s=5) as other:
+            load(other)
+            assert other is not one
+        with executors.taken(timeout_s=5) as again:
+            assert again is other
+    assert all(one.has_ended for one in made)
+
+
+def test_two_programs_take_turns() -> None:
+    with (
+        pair_of(lambda: executor()[0]) as executors,
+        executors.taken(timeout_s=5),
+        pytest.raises(Stalled),
+        executors.taken(timeout_s=0.02),
+    ):
+        pass
+
+
+def test_a_process_that_cannot_be_made_is_reported_and_tried_again() -> None:
+    attempts = iter([ExecutorGone("no card"), None])
+
+    def start() -> Executor:
+        error = next(attempts, None)
+        if error is not None:
+            raise error
+        return executor()[0]
+
+    with pair_of(start) as executors:
+        with pytest.raises(ExecutorGone, match="no card"), executors.taken(timeout_s=5):
+            pass
+        with executors.taken(timeout_s=5) as one:
+            assert one.is_alive

@@ -1,0 +1,89 @@
+"""Which storages float, how long they live, and how steps are numbered."""
+
+from __future__ import annotations
+
+from forge.evalpool.judge.execute.gpu import residency
+from forge.evalpool.judge.execute.steps import named_steps
+from forge.evalpool.judge.program.format import (
+    Alternative,
+    Choice,
+    Launch,
+    Node,
+    Op,
+    Origin,
+    Program,
+    Section,
+    Storage,
+    Tensor,
+    TensorUse,
+)
+
+
+def op(result: int, *arguments: int) -> Op:
+    uses = tuple(TensorUse(tensor=one) for one in arguments)
+    return Op(name="aten.add.Tensor", arguments=(uses,), results=(result,))
+
+
+def launch(*arguments: int) -> Launch:
+    uses = tuple(TensorUse(tensor=one) for one in arguments)
+    return Launch(kernel=0, grid=(1, 1, 1), arguments=uses)
+
+
+def program(*forward: Node, init: tuple[Node, ...] = (), outputs: tuple[int, ...] = ()) -> Program:
+    """Storage 0 is an input, storage 9 belongs to init; tensor n is all of storage n."""
+    origins = [Origin.INPUT] + [Origin.ALLOCATION] * 9
+    sections = [Section.FORWARD] * 9 + [Section.INIT]
+    return Program(
+        target="cuda:90:32",
+        storages=tuple(
+            Storage(num_bytes=4, origin=origin, section=section)
+            for origin, section in zip(origins, sections, strict=True)
+        ),
+        tensors=tuple(
+            Tensor(storage=number, offset=0, shape=(1,), strides=(1,), dtype="float32")
+            for number in range(10)
+        ),
+        kernels=(),
+        init=init,
+        forward=forward,
+        outputs=outputs,
+    )
+
+
+def test_results_of_operations_float_until_their_last_use() -> None:
+    found = residency.find(program(op(1, 0), op(2, 1), launch(1, 3), op(4, 3, 2), outputs=(4,)))
+    assert found.floating == {1, 2, 4}
+    assert found.ends == {2: (1,), 3: (2,)}
+
+
+def test_a_buffer_that_a_kernel_wrote_first_stays() -> None:
+    assert residency.find(program(launch(1), op(1, 0))).floating == frozenset()
+
+
+def test_an_operation_in_place_makes_no_storage() -> None:
+    assert residency.find(program(op(1, 1))).floating == frozenset()
+
+
+def test_storages_of_init_and_inputs_stay() -> None:
+    assert residency.find(program(op(0, 1), init=(op(9),))).floating == frozenset()
+
+
+def test_results_inside_of_a_choice_stay() -> None:
+    choice = Choice(alternatives=(Alternative(label="", nodes=(op(1, 0),)),))
+    found = residency.find(program(op(2, 0), choice, op(3, 1, 2)))
+    assert found.floating == {2, 3}
+    assert found.ends == {2: (2, 3)}
+
+
+def test_a_use_inside_of_a_choice_is_a_use() -> None:
+    alternatives = (Alternative(label="", nodes=(launch(2, 1),)),)
+    found = residency.find(program(op(2, 0), Choice(alternatives=alternatives)))
+    assert found.ends == {1: (2,)}
+
+
+def test_steps_count_init_then_forward_and_a_choice_before_its_nodes() -> None:
+    choice = Choice(alternatives=(Alternative(label="", nodes=(op(1, 0), op(1, 0))),), line=4)
+    steps = named_steps(program(choice, op(2, 0), init=(op(9),)))
+    assert [one.number for one in steps] == [1, 2, 3, 4, 5]
+    assert [one.line for one in steps] == [0, 4, 0, 0, 0]
+    assert steps[1].what == "choice among 1 configurations"
