@@ -51,29 +51,36 @@ ROOMS: dict[str, set[str]] = {
     "evalpool": {"config.schema", "process", "process.server"},
     "evalpool.judge": {
         "config.schema", "process", "process.server", "evalpool",
-        "evalpool.judge.program", "evalpool.judge.capture", "evalpool.judge.compiler",
+        "evalpool.judge.program", "evalpool.judge.program.policy", "evalpool.judge.program.wire",
+        "evalpool.judge.capture", "evalpool.judge.compiler",
         "evalpool.judge.ttir", "evalpool.judge.execute", "evalpool.judge.numbers",
         "evalpool.judge.numbers.inputs",
         "evalpool.judge.trial",
     },
     "evalpool.judge.trial": {
         "config.schema", "process", "evalpool", "evalpool.judge", "evalpool.judge.program",
+        "evalpool.judge.program.policy", "evalpool.judge.program.wire",
         "evalpool.judge.compiler", "evalpool.judge.numbers",
     },
     "evalpool.judge.program": set(),
+    "evalpool.judge.program.policy": {"evalpool.judge.program"},
+    "evalpool.judge.program.wire": {"evalpool.judge.program"},
     "evalpool.judge.ttir": {
         "evalpool.judge.program", "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
     },
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics.ptx"},
     "evalpool.judge.ttir.semantics.ptx": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
-    "evalpool.judge.capture": {"evalpool.judge", "evalpool.judge.program"},
+    "evalpool.judge.capture": {
+        "evalpool.judge", "evalpool.judge.program", "evalpool.judge.program.wire",
+    },
     "evalpool.judge.compiler": {
-        "evalpool.judge", "evalpool.judge.program", "evalpool.judge.ttir", "process",
+        "evalpool.judge", "evalpool.judge.program", "evalpool.judge.program.wire",
+        "evalpool.judge.ttir", "process",
     },
     "evalpool.judge.execute": {
-        "evalpool.judge", "evalpool.judge.program", "evalpool.judge.ttir",
-        "evalpool.judge.ttir.memory", "evalpool.judge.compiler", "process",
+        "evalpool.judge", "evalpool.judge.program", "evalpool.judge.program.wire",
+        "evalpool.judge.ttir", "evalpool.judge.ttir.memory", "evalpool.judge.compiler", "process",
     },
     "evalpool.judge.execute.gpu": {
         "evalpool.judge", "evalpool.judge.program", "evalpool.judge.compiler",

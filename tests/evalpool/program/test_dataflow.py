@@ -1,4 +1,4 @@
-"""Where contents come from: inputs, launches, sections; what is alive and what is dead."""
+"""Sources of contents: inputs, launches, sections; nodes that are alive or dead."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     Descriptor,
     InvalidProgram,
@@ -22,7 +21,9 @@ from forge.evalpool.judge.program.format import (
     Tensor,
     Value,
 )
-from forge.evalpool.judge.program.wire import HEAD_BYTES, MAGIC, dumps, kernel_hash, loads
+from forge.evalpool.judge.program.identity import kernel_hash
+from forge.evalpool.judge.program.wire import dumps, limits, loads
+from forge.evalpool.judge.program.wire.layout import HEAD_BYTES, MAGIC
 from tests.evalpool.program.programs import (
     TTIR,
     addition,

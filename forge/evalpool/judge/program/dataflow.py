@@ -1,5 +1,5 @@
 # pyright: strict
-"""Where the contents of storages come from, in a straight-line list of nodes (`walk.variants`).
+"""Sources of the contents of storages, along a straight-line list of nodes (`walk.variants`).
 
 A storage is one place here: a write to a part of it adds to its content, a write to all of it
 replaces the content. A launch reads and writes what its pointer arguments name; callers that know
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Access(Flag):
-    """What a kernel may do to the memory behind one of its parameters."""
+    """Use that a kernel may make of the memory behind one of its parameters."""
 
     NONE = 0
     READ = 1
@@ -67,7 +67,7 @@ class Effects:
     reads: frozenset[int]
     writes: frozenset[int]
     replaces: frozenset[int] = frozenset()
-    """Those of `writes` whose whole content is new."""
+    """The storages among `writes` whose whole content is new."""
 
 
 def effects(program: Program, node: Node, accesses: Accesses) -> Effects:
@@ -146,7 +146,7 @@ def covers_storage(program: Program, tensor: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What the bytes of a storage may depend on."""
+    """Things that the bytes of a storage may depend on."""
 
     inputs: frozenset[int] = frozenset()
     """Positions of inputs."""

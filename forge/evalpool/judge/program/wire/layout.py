@@ -1,37 +1,19 @@
 # pyright: strict
-"""The bytes of a program: what the capture child sends, and what a store keeps.
-
-    magic   8 bytes
-    length  of the JSON, 4 bytes, little endian
-    JSON    {"version", "texts": [lengths], "program": records without blobs}
-    blobs   TTIR texts, then the contents of constants, without gaps
-
-In the JSON a record is an object without the fields that have their default; a kernel's `ttir` is a
-position in `texts` (equal texts are stored once), and `constants` is a list of lengths. A node, and
-an argument that is no scalar, is an object of one key: `{"launch": {...}}`, `{"tensor": 3}`,
-`{"dtype": "float16"}`, `{"float": "nan"}`.
-
-`loads` trusts nothing: it raises InvalidProgram, and nothing else, for bytes that are no program
-within the bounds of `limits.py`.
-"""
+"""Writes and reads the bytes of a program, in the layout that `__init__.py` describes."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
-from forge.evalpool.judge.program import limits
-from forge.evalpool.judge.program.check import check
 from forge.evalpool.judge.program.format import (
     VERSION,
     Choice,
     Descriptor,
     InvalidProgram,
-    Kernel,
     Launch,
     NamedConstant,
     Op,
@@ -39,8 +21,10 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
-from forge.evalpool.judge.program.parse import read_program
-from forge.evalpool.judge.program.reader import Reader, shown
+from forge.evalpool.judge.program.wire import limits
+from forge.evalpool.judge.program.wire.check import check
+from forge.evalpool.judge.program.wire.parse import read_program
+from forge.evalpool.judge.program.wire.reader import Reader, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -205,19 +189,3 @@ def _ttir(blob: bytes, at: int) -> str:
     if "\0" in text:
         raise InvalidProgram(f"texts[{at}]: has a null character")
     return text
-
-
-# --- identity
-
-
-def kernel_hash(kernel: Kernel, *, target: str, triton: str) -> str:
-    """SHA-256 of everything that its binary depends on: equal hashes have equal binaries.
-
-    Source lines and names of parameters do not count.
-
-    Args:
-        target: `Program.target`.
-        triton: version of Triton that compiles.
-    """
-    parts = [kernel.ttir, dataclasses.asdict(kernel.options), target, triton]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from typing import NoReturn
 
-from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     ITEM_BYTES,
     Choice,
@@ -39,6 +38,7 @@ from forge.evalpool.judge.program.signature import (
     parse_type,
 )
 from forge.evalpool.judge.program.walk import Placed, places, tensors_of
+from forge.evalpool.judge.program.wire import limits
 
 
 def check(program: Program) -> None:

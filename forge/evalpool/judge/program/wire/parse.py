@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     ITEM_BYTES,
     Alternative,
@@ -32,8 +31,9 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
-from forge.evalpool.judge.program.reader import Reader, shown
 from forge.evalpool.judge.program.signature import parse_type
+from forge.evalpool.judge.program.wire import limits
+from forge.evalpool.judge.program.wire.reader import Reader, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

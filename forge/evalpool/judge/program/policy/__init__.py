@@ -1,0 +1,35 @@
+"""Rules about the structure of programs: who did the work, and what may outlast a call.
+
+Called by the judge on parsed programs, once the facts of the problem are known; imports no torch.
+
+Two policies. Under `own` the candidate's kernels do the work: beside them, operations of `forward`
+may fill, copy, cast and pad, keep books of indices up to `INDEX_SHARE` of the necessary work, and
+combine partial results up to `COMBINE_SHARE`. Under `hybrid` torch may do heavy work too; the share
+of the candidate's kernels is then measured, and one of them at least must be necessary.
+
+Under both, `init` may do any work on parameters, because that is prepacking: layout, casts, padding
+and products of weights (`W @ V`) alike. It runs untimed and again for each set of parameters, and
+`prepacking` lists what it computes. An output that no input reaches may not be computed there.
+
+Structure does not tell a kernel that copies from one that computes; what is left for it to copy is
+bounded instead: under `own`, torch can have computed at most a hundredth of the necessary work.
+"""
+
+from forge.evalpool.judge.program.policy.facts import (
+    Policy,
+    ProblemFacts,
+    Refusal,
+    Rule,
+    kinds_of,
+)
+from forge.evalpool.judge.program.policy.judge import judge_policy, prepacking
+
+__all__ = [
+    "Policy",
+    "ProblemFacts",
+    "Refusal",
+    "Rule",
+    "judge_policy",
+    "kinds_of",
+    "prepacking",
+]

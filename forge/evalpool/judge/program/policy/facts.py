@@ -1,0 +1,100 @@
+# pyright: strict
+"""Facts of a problem, and the refusals that a policy may end in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from forge.evalpool.judge.program.format import Op, Program, Section
+from forge.evalpool.judge.program.ops import Kind, kind_of, misuse
+from forge.evalpool.judge.program.walk import places
+
+Policy = Literal["own", "hybrid"]
+
+COMBINE_SHARE = 0.01
+"""Largest part of the necessary work that operations may do by combining results."""
+INDEX_SHARE = 0.10
+"""Largest part of the necessary work that bookkeeping of indices may have."""
+SMALL_BYTES = 4096
+"""Work below this takes as long as launching it, so shares of small problems may reach it..."""
+SMALL_SHARE = 1 / 8
+"""...up to this part of the necessary work."""
+FLOPS_PER_BYTE = 300
+"""Operations that a card does while it moves a byte, with tensor cores: work is in bytes."""
+
+
+class Rule(StrEnum):
+    """The rule that a program breaks."""
+
+    OPERATION = "operation"
+    """An operation is not in the closed table, or its arguments do not fit."""
+    OUTPUT = "output"
+    """No launch of `forward` has a part in an output."""
+    INPUT = "input"
+    """An input that matters reaches no output."""
+    STATE = "state"
+    """`forward` writes to something that outlasts the call, and the reference does not."""
+    INIT = "init"
+    """`init` computes an output, or draws random numbers."""
+    HEAVY = "heavy"
+    RANDOM = "random"
+    MOVES = "moves"
+    """Torch moves the data in a problem that is about moving data."""
+    INDEX = "index"
+    COMBINE = "combine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A program that a policy refuses."""
+
+    rule: Rule
+    message: str
+    """Names the node or storage, and its line: shown to the candidate's author."""
+    path: str = ""
+    """Place of the node that is refused; empty if none is."""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemFacts:
+    """The judge's knowledge of a problem, from its reference."""
+
+    num_bytes: int
+    """Bytes of its inputs, parameters and outputs: what any solution must move."""
+    flops: int = 0
+    """Floating-point operations that any solution needs; 0 where nobody knows. The reference's
+    count is no such bound: it may be wasteful."""
+    needed_inputs: frozenset[int] = frozenset()
+    """Positions of tensor inputs that the reference's outputs depend on."""
+    written_inputs: frozenset[int] = frozenset()
+    """Positions of tensor inputs that the reference writes to."""
+    written_parameters: frozenset[str] = frozenset()
+    """Names of parameters and buffers that the reference writes to in `forward`."""
+    free_outputs: frozenset[int] = frozenset()
+    """Positions of outputs that the reference returns without work, such as an input."""
+    kinds: frozenset[Kind] = frozenset({Kind.HEAVY})
+    """Kinds of the reference's own operations, by `kinds_of` its captured program."""
+
+    @property
+    def work(self) -> float:
+        """The necessary work in bytes."""
+        return max(self.num_bytes, self.flops / FLOPS_PER_BYTE)
+
+    def allowance(self, share: float) -> float:
+        """Bytes that operations of a kind may move, which may do this share of the work."""
+        return max(share * self.work, min(SMALL_BYTES, SMALL_SHARE * self.work))
+
+
+def kinds_of(program: Program) -> frozenset[Kind]:
+    """Kinds of the operations of `forward`, for the facts of a reference.
+
+    Operations outside the table count as heavy.
+    """
+    return frozenset(
+        Kind.HEAVY if misuse(placed.node) else kind_of(program, placed.node)
+        for placed in places(program)
+        if placed.section == Section.FORWARD and isinstance(placed.node, Op)
+    )
