@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     Descriptor,
     InvalidProgram,
@@ -22,7 +23,7 @@ from forge.evalpool.judge.program.format import (
     Value,
 )
 from forge.evalpool.judge.program.identity import kernel_hash
-from forge.evalpool.judge.program.wire import dumps, limits, loads
+from forge.evalpool.judge.program.wire import dumps, loads
 from forge.evalpool.judge.program.wire.layout import HEAD_BYTES, MAGIC
 from tests.evalpool.program.programs import (
     TTIR,

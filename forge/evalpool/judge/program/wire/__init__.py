@@ -11,7 +11,7 @@ an argument that is no scalar, is an object of one key: `{"launch": {...}}`, `{"
 `{"dtype": "float16"}`, `{"float": "nan"}`.
 
 `loads` trusts nothing: it raises InvalidProgram, and nothing else, for bytes that are no program
-within the bounds of `limits.py`. Plain data: imports neither torch nor triton.
+within the bounds of `program.limits`. Plain data: imports neither torch nor triton.
 """
 
 from forge.evalpool.judge.program.wire.layout import dumps, loads

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import NoReturn
 
+from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     ITEM_BYTES,
     Choice,
@@ -38,7 +39,6 @@ from forge.evalpool.judge.program.signature import (
     parse_type,
 )
 from forge.evalpool.judge.program.walk import Placed, places, tensors_of
-from forge.evalpool.judge.program.wire import limits
 
 
 def check(program: Program) -> None:

@@ -9,6 +9,7 @@ import math
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
+from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     VERSION,
     Choice,
@@ -21,7 +22,6 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
-from forge.evalpool.judge.program.wire import limits
 from forge.evalpool.judge.program.wire.check import check
 from forge.evalpool.judge.program.wire.parse import read_program
 from forge.evalpool.judge.program.wire.reader import Reader, shown

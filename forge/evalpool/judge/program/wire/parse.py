@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     ITEM_BYTES,
     Alternative,
@@ -32,7 +33,6 @@ from forge.evalpool.judge.program.format import (
     Value,
 )
 from forge.evalpool.judge.program.signature import parse_type
-from forge.evalpool.judge.program.wire import limits
 from forge.evalpool.judge.program.wire.reader import Reader, shown
 
 if TYPE_CHECKING:
