@@ -69,3 +69,15 @@ def test_without_a_limit_nothing_is_blamed(monkeypatch: pytest.MonkeyPatch) -> N
     endless = resource.RLIM_INFINITY
     monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: (endless, endless))
     assert limit_behind("MemoryError") == ""
+
+
+def test_the_threads_of_a_supervisor_allocate_from_one_heap() -> None:
+    code = (
+        "import ctypes, threading; from forge.process.limits import use_one_heap;"
+        "use_one_heap();"
+        "threads = [threading.Thread(target=lambda: bytes(9999)) for _ in range(3)];"
+        "[(each.start(), each.join()) for each in threads];"
+        "ctypes.CDLL(None).malloc_stats()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("Arena ") == 1

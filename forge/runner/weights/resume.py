@@ -30,14 +30,20 @@ PUBLISHED = re.compile(r"\.?(sft|grpo)-\d+")
 """Start of the names that trainers give to the directories they publish, whole or partial."""
 
 
+BLOCK_BYTES = 64 << 10
+"""Bytes that are read at a time. Each worker thread keeps what it once allocated from the heap, and
+any of them may be the one that reads."""
+
+
 def sha256_of_weights(path: Path) -> str:
     """Digest of all weight files of a directory, in name order; empty where there is none."""
     files = sorted(path.glob("*.safetensors"))
     digest = hashlib.sha256()
+    block = memoryview(bytearray(BLOCK_BYTES))
     for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+        with file.open("rb", buffering=0) as stream:
+            while size := stream.readinto(block):
+                digest.update(block[:size])
     return digest.hexdigest() if files else ""
 
 
