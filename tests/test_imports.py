@@ -83,8 +83,8 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.ttir", "evalpool.judge.ttir.memory", "evalpool.judge.compiler", "process",
     },
     "evalpool.judge.execute.gpu": {
-        "evalpool.judge", "evalpool.judge.program", "evalpool.judge.compiler",
-        "evalpool.judge.execute", "process",
+        "evalpool.judge", "evalpool.judge.program", "evalpool.judge.program.wire",
+        "evalpool.judge.compiler", "evalpool.judge.execute", "process",
     },
     "evalpool.judge.numbers": {"evalpool.judge"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers"},
