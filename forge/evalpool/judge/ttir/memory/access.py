@@ -243,6 +243,8 @@ def mark_written(part: Part, size: int) -> None:
 
 def granules(places: Places, size: int, granule: int) -> Iterator[Places]:
     """The places of each granule of elements of `size` bytes."""
+    if isinstance(places, Windows) and size < granule:
+        places = places.scattered()  # windows of smaller elements may begin inside a granule
     yield places
     for offset in range(granule, size, granule):
         if isinstance(places, Windows):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.memory.places import Windows
+from forge.evalpool.judge.ttir.memory.places import Places, Windows
 from forge.evalpool.judge.ttir.memory.storages import MANY, NOBODY, FaultKind, Storage
 
 if TYPE_CHECKING:
@@ -41,9 +41,15 @@ def _rank(part: Part) -> int:
     return part.places.offsets.ndim - 1
 
 
+def _coarse(places: Places, size: int, granule: int) -> Places:
+    """Places as entries of a record: windows of elements smaller than a granule one by one."""
+    return places.scattered() if isinstance(places, Windows) and size < granule else places
+
+
 def note_read(group: Group, part: Part, operation: Operation, size: int) -> None:
     """Records a read, and suspects a race with a write of another instance."""
-    storage, places, granule = part.storage, part.places, part.storage.granule
+    storage, granule = part.storage, part.storage.granule
+    places = _coarse(part.places, size, granule)
     ids = _ids(group, part, _rank(part))
     if storage.writers is not None:
         writers = places.read(storage.writers, granule)
@@ -75,7 +81,8 @@ def note_write(
     Returns:
         A check for conflicts within this write, to be called after it; None if there are none.
     """
-    storage, places, granule = part.storage, part.places, part.storage.granule
+    storage, granule = part.storage, part.storage.granule
+    places = _coarse(part.places, flat.itemsize, granule)
     size = flat.itemsize
     ids = _ids(group, part, _rank(part))
     if storage.writers is None:
@@ -103,7 +110,8 @@ def note_write(
 
 def note_atomic(group: Group, part: Part, operation: Operation, size: int) -> None:
     """Records an atomic access, and suspects a race with a plain write of another instance."""
-    storage, places, granule = part.storage, part.places, part.storage.granule
+    storage, granule = part.storage, part.storage.granule
+    places = _coarse(part.places, size, granule)
     ids = _ids(group, part, _rank(part))
     if storage.writers is None:
         storage.writers = _record(storage)

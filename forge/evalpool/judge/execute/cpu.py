@@ -1,0 +1,436 @@
+# pyright: strict
+"""Runs a whole program on a CPU: launches by the evaluator of `ttir`, op nodes by torch.
+
+Inputs and parameters stay where the caller has them; constants and allocations belong to the
+executor. An allocation is poisoned and counts as uninitialised until something writes to it; those
+of `init` are put back before each call, so that nothing survives one.
+
+A race or an uninitialised read is reported only if it changes an output: the call runs again with
+the instances in another order, or with another poison, and its outputs are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge.evalpool.judge.execute.outcome import (
+    ExecutionFailed,
+    FaultReport,
+    LaunchCost,
+    Outcome,
+)
+from forge.evalpool.judge.execute.report import Place, fault_report, unwritten_report
+from forge.evalpool.judge.program.format import (
+    ITEM_BYTES,
+    Choice,
+    Descriptor,
+    Launch,
+    Op,
+    Origin,
+    Section,
+    TensorUse,
+    Value,
+)
+from forge.evalpool.judge.ttir.evaluate import Address, HostDescriptor, Order, launch
+from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory, Storage
+from forge.evalpool.judge.ttir.plan import plan_of
+from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.values import Unsupported
+from forge.evalpool.judge.ttir.verify import uses_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from forge.evalpool.judge.program.format import LaunchArgument, Node, Program
+    from forge.evalpool.judge.ttir.evaluate import Argument
+    from forge.evalpool.judge.ttir.memory.storages import Fault
+
+POISON = 0xFF
+"""Byte of uninitialised memory: NaN in every float type, -1 in integers."""
+OTHER_POISON = 0x5A
+"""Byte of the second run: large numbers, none of them NaN."""
+TOLERANCE = 1e-3
+"""Relative difference of an output between two orders that atomic sums of floats may have."""
+RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+FLOATS = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    """Conditions of one run."""
+
+    order: Order = Order.NATURAL
+    poison: int = POISON
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    """A memory error that may not matter, and where it was."""
+
+    fault: Fault
+    node: Launch
+    place: int
+    """Number of the launch within its section."""
+
+
+@dataclass(slots=True)
+class CpuExecutor:
+    """A program bound to a call's memory.
+
+    Attributes:
+        program: A checked program (`wire.loads`).
+        inputs: Bytes of each tensor input, in the order of the call's arguments.
+        parameters: Bytes of each parameter and buffer of the reference, by name.
+    """
+
+    program: Program
+    inputs: Sequence[NDArray[np.uint8]]
+    parameters: Mapping[str, NDArray[np.uint8]]
+    memory: Memory = field(init=False)
+    _saved: dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_] | None]] = field(init=False)
+    """Content of the allocations of `init` after it."""
+    _tensors: dict[int, Any] = field(init=False, default_factory=dict[int, Any])
+    _written: frozenset[int] = field(init=False)
+    """Storages that `forward` may write to."""
+
+    def __post_init__(self) -> None:
+        granules = self._granules()
+        self.memory = Memory(
+            [
+                Storage(data=self._bytes(number), granule=granules[number])
+                for number in range(len(self.program.storages))
+            ]
+        )
+        self._saved = {}
+        self._written = self._written_storages()
+
+    def init(self) -> Outcome:
+        """Runs the section `init`, once for each set of parameters.
+
+        Raises:
+            ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
+        """
+        outcome = Outcome()
+        mode = _Mode()
+        self._poison(Section.INIT, mode)
+        suspicions = self._run(self.program.init, outcome, mode)
+        outcome.faults += [self._report(one) for one in suspicions]
+        for number, one in enumerate(self.program.storages):
+            if one.origin is Origin.ALLOCATION and one.section is Section.INIT:
+                storage = self.memory.storages[number]
+                written = storage.written
+                copied = None if written is None else written.copy()
+                self._saved[number] = (storage.data.copy(), copied)
+        return outcome
+
+    def forward(self) -> Outcome:
+        """Runs one call on what the inputs and parameters hold now.
+
+        Raises:
+            ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
+        """
+        kept = {
+            number: self.memory.storages[number].data.copy()
+            for number in self._written
+            if self.program.storages[number].origin is not Origin.ALLOCATION
+        }
+        outcome = Outcome()
+        suspicions = self._call(outcome, _Mode())
+        outcome.faults += self._unwritten()
+        if suspicions:
+            outcome.faults += self._confirmed(suspicions, kept)
+        return outcome
+
+    def read(self, tensor: int) -> NDArray[Any]:
+        """A tensor of the program as a contiguous copy of raw elements (unsigned integers)."""
+        one = self.program.tensors[tensor]
+        return np.ascontiguousarray(self._raw(tensor)).reshape(one.shape)
+
+    def scalar(self, tensor: int) -> bool | int | float:
+        """Value of a tensor of one element."""
+        return self._tensor(tensor).item()
+
+    # storages
+
+    def _granules(self) -> list[int]:
+        """Smallest element of each storage, in bytes."""
+        found = [16] * len(self.program.storages)
+        for one in self.program.tensors:
+            found[one.storage] = min(found[one.storage], ITEM_BYTES[one.dtype])
+        return [min(one, 8) for one in found]
+
+    def _bytes(self, number: int) -> NDArray[np.uint8]:
+        one = self.program.storages[number]
+        if one.origin is Origin.ALLOCATION:
+            return np.empty(one.num_bytes, np.uint8)
+        if one.origin is Origin.CONSTANT:
+            data = np.frombuffer(self.program.constants[one.index], np.uint8).copy()
+        elif one.origin is Origin.INPUT:
+            if one.index >= len(self.inputs):
+                raise ExecutionFailed("misfit", f"the call has no tensor input {one.index}")
+            data = self.inputs[one.index]
+        else:
+            if one.name not in self.parameters:
+                raise ExecutionFailed("misfit", f"the reference has no parameter {one.name}")
+            data = self.parameters[one.name]
+        if len(data) < one.num_bytes:
+            name = f"{one.origin} {one.name or one.index}"
+            words = f"{name} has {len(data)} bytes, the program uses {one.num_bytes}"
+            raise ExecutionFailed("misfit", words)
+        return data[: one.num_bytes]
+
+    def _poison(self, section: Section, mode: _Mode) -> None:
+        for number, one in enumerate(self.program.storages):
+            if one.origin is Origin.ALLOCATION and one.section is section:
+                storage = self.memory.storages[number]
+                storage.data.fill(mode.poison)
+                storage.forget()
+
+    def _restore(self) -> None:
+        for number, (data, written) in self._saved.items():
+            storage = self.memory.storages[number]
+            if number in self._written or storage.written is not None:
+                storage.data[:] = data
+                storage.written = None if written is None else written.copy()
+
+    def _written_storages(self) -> frozenset[int]:
+        """Storages that a node of `forward` may write to."""
+        found: set[int] = set()
+        for node in self._nodes(self.program.forward):
+            if isinstance(node, Op):
+                found.update(self.program.tensors[one].storage for one in node.results)
+            elif isinstance(node, Launch):
+                found.update(self._written_by(node))
+        return frozenset(found)
+
+    def _written_by(self, node: Launch) -> set[int]:
+        kernel = self.program.kernels[node.kernel]
+        plan = self._plan(node)
+        uses = uses_of(plan.module, kernel.name)
+        return {
+            self.program.tensors[one.tensor].storage
+            for one, use in zip(node.arguments, uses, strict=False)
+            if use is not None and use.is_written and isinstance(one, (TensorUse, Descriptor))
+        }
+
+    # running
+
+    def _nodes(self, nodes: Sequence[Node]) -> list[Node]:
+        """Nodes in order, with the chosen alternative of each choice, or its first."""
+        found: list[Node] = []
+        for node in nodes:
+            if isinstance(node, Choice):
+                found += self._nodes(node.alternatives[node.chosen or 0].nodes)
+            else:
+                found.append(node)
+        return found
+
+    def _call(self, outcome: Outcome, mode: _Mode) -> list[_Suspicion]:
+        self._restore()
+        self._poison(Section.FORWARD, mode)
+        return self._run(self.program.forward, outcome, mode)
+
+    def _run(self, nodes: Sequence[Node], outcome: Outcome, mode: _Mode) -> list[_Suspicion]:
+        suspicions: list[_Suspicion] = []
+        for node in self._nodes(nodes):
+            if isinstance(node, Launch):
+                suspicions += self._launch(node, outcome, mode)
+            elif isinstance(node, Op):
+                self._operation(node)
+            elif isinstance(node, Value):
+                self._check_value(node)
+        return suspicions
+
+    def _plan(self, node: Launch) -> Any:
+        kernel = self.program.kernels[node.kernel]
+        try:
+            return plan_of(kernel.ttir)
+        except InvalidModule as error:
+            words = f"kernel {kernel.name}: {error}"
+            raise ExecutionFailed("unsupported", words, line=node.line) from error
+        except Unsupported as error:
+            raise ExecutionFailed("unsupported", str(error), line=node.line) from error
+
+    def _launch(self, node: Launch, outcome: Outcome, mode: _Mode) -> list[_Suspicion]:
+        kernel = self.program.kernels[node.kernel]
+        plan = self._plan(node)
+        arguments = [self._argument(one) for one in node.arguments]
+        try:
+            report = launch(plan, kernel.name, node.grid, arguments, self.memory, order=mode.order)
+        except Faulted as error:
+            found = self._report(_Suspicion(error.fault, node, len(outcome.launches)))
+            raise ExecutionFailed(found.kind, found.message, line=found.line) from error
+        except Unsupported as error:
+            words = f"kernel {kernel.name}: {error}"
+            raise ExecutionFailed("unsupported", words, line=node.line) from error
+        place = len(outcome.launches)
+        outcome.launches.append(
+            LaunchCost(
+                kernel=kernel.name,
+                grid=node.grid,
+                line=node.line,
+                bytes_loaded=report.bytes_loaded,
+                bytes_stored=report.bytes_stored,
+                flops=report.flops,
+            )
+        )
+        return [_Suspicion(one, node, place) for one in report.suspicions]
+
+    def _argument(self, argument: LaunchArgument) -> Argument:
+        if isinstance(argument, TensorUse):
+            return self._address(argument.tensor)
+        if isinstance(argument, Descriptor):
+            return HostDescriptor(
+                base=self._address(argument.tensor),
+                shape=argument.shape,
+                strides=argument.strides,
+                padding=math.nan if argument.padding == "nan" else 0.0,
+            )
+        return Address(None) if argument is None else argument
+
+    def _address(self, tensor: int) -> Address:
+        one = self.program.tensors[tensor]
+        return Address(one.storage, one.offset * ITEM_BYTES[one.dtype])
+
+    def _operation(self, node: Op) -> None:
+        from forge.evalpool.judge.execute import torch_nodes
+
+        torch_nodes.run(node, self._tensor)
+        for number in node.results:
+            storage = self.memory.storages[self.program.tensors[number].storage]
+            if storage.written is not None:
+                self._entries(number, storage.written, storage.granule)[...] = True
+                if storage.written.all():
+                    storage.written = None
+
+    def _check_value(self, node: Value) -> None:
+        found = self.scalar(node.tensor)
+        is_same = found == node.answer or (found != found and node.answer != node.answer)
+        if node.answer is not None and not is_same:
+            words = f"a value read on the host is {found}; the program was made for {node.answer}"
+            raise ExecutionFailed("value", words, line=node.line)
+
+    # tensors
+
+    def _tensor(self, number: int) -> Any:
+        """A torch tensor over the memory of a tensor of the program."""
+        if number not in self._tensors:
+            import torch
+
+            one = self.program.tensors[number]
+            dtype = getattr(torch, one.dtype)
+            data = self.memory.storages[one.storage].data
+            if math.prod(one.shape) == 0:
+                self._tensors[number] = torch.empty(one.shape, dtype=dtype)
+            else:
+                size = ITEM_BYTES[one.dtype]
+                whole = torch.from_numpy(data[: len(data) // size * size]).view(dtype)
+                view = whole.as_strided(one.shape, one.strides, one.offset)
+                self._tensors[number] = view
+        return self._tensors[number]
+
+    def _raw(self, number: int) -> NDArray[Any]:
+        """A strided view of a tensor's raw elements."""
+        one = self.program.tensors[number]
+        size = ITEM_BYTES[one.dtype]
+        data = self.memory.storages[one.storage].data
+        if math.prod(one.shape) == 0:
+            return np.empty(one.shape, RAW[size])
+        return np.ndarray(
+            one.shape,
+            RAW[size],
+            buffer=data,
+            offset=one.offset * size,
+            strides=tuple(stride * size for stride in one.strides),
+        )
+
+    def _entries(self, number: int, record: NDArray[Any], granule: int) -> NDArray[Any]:
+        """Entries of a record by granule, with an axis for the granules of each element."""
+        one = self.program.tensors[number]
+        per = max(ITEM_BYTES[one.dtype] // granule, 1)
+        if math.prod(one.shape) == 0:
+            return np.empty((*one.shape, per), record.dtype)
+        return np.ndarray(
+            (*one.shape, per),
+            record.dtype,
+            buffer=record,
+            offset=one.offset * per * record.itemsize,
+            strides=(*(stride * per * record.itemsize for stride in one.strides), record.itemsize),
+        )
+
+    # faults
+
+    def _unwritten(self) -> list[FaultReport]:
+        """Outputs with elements that nothing wrote."""
+        found: list[FaultReport] = []
+        for place, number in enumerate(self.program.outputs):
+            storage = self.memory.storages[self.program.tensors[number].storage]
+            if storage.written is None:
+                continue
+            missing = ~self._entries(number, storage.written, storage.granule).all(axis=-1)
+            if missing.any():
+                found.append(unwritten_report(self._output_name(place), missing))
+        return found
+
+    def _output_name(self, place: int) -> str:
+        return "the output" if len(self.program.outputs) == 1 else f"output {place}"
+
+    def _confirmed(
+        self, suspicions: list[_Suspicion], kept: Mapping[int, NDArray[np.uint8]]
+    ) -> list[FaultReport]:
+        """Reports of the suspicions that change an output. Leaves memory as the first run did."""
+        after = {number: self.memory.storages[number].data.copy() for number in self._written}
+        outputs = [self.read(number) for number in self.program.outputs]
+        found: list[FaultReport] = []
+        modes = {
+            FaultKind.RACE: _Mode(order=Order.REVERSED),
+            FaultKind.UNINITIALISED: _Mode(poison=OTHER_POISON),
+        }
+        for kind, mode in modes.items():
+            mine = [one for one in suspicions if one.fault.kind is kind]
+            if not mine:
+                continue
+            for number, data in kept.items():
+                self.memory.storages[number].data[:] = data
+            try:
+                self._call(Outcome(), mode)
+                is_changed = self._differs(outputs)
+            except ExecutionFailed:
+                is_changed = True
+            if is_changed:
+                found += [self._report(one) for one in mine]
+        for number, data in after.items():
+            self.memory.storages[number].data[:] = data
+        return found
+
+    def _differs(self, outputs: list[NDArray[Any]]) -> bool:
+        return any(
+            _differ(before, self.read(number), self.program.tensors[number].dtype)
+            for before, number in zip(outputs, self.program.outputs, strict=True)
+        )
+
+    def _report(self, one: _Suspicion) -> FaultReport:
+        place = Place(program=self.program, node=one.node, number=one.place)
+        return fault_report(one.fault, place)
+
+
+def _differ(before: NDArray[Any], after: NDArray[Any], dtype: str) -> bool:
+    """True if two runs' outputs differ by more than the order of a sum explains."""
+    if np.array_equal(before, after):
+        return False
+    if dtype == "bfloat16":
+        values = [(one.astype(np.uint32) << 16).view(np.float32) for one in (before, after)]
+    elif dtype in FLOATS:
+        values = [one.view(FLOATS[dtype]) for one in (before, after)]
+    else:
+        return True
+    first, second = (one.astype(np.float64) for one in values)
+    scale = float(np.abs(first[np.isfinite(first)]).max(initial=0.0))
+    near = np.isclose(first, second, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
+    return not bool(near.all())
