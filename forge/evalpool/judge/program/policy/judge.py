@@ -172,14 +172,16 @@ class _Variant:
         self, forward: list[Placed], rule: Rule, kinds: Set[Kind], share: float
     ) -> Iterator[Refusal]:
         """Refuses the largest operation of these kinds if all of them move too much."""
-        moved = {at: self._bytes(at) for at in forward if self._kind(at) in kinds}
+        moved = [(self._bytes(at), at) for at in forward if self._kind(at) in kinds]
+        total = sum(size for size, _ in moved)
         allowed = self.facts.allowance(share)
-        if sum(moved.values()) > allowed:
+        if total > allowed:
             reason = (
-                f"operations like this ({', '.join(sorted(kinds))}) move {sum(moved.values())} "
+                f"operations like this ({', '.join(sorted(kinds))}) move {total} "
                 f"bytes; {int(allowed)} are allowed in this problem, so a kernel must do it"
             )
-            yield _refuse(self.program, max(moved, key=moved.__getitem__), rule, reason)
+            largest = max(moved, key=lambda one: one[0])[1]
+            yield _refuse(self.program, largest, rule, reason)
 
     def _operations(self, section: Section) -> Iterator[Placed]:
         for placed in self.nodes:
