@@ -186,8 +186,9 @@ def test_the_first_launch_overlaps_nothing() -> None:
 
 
 def test_a_grid_that_no_card_has_is_refused() -> None:
+    clustered = replace(BINARY, num_ctas=2)
     with pytest.raises(BadLaunch, match="grid"):
-        arguments.geometry(launch(grid=(1, 70_000, 1)), BINARY, is_first=True)
+        arguments.geometry(launch(grid=(1 << 30, 1, 1)), clustered, is_first=True)
 
 
 def test_a_warp_of_an_amd_card_has_64_threads() -> None:

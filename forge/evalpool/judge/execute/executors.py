@@ -10,11 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import mmap
-import os
-import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager, nullcontext
@@ -25,10 +20,11 @@ from forge.errors import Stalled
 from forge.evalpool.judge.compiler.binary import Binary, Failure
 from forge.evalpool.judge.execute import messages
 from forge.evalpool.judge.execute.messages import Message, MessageError, PeerEnded, Silent
-from forge.evalpool.judge.execute.steps import PROGRESS, NamedStep, named_steps
+from forge.evalpool.judge.execute.steps import NamedStep, named_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    import socket
+    from collections.abc import Callable, Generator, Sequence
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.execute.call import Call
@@ -37,10 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-"""Maximum time to import torch and make a context; seconds where the host is idle."""
-END_TIMEOUT_S = 20.0
-"""Maximum wait for a killed process: the driver first tears down what it ran."""
-MODULE = "forge.evalpool.judge.execute.gpu.child"
+"""Maximum time to make a context; under a second where the host is idle."""
 
 
 class ProgramRefused(Exception):
@@ -78,38 +71,6 @@ class Channel(Protocol):
     def end(self) -> None:
         """Kills the process and waits for its end."""
         ...
-
-
-class Process:
-    """A started process. The thread that starts it must outlive it (death signal)."""
-
-    def __init__(self, command: Sequence[str], *, env: Mapping[str, str]) -> None:
-        self.sock, theirs = socket.socketpair()
-        progress_fd = os.memfd_create("forge-progress")
-        os.ftruncate(progress_fd, mmap.PAGESIZE)
-        self._memory = mmap.mmap(progress_fd, mmap.PAGESIZE)
-        numbers = (theirs.fileno(), progress_fd)
-        try:
-            self._process = subprocess.Popen(
-                [*command, *map(str, numbers), str(os.getpid())],
-                pass_fds=numbers,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-            )
-        finally:
-            theirs.close()
-            os.close(progress_fd)
-
-    def progress(self) -> int:
-        return PROGRESS.unpack_from(self._memory)[0]
-
-    def end(self) -> None:
-        self.sock.close()
-        self._process.kill()
-        try:
-            self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            logger.error("executor %d does not end", self._process.pid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,14 +400,6 @@ class Executors:
                 if made is not None:
                     self._ready.append(made)
                 self._changed.notify_all()
-
-
-def start_executor(*, env: Mapping[str, str] | None = None) -> Executor:
-    """A process on the first visible card, with its context made. Raises ExecutorGone."""
-    command = [sys.executable, "-m", MODULE]
-    executor = Executor(Process(command, env=os.environ if env is None else env))
-    executor.wait_ready()
-    return executor
 
 
 @contextmanager

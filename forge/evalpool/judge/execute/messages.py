@@ -22,7 +22,7 @@ HEADER = struct.Struct("!4sBII")
 MAGIC = b"FEX1"
 MAX_BODY_BYTES = 4 << 20
 MAX_BLOB_BYTES = 512 << 20
-MAX_FDS = 1
+MAX_FDS = 2
 CHUNK_BYTES = 1 << 20
 
 
@@ -48,6 +48,10 @@ class Message(IntEnum):
     """Executor: the program cannot be run; the context is sound."""
     FAULT = 10
     """Executor: the program lost the context; this process ends now."""
+    FORK = 11
+    """Judge to nursery: make an executor of the attached socket and progress memory."""
+    FORKED = 12
+    """Nursery: the process, as a descriptor."""
 
 
 class MessageError(Exception):

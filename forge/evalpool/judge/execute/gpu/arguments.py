@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.execute.gpu.driver import Geometry, MapSpec, aligned_map
-from forge.evalpool.judge.program import limits, signature
+from forge.evalpool.judge.program import signature
 from forge.evalpool.judge.program.format import ITEM_BYTES, Descriptor, TensorUse
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 HOST_TYPES = {8: 10, 9: 8, 10: 9}
 """Triton numbers the element types of a tensor map otherwise on the device than the driver does."""
+
+
+MAX_GRID_X = 2**31 - 1
 
 
 class BadLaunch(Exception):
@@ -116,8 +119,8 @@ def geometry(launch: Launch, binary: Binary, *, is_first: bool) -> Geometry:
     """
     x, y, z = launch.grid
     grid = (x * binary.num_ctas, y, z)
-    if any(size > most for size, most in zip(grid, limits.MAX_GRID, strict=True)):
-        raise BadLaunch(f"a grid of {launch.grid} is larger than {limits.MAX_GRID}")
+    if grid[0] > MAX_GRID_X:
+        raise BadLaunch(f"a grid of {launch.grid} in clusters of {binary.num_ctas} blocks")
     return Geometry(
         grid=grid,
         num_threads=binary.num_warps * warp_size(binary.target),

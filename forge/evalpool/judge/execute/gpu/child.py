@@ -1,6 +1,6 @@
 """The executor's process: holds one card's context and runs programs, one after another.
 
-Started by `executors.py`, never by the zygote; no candidate's Python ever runs here. It has no
+A fork of the nursery, never of the zygote; no candidate's Python ever runs here. It has no
 seed, no expected output and no verdict: it gets a program, its binaries and a block of memory with
 inputs, and answers with outputs in the same block and with times.
 
@@ -21,7 +21,6 @@ import mmap
 import os
 import resource
 import socket
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +40,12 @@ from forge.evalpool.judge.execute.gpu.timing import Flush, Timer
 from forge.evalpool.judge.execute.messages import MAX_BLOB_BYTES, Message, PeerEnded
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Section
-from forge.process.lease import die_with_parent
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.execute.messages import Received
 
-FAULT_STATUS = 3
-"""Exit status after a fault."""
+FAULT_STATUS, CRASH_STATUS = 3, 70
+"""Exit statuses after a program's fault, and after one of ours."""
 
 
 class Session:
@@ -257,19 +255,23 @@ class Executing:
             for kind in (torch.float32, torch.float16, torch.bfloat16):
                 flat.view(kind).copy_(wide.clone().view(kind))
         sealed.close()
+        for kind in (torch.float32, torch.float16):  # libraries take a tenth of a second
+            one = torch.ones(64, 64, dtype=kind, device="cuda")
+            torch.addmm(one, one, one).sum()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
 
 
-def main() -> None:
-    """Arguments: the socket's descriptor, the progress memory's, the judge's pid."""
-    sock_fd, progress_fd, judge = (int(one) for one in sys.argv[1:4])
-    die_with_parent(judge)
+def serve(sock_fd: int, progress_fd: int) -> None:
+    """Serves the judge until it hangs up. In a fork of the nursery."""
     drop_privileges()
-    memory = mmap.mmap(progress_fd, mmap.PAGESIZE)
-    sock = socket.socket(fileno=sock_fd)
-    try:
-        Executing(sock, Progress(memory)).serve()
-    except PeerEnded:
-        os._exit(0)
+    progress = Progress(mmap.mmap(progress_fd, mmap.PAGESIZE))
+    os.close(progress_fd)
+    with socket.socket(fileno=sock_fd) as sock:
+        try:
+            Executing(sock, progress).serve()
+        except PeerEnded:
+            os._exit(0)
 
 
 def drop_privileges() -> None:
@@ -279,7 +281,3 @@ def drop_privileges() -> None:
     if os.geteuid() == 0:
         linux.drop_bounding_set()
         linux.drop_capabilities()
-
-
-if __name__ == "__main__":
-    main()

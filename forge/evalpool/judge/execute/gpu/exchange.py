@@ -7,8 +7,9 @@ Constants of the program come from a sealed copy in the same way.
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -18,11 +19,18 @@ from forge.evalpool.judge.execute.gpu.places import POISON, bytes_at
 from forge.evalpool.judge.program.format import Origin, Section
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
     from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.execute.gpu.arena import Buffer, Pool
+    from forge.evalpool.judge.execute.gpu.arena import Pool
     from forge.evalpool.judge.execute.gpu.run import Loaded
+
+
+class _Source(NamedTuple):
+    """Addresses of what is mapped for the moment; None where a program has no such memory."""
+
+    block: int | None
+    constants: int | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,32 +59,35 @@ class Exchange:
             slack: byte to put into the slack of the mappings; None leaves it.
             is_checked: waits after each step of `init`.
         """
-        places = self.loaded.places
         if slack is not None:
-            places.fill_slack(slack, stream=self._stream)
-        self._copy_in(call.fills)
-        self._copy_constants()
-        if call.seed:
-            torch.cuda.manual_seed(call.seed)
-        if call.is_init and self.loaded.init:
-            places.fill(POISON, sections=(Section.INIT,), stream=self._stream)
-            self.loaded.run(Section.INIT, is_checked=is_checked)
-        places.fill(POISON, sections=(Section.FORWARD,), stream=self._stream)
+            self.loaded.places.fill_slack(slack, stream=self._stream)
+        with self._opened() as source:
+            self._copy_in(call, source)
+        self._begin(call, is_checked=is_checked)
 
     def collect(self, call: Call) -> list[int]:
         """Copies the asked tensors into the block; returns storages that are not intact."""
-        if self.block is None or not (call.takes or call.intact):
+        with self._opened() as source:
+            flags = self._copy_out(call, source)
+        return self.changed(call, flags)
+
+    def turn(self, done: Call, following: Call | None) -> torch.Tensor | None:
+        """`collect` of a call and `prepare` of the one that follows, with one mapping of the
+        block. Returns the flags for `changed`, still on the card."""
+        with self._opened() as source:
+            flags = self._copy_out(done, source)
+            if following is not None:
+                self._copy_in(following, source)
+        if following is not None:
+            self._begin(following, is_checked=False)
+        return flags
+
+    def changed(self, call: Call, flags: torch.Tensor | None) -> list[int]:
+        """Storages of a call that are not intact. Waits for the card."""
+        if flags is None:
             return []
-        places = self.loaded.places
-        with self.block.opened(stream=self._stream) as address:
-            for number, offset in call.takes:
-                tensor = places.tensor(number)
-                num_bytes = tensor.numel() * tensor.element_size()
-                self._require(offset, num_bytes)
-                if num_bytes:
-                    slot = bytes_at(address + offset, num_bytes).view(tensor.dtype)
-                    slot.view(tensor.shape).copy_(tensor)
-            return self._changed(call.intact, address)
+        pairs = zip(self._watched(call), flags.tolist(), strict=True)
+        return [storage for (storage, _), is_changed in pairs if is_changed]
 
     def close(self) -> None:
         for one in (self.block, self._constants):
@@ -84,46 +95,67 @@ class Exchange:
                 one.close()
         self.block = self._constants = None
 
-    def _copy_in(self, fills: Sequence[tuple[int, int]]) -> None:
-        if self.block is None or not fills:
-            return
-        places = self.loaded.places
-        with self.block.opened(stream=self._stream) as address:
-            for storage, offset in fills:
-                buffer = places.buffer(storage)
-                self._require(offset, buffer.num_bytes)
-                self._copy(buffer, address + offset)
+    @contextmanager
+    def _opened(self) -> Iterator[_Source]:
+        """Maps what this program is filled from; the card is idle before it is unmapped."""
+        with ExitStack() as mapped:
+            block, constants = (
+                None if one is None else mapped.enter_context(one.opened(stream=self._stream))
+                for one in (self.block, self._constants)
+            )
+            yield _Source(block, constants)
 
-    def _copy_constants(self) -> None:
-        if self._constants is None:
-            return
-        places = self.loaded.places
-        with self._constants.opened(stream=self._stream) as address:
+    def _copy_in(self, call: Call, source: _Source) -> None:
+        if source.constants is not None:
             for storage, offset in self._offsets.items():
-                buffer = places.buffer(storage)
-                self._copy(buffer, address + offset)
+                self._copy(storage, source.constants + offset)
+        if source.block is not None:
+            for storage, offset in call.fills:
+                self._require(offset, self.loaded.program.storages[storage].num_bytes)
+                self._copy(storage, source.block + offset)
 
-    def _copy(self, buffer: Buffer, source: int) -> None:
-        driver = self.pool.driver
-        driver.copy(buffer.address, source, buffer.num_bytes, stream=self._stream)
+    def _copy(self, storage: int, source: int) -> None:
+        buffer = self.loaded.places.buffer(storage)
+        self.pool.driver.copy(buffer.address, source, buffer.num_bytes, stream=self._stream)
 
-    def _changed(self, intact: Sequence[tuple[int, int]], address: int) -> list[int]:
-        flags: list[torch.Tensor] = []
-        numbers: list[int] = []
-        for storage, offset in intact:
-            buffer = self.loaded.places.buffer(storage)
-            self._require(offset, buffer.num_bytes)
-            if buffer.num_bytes:
-                own = bytes_at(buffer.address, buffer.num_bytes)
-                other = bytes_at(address + offset, buffer.num_bytes)
-                if buffer.num_bytes % 8 == 0:  # both addresses are multiples of 16
-                    own, other = own.view(torch.int64), other.view(torch.int64)
-                numbers.append(storage)
-                flags.append((own != other).any())
-        if not flags:
-            return []
-        are_changed = torch.stack(flags).tolist()
-        return [number for number, changed in zip(numbers, are_changed, strict=True) if changed]
+    def _begin(self, call: Call, *, is_checked: bool) -> None:
+        places = self.loaded.places
+        if call.seed:
+            torch.cuda.manual_seed(call.seed)
+        if call.is_init and self.loaded.init:
+            places.fill(POISON, sections=(Section.INIT,), stream=self._stream)
+            self.loaded.run(Section.INIT, is_checked=is_checked)
+        places.fill(POISON, sections=(Section.FORWARD,), stream=self._stream)
+
+    def _copy_out(self, call: Call, source: _Source) -> torch.Tensor | None:
+        """Copies outputs; returns a flag for each storage that is watched, true if it changed."""
+        if source.block is None:
+            return None
+        for number, offset in call.takes:
+            tensor = self.loaded.places.tensor(number)
+            num_bytes = tensor.numel() * tensor.element_size()
+            self._require(offset, num_bytes)
+            if num_bytes:
+                slot = bytes_at(source.block + offset, num_bytes).view(tensor.dtype)
+                slot.view(tensor.shape).copy_(tensor)
+        watched = self._watched(call)
+        flags = [self._differs(storage, source.block + offset) for storage, offset in watched]
+        return torch.stack(flags) if flags else None
+
+    def _watched(self, call: Call) -> list[tuple[int, int]]:
+        storages = self.loaded.program.storages
+        watched = [(one, offset) for one, offset in call.intact if storages[one].num_bytes]
+        for storage, offset in watched:
+            self._require(offset, storages[storage].num_bytes)
+        return watched
+
+    def _differs(self, storage: int, address: int) -> torch.Tensor:
+        buffer = self.loaded.places.buffer(storage)
+        own = bytes_at(buffer.address, buffer.num_bytes)
+        other = bytes_at(address, buffer.num_bytes)
+        if buffer.num_bytes % 8 == 0:  # both addresses are multiples of 16
+            own, other = own.view(torch.int64), other.view(torch.int64)
+        return (own != other).any()
 
     def _require(self, offset: int, num_bytes: int) -> None:
         """Raises ValueError for what does not lie in the block."""

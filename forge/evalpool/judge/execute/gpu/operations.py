@@ -1,7 +1,6 @@
 """Calls a torch operation of a program: its name becomes a function, its literals torch's values.
 
-Used by `run.py`. The closed table of operations is the program's policy (`program/ops.py`); here a
-name only has to be one of torch's own.
+Used by `run.py`, for operations of the closed table (`program/ops.py`) only.
 """
 
 from __future__ import annotations
@@ -12,28 +11,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.program.format import NamedConstant, TensorUse
+from forge.evalpool.judge.program.ops import operation_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forge.evalpool.judge.program.format import Literal, Op
 
-NAMESPACES = ("aten", "prims")
 CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
 class UnknownOperation(Exception):
-    """No operation of torch has this name."""
+    """The table, or this torch, has no such operation."""
 
 
 @cache
 def operation(name: str) -> Callable[..., Any]:
     """The overload `aten.mm.default`. Raises UnknownOperation."""
-    parts = name.split(".")
-    if len(parts) != 3 or parts[0] not in NAMESPACES:
+    if operation_schema(name) is None:
         raise UnknownOperation(f"no operation {name[:80]}")
+    namespace, packet, overload = name.split(".")
     try:
-        return getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except (AttributeError, RuntimeError) as error:
         raise UnknownOperation(f"no operation {name[:80]}") from error
 

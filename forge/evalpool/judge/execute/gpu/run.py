@@ -21,6 +21,7 @@ from forge.evalpool.judge.execute.gpu.driver import DriverError, launch_config
 from forge.evalpool.judge.execute.gpu.operations import UnknownOperation
 from forge.evalpool.judge.execute.gpu.places import BadResult, Places
 from forge.evalpool.judge.execute.steps import PROGRESS, what_of
+from forge.evalpool.judge.program import ops
 from forge.evalpool.judge.program.format import Choice, Launch, Op, Section, Value
 
 if TYPE_CHECKING:
@@ -295,6 +296,8 @@ class Loaded:
         if isinstance(node, Choice):
             step.chosen = node.chosen
             step.alternatives = [self._steps(one.nodes) for one in node.alternatives]
+        if isinstance(node, Op) and (wrong := ops.misuse(node)):
+            raise CannotRun("operation", wrong, line=node.line)
         if isinstance(node, Launch):
             try:
                 self._prepare(step, node, is_first=is_first)

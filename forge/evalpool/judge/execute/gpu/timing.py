@@ -76,7 +76,16 @@ class Timer:
         """Times each call once, after warm-ups on the first one. Raises as `Loaded.run`."""
         if not self._is_ready:
             self._get_ready(calls[0])
-        return [self._time(call) for call in calls]
+        times: list[tuple[float, float]] = []
+        flags: list[torch.Tensor | None] = []
+        self._exchange.prepare(calls[0])
+        for call, following in zip(calls, [*calls[1:], None], strict=True):
+            times.append(self._clocked(self._replay))
+            flags.append(self._exchange.turn(call, following))
+        return [
+            Timed(gpu_us=gpu_us, wall_us=wall_us, changed=self._exchange.changed(call, flag))
+            for call, (gpu_us, wall_us), flag in zip(calls, times, flags, strict=True)
+        ]
 
     def dry(self) -> list[float]:
         """Host times of calls without a program, in us."""
@@ -137,12 +146,6 @@ class Timer:
             self._graph.replay()
         else:
             self._loaded.run(Section.FORWARD)
-
-    def _time(self, call: Call) -> Timed:
-        self._exchange.prepare(call)
-        gpu_us, wall_us = self._clocked(self._replay)
-        changed = self._exchange.collect(call)
-        return Timed(gpu_us=gpu_us, wall_us=wall_us, changed=changed)
 
     def _clocked(self, work: Callable[[], None]) -> tuple[float, float]:
         """(GPU time, host time) in us. Raises Faulted where the card has failed."""

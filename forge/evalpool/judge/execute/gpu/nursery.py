@@ -1,0 +1,70 @@
+"""Forks executors on request. Imports torch once; never makes a context, which no fork survives.
+
+Started by `processes.py` of the room above: `python -m … SOCKET JUDGE_PID`. One thread.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+from forge.evalpool.judge.execute import messages
+from forge.evalpool.judge.execute.messages import Message, PeerEnded
+from forge.process.lease import collector_paused, die_with_parent
+
+with collector_paused():
+    from forge.evalpool.judge.execute.gpu import child
+
+
+def main() -> None:
+    """Serves the judge until it hangs up."""
+    sock_fd, judge = (int(one) for one in sys.argv[1:3])
+    die_with_parent(judge)
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    with socket.socket(fileno=sock_fd) as sock:
+        messages.send(sock, Message.READY, {}, timeout_s=None)
+        try:
+            while True:
+                fds = messages.receive(sock).fds
+                _reap()
+                _fork(sock, fds)
+        except PeerEnded:
+            os._exit(0)
+
+
+def _reap() -> None:
+    """Frees the pids of executors that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _fork(sock: socket.socket, fds: tuple[int, ...]) -> None:
+    theirs, progress = fds
+    nursery = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            sock.close()
+            die_with_parent(nursery)
+            child.serve(theirs, progress)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(child.CRASH_STATUS)
+        os._exit(0)
+    pidfd = os.pidfd_open(pid)
+    for fd in fds:
+        os.close(fd)
+    messages.send(sock, Message.FORKED, {}, fds=(pidfd,), timeout_s=None)
+    os.close(pidfd)
+
+
+if __name__ == "__main__":
+    main()
