@@ -73,7 +73,9 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.ttir.semantics.ptx": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.capture": {
         "evalpool.judge", "evalpool.judge.program", "evalpool.judge.program.wire",
+        "evalpool.judge.capture.pretence",
     },
+    "evalpool.judge.capture.pretence": {"evalpool.judge.program"},
     "evalpool.judge.compiler": {
         "evalpool.judge", "evalpool.judge.program", "evalpool.judge.program.wire",
         "evalpool.judge.ttir", "process",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from triton.backends.compiler import GPUTarget
 
-    from forge.evalpool.judge.capture.card import Card
+    from forge.evalpool.judge.capture.pretence.card import Card
     from forge.evalpool.judge.capture.recorder import Recorder
 
 

@@ -20,9 +20,9 @@ from forge.evalpool.judge import initial
 from forge.evalpool.judge.capture import weights
 from forge.evalpool.judge.capture.asking import Asking
 from forge.evalpool.judge.capture.building import Parts, build, difference, hoisted, storages_of
-from forge.evalpool.judge.capture.card import Card
 from forge.evalpool.judge.capture.failures import BoundExceeded, CaptureFailed, line_of
 from forge.evalpool.judge.capture.lowering import compile_line, compile_words
+from forge.evalpool.judge.capture.pretence.card import Card
 from forge.evalpool.judge.capture.recorder import Recorder
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.capture.tuning import Tuning

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from forge.evalpool.judge.capture import card as cards
-from forge.evalpool.judge.capture.graphs import Capturing, Graph
 from forge.evalpool.judge.capture.launches import CaptureDriver, Compiler
+from forge.evalpool.judge.capture.pretence import card as cards
+from forge.evalpool.judge.capture.pretence.graphs import Capturing, Graph
 from forge.evalpool.judge.capture.tuning import patches
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.capture.card import Card
+    from forge.evalpool.judge.capture.pretence.card import Card
     from forge.evalpool.judge.capture.recorder import Recorder
     from forge.evalpool.judge.capture.tuning import Tuning
 

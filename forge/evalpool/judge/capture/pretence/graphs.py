@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.capture.recorder import Recorder
     from forge.evalpool.judge.program.format import Node
+
+
+class NodeList(Protocol):
+    """A recorder: the list that nodes go to, and a call that counts them."""
+
+    nodes: list[Node]
+
+    def add(self, node: Node) -> None: ...
 
 
 class Graph:
     """Stands for `torch.cuda.CUDAGraph`."""
 
-    recorder: ClassVar[Recorder | None] = None
-    """That of the current capture."""
+    recorder: ClassVar[NodeList | None] = None
+    """Recorder of the current capture."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._nodes: list[Node] = []

@@ -1,0 +1,5 @@
+"""Torch as on a machine that has the target's GPU: properties, streams, events, graphs, guards.
+
+Used by `capture`, whose recorder turns what a candidate does there into nodes. Imports nothing of
+it.
+"""

@@ -1,0 +1,21 @@
+"""Honest candidates of many styles are captured."""
+
+from __future__ import annotations
+
+import pytest
+
+from forge.evalpool.judge.program.format import Choice, Launch
+from tests.evalpool.capture.capturing import captured
+from tests.evalpool.capture.corpus import CORPUS
+
+FACTS = {"n_regs": 32, "n_spills": 0, "n_max_threads": 1024, "shared": 2048}
+
+
+@pytest.mark.parametrize("name", list(CORPUS))
+def test_an_honest_candidate_is_captured(name, tmp_path):
+    asked, code = CORPUS[name]
+    program = captured(tmp_path, code, ask=lambda kind, body, program: FACTS, **asked)
+    kinds = {type(node) for node in program.forward}
+    assert kinds & {Launch, Choice}
+    assert program.outputs
+    assert program.stateful == ""
