@@ -250,7 +250,8 @@ class ModelNew(torch.nn.Module):
         dummy = [1, 1]
         descs = [TensorDescriptor(t, shape=[Z * H * N, D], strides=[D, 1], block_shape=dummy)
                  for t in (q, k, v, o)]
-        triton.set_allocator(lambda size, align, _: torch.empty(size, dtype=torch.int8, device="cuda"))
+        alloc = lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda")
+        triton.set_allocator(alloc)
         grid = lambda META: (triton.cdiv(N, META["BM"]), Z * H, 1)
         attend[grid](1.44269504 / D**0.5, M, *descs, N_CTX=N, D=D)
         return o
@@ -448,8 +449,7 @@ class ModelNew(torch.nn.Module):
 _add(
     "heuristics_over_autotune_with_reset",
     """
-@triton.heuristics({"EVEN": lambda a: a["n"] % a["BLOCK"] == 0,
-                    "num_warps": lambda a: 8 if a["BLOCK"] > 64 else 2})
+@triton.heuristics({"EVEN": lambda a: a["n"] % a["BLOCK"] == 0})
 @triton.autotune(configs=[triton.Config(kwargs={"UNROLL": u}) for u in (1, 2)], key=["n"],
                  reset_to_zero=["total"])
 @triton.jit
@@ -775,4 +775,131 @@ class ModelNew(torch.nn.Module):
         return copied2(copied(x))
 """,
     inputs=[[200]],
+)
+
+_add(
+    "inductor_output_as_in_kernelbook",
+    """
+from torch._inductor.select_algorithm import extern_kernels
+from torch._inductor.runtime.triton_heuristics import grid
+from torch._C import _cuda_getCurrentRawStream as get_raw_stream
+from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.triton_helpers import math as tl_math
+import torch.nn as nn
+assert_size_stride = torch._C._dynamo.guards.assert_size_stride
+empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda
+reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
+
+
+@triton.jit
+def triton_poi_fused_relu_0(in_out_ptr0, in_ptr0, xnumel, XBLOCK: tl.constexpr):
+    xnumel = 256
+    xoffset = tl.program_id(0) * XBLOCK
+    xindex = xoffset + tl.arange(0, XBLOCK)[:]
+    xmask = xindex < xnumel
+    x2 = xindex
+    x0 = xindex % 4
+    tmp0 = tl.load(in_out_ptr0 + x2, xmask)
+    tmp1 = tl.load(in_ptr0 + x0, xmask, eviction_policy='evict_last')
+    tmp2 = tl_math.exp(tmp0) + tmp1
+    tmp3 = tl.full([1], 0, tl.int32)
+    tmp4 = triton_helpers.maximum(tmp3, tmp2)
+    tl.store(in_out_ptr0 + x2, tmp4, xmask)
+
+
+def call(args):
+    primals_1, primals_2, primals_3 = args
+    args.clear()
+    assert_size_stride(primals_1, (4, 4), (4, 1))
+    assert_size_stride(primals_2, (4,), (1,))
+    assert_size_stride(primals_3, (4, 4, 4, 4), (64, 16, 4, 1))
+    with torch.cuda._DeviceGuard(0):
+        torch.cuda.set_device(0)
+        buf0 = empty_strided_cuda((64, 4), (4, 1), torch.float32)
+        extern_kernels.mm(reinterpret_tensor(primals_3, (64, 4), (4, 1), 0),
+            reinterpret_tensor(primals_1, (4, 4), (1, 4), 0), out=buf0)
+        buf1 = reinterpret_tensor(buf0, (4, 4, 4, 4), (64, 16, 4, 1), 0)
+        del buf0
+        get_raw_stream(0)
+        triton_poi_fused_relu_0[grid(256)](buf1, primals_2, 256, XBLOCK=128, num_warps=4,
+            num_stages=1)
+        del primals_2
+    return buf1, reinterpret_tensor(primals_3, (64, 4), (4, 1), 0)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.fc = nn.Linear(n, n)
+
+    def forward(self, input_0):
+        output = call([self.fc.weight, self.fc.bias, input_0])
+        return output[0]
+""",
+    inputs=[[4, 4, 4, 4]],
+    init=[4],
+    state={"fc.weight": [4, 4], "fc.bias": [4]},
+)
+
+_add(
+    "inductor_output_with_kernels_as_text",
+    """
+from torch._inductor.async_compile import AsyncCompile
+assert_size_stride = torch._C._dynamo.guards.assert_size_stride
+empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda
+async_compile = AsyncCompile()
+
+triton_poi_fused_add_0 = async_compile.triton('triton_poi_fused_add_0', '''
+import triton
+import triton.language as tl
+
+from torch._inductor.runtime import triton_helpers, triton_heuristics
+from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
+from torch._inductor.runtime.hints import AutotuneHint, ReductionHint, TileHint, DeviceProperties
+triton_helpers.set_driver_to_gpu()
+
+@triton_heuristics.pointwise(
+    size_hints={'x': 4096},
+    filename=__file__,
+    triton_meta={'signature': {'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'xnumel': 'i32',
+                               'XBLOCK': 'constexpr'},
+                 'device': DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90,
+                                            major=9, regs_per_multiprocessor=65536,
+                                            max_threads_per_multi_processor=2048, warp_size=32),
+                 'constants': {}, 'configs': [{(0,): [['tt.divisibility', 16]]}]},
+    inductor_meta={'grid_type': 'Grid1D', 'autotune_hints': set(), 'mutated_arg_names': [],
+                   'kernel_name': 'triton_poi_fused_add_0', 'num_load': 1, 'num_reduction': 0},
+    min_elem_per_thread=0
+)
+@triton.jit
+def triton_poi_fused_add_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    xnumel = 4000
+    xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:]
+    xmask = xindex < xnumel
+    tmp0 = tl.load(in_ptr0 + (xindex), xmask)
+    tl.store(out_ptr0 + (xindex), libdevice.tanh(tmp0) + 1.0, xmask)
+''', device_str='cuda')
+
+async_compile.wait(globals())
+del async_compile
+
+
+def call(args):
+    arg0_1, = args
+    args.clear()
+    assert_size_stride(arg0_1, (4000, ), (1, ))
+    with torch.cuda._DeviceGuard(0):
+        torch.cuda.set_device(0)
+        buf0 = empty_strided_cuda((4000, ), (1, ), torch.float32)
+        stream0 = torch._C._cuda_getCurrentRawStream(0)
+        triton_poi_fused_add_0.run(arg0_1, buf0, 4000, stream=stream0)
+        del arg0_1
+    return (buf0, )
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return call([x])[0]
+""",
+    inputs=[[4000]],
 )

@@ -56,6 +56,8 @@ ALLOCATIONS = frozenset(
     }
 )
 """Operations without a node: their result is an uninitialised storage."""
+TORCH = frozenset({"aten", "prim", "prims", "profiler", "inductor", "_c10d_functional"})
+"""Namespaces of torch's own operations."""
 REFUSED = {
     "aten::set_": "keep tensors over the storage that they were made with",
     "aten::resize_": "allocate a tensor of the final size",
@@ -248,6 +250,9 @@ class Recorder(TorchDispatchMode):
             kwargs["device"] = CARD
         if not is_to_card and not any(isinstance(one, FakeTensor) for one in leaves(args, kwargs)):
             return args[0] if func is aten._pin_memory.default else func(*args, **kwargs)
+        if func.namespace not in TORCH and (kernel := _own_kernel(func)):
+            with self:
+                return kernel(*args, **kwargs)
         special = SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
@@ -326,6 +331,16 @@ class Recorder(TorchDispatchMode):
         numbers = [self.tensor(one) for one in elements(tensor)]
         values = self.read(numbers)
         return torch.tensor(values, dtype=tensor.dtype).view(tensor.shape)
+
+
+def _own_kernel(func: Any) -> Any:
+    """The kernel for CUDA of an operation that the candidate has registered."""
+    name = func._schema.name
+    name += f".{func._schema.overload_name}" if func._schema.overload_name else ""
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CUDA"):
+        return None
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    return lambda *args, **kwargs: func.redispatch(keys, *args, **kwargs)
 
 
 def leaves(*values: Any) -> Iterator[torch.Tensor]:

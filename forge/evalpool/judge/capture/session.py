@@ -147,7 +147,9 @@ class Session:
 
     def _import(self, code: str) -> types.ModuleType:
         """Runs the candidate as a module of a real file: Triton reads kernel sources from it."""
-        Path(self.file).write_text(code)
+        path = Path(self.file)
+        path.write_text(code)
+        Stage.get().prepare_for(code, tuning=self.tuning, folder=path.parent)
         module = types.ModuleType("candidate")
         module.__file__ = self.file
         sys.modules["candidate"] = module

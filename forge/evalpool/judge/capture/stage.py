@@ -5,6 +5,7 @@ Made once, in the zygote before any fork; each child begins its capture with the
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from forge.evalpool.judge.capture.launches import CaptureDriver, Compiler
 from forge.evalpool.judge.capture.pretence import card as cards
+from forge.evalpool.judge.capture.pretence import inductor
 from forge.evalpool.judge.capture.pretence.graphs import Capturing, Graph
 from forge.evalpool.judge.capture.tuning import patches
 
@@ -50,6 +52,12 @@ class Stage:
         for owner, name, value in patches(tuning):
             self._pretence.set(owner, name, value)
         self.compiler.begin(recorder, CaptureDriver(card))
+
+    def prepare_for(self, code: str, *, tuning: Tuning, folder: Path) -> None:
+        """Makes ready what a source names and few others need."""
+        if inductor.MARK in code:
+            for owner, name, value in inductor.patches(tuning.choose, folder=folder):
+                self._pretence.set(owner, name, value)
 
     def end(self) -> None:
         """Torch and Triton answer as they did before."""

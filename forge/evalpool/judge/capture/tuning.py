@@ -19,7 +19,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from forge.evalpool.judge.program.format import Alternative, Choice, Node, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from forge.evalpool.judge.capture.recorder import Recorder
 
@@ -40,8 +40,8 @@ class Tuning:
     def __init__(self, recorder: Recorder, answers: dict[str, int | str]) -> None:
         self.recorder = recorder
         self.answers = answers
-        self._settled: dict[str, int] = {}
-        """Alternatives taken in the current call of forward: only a key's first launch chooses."""
+        self._settled: dict[str, str] = {}
+        """Labels taken in the current call of forward: only a key's first launch chooses."""
         self._benches: list[Alternative] = []
         self._position: tuple[int, int] | None = None
         """Place in the program of the benchmarks that wait for more of their kind."""
@@ -63,15 +63,13 @@ class Tuning:
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
         configs = list(tuner.prune_configs(kwargs) if len(tuner.configs) > 1 else tuner.configs)
         key = _key(tuner, kwargs)
-        answer = self._settled.get(key, self.answers.get(key))
-        if isinstance(answer, str):
-            answer = next((i for i, one in enumerate(configs) if _label(one) == answer), 0)
-            configs = configs[answer : answer + 1]
-        if len(configs) == 1:
-            result = self._launch(tuner, configs[0], args, kwargs)
-            chosen = configs[0]
-        else:
-            result, chosen = self._choose(tuner, configs, key, answer, args, kwargs)
+        alternatives = [
+            (str(one), lambda one=one: self._launch(tuner, one, args, kwargs)) for one in configs
+        ]
+        result, number = self.choose(
+            key, alternatives, lambda: _restored(tuner, configs[0], kwargs)
+        )
+        chosen = configs[number]
         tuner.best_config = chosen
         tuner.cache[key] = chosen
         tuner.configs_timings = {one: [BENCH_MS] * 3 for one in configs}
@@ -79,56 +77,71 @@ class Tuning:
         tuner.nargs = None
         return result
 
-    def _choose(
-        self, tuner: Any, configs: list[Any], key: str, answer: Any, args: Any, kwargs: Any
-    ) -> tuple[Any, Any]:
-        """Records all configurations as a choice, or the one at position `answer` among those that
-        compile. Returns the launch's result and the configuration."""
-        found: list[tuple[Any, Any, tuple[Node, ...]]] = []
+    def choose(
+        self,
+        key: str,
+        alternatives: list[tuple[str, Callable[[], Any]]],
+        restored: Callable[[], list[Any]],
+    ) -> tuple[Any, int]:
+        """Records all alternatives as a choice, or the one that an answer or an earlier launch of
+        this call of forward settles.
+
+        Args:
+            key: The choice's name.
+            alternatives: A label each, and a call that launches. Those that do not compile are
+                skipped.
+            restored: The tensors that are restored after each benchmark run.
+
+        Returns:
+            The result of the launch that counts, and its position among all alternatives.
+        """
+        labels = [label[:MAX_LABEL_CHARACTERS] for label, _ in alternatives]
+        answer = self._settled.get(key, self.answers.get(key))
+        if isinstance(answer, str) or len(alternatives) == 1:
+            number = labels.index(answer) if answer in labels else 0
+            return alternatives[number][1](), number
+        found: dict[int, tuple[Any, tuple[Node, ...]]] = {}
         failure: BaseException | None = None
-        for config in configs:
+        for number, (_, launch) in enumerate(alternatives):
             try:
                 with self.recorder.aside() as nodes:
-                    result = self._launch(tuner, config, args, kwargs)
+                    result = launch()
             except SKIPPED as error:
                 failure = error
                 continue
-            found.append((result, config, tuple(nodes)))
+            found[number] = (result, tuple(nodes))
             if answer is not None and len(found) > answer:
                 self.recorder.nodes.extend(nodes)
-                return result, config
+                return result, number
         if not found:
             assert failure is not None
             raise failure
-        restored = self._restored(tuner, found[0][1], kwargs)
-        alternatives = tuple(
-            Alternative(label=_label(config), nodes=nodes, restored=restored)
-            for _, config, nodes in found
+        self._add_choice(
+            key, {labels[number]: nodes for number, (_, nodes) in found.items()}, restored
         )
-        line = self.recorder.line()
-        self.recorder.add(Choice(alternatives=alternatives, key=key, line=line))
-        self._settled[key] = 0
-        result, config, _ = found[0]
-        if config.pre_hook is not None:  # what it prepared, later ones have changed
-            with self.recorder.aside():
-                config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
-        return result, config
+        first = next(iter(found))
+        with self.recorder.aside():  # hooks of later configurations have changed what it prepared
+            alternatives[first][1]()
+        return found[first][0], first
+
+    def _add_choice(
+        self, key: str, found: dict[str, tuple[Node, ...]], restored: Callable[[], list[Any]]
+    ) -> None:
+        self._settled[key] = next(iter(found))
+        with self.recorder.aside() as nodes:
+            tensors = [one for one in restored() if isinstance(one, torch.Tensor)]
+        numbers = [self.recorder.tensor(one) for one in tensors]
+        numbers += [number for node in nodes if isinstance(node, Op) for number in node.results]
+        kept = tuple(dict.fromkeys(numbers))
+        alternatives = tuple(
+            Alternative(label=label, nodes=nodes, restored=kept) for label, nodes in found.items()
+        )
+        self.recorder.add(Choice(alternatives=alternatives, key=key, line=self.recorder.line()))
 
     def _launch(self, tuner: Any, config: Any, args: Any, kwargs: Any) -> Any:
         if config.pre_hook is not None:
             config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
         return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
-
-    def _restored(self, tuner: Any, config: Any, kwargs: Any) -> tuple[int, ...]:
-        """Tensors that the autotuner restores or zeroes around a benchmark run."""
-        arguments = {**tuner.nargs, **kwargs, **config.all_kwargs()}
-        named = [arguments.get(name) for name in (*tuner.reset_to_zero, *tuner.restore_value)]
-        found = [self.recorder.tensor(one) for one in named if isinstance(one, torch.Tensor)]
-        if getattr(tuner, "user_defined_pre_hook", False):
-            with self.recorder.aside() as nodes:
-                tuner.pre_hook(arguments)
-            found += [number for node in nodes if isinstance(node, Op) for number in node.results]
-        return tuple(dict.fromkeys(found))
 
     # do_bench
 
@@ -177,8 +190,13 @@ def _key(tuner: Any, kwargs: dict[str, Any]) -> str:
     return f"{tuner.base_fn.__name__[:60]}.{line}.{digest}"
 
 
-def _label(config: Any) -> str:
-    return str(config)[:MAX_LABEL_CHARACTERS]
+def _restored(tuner: Any, config: Any, kwargs: Any) -> list[Any]:
+    """Arguments that the autotuner restores or zeroes around a benchmark run; runs a hook of the
+    candidate's own, which writes to others."""
+    arguments = {**tuner.nargs, **kwargs, **config.all_kwargs()}
+    if getattr(tuner, "user_defined_pre_hook", False):
+        tuner.pre_hook(arguments)
+    return [arguments.get(name) for name in (*tuner.reset_to_zero, *tuner.restore_value)]
 
 
 def patches(tuning: Tuning) -> Iterator[tuple[Any, str, Any]]:

@@ -141,15 +141,21 @@ class Pretence:
         self._before: list[tuple[Any, str, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replaces an attribute."""
-        self._before.append((owner, name, vars(owner).get(name, self)))
-        setattr(owner, name, value)
+        """Replaces an attribute, or a value of a dict."""
+        if isinstance(owner, dict):
+            self._before.append((owner, name, owner.get(name, self)))
+            owner[name] = value
+        else:
+            self._before.append((owner, name, vars(owner).get(name, self)))
+            setattr(owner, name, value)
 
     def undo(self) -> None:
         """Puts every attribute back."""
         while self._before:
             owner, name, value = self._before.pop()
-            if value is self:
+            if isinstance(owner, dict):
+                owner.pop(name) if value is self else owner.update({name: value})
+            elif value is self:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
@@ -167,10 +173,17 @@ class Pretence:
         self.set(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
         self.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
         self.set(torch.nn.Module, "_apply", _apply)
+        self.set(torch, "compile", _as_written)
+        self.set(torch.nn.Module, "compile", lambda module, *args, **kwargs: None)
         if card.backend == "hip":
             self.set(torch.version, "hip", torch.version.hip or "6.4.0")
         else:
             self.set(torch.version, "cuda", torch.version.cuda or "12.8")
+
+
+def _as_written(model: Any = None, **kwargs: Any) -> Any:
+    """In place of `torch.compile`: the operations are recorded as they are written."""
+    return (lambda function: function) if model is None else model
 
 
 def _apply(module: Any, fn: Any, recurse: bool = True) -> Any:
