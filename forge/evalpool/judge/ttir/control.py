@@ -189,8 +189,7 @@ def _for(operation: Operation, planner: _Planner) -> ControlStep:
     body = planner.block(operation.regions[0].blocks[0])
     outside = [value for value in captured(operation) if planner.plan.template[value] is None]
     induction, *carried = body.arguments
-    assert body.terminator is not None
-    yielded = body.terminator.operands
+    yielded = () if body.terminator is None else body.terminator.operands
     dtype = dtype_of(_scalar(operation.types.operands[0]))
     unsigned = bool(operation.attributes.get("unsigned"))
 
