@@ -22,7 +22,6 @@ from forge.evalpool.judge.program.format import (
     Tensor,
     Value,
 )
-from forge.evalpool.judge.program.identity import kernel_hash
 from forge.evalpool.judge.program.wire import dumps, loads
 from forge.evalpool.judge.program.wire.layout import HEAD_BYTES, MAGIC
 from tests.evalpool.program.programs import (
@@ -301,30 +300,6 @@ def test_empty_tensors_need_no_bytes() -> None:
     empty = Tensor(storage=0, offset=32, shape=(0, 2**40), strides=(2**40, 1), dtype="float32")
     program = dataclasses.replace(addition(), tensors=(*addition().tensors, empty))
     assert loads(dumps(program)).tensors[2] == empty
-
-
-# --- identity
-
-
-def test_a_kernels_hash_ignores_lines_and_names_of_parameters() -> None:
-    kernel = pointers("add", "*fp32")
-    moved = dataclasses.replace(kernel, lines=(1, 2), parameters=())
-    assert kernel_hash(kernel, target="cuda:90:32", triton="3.6.0") == kernel_hash(
-        moved, target="cuda:90:32", triton="3.6.0"
-    )
-
-
-def test_a_kernels_hash_differs_by_what_its_binary_depends_on() -> None:
-    kernel = pointers("add", "*fp32")
-    options = dataclasses.replace(kernel.options, num_stages=1)
-    others = [
-        (dataclasses.replace(kernel, ttir=TTIR + " "), "cuda:90:32", "3.6.0"),
-        (dataclasses.replace(kernel, options=options), "cuda:90:32", "3.6.0"),
-        (kernel, "cuda:80:32", "3.6.0"),
-        (kernel, "cuda:90:32", "3.9.0"),
-        (kernel, "cuda:90:32", "3.6.0"),
-    ]
-    assert len({kernel_hash(k, target=t, triton=v) for k, t, v in others}) == 5
 
 
 def test_section_of_an_allocation_comes_back() -> None:

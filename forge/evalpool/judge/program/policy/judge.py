@@ -173,14 +173,14 @@ class _Variant:
     ) -> Iterator[Refusal]:
         """Refuses the largest operation of these kinds if all of them move too much."""
         moved = [(self._bytes(at), at) for at in forward if self._kind(at) in kinds]
-        total = sum(size for size, _ in moved)
-        allowed = self.facts.allowance(share)
+        total = sum(num_bytes for num_bytes, _ in moved)
+        allowed = int(self.facts.allowance(share))
         if total > allowed:
             reason = (
-                f"operations like this ({', '.join(sorted(kinds))}) move {total} "
-                f"bytes; {int(allowed)} are allowed in this problem, so a kernel must do it"
+                f"operations like this ({', '.join(sorted(kinds))}) move {total} bytes; "
+                f"{allowed} are allowed in this problem, so a kernel must do it"
             )
-            largest = max(moved, key=lambda one: one[0])[1]
+            _, largest = max(moved, key=lambda pair: pair[0])
             yield _refuse(self.program, largest, rule, reason)
 
     def _operations(self, section: Section) -> Iterator[Placed]:
