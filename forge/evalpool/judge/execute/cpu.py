@@ -150,7 +150,7 @@ class CpuExecutor:
     def read(self, tensor: int) -> NDArray[Any]:
         """A tensor of the program as a contiguous copy of raw elements (unsigned integers)."""
         one = self.program.tensors[tensor]
-        return np.ascontiguousarray(self._raw(tensor)).reshape(one.shape)
+        return np.array(self._raw(tensor), order="C").reshape(one.shape)
 
     def scalar(self, tensor: int) -> bool | int | float:
         """Value of a tensor of one element."""

@@ -1,0 +1,180 @@
+# pyright: strict
+"""Serves the judge in a sandboxed child without a GPU: runs one candidate's program on its memory.
+
+    judge ── CANDIDATE (+ memory, program) ─▶ load, init, call of one set ── DONE | FAILED ─▶
+          ── CALL set k (+ program) ────────▶ call on what lies there     ── DONE | FAILED ─▶
+
+Forked by the zygote as the role `evaluator`. The code here is the judge's, the program is not: a
+program that finds an error in it gains a process without network, files or expected outputs.
+
+Body of CANDIDATE: `Reference.request` (`num_bytes`, `tensors`, `state`, `init`, `sets`, `slots`)
+and optionally `set` (0) and `is_question`. Body of CALL: `set`, `slots`, and optionally
+`is_question` and `reruns_init`. Both may bring a program in a sealed memfd; CANDIDATE's descriptors
+begin with the memory's. A question's program ends where a value is read: nothing goes to slots, and
+`values` has a number for each of its outputs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.execute.cpu import CpuExecutor
+from forge.evalpool.judge.execute.outcome import ExecutionFailed
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.program import wire
+from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from forge.evalpool.judge.execute.outcome import Outcome
+    from forge.evalpool.judge.program.format import Program
+
+IDLE_S = 1e9
+"""The child waits for its judge for ever; the judge's end of the socket ends it."""
+MAX_FAULTS = 20
+MAX_MESSAGE_CHARACTERS = 1000
+
+
+def main(sock: socket.socket) -> None:
+    """Serves the judge until it hangs up."""
+    deadline = time.monotonic() + IDLE_S
+    first = frames.receive(sock, deadline=deadline, expected=(Kind.CANDIDATE,), takes_fds=True)
+    memory_fd, *rest = first.fds
+    session = Session(request=first.body, memory=mmap.mmap(memory_fd, first.body["num_bytes"]))
+    _serve(sock, session, first.body, rest)
+    while True:
+        frame = frames.receive(sock, deadline=deadline, expected=(Kind.CALL,), takes_fds=True)
+        _serve(sock, session, frame.body, list(frame.fds))
+
+
+def _serve(sock: socket.socket, session: Session, body: dict[str, Any], fds: list[int]) -> None:
+    """Runs one call and reports it. The boundary: every error ends here."""
+    try:
+        answer = session.call(body, program=_read(fds[0]) if fds else None)
+    except ExecutionFailed as error:
+        _fail(sock, session, error.kind, error.message, error.line)
+    except InvalidProgram as error:
+        _fail(sock, session, "invalid", str(error), 0)
+    except MemoryError as error:
+        _fail(sock, session, "memory", str(error), 0)
+    except Exception as error:
+        _fail(sock, session, "internal", f"{type(error).__name__}: {error}", 0)
+    else:
+        frames.send(sock, Kind.DONE, answer)
+
+
+def _fail(sock: socket.socket, session: Session, kind: str, message: str, line: int) -> None:
+    body = {
+        "stage": session.stage,
+        "type": kind,
+        "message": message[:MAX_MESSAGE_CHARACTERS],
+        "line": line,
+    }
+    frames.send(sock, Kind.FAILED, body)
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.pread(fd, os.fstat(fd).st_size, 0)
+    finally:
+        os.close(fd)
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One candidate's programs over one memory."""
+
+    request: dict[str, Any]
+    memory: mmap.mmap
+    stage: str = "load"
+    _program: Program | None = None
+    _executors: dict[tuple[int, ...], CpuExecutor] = field(
+        default_factory=dict[tuple[int, ...], CpuExecutor]
+    )
+    """Executors of the current program, by the places of their inputs."""
+
+    def call(self, body: dict[str, Any], *, program: bytes | None = None) -> dict[str, Any]:
+        """One call; the body of DONE.
+
+        Raises:
+            ExecutionFailed, InvalidProgram: the program cannot be run.
+        """
+        self.stage = "load"
+        if program is not None:
+            self._program = wire.loads(program)
+            self._executors.clear()
+        if self._program is None:
+            raise ExecutionFailed("misfit", "no program came")
+        places = tuple(_tensors(self.request["sets"][body.get("set", 0)]))
+        executor = self._executors.get(places)
+        done: dict[str, Any] = {}
+        if executor is None or body.get("reruns_init"):
+            executor = executor or self._bind(self._program, places)
+            self.stage = "init"
+            done["init"] = _short(executor.init())
+            self._executors[places] = executor
+        self.stage = "call"
+        done |= _short(executor.forward())
+        done["returned"] = self._program.returned
+        if body.get("is_question"):
+            done["values"] = [executor.scalar(number) for number in self._program.outputs]
+        else:
+            done["outputs"] = self._deliver(executor, body.get("slots", self.request["slots"]))
+        return done
+
+    def _bind(self, program: Program, places: tuple[int, ...]) -> CpuExecutor:
+        parameters = {name: self._bytes(place) for name, place in self.request["state"]}
+        given = dict.fromkeys(_tensors(self.request["init"]))
+        parameters |= {f"init.{number}": self._bytes(place) for number, place in enumerate(given)}
+        return CpuExecutor(program, [self._bytes(place) for place in places], parameters)
+
+    def _bytes(self, place: int) -> NDArray[np.uint8]:
+        """The bytes of a tensor of the memory."""
+        dtype, shape, offset = self.request["tensors"][place]
+        count = int(np.prod(shape, dtype=np.int64)) * ITEM_BYTES[dtype]
+        return np.frombuffer(self.memory, np.uint8, count=count, offset=offset)
+
+    def _deliver(self, executor: CpuExecutor, slots: list[int]) -> list[Any]:
+        """Copies outputs to their slots where they have the slot's form. Returns all forms."""
+        program = executor.program
+        forms: list[Any] = []
+        for place, number in enumerate(program.outputs):
+            one = program.tensors[number]
+            forms.append(["Tensor", one.dtype, list(one.shape)])
+            if place >= len(slots):
+                continue
+            dtype, shape, _ = self.request["tensors"][slots[place]]
+            if dtype == one.dtype and tuple(shape) == one.shape:
+                found = executor.read(number).reshape(-1).view(np.uint8)
+                self._bytes(slots[place])[:] = found
+        return forms
+
+
+def _short(outcome: Outcome) -> dict[str, Any]:
+    body = outcome.body()
+    body["faults"] = body["faults"][:MAX_FAULTS]
+    return body
+
+
+def _tensors(tree: Any) -> Iterator[int]:
+    """Numbers of the tensors in a tree of arguments, in order."""
+    kind, value = tree
+    if kind == "tensor":
+        yield value
+    elif kind == "dict":
+        for _, item in value:
+            yield from _tensors(item)
+    elif kind in ("list", "tuple"):
+        for item in value:
+            yield from _tensors(item)
