@@ -1,0 +1,92 @@
+# pyright: strict
+"""Facts of a problem from its reference's captured program: the bytes that any solution must move,
+the inputs that matter, and what the reference itself writes to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge.evalpool.judge.program.costs import tensor_bytes
+from forge.evalpool.judge.program.dataflow import effects, trace
+from forge.evalpool.judge.program.format import Op, Origin, Program, Section, TensorUse
+from forge.evalpool.judge.program.ops import packet
+from forge.evalpool.judge.program.policy.facts import ProblemFacts, kinds_of
+from forge.evalpool.judge.program.walk import tensors_of, variants
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.program.format import Storage
+    from forge.evalpool.judge.program.walk import Placed
+
+GATHERS = {"embedding", "index", "_unsafe_index", "index_select", "gather", "take"}
+"""Operations that read as many elements of their first argument as their result has."""
+SHAPED_LIKE = ("_like", "new_")
+"""Operations that take a tensor for its shape alone."""
+
+
+def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
+    """Returns the facts of the problem that a reference poses.
+
+    A large table of which few rows are read counts with those rows, and a parameter that nothing
+    reads does not count: else torch could do the work of a small problem within a share of them.
+
+    Args:
+        reference: captured from the reference; its operations must be in the table.
+        flops: operations that any solution needs; 0 where nobody knows.
+    """
+    nodes = next(variants(reference))
+    forward = [placed for placed in nodes if placed.section == Section.FORWARD]
+    flow = trace(reference, nodes)
+    written = [reference.storages[storage] for storage in flow.writers]
+    outputs = [reference.tensors[output].storage for output in reference.outputs]
+    return ProblemFacts(
+        num_bytes=necessary_bytes(reference, forward),
+        flops=flops,
+        needed_inputs=frozenset().union(*(flow.contents[one].inputs for one in outputs)),
+        written_inputs=frozenset(one.index for one in written if one.origin == Origin.INPUT),
+        written_parameters=frozenset(one.name for one in written if one.origin == Origin.PARAMETER),
+        free_outputs=frozenset(
+            at
+            for at, storage in enumerate(outputs)
+            if _is_given(reference.storages[storage]) and storage not in flow.writers
+        ),
+        kinds=kinds_of(reference),
+    )
+
+
+def necessary_bytes(reference: Program, forward: list[Placed]) -> int:
+    """Bytes of what is given, as far as `forward` reads it, and of the outputs."""
+    read = dict.fromkeys(range(len(reference.storages)), 0)
+    for placed in forward:
+        if not isinstance(placed.node, Op):
+            continue
+        sources = effects(reference, placed.node, {}).reads
+        for storage, size in _reads(reference, placed.node).items():
+            if storage in sources:
+                read[storage] += size
+    given = sum(
+        min(size, reference.storages[storage].num_bytes)
+        for storage, size in read.items()
+        if _is_given(reference.storages[storage])
+    )
+    return given + sum(tensor_bytes(reference.tensors[one]) for one in set(reference.outputs))
+
+
+def _reads(reference: Program, op: Op) -> dict[int, int]:
+    """Bytes that an operation reads of each storage, at most."""
+    name = packet(op.name)
+    if name.endswith(SHAPED_LIKE[0]) or name.startswith(SHAPED_LIKE[1]):
+        return {}
+    found: dict[int, int] = {}
+    for number in set(tensors_of(op)):
+        tensor = reference.tensors[number]
+        found[tensor.storage] = found.get(tensor.storage, 0) + tensor_bytes(tensor)
+    source = op.arguments[0] if op.arguments else None
+    if name in GATHERS and isinstance(source, TensorUse) and op.results:
+        table = reference.tensors[source.tensor]
+        taken = tensor_bytes(reference.tensors[op.results[0]])
+        found[table.storage] = min(found[table.storage], taken)
+    return found
+
+
+def _is_given(storage: Storage) -> bool:
+    return storage.origin != Origin.ALLOCATION
