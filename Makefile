@@ -3,13 +3,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_ARGS ?=
+TIER :=
 WORKERS ?= logical
 
-.PHONY: help setup quickstart test check format clean
+.PHONY: help setup quickstart test test-all check lint types tests format clean
 
 help:
 	@echo "make quickstart   install, then forge run experiments/quickstart.toml"
 	@echo "make test         install, then linters, type checker and tests (WORKERS=4: in 4 processes; default: a core each, at most 8)"
+	@echo "make test-all     the same with the tests marked long: more whole runs, more sizes"
 	@echo "make setup        install only: .venv (TORCH=cpu|cuda|rocm|'torch==...' overrides what is detected)"
 	@echo "                  (LLAMA=cuda|hip|vulkan|cpu builds llama.cpp for GPUs too; kept until another is named)"
 	@echo "make check        linters and type checker"
@@ -22,13 +24,24 @@ setup:
 quickstart: setup
 	$(BIN)/forge run experiments/quickstart.toml
 
-check: setup
+check: setup lint types
+
+# The type checker runs on one core beside the tests: it takes a fifth of their time.
+test: setup lint
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 types tests
+
+test-all: setup lint
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 types tests TIER='-m "long or not long"'
+
+lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types:
 	$(BIN)/pyright
 
-test: check
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup $(PYTEST_ARGS)
+tests:
+	env -u MAKEFLAGS -u MAKELEVEL $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(TIER) $(PYTEST_ARGS)
 
 format: setup
 	$(BIN)/ruff format .

@@ -1,8 +1,8 @@
 """Rules for every test: skips, the order and grouping of a parallel run, and tests that run alone.
 
 A parallel run (pytest-xdist, `make test`) keeps the tests of a file on one worker, because module
-fixtures start judges and engines. Tests of whole runs are distributed one by one, and first,
-because they take longest. A test marked `alone` runs while no other test does: see `alone.py`.
+fixtures start judges, engines and whole runs. Files whose tests take long come first. A test marked
+`alone` runs while no other test does: see `alone.py`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,30 @@ from tests.alone import take_turn
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
-BY_NAME = ("marathon", "chaos")
-"""Markers of tests that run only where `-m` names them."""
+BY_NAME = {
+    "long": "make test-all, or -m long",
+    "marathon": "takes minutes: -m marathon",
+    "chaos": "takes minutes: -m chaos",
+}
+"""Markers of tests that run only where `-m` names them, and the reason given for a skip."""
 GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips what was not asked for or cannot run here; orders and groups the rest."""
-    for marker in BY_NAME:
+    """Skips what was not asked for or cannot run here; orders the files."""
+    for marker, reason in BY_NAME.items():
         if marker not in config.option.markexpr:
             for item in items:
                 if item.get_closest_marker(marker):
-                    item.add_marker(pytest.mark.skip(reason=f"takes minutes: -m {marker}"))
+                    item.add_marker(pytest.mark.skip(reason=reason))
     if not any(device.exists() for device in GPU_DEVICES):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
-    items.sort(key=_start_order)
+    order = dict[Path, int]()
     for item in items:
-        if not _is_distributed_alone(item):
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+        order[item.path] = min(order.get(item.path, 2), _start_order(item))
+    items.sort(key=lambda item: order[item.path])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -57,13 +61,10 @@ def pytest_unconfigure() -> None:
         module.errnull_file.close()
 
 
-def _is_distributed_alone(item: pytest.Item) -> bool:
-    """True for a test without module fixtures worth sharing."""
-    return item.get_closest_marker("e2e") is not None
-
-
 def _start_order(item: pytest.Item) -> int:
-    """0 for the tests that take longest; a stable sort keeps files together."""
+    """0 for a whole run, 1 for another test that takes long, 2 for the others."""
+    if item.get_closest_marker("skip") or not item.get_closest_marker("slow"):
+        return 2
     return 0 if item.get_closest_marker("e2e") else 1
 
 

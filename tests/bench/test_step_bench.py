@@ -125,6 +125,7 @@ def test_nothing_under_forge_supports_a_run_without_judges() -> None:
     assert not [f for f in files if "no_judge.invalid" in (t := f.read_text()) or "bench." in t]
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_a_step_of_random_weights_without_judges_is_measured(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_usable_problems_exit_0_with_a_table(folder: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_each_hostile_file_gets_a_flag_and_the_check_continues(folder: Path) -> None:
     for name, source in HOSTILE.items():
         (folder / name).write_bytes(source if isinstance(source, bytes) else source.encode())

@@ -15,7 +15,7 @@ from forge.train.checkpoints import checkpoints
 from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
 from tests.e2e.experiments import GRPO_EXPERIMENT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(200)]
 
 ASKED = GRPO_EXPERIMENT.replace("save_every = 3", "save_every = 1000").replace(
     "steps = 9", "steps = 30"

@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("damaged_run"),
 ]
 
 ONCE = (
@@ -80,6 +79,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.long
 def test_one_flipped_byte_lets_the_run_train_the_same_samples_from_the_older_checkpoint(
     killed: Path,
 ) -> None:
@@ -99,6 +99,7 @@ def test_one_flipped_byte_lets_the_run_train_the_same_samples_from_the_older_che
     assert abandoned == changed == (0,)
 
 
+@pytest.mark.long
 def test_without_its_batches_a_run_plays_the_lost_steps_again(killed: Path) -> None:
     said = resume(killed, "batches", lambda root: shutil.rmtree(root / "batches"))
     assert "batches/0-000007.npz: missing; grpo-0 goes back to step 6, step" in said
@@ -107,6 +108,7 @@ def test_without_its_batches_a_run_plays_the_lost_steps_again(killed: Path) -> N
         assert db.execute(AGAIN).fetchone() == (0,)
 
 
+@pytest.mark.long
 def test_from_an_earlier_step_nothing_of_later_steps_is_reused_also_without_weights(
     killed: Path,
 ) -> None:

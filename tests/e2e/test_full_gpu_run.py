@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.commands import children_of_run, forge, opened
 from tests.e2e.experiments import GRPO_EXPERIMENT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(200)]
 
 FULL_AT_STEP_5 = """\
 import sys

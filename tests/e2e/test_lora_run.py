@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import forge
+from tests.e2e.commands import forge, opened
 from tests.e2e.experiments import FUNCTION
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.timeout(200),
+]
 
 EXPERIMENT = """\
 name = "lora"
@@ -75,33 +78,51 @@ max_turns = 1
 """
 
 
-def test_an_adapter_is_trained_served_resumed_and_asked(tmp_path: Path) -> None:
-    (tmp_path / "lora.toml").write_text(EXPERIMENT)
-    root = tmp_path / "runs" / "lora-1"
-    ran = forge("run", "lora.toml", cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert sorted(path.name for path in (root / "weights").iterdir()) == ["init", "sft-000002"]
-    assert not (root / "weights" / "sft-000002" / "model.safetensors").exists()
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that ended."""
+    folder = tmp_path_factory.mktemp("lora")
+    (folder / "lora.toml").write_text(EXPERIMENT)
+    done = forge("run", "lora.toml", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / "lora-1"
 
+
+def test_an_adapter_is_trained_and_served(ran: Path) -> None:
+    assert sorted(path.name for path in (ran / "weights").iterdir()) == ["init", "sft-000002"]
+    assert not (ran / "weights" / "sft-000002" / "model.safetensors").exists()
+    with opened(ran) as db:
+        evaluated = db.execute("SELECT stage, policy_version FROM evaluations").fetchall()
+        (gap,) = db.execute("SELECT probe_gap FROM policies").fetchone()
+    assert evaluated == [("eval-0", 0), ("eval-2", 1)]
+    assert 0 < gap < 1e-3, "the engine's adapter is the trainer's"
+
+
+@pytest.mark.long
+def test_an_adapter_is_served_on_resume_and_asked(ran: Path, tmp_path: Path) -> None:
+    root = tmp_path / "runs" / "lora-1"
+    shutil.copytree(ran, root, symlinks=True)
     resolved = root / "experiment.toml"
     resolved.write_text(resolved.read_text() + ONE_MORE)  # as if stopped before it
     resumed = forge("resume", "lora-1", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
+    with opened(root) as db:
+        evaluated = db.execute("SELECT stage, policy_version FROM evaluations").fetchall()
+    assert evaluated == [("eval-0", 0), ("eval-2", 1), ("eval-3", 1)]
 
     (tmp_path / "f.py").write_text(FUNCTION)
     chatted = forge("chat", "lora-1", "--problem", "f.py", "--turns", "1", "--json", cwd=tmp_path)
     assert chatted.returncode == 0, chatted.stderr
     (turn,) = json.loads(chatted.stdout)["turns"]
     assert turn["completion"]["min_version"] == 1
-    with closing(sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True)) as db:
-        evaluated = db.execute("SELECT stage, policy_version FROM evaluations").fetchall()
-        (gap,) = db.execute("SELECT probe_gap FROM policies").fetchone()
-    assert evaluated == [("eval-0", 0), ("eval-2", 1), ("eval-3", 1)]
-    assert 0 < gap < 1e-3, "the engine's adapter is the trainer's"
 
-    (tmp_path / "given.toml").write_text(GIVEN)
-    given = forge("run", "given.toml", cwd=tmp_path)
+
+@pytest.mark.long
+def test_an_adapter_of_another_run_is_served_from_the_start(ran: Path) -> None:
+    folder = ran.parents[1]
+    (folder / "given.toml").write_text(GIVEN)
+    given = forge("run", "given.toml", cwd=folder)
     assert given.returncode == 0, given.stderr
-    served = (tmp_path / "runs" / "given-1" / "logs" / "latest" / "serve-0.log").read_text()
-    begun = f"version 0 (adapter) from {root}/weights/sft-000002"
+    served = (folder / "runs" / "given-1" / "logs" / "latest" / "serve-0.log").read_text()
+    begun = f"version 0 (adapter) from {ran}/weights/sft-000002"
     assert begun in served, "before anything is published"

@@ -13,7 +13,7 @@ from forge.store.acknowledged import read_acknowledged
 from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
 from tests.e2e.experiments import GRPO_EXPERIMENT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
 
 
 def test_a_resume_on_an_older_copy_of_run_db_says_what_is_missing_and_reuses_no_id(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.commands import children_of_run, forge, opened, start, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
 
 EXPERIMENT = """\
 name = "small"

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(200)]
 
 EXPERIMENT = """\
 name = "rows"

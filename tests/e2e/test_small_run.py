@@ -1,4 +1,4 @@
-"""A whole run through the command line: interrupted, killed, resumed, read, queried, and its
+"""A whole run through the command line: killed, resumed, read, archived, interrupted and asked; its
 checkpoint used on another set of problems.
 """
 
@@ -6,19 +6,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import children_of_run, forge, start, wait_for
+from tests.e2e.commands import children_of_run, forge, opened, start, wait_for
 from tests.e2e.experiments import FUNCTION, PROBLEM
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+]
 
 EXPERIMENT = """\
 name = "small"
@@ -49,7 +52,7 @@ num_problems = 2
 max_turns = 1
 [[stage]]
 kind = "sft"
-steps = 200
+steps = 100
 learning_rate = 3e-3
 batch_size = 2
 save_every = 10
@@ -58,10 +61,12 @@ kind = "eval"
 num_problems = 2
 """
 
+ONE_MORE = '\n[[stage]]\nkind = "eval"\nnum_problems = 1\n'
+
 OTHERS = """\
 name = "others"
 [model]
-path = "runs/small-1/weights/sft-000200"
+path = "runs/small-1/weights/sft-000100"
 [problems]
 source = "dir"
 path = "problems"
@@ -93,49 +98,85 @@ def is_training(root: Path, *, pid: int) -> bool:
     return status["pid"] == pid and status["stage"] == "sft-1"
 
 
-def test_a_run_survives_kill_9_and_ctrl_c_and_can_be_read(tmp_path: Path) -> None:
-    (tmp_path / "small.toml").write_text(EXPERIMENT)
-    root = tmp_path / "runs" / "small-1"
-
-    killed = start(tmp_path, "run", "small.toml")
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of a run that was killed in SFT; the run itself is `finished`."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "small.toml").write_text(EXPERIMENT)
+    root = folder / "runs" / "small-1"
+    run = start(folder, "run", "small.toml")
     wait_for(lambda: sft_has_begun(root), timeout_s=150, what="a checkpoint of SFT")
     assert children_of_run(root)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
     wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
+    shutil.copytree(root, folder / "kept" / "small-1", symlinks=True)
+    return folder / "kept" / "small-1"
 
-    stopped = start(tmp_path, "resume", "small-1")
+
+@pytest.fixture(scope="module")
+def finished(killed: Path) -> Path:
+    """The killed run, resumed to its end; tests leave it as it is."""
+    root = killed.parents[1] / "runs" / "small-1"
+    resumed = forge("resume", "small-1", cwd=root.parents[1])
+    assert resumed.returncode == 0, resumed.stderr
+    return root
+
+
+def test_a_run_survives_kill_9_and_can_be_read(finished: Path) -> None:
+    cwd = finished.parents[1]
+    shown = json.loads(forge("show", "small-1", "--json", cwd=cwd).stdout)
+    assert [e["stage"] for e in shown["evaluations"]] == ["eval-0", "eval-2"]
+    needed = {"stage", "pass_at_1", "ci_low", "ci_high", "num_problems", "num_samples"}
+    assert all(needed | {"compile_rate"} <= set(e) for e in shown["evaluations"])
+    with opened(finished) as db:
+        (turns,) = db.execute("SELECT count(*) FROM turns").fetchone()
+        (attempts,) = db.execute("SELECT count(*) FROM attempts").fetchone()
+    assert turns == shown["counters"]["turns"] > 0
+    assert attempts == 2
+    again = forge("resume", "small-1", cwd=cwd)
+    assert again.returncode == 0, again.stderr
+
+
+def test_an_archive_is_continued_elsewhere(finished: Path, tmp_path: Path) -> None:
+    root, file = tmp_path / "runs" / "small-1", tmp_path / "elsewhere" / "small.forge.zip"
+    shutil.copytree(finished, root, symlinks=True)
+    experiment = root / "experiment.toml"
+    experiment.write_text(experiment.read_text() + ONE_MORE)  # as if stopped before it
+    file.parent.mkdir()
+    archived = forge("archive", str(root), "--to", str(file), cwd=tmp_path)
+    assert archived.returncode == 0, archived.stderr
+    continued = forge("resume", str(file), cwd=tmp_path)
+    assert continued.returncode == 0, continued.stderr
+    copy = file.parent / "small-1"
+    assert f"{file}: unpacked to {copy}" in continued.stderr
+    with opened(copy) as db:
+        stages = db.execute("SELECT stage FROM evaluations ORDER BY evaluation_id").fetchall()
+    assert stages == [("eval-0",), ("eval-2",), ("eval-3",)]
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_a_run_that_a_resume_finishes(killed: Path) -> None:
+    stopped = start(killed.parent, "resume", str(killed))
     wait_for(
-        lambda: is_training(root, pid=stopped.pid), timeout_s=100, what="the resumed run to train"
+        lambda: is_training(killed, pid=stopped.pid), timeout_s=100, what="the resumed run to train"
     )
     os.kill(stopped.pid, signal.SIGINT)
     errors = stopped.communicate(timeout=120)[1]
     assert stopped.returncode == 130, errors
     assert "forge resume" in errors
-    assert not children_of_run(root)
-
-    finished = forge("resume", "small-1", cwd=tmp_path)
-    assert finished.returncode == 0, finished.stderr
-    shown = json.loads(forge("show", "small-1", "--json", cwd=tmp_path).stdout)
-    assert [e["stage"] for e in shown["evaluations"]] == ["eval-0", "eval-2"]
-    needed = {"stage", "pass_at_1", "ci_low", "ci_high", "num_problems", "num_samples"}
-    assert all(needed | {"compile_rate"} <= set(e) for e in shown["evaluations"])
-    with closing(sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True)) as db:
-        (turns,) = db.execute("SELECT count(*) FROM turns").fetchone()
-        (attempts,) = db.execute("SELECT count(*) FROM attempts").fetchone()
-    assert turns == shown["counters"]["turns"] > 0
-    assert attempts == 3
-    again = forge("resume", "small-1", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    ask(tmp_path, root)
-    play_others(tmp_path)
+    assert not children_of_run(killed)
+    resumed = forge("resume", str(killed), cwd=killed.parent)
+    assert resumed.returncode == 0, resumed.stderr
+    with opened(killed) as db:
+        assert db.execute("SELECT count(*) FROM attempts").fetchone() == (3,)
 
 
-def ask(cwd: Path, root: Path) -> None:
-    """Runs `forge chat` and `forge.solve`: each is judged and stored beside the run, which stays as
-    it was."""
+@pytest.mark.long
+def test_a_chat_is_judged_and_stored_beside_the_run_which_stays_as_it_was(finished: Path) -> None:
+    cwd = finished.parents[1]
     before = forge("show", "small-1", "--json", cwd=cwd).stdout
-    latest = (root / "logs" / "latest").readlink()
+    latest = (finished / "logs" / "latest").readlink()
     (cwd / "f.py").write_text(FUNCTION)
     chatted = forge("chat", "small-1", "--problem", "f.py", "--turns", "2", "--json", cwd=cwd)
     assert chatted.returncode == 0, chatted.stderr
@@ -148,31 +189,31 @@ def ask(cwd: Path, root: Path) -> None:
     stored = "SELECT problem_id, count(*) FROM v_turns WHERE purpose = 'chat' GROUP BY group_id"
     wanted = {"chat/f": len(played["turns"]), "chat/stdin": int(solved.stdout)}
     for number, (problem, num_turns) in enumerate(wanted.items(), start=1):
-        store = root.parent / "chats" / f"small-1-{number}"
-        with closing(sqlite3.connect(f"file:{store}/run.db?mode=ro", uri=True)) as db:
+        with opened(finished.parent / "chats" / f"small-1-{number}") as db:
             ((name, count),) = db.execute(stored).fetchall()
         assert (name.rpartition("-")[0], count) == (problem, num_turns)
-    assert played["store"] == str(root.parent / "chats" / "small-1-1")
+    assert played["store"] == str(finished.parent / "chats" / "small-1-1")
     shown = forge("show", "runs/chats/small-1-1", cwd=cwd).stdout
     assert f"chat with small-1, policy version {played['policy_version']}" in shown
     assert forge("show", "small-1", "--json", cwd=cwd).stdout == before
-    assert (root / "logs" / "latest").readlink() == latest
+    assert (finished / "logs" / "latest").readlink() == latest
 
 
 SOLVE = f"import forge; print(len(forge.solve({FUNCTION!r}, run='small-1', turns=1).turns))"
 
 
-def play_others(cwd: Path) -> None:
-    """Evaluates a directory in KernelBench's layout, then runs GRPO, which reports that this model
-    gets no signal from it.
-    """
+@pytest.mark.long
+def test_grpo_on_a_directory_of_problems_reports_that_the_model_gets_no_signal(
+    finished: Path,
+) -> None:
+    cwd = finished.parents[1]
     (cwd / "problems" / "level1").mkdir(parents=True)
     for name in ("tanh", "sigmoid", "exp"):
         (cwd / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
     (cwd / "others.toml").write_text(OTHERS)
     done = forge("run", "others.toml", cwd=cwd)
     assert done.returncode == 5, done.stderr
-    with closing(sqlite3.connect(f"file:{cwd}/runs/others-1/run.db?mode=ro", uri=True)) as db:
+    with opened(cwd / "runs" / "others-1") as db:
         purposes = db.execute(
             "SELECT purpose, count(*) > 0, count(status) = count(*) FROM v_turns GROUP BY purpose"
         ).fetchall()

@@ -61,6 +61,7 @@ async def run(
         return reason
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_ranks_that_share_prefixes_train_grpo_as_one_that_does_not(
@@ -127,6 +128,7 @@ def test_two_ranks_with_micro_batches_train_sft_as_one_whole_batch_does(
         torch.testing.assert_close(same_weights[name], tensor, atol=5e-5, rtol=1e-3, msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_rank_killed_by_a_signal_ends_the_trainer_with_that_signal(

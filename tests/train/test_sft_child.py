@@ -78,6 +78,7 @@ def test_packing_makes_fewer_rows_and_loses_no_token(tiny_model: Path, tmp_path:
     assert sum(map(len, packed["input_ids"])) == sum(map(len, rows["input_ids"]))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_a_killed_stage_resumes_and_ends_with_the_weights_of_an_undisturbed_run(

@@ -10,8 +10,8 @@ import pytest
 
 from tests.tui.supervisors import supervising
 from tests.tui.watching import (
-    LARGE,
     NOW,
+    SIZES,
     SMALL,
     check_snapshot,
     press,
@@ -57,7 +57,7 @@ async def test_a_click_on_a_screens_name_shows_it(canned_run: RunPaths):
         assert pilot.app.current_mode == "logs"
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("size", SIZES)
 async def test_help_names_the_keys_of_the_screen(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size, keys=["5", "question_mark"]) as pilot:
         assert isinstance(pilot.app.screen, Help)
@@ -168,7 +168,7 @@ async def test_a_run_that_is_not_running_says_so_in_one_line(canned_run: RunPath
         assert words == "quickstart-1 is not running"
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("size", SIZES)
 async def test_the_dialog_before_an_action(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size, keys=["S"]) as pilot:
         check_snapshot(pilot, "confirm")

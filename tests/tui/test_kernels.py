@@ -17,7 +17,7 @@ from tests.store.storefactory import attempt, group, problem, timing, turn, writ
 from tests.tui.hostile import assert_harmless, write_hostile_run
 from tests.tui.watching import (
     LARGE,
-    SMALL,
+    SIZES,
     check_snapshot,
     press,
     settle,
@@ -68,7 +68,7 @@ def test_every_key_is_tested():
     assert keys == set(KEYS) | {"c", "w"}
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("size", SIZES)
 async def test_the_screen_matches_its_snapshot(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size, keys=["4"]) as pilot:
         check_snapshot(pilot, "kernels")

@@ -21,8 +21,7 @@ from forge.views.run.logs import (
     compile_pattern,
 )
 from tests.tui.watching import (
-    LARGE,
-    SMALL,
+    SIZES,
     check_snapshot,
     press,
     settle,
@@ -144,7 +143,7 @@ def test_an_endless_pattern_is_a_one_line_error(tmp_path: Path):
 # ---- the screen
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("size", SIZES)
 async def test_the_screen_matches_its_snapshot(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size, keys=["5"]) as pilot:
         check_snapshot(pilot, "logs")

@@ -13,7 +13,7 @@ from textual.widgets import Input
 from forge.store.layout import RunPaths
 from tests.store.storefactory import write_run
 from tests.tui.hostile import NAME, assert_harmless, write_hostile_run
-from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
+from tests.tui.watching import LARGE, SIZES, SMALL, check_snapshot, press, settle, text_of, watching
 from tui.frame.asking import PacedScreen
 from tui.screens.attempts import AttemptsScreen
 from tui.screens.problems import ProblemsScreen
@@ -88,7 +88,7 @@ async def test_the_table_matches_its_snapshot(canned_run: RunPaths, size: tuple[
         check_snapshot(pilot, "problems")
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("size", SIZES)
 async def test_the_attempts_match_their_snapshot(canned_run: RunPaths, size: tuple[int, int]):
     keys = ["2", "p", "p", "o", "enter"]
     async with watching(canned_run, size=size, keys=keys) as pilot:

@@ -19,7 +19,7 @@ from tests.store.storefactory import attempt, group, problem, timing, turn, writ
 from tests.tui.hostile import VISIBLE, assert_harmless, write_hostile_run
 from tests.tui.watching import (
     LARGE,
-    SMALL,
+    SIZES,
     check_snapshot,
     press,
     settle,
@@ -86,7 +86,7 @@ def test_every_key_is_tested():
     assert {key for key, _ in PANES.values()} <= set(KEYS)
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("size", SIZES)
 async def test_each_pane_matches_its_snapshot(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size, keys=["3"]) as pilot:
         await go(pilot, f"{SOLVED}.t1")
@@ -110,6 +110,7 @@ async def test_keys_faster_than_the_screen_end_at_the_last_pane(canned_run: RunP
         assert seen == {"diff"}
 
 
+@pytest.mark.long
 async def test_a_key_at_any_moment_after_another_ends_at_its_pane(canned_run: RunPaths):
     async with watching(canned_run, keys=["3"]) as pilot:
         screen = pilot.app.screen
@@ -271,6 +272,7 @@ def test_hostile_texts_are_made_printable(tmp_path: Path):
     anyio.run(look)
 
 
+@pytest.mark.long
 def test_a_text_of_any_length_is_shown_in_bounded_time(tmp_path: Path):
     long = turn(0, completion="# x\n" * 500_000, code="# x\n" * 500_000, prompt="y" * 2_000_000)
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), long])

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.tui.watching import (
-    LARGE,
-    SMALL,
+    SIZES,
     check_snapshot,
     press,
     settle,
@@ -53,7 +52,7 @@ async def go_to(pilot: Pilot[None], name: str) -> None:
     await settle(pilot)
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("size", SIZES)
 async def test_every_run_is_listed_including_an_unreadable_one(
     runs: RunPaths, size: tuple[int, int]
 ):
@@ -94,7 +93,7 @@ async def test_two_runs_are_compared_by_space_and_c(runs: RunPaths):
         assert "Enter opens a run" in text_of(pilot)
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("size", SIZES)
 async def test_a_comparison_matches_its_snapshot(runs: RunPaths, size: tuple[int, int]):
     with closing(sqlite3.connect(runs.root.with_name("other-2") / "run.db")) as connection:
         connection.executescript(

@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tui.app import PLACES, WatchApp
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 NOW = 1_795_291_200.0
 """Some hours after the canned run ended."""
 SMALL, LARGE = (80, 24), (200, 60)
+SIZES = [SMALL, pytest.param(LARGE, marks=pytest.mark.long)]
+"""Sizes of a snapshot; `make test-all` compares the large terminal."""
 MAX_LOOKS = 100
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 
