@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.evalpool.execute.programs import launch, program
 
 from forge.evalpool.judge.execute.child_cpu import Session
 from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op, Program, TensorUse, Value
+from tests.evalpool.execute.programs import launch, program
 
 X = np.arange(256, dtype=np.float32)
 
