@@ -14,7 +14,6 @@ from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     Descriptor,
     InvalidProgram,
-    NamedConstant,
     Origin,
     Program,
     Section,
@@ -28,9 +27,8 @@ from tests.evalpool.program.programs import (
     TTIR,
     addition,
     build,
-    dense,
+    everything,
     launch,
-    op,
     pointers,
     tuned,
 )
@@ -62,46 +60,6 @@ def refused(data: bytes) -> str:
 def test_programs_come_back() -> None:
     for program in (addition(), tuned(), everything()):
         assert loads(dumps(program)) == program
-
-
-def everything() -> Program:
-    """A program with each kind of record."""
-    program = build(
-        inputs=[(4, 8), (2,)],
-        parameters={"fc.weight": (8, 8)},
-        init_buffers=[(8, 8)],
-        buffers=[(64, 64), (1,)],
-        kernels=[
-            pointers("add", "*fp32", "*fp32", "i32"),
-            pointers("described", "tensordesc<fp32[16, 32]>", "u1", "fp32", "*kfp32"),
-        ],
-        init=[op("aten.clone.default", "t2", memory_format=None, results=(3,))],
-        forward=[
-            op(
-                "aten.full.default",
-                [64, 64],
-                -0.0,
-                dtype=NamedConstant(kind="dtype", name="float32"),
-                results=(4,),
-            ),
-            launch(0, "t0", "t1", -(2**31)),
-            Value(tensor=5, answer=2.5, line=7),
-        ],
-        outputs=[4, 1],
-    )
-    made = Descriptor(tensor=4, shape=(64, 64), strides=(64, 1), block_shape=(16, 32))
-    described = dataclasses.replace(
-        launch(1, None, True, 1.0, None), arguments=(made, True, 1, None)
-    )
-    constant = Storage(num_bytes=3, origin=Origin.CONSTANT)
-    return dataclasses.replace(
-        program,
-        storages=(*program.storages, constant),
-        tensors=(*program.tensors, dense(6, 3, dtype="uint8")),
-        forward=(*program.forward, described),
-        constants=(b"abc",),
-        stateful="forward wrote a table",
-    )
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -0.0, 1e-308])

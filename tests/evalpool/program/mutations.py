@@ -1,0 +1,183 @@
+"""Mutated programs: bytes that are nearly a program, and the promise that holds for all of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+from forge.evalpool.judge.program.explain import explain
+from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
+from forge.evalpool.judge.program.policy import ProblemFacts, judge_policy, kinds_of, prepacking
+from forge.evalpool.judge.program.schema import schemas
+from forge.evalpool.judge.program.wire import dumps, loads
+from forge.evalpool.judge.program.wire.layout import HEAD_BYTES, MAGIC
+
+ODD: list[Any] = [
+    *(None, True, False, -1, 0, 1, 2, 3, 7, 64, 2**31, 2**44, 2**63, 2**64, -(2**63), 10**400),
+    *(0.5, -0.0, 1e308, "", "tensor", "forward", "*fp32", "i64", "float64", "\x00", "x" * 300),
+    *([], {}, [[[[[]]]]], [1, 2, 3], {"tensor": 0}, {"tensor": 10**9}, {"float": "nan"}),
+    *({"float": []}, {"dtype": "int64"}, {"value": {"tensor": 0, "answer": None}}),
+]
+"""Values that take another's place."""
+
+Holder = tuple[Any, Any]
+"""A container of the JSON and the key or index of one of its values."""
+
+
+def mutated(base: bytes, random: Random) -> bytes:
+    """Bytes of a program with one or a few mistakes: in its records, or in its bytes."""
+    if random.random() < 0.1:
+        return _mutated_bytes(base, random)
+    length = int.from_bytes(base[len(MAGIC) : HEAD_BYTES], "little")
+    head = json.loads(base[HEAD_BYTES : HEAD_BYTES + length])
+    for _ in range(random.choice([1, 1, 1, 2, 3])):
+        random.choice(MISTAKES)(head, random)
+    text = json.dumps(head).encode()
+    return MAGIC + len(text).to_bytes(4, "little") + text + base[HEAD_BYTES + length :]
+
+
+def _mutated_bytes(base: bytes, random: Random) -> bytes:
+    data = bytearray(base)
+    for _ in range(random.randint(1, 4)):
+        at = random.randrange(len(data))
+        match random.randrange(3):
+            case 0:
+                data[at] = random.randrange(256)
+            case 1:
+                del data[at : at + random.randint(1, 9)]
+            case _:
+                data[at:at] = random.randbytes(random.randint(1, 9))
+        data = data or bytearray(b"x")
+    return bytes(data)
+
+
+# --- mistakes in the records
+
+
+def _replace(head: Any, random: Random) -> None:
+    holder, key = random.choice(list(holders(head)))
+    holder[key] = random.choice(ODD)
+
+
+def _swap(head: Any, random: Random) -> None:
+    found = list(holders(head))
+    (one, at), (other, there) = random.choice(found), random.choice(found)
+    one[at] = json.loads(json.dumps(other[there]))  # a copy: a JSON has no cycles
+
+
+def _nudge(head: Any, random: Random) -> None:
+    numbers = [(h, k) for h, k in holders(head) if type(h[k]) is int]
+    if numbers:
+        holder, key = random.choice(numbers)
+        holder[key] += random.choice([-1, 1, 2, 8])
+
+
+def _remove(head: Any, random: Random) -> None:
+    holder, key = random.choice(list(holders(head)))
+    del holder[key]
+
+
+def _repeat(head: Any, random: Random) -> None:
+    lists = [h[k] for h, k in holders(head) if isinstance(h[k], list) and h[k]]
+    if lists:
+        chosen = random.choice(lists)
+        chosen.insert(random.randint(0, len(chosen)), random.choice(chosen))
+
+
+def _add_key(head: Any, random: Random) -> None:
+    records = [h[k] for h, k in holders(head) if isinstance(h[k], dict)]
+    if records:
+        random.choice(records)[random.choice(["line", "chosen", "x", "alpha"])] = random.choice(ODD)
+
+
+def _rename_operation(head: Any, random: Random) -> None:
+    ops = [h[k] for h, k in holders(head) if k == "op" and isinstance(h[k], dict)]
+    if ops:
+        random.choice(ops)["name"] = random.choice(OPERATIONS)
+
+
+def _insert_operation(head: Any, random: Random) -> None:
+    nodes = [h[k] for h, k in holders(head) if k in ("forward", "nodes") and isinstance(h[k], list)]
+    if nodes:
+        schema = schemas()[random.choice(OPERATIONS)]
+        arguments = [_argument(a.type, random) for a in schema.arguments if not a.is_keyword]
+        made = {"name": schema.name, "arguments": arguments, "results": [random.randrange(3)]}
+        chosen = random.choice(nodes)
+        chosen.insert(random.randint(0, len(chosen)), {"op": made})
+
+
+def _argument(type: str, random: Random) -> Any:
+    """A literal that fits a type of `schemas.txt`."""
+    if type.endswith("?"):
+        return None
+    if type.endswith("]"):
+        return [_argument(type.partition("[")[0], random)]
+    known = {"Tensor": {"tensor": random.randrange(3)}, "bool": True, "str": "none"}
+    return known.get(type, {"dtype": "float32"} if type == "ScalarType" else random.randrange(3))
+
+
+MISTAKES: list[Callable[[Any, Random], None]] = [
+    *(_replace, _swap, _nudge, _nudge, _remove, _repeat, _add_key),
+    *(_rename_operation, *[_insert_operation] * 5),
+]
+OPERATIONS = sorted(schemas())
+
+
+def holders(value: Any) -> Iterator[Holder]:
+    """Each value below a JSON value, as its container and its key."""
+    match value:
+        case dict():
+            keys: Any = list(value)
+        case list():
+            keys = range(len(value))
+        case _:
+            return
+    for key in keys:
+        yield value, key
+        yield from holders(value[key])
+
+
+# --- the promise
+
+
+def outcome(data: bytes) -> str:
+    """The way that bytes end: `refused`, `judged`, or the rule of a policy.
+
+    Raises whatever is not InvalidProgram; AssertionError if a parsed program breaks a promise.
+    """
+    try:
+        program = loads(data)
+    except InvalidProgram as error:
+        message = str(error)
+    else:
+        return _judged(program)
+    assert message.isprintable()
+    assert len(message) < 1000
+    return "refused"
+
+
+def _judged(program: Program) -> str:
+    assert loads(dumps(program)) == program
+    assert_inside(program)
+    explain(program)
+    prepacking(program)
+    facts = ProblemFacts(num_bytes=1 << 20, kinds=kinds_of(program))
+    found = [judge_policy(program, facts, policy) for policy in ("own", "hybrid")]
+    refusal = found[0] or found[1]
+    return refusal.rule if refusal else "judged"
+
+
+def assert_inside(program: Program) -> None:
+    """No element of a tensor lies outside its storage: counted without the code under test."""
+    for tensor in program.tensors:
+        if math.prod(tensor.shape):
+            last = tensor.offset + sum(
+                (size - 1) * stride
+                for size, stride in zip(tensor.shape, tensor.strides, strict=True)
+            )
+            num_bytes = program.storages[tensor.storage].num_bytes
+            assert 0 <= tensor.offset <= last
+            assert (last + 1) * ITEM_BYTES[tensor.dtype] <= num_bytes
