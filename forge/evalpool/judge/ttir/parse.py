@@ -294,12 +294,8 @@ class _Parser:
     def _operation(self) -> _Draft:
         scan = self.scan
         scan.skip()
-        name, count = "", 0
         line = scan.line
-        if scan.peek("%"):
-            match = scan.match(PACK, "a result")
-            name, count = match[1], int(match[2] or 1)
-            scan.expect("=")
+        packs = self._packs()
         is_generic = scan.peek('"')
         operation = scan.string() if is_generic else scan.word()
         draft = _Draft(name=operation, line=line, index=self._count())
@@ -311,11 +307,26 @@ class _Parser:
             results = self._pretty(draft)
         if len(draft.operands) > MAX_OPERANDS:
             raise scan.error(f"{operation} has more than {MAX_OPERANDS} operands")
+        count = sum(size for _, size in packs)
         if len(results) != count:
             raise scan.error(f"{operation} has {len(results)} results, not {count}")
-        if count:
-            draft.results = self._define(name, results)
+        for name, size in packs:
+            start = len(draft.results)
+            draft.results += self._define(name, results[start : start + size])
         return draft
+
+    def _packs(self) -> list[tuple[str, int]]:
+        """Names and sizes of an operation's results: `%0:2 =`, or `%outLHS, %outRHS =`."""
+        scan = self.scan
+        found: list[tuple[str, int]] = []
+        if scan.peek("%"):
+            while True:
+                match = scan.match(PACK, "a result")
+                found.append((match[1], int(match[2] or 1)))
+                if not scan.accept(","):
+                    break
+            scan.expect("=")
+        return found
 
     def _generic(self, draft: _Draft) -> list[Type]:
         """`"tt.reduce"(%a) <{axis = 0 : i32}> ({...}) : (T) -> T`"""
@@ -454,7 +465,8 @@ class _Parser:
 
     def _result_types(self, draft: _Draft, printed: Printed) -> list[Type]:
         if printed.right is not None:
-            return printed.right
+            # tt.split prints the type of one of its two results.
+            return printed.right * 2 if draft.name == "tt.split" else printed.right
         rule = RESULTS.get(draft.name)
         if rule is not None:
             return rule(self, draft, printed.left)
