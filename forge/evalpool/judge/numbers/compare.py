@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, FLOOR, families, tolerance
+from forge.evalpool.judge.numbers.tolerance import (
+    ERROR_FACTOR,
+    families,
+    floor_of,
+    tolerance,
+)
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.shm import TensorSpec
@@ -59,7 +64,7 @@ class Expected:
         sizes = [int(np.prod([spec.shape[axis] for axis in axes])) for axes in slabs]
         is_known = lost.size == sum(sizes)
         with np.errstate(invalid="ignore"):
-            allowed = _scale(values) + np.abs(values)
+            allowed = _scale(values, floor=floor_of(spec.dtype, precision)) + np.abs(values)
             allowed *= tolerance(spec.dtype, precision, is_error_known=is_known)
             if is_known:
                 parts = np.split(lost, np.cumsum(sizes)[:-1])
@@ -74,7 +79,7 @@ def finite_rms(values: NDArray[np.float64]) -> float:
     return largest * float(np.sqrt(np.mean(np.square(finite / largest)))) if largest else 0.0
 
 
-def _scale(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _scale(values: NDArray[np.float64], *, floor: float) -> NDArray[np.float64]:
     """`scale` of tolerance.py, broadcastable to [shape]."""
     is_finite = np.isfinite(values)
     finite = np.where(is_finite, values, 0.0)
@@ -88,7 +93,7 @@ def _scale(values: NDArray[np.float64]) -> NDArray[np.float64]:
         count = np.maximum(is_finite.sum(axis=others), 1)
         parts.append(np.sqrt(squares.sum(axis=others) / count).reshape(-1))
     whole = float(np.sqrt(squares.sum() / max(1, int(is_finite.sum()))))
-    return largest * np.maximum(_least(parts, values.shape), FLOOR * whole)
+    return largest * np.maximum(_least(parts, values.shape), floor * whole)
 
 
 def _least(parts: list[NDArray[np.float64]], shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ import torch
 
 from forge.evalpool.judge.numbers.compare import describe
 from forge.evalpool.judge.numbers.slabs import CHUNK, Block, Slabs, blocks, root_mean_squares
-from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, tolerance
+from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floor_of, tolerance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Allowed:
         errors = Slabs.unpack(tuple(expected.shape), error) if error.numel() else None
         return cls(
             close=tolerance(_name(expected.dtype), precision, is_error_known=errors is not None),
-            scales=root_mean_squares(expected),
+            scales=root_mean_squares(expected, floor=floor_of(_name(expected.dtype), precision)),
             errors=errors,
         )
 

@@ -17,7 +17,7 @@ import torch
 
 from forge.evalpool.judge.numbers.called import call, dtype_name, is_categorical, leaves
 from forge.evalpool.judge.numbers.slabs import Block, largest_by_slab, root_mean_squares
-from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, tolerance
+from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floor_of, tolerance
 from forge.evalpool.judge.opcount import OpCounter
 
 DROPPED_BITS = 13
@@ -90,7 +90,8 @@ class _Measure:
 
     def __init__(self, output: torch.Tensor, precision: str) -> None:
         self._size = output.double().nan_to_num(0.0, 0.0, 0.0).abs()
-        self._scales = root_mean_squares(output)
+        floor = floor_of(dtype_name(output), precision)
+        self._scales = root_mean_squares(output, floor=floor)
         self._close = tolerance(dtype_name(output), precision)
 
     @property
@@ -160,13 +161,13 @@ def _to_tf32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _nudged(value: Any) -> Any:
-    """Continuous values moved by up to half of their last bit, in float64."""
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return value
-    if not value.numel() or is_categorical(value):
+    """Continuous values moved by up to half of their last bit, in float64. Half precision stays:
+    what is computed from it has finer steps."""
+    is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    if not is_floating or value.itemsize < 4 or not value.numel() or is_categorical(value):
         return value
     noise = torch.rand_like(value, dtype=torch.float64).mul_(2).sub_(1)
-    return value.double().mul_(noise.mul_(torch.finfo(value.dtype).eps / 2).add_(1))
+    return noise.mul_(torch.finfo(value.dtype).eps / 2).add_(1).mul_(value)
 
 
 def _run_exact(model: Any, inputs: list[Any], *, changed: list[int]) -> Outputs | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forge.evalpool.judge.numbers.tolerance import FLOOR, families
+from forge.evalpool.judge.numbers.tolerance import families
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -76,8 +76,8 @@ class Slabs:
         return cls(shape=tuple(shape), values=values)
 
 
-def root_mean_squares(tensor: torch.Tensor) -> Slabs:
-    """Root mean square of the finite elements of each slab; none is below FLOOR times that of
+def root_mean_squares(tensor: torch.Tensor, *, floor: float) -> Slabs:
+    """Root mean square of the finite elements of each slab; none is below `floor` times that of
     all. No square is too large for its type."""
     shape = tuple(tensor.shape)
     groups = families(shape)
@@ -97,7 +97,7 @@ def root_mean_squares(tensor: torch.Tensor) -> Slabs:
             total[inside] += squares.sum(others) if others else squares
             count[inside] += is_finite.sum(others) if others else is_finite
     whole = math.sqrt(float(sums[0].sum()) / max(1.0, float(counts[0].sum())))
-    least = FLOOR * whole
+    least = floor * whole
     values = [
         total.div_(count.clamp_(min=1)).sqrt_().clamp_(min=least).mul_(largest)
         for total, count in zip(sums, counts, strict=True)

@@ -6,7 +6,7 @@
            output's own type's (a reference may make half-precision tensors itself); 1e-10 for
            float64 of a problem that is not in half precision
     scale  the smallest rms of the finite reference elements in the element's slabs (`families`),
-           at least FLOOR times the rms of all
+           at least `floor_of` times the rms of all
     e      the smallest of the largest own errors in its slabs (own_error.py): what an honest
            kernel may lose too
 
@@ -25,10 +25,13 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
 DOUBLE_TOLERANCE = 1e-10
 PRECISION = {"float16": "fp16", "bfloat16": "bf16"}
 """By the type of an output. Any other says nothing."""
+HALF = ("fp16", "bf16")
 ERROR_FACTOR = 4.0
-FLOOR = 2.0**-20
-"""Least scale of a slab, in rms of the whole output. Below it lies what flushing denormals, or an
-exponential of a very negative number, may lose."""
+FLOOR = 2.0**-8
+"""Least scale of a slab, in rms of the whole output, times 1e-4 / tol: an honest kernel may lose
+eight roundings of an intermediate result that cancels in a whole row or column."""
+HALF_FLOOR = 0.25
+"""The same for half precision, whose rounding is coarser than its tolerance is loose."""
 MIN_SLAB = 16
 """Elements of a slab: the rms of fewer may be small by chance."""
 MIN_LINE = 64
@@ -41,6 +44,12 @@ def tolerance(dtype: str, precision: str, *, is_error_known: bool = True) -> flo
     if dtype == "float64" and precision == "fp32" and is_error_known:
         return DOUBLE_TOLERANCE
     return max(TOLERANCE[precision], TOLERANCE[PRECISION.get(dtype, precision)])
+
+
+def floor_of(dtype: str, precision: str) -> float:
+    """The least scale of a slab, in rms of the whole output."""
+    is_half = precision in HALF or PRECISION.get(dtype, precision) in HALF
+    return HALF_FLOOR if is_half else FLOOR
 
 
 def families(shape: Sequence[int]) -> list[tuple[int, ...]]:

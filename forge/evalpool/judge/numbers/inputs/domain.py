@@ -142,7 +142,7 @@ def settle(value: torch.Tensor, domain: Domain, *, signs: bool, unit: bool) -> t
         case Form.FREE | Form.CATEGORICAL:
             pass
     if unit and domain.is_unit:
-        value.abs_().clamp_(max=1.0)
+        value.remainder_(2.0).sub_(1.0).abs_().neg_().add_(1.0)  # folded, or many would be equal
         if domain.is_open:
             value.clamp_(1e-3, 1 - 1e-3)
     elif (signs or unit) and domain.is_non_negative:
