@@ -23,6 +23,7 @@ from forge.evalpool.judge.ttir.verify import Use, uses_of, verify
 from tests.evalpool.capture.capturing import HEADER, request
 
 _numbers = itertools.count()
+_facts: dict[str, ProblemFacts] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +120,10 @@ def captured(folder: Path, code: str, asked: dict[str, Any]) -> Program:
 
 def facts_of(folder: Path, problem: Problem) -> ProblemFacts:
     """What the judge knows of a problem, from its reference captured as a program."""
-    reference = captured(folder, problem.code, problem.asked(entry_point="Model"))
-    return reference_facts(reference)
+    if problem.code not in _facts:
+        reference = captured(folder, problem.code, problem.asked(entry_point="Model"))
+        _facts[problem.code] = reference_facts(reference)
+    return _facts[problem.code]
 
 
 def accesses_of(program: Program) -> Accesses:

@@ -55,6 +55,10 @@ def test_an_operation_outside_the_list_is_refused(line: str, operation: str) -> 
     ("before", "after", "message"),
     [
         ("module {", "module attributes {ttg.maxnreg = 8 : i32} {", "ttg.maxnreg"),
+        ("module {", 'module attributes {"ttg.num-warps" = 64 : i32} {', "ttg.num-warps"),
+        ("noinline = false", 'noinline = false, "a-b"', '"a-b" where'),
+        ("noinline = false", 'sym_name = "a", "b" = 1', '"b" where'),
+        ("noinline = false", 'libname = ["a"]', '"a" where'),
         ("noinline = false", 'noinline = false, passthrough = ["optnone"]', "passthrough"),
         ("noinline = false", "llvm.linkage = 1 : i32", "llvm.linkage"),
         ("!tt.ptr<f32>)", "!tt.ptr<f32, 3>)", "!tt.ptr<f32,"),

@@ -30,6 +30,11 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
+_BEFORE_STRING = re.compile(
+    r"(?:=|\btt\.print|\btt\.assert %[\w.$#-]+,|\btt\.elementwise_inline_asm) $", re.ASCII
+)
+"""Marks before a string that is a value, a message, a template or the name of an operation. A name
+of an attribute may be quoted too (`"ttg.num-warps"`), and such names are refused."""
 _POINTER = re.compile(r"!tt\.ptr<(?:tensor<(?:\d+x)+)?(\w+)>")
 _OPERATION = re.compile(r'(?:%[\w.$:-]+ = )?"?([a-z]\w*\.[\w.]+|module\b)', re.ASCII)
 
@@ -57,6 +62,8 @@ def check_text(text: str) -> None:
             raise _refused(text, match.start(), f"{found!r} is not in the closed list")
         if match.lastgroup == "other":
             raise _refused(text, match.start(), f"character {found!r}")
+        if match.lastgroup == "string":
+            _check_string(text, match)
         if found == "!tt.ptr":
             _check_pointer(text, match.start())
 
@@ -86,6 +93,16 @@ def without(text: str, names: frozenset[str]) -> str:
         return text
     lines = text.split("\n")
     return "\n".join(line for number, line in enumerate(lines, 1) if number not in gone)
+
+
+def _check_string(text: str, match: re.Match[str]) -> None:
+    """A string is no attribute's name."""
+    line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+    is_first = not line.strip() and text.startswith("(", match.end())
+    if not is_first and not _BEFORE_STRING.search(line):
+        raise _refused(text, match.start(), f"{match[0][:80]} where no text may be")
+    if text[match.end() : match.end() + 2].strip().startswith("="):
+        raise _refused(text, match.start(), f"attribute {match[0][:80]}")
 
 
 def _check_pointer(text: str, start: int) -> None:
