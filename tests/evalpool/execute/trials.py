@@ -67,7 +67,7 @@ class Laid:
             memory[start : start + content.nbytes].copy_(content.reshape(-1).view(torch.uint8))
         torch.cuda.synchronize()
 
-    def call(self, number: int = 0, *, is_init: bool = True) -> Call:
+    def call(self, number: int = 0, *, slack: int = 0xFF) -> Call:
         start = number * self.set_bytes
         places = [start + place for place in self._places()]
         fills = tuple(
@@ -75,7 +75,7 @@ class Laid:
         )
         slots = places[len(self.sources) :]
         takes = tuple(zip(self.case.program.outputs, slots, strict=False))
-        return Call(fills=fills, takes=takes, intact=fills, is_init=is_init, seed=7)
+        return Call(fills=fills, takes=takes, intact=fills, seed=7, slack=slack)
 
     def outputs(self, number: int = 0) -> list[torch.Tensor]:
         memory = self.block.bytes()

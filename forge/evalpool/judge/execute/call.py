@@ -20,18 +20,18 @@ class Call:
     """Tensors to copy out afterwards, each contiguous."""
     intact: tuple[tuple[int, int], ...] = ()
     """Storages that must afterwards equal the block's bytes."""
-    is_init: bool = False
-    """True if `init` runs before it: its parameters are new."""
     seed: int = 0
     """Seed of torch's random operations."""
+    slack: int = 0xFF
+    """Byte beside the buffers, which must stay."""
 
     def body(self) -> dict[str, Any]:
         return {
             "fills": self.fills,
             "takes": self.takes,
             "intact": self.intact,
-            "init": self.is_init,
             "seed": self.seed,
+            "slack": self.slack,
         }
 
     @classmethod
@@ -45,6 +45,6 @@ class Call:
             fills=pairs("fills"),
             takes=pairs("takes"),
             intact=pairs("intact"),
-            is_init=bool(body["init"]),
             seed=int(body["seed"]),
+            slack=int(body["slack"]) & 0xFF,
         )

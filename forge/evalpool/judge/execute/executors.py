@@ -196,7 +196,6 @@ class Executor:
         *,
         deadline: float,
         placement: str = "start",
-        slack: int = 0xFF,
         is_checked: bool = True,
         is_direct: bool = False,
     ) -> RunReport:
@@ -204,14 +203,12 @@ class Executor:
 
         Args:
             placement: `end` or `start` of its mapping, for every buffer.
-            slack: byte beside the buffers, which must stay.
             is_checked: waits after each step, so that a fault names its step.
             is_direct: results of operations stay where torch puts them, as in timed calls.
         """
         body = {
             "call": call.body(),
             "placement": placement,
-            "slack": slack,
             "checked": is_checked,
             "direct": is_direct,
         }
@@ -238,11 +235,11 @@ class Executor:
                 for one in answer["choices"]
             )
 
-    def time(self, calls: Sequence[Call], *, deadline: float) -> TimeReport:
-        """Times each call once. The caller is alone on the card."""
-        answer = self._ask(
-            Message.TIME, {"calls": [one.body() for one in calls]}, deadline=deadline
-        )
+    def time(self, calls: Sequence[Call], *, warm_up: Call, deadline: float) -> TimeReport:
+        """Times each call once, after warm-ups whose contents are in no other call. The caller is
+        alone on the card."""
+        body = {"calls": [one.body() for one in calls], "warm_up": warm_up.body()}
+        answer = self._ask(Message.TIME, body, deadline=deadline)
         with _checked_answer():
             found = tuple(
                 TimedCall(

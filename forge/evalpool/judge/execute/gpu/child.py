@@ -21,7 +21,6 @@ import mmap
 import os
 import resource
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,13 +29,14 @@ from forge.evalpool.judge import linux
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind, parse_binary
 from forge.evalpool.judge.execute import messages
 from forge.evalpool.judge.execute.call import Call
-from forge.evalpool.judge.execute.gpu.arena import Placement, Pool, Sealed
+from forge.evalpool.judge.execute.gpu.arena import Placement, Sealed
+from forge.evalpool.judge.execute.gpu.card import Card
 from forge.evalpool.judge.execute.gpu.choices import Tuner
-from forge.evalpool.judge.execute.gpu.driver import Driver, DriverError
+from forge.evalpool.judge.execute.gpu.driver import DriverError
 from forge.evalpool.judge.execute.gpu.exchange import Exchange
-from forge.evalpool.judge.execute.gpu.places import bytes_at
+from forge.evalpool.judge.execute.gpu.places import BadResult
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Faulted, Loaded, Progress, failed
-from forge.evalpool.judge.execute.gpu.timing import Flush, Timer
+from forge.evalpool.judge.execute.gpu.timing import Timer
 from forge.evalpool.judge.execute.messages import MAX_BLOB_BYTES, Message, PeerEnded
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Section
@@ -51,7 +51,7 @@ FAULT_STATUS, CRASH_STATUS = 3, 70
 class Session:
     """One program from its LOAD to its UNLOAD."""
 
-    def __init__(self, asked: Received, *, pool: Pool, stream: Any, progress: Progress) -> None:
+    def __init__(self, asked: Received, *, card: Card, progress: Progress) -> None:
         """Raises CannotRun, with nothing left loaded."""
         body, blob = asked.body, memoryview(asked.blob)
         end = int(body["program_bytes"])
@@ -69,56 +69,58 @@ class Session:
         self._loaded = Loaded(
             program,
             binaries,
-            pool=pool,
-            stream=stream,
+            card=card,
             progress=progress,
             is_guarded=bool(body["guarded"]),
         )
         try:
             block = None
             if asked.fds:
-                block = Sealed(pool, num_bytes=int(body["block_bytes"]), fd=asked.fds[0])
-            self._exchange = Exchange(loaded=self._loaded, pool=pool, block=block)
+                block = Sealed(card.pool, num_bytes=int(body["block_bytes"]), fd=asked.fds[0])
+            self._exchange = Exchange(loaded=self._loaded, block=block)
         except BaseException:
             self._loaded.close()
             raise
+        self._card = card
         self._timer: Timer | None = None
         self._is_placed = False
 
     def run(self, body: dict[str, Any]) -> dict[str, Any]:
         """One call. Raises CannotRun or Faulted, as all below."""
-        loaded, call, slack = self._loaded, Call.parse(body["call"]), int(body["slack"])
+        loaded, call = self._loaded, Call.parse(body["call"])
         is_checked = bool(body["checked"])
         self._place(Placement(body["placement"]), is_direct=bool(body["direct"]))
-        self._exchange.prepare(call, slack=slack, is_checked=is_checked)
+        self._exchange.prepare(call, is_checked=is_checked)
         loaded.run(Section.FORWARD, is_checked=is_checked)
         self._synchronize()
         changed = self._exchange.collect(call)
         return {
             "values": loaded.values,
             "changed": changed,
-            "written": loaded.places.written_slack(slack),
+            "written": loaded.places.written_slack(call.slack),
             "num_launches": loaded.num_launches,
         }
 
-    def time(self, body: dict[str, Any], flush: Flush) -> dict[str, Any]:
-        timer = self._timed(flush)
-        timed = timer.calls([Call.parse(one) for one in body["calls"]])
+    def time(self, body: dict[str, Any]) -> dict[str, Any]:
+        timer = self._timed()
+        timed = timer.calls(
+            [Call.parse(one) for one in body["calls"]], warm_up=Call.parse(body["warm_up"])
+        )
         return {
             "calls": [one.body() for one in timed],
             "dry_us": timer.dry(),
             "no_graph": timer.no_graph,
         }
 
-    def nodes(self, body: dict[str, Any], flush: Flush) -> dict[str, Any]:
-        timer = self._timed(flush)
+    def nodes(self, body: dict[str, Any]) -> dict[str, Any]:
+        timer = self._timed()
         times = timer.by_node(Call.parse(body["call"]), num_runs=int(body["num_runs"]))
         steps = [step.says() for step in self._loaded.forward]
         return {"nodes": [{**one, "us": us} for one, us in zip(steps, times, strict=True)]}
 
-    def tune(self, body: dict[str, Any], flush: Flush) -> dict[str, Any]:
+    def tune(self, body: dict[str, Any]) -> dict[str, Any]:
         self._place(Placement.START, is_direct=True)
-        tuned = Tuner(self._loaded, self._exchange, flush).tune(Call.parse(body["call"]))
+        tuned = Tuner(self._loaded, self._exchange).tune(Call.parse(body["call"]))
         self._synchronize()
         return {"choices": [one.body() for one in tuned]}
 
@@ -132,12 +134,11 @@ class Session:
             self._timer.close()
         self._exchange.close()
         self._loaded.close()
-        torch._C._cuda_clearCublasWorkspaces()
 
-    def _timed(self, flush: Flush) -> Timer:
+    def _timed(self) -> Timer:
         self._place(Placement.START, is_direct=True)
         if self._timer is None:
-            self._timer = Timer(self._loaded, self._exchange, flush)
+            self._timer = Timer(self._loaded, self._exchange)
         return self._timer
 
     def _place(self, placement: Placement, *, is_direct: bool) -> None:
@@ -153,31 +154,24 @@ class Session:
 
     def _synchronize(self) -> None:
         try:
-            self._loaded.driver.synchronize(self._loaded.stream.cuda_stream)
+            self._card.synchronize()
         except DriverError as error:
             raise failed(error, None) from error
+
+
+class ContextLost(Exception):
+    """A program's fault was reported; nothing more can run in this process."""
 
 
 class Executing:
     """Serves one judge on a socket until it hangs up."""
 
-    def __init__(self, sock: socket.socket, progress: Progress) -> None:
-        """Makes the context. Raises Unsupported."""
-        began = time.monotonic()
-        self._sock, self._progress = sock, progress
-        torch.set_grad_enabled(False)
-        torch.cuda.init()
-        self._device = torch.cuda.current_device()
-        self._stream = torch.cuda.Stream()
-        self._driver = Driver("hip" if torch.version.hip else "cuda")
-        self._pool = Pool(self._driver, device=self._device)
-        self._flush: Flush | None = None
+    def __init__(self, sock: socket.socket, card: Card, progress: Progress) -> None:
+        self._sock, self._card, self._progress = sock, card, progress
         self._session: Session | None = None
-        torch.cuda.set_stream(self._stream)
-        self._warm_up()
-        self.seconds = time.monotonic() - began
 
     def serve(self) -> None:
+        """Raises PeerEnded when the judge hangs up, ContextLost after a fault."""
         messages.send(self._sock, Message.READY, self._facts(), timeout_s=None)
         while True:
             asked = messages.receive(self._sock, max_blob_bytes=MAX_BLOB_BYTES)
@@ -186,10 +180,16 @@ class Executing:
             except CannotRun as error:
                 body = {"reason": error.reason, "message": str(error)[:2000], "line": error.line}
                 self._answer(Message.REFUSED, body)
+            except BadResult as error:
+                body = {"reason": "operation", "message": str(error)[:2000], "line": 0}
+                self._answer(Message.REFUSED, body)
+            except torch.OutOfMemoryError as error:
+                body = {"reason": "out_of_memory", "message": str(error)[:2000], "line": 0}
+                self._answer(Message.REFUSED, body)
             except (Faulted, DriverError) as error:
                 step = error.step.says() if isinstance(error, Faulted) and error.step else None
                 self._answer(Message.FAULT, {"message": str(error)[:2000], "step": step})
-                os._exit(FAULT_STATUS)
+                raise ContextLost from error
             else:
                 self._answer(Message.DONE, answer)
             finally:
@@ -208,19 +208,17 @@ class Executing:
             raise CannotRun("request", "no program is loaded")
         if asked.kind is Message.RUN:
             return self._session.run(asked.body)
-        if self._flush is None:
-            self._flush = Flush()
         if asked.kind is Message.TIME:
-            return self._session.time(asked.body, self._flush)
+            return self._session.time(asked.body)
         if asked.kind is Message.NODES:
-            return self._session.nodes(asked.body, self._flush)
+            return self._session.nodes(asked.body)
         if asked.kind is Message.TUNE:
-            return self._session.tune(asked.body, self._flush)
+            return self._session.tune(asked.body)
         raise CannotRun("request", f"{asked.kind.name} is no request")
 
     def _loaded(self, asked: Received) -> Session:
         try:
-            return Session(asked, pool=self._pool, stream=self._stream, progress=self._progress)
+            return Session(asked, card=self._card, progress=self._progress)
         except DriverError as error:
             raise failed(error, None) from error
 
@@ -230,36 +228,17 @@ class Executing:
             return
         session.close()
         del session
-        torch.cuda.empty_cache()
+        self._card.free()
 
     def _answer(self, kind: Message, body: dict[str, Any]) -> None:
         messages.send(self._sock, kind, body, timeout_s=None)
 
     def _facts(self) -> dict[str, Any]:
         return {
-            "device": torch.cuda.get_device_name(),
-            "unit_bytes": self._pool.unit_bytes,
-            "seconds": self.seconds,
+            "device": self._card.name,
+            "unit_bytes": self._card.pool.unit_bytes,
             "pid": os.getpid(),
         }
-
-    def _warm_up(self) -> None:
-        """Loads the modules of torch's kernels that every program's checks need."""
-        self._driver.shrink_buffers()
-        sealed = Sealed(self._pool, num_bytes=self._pool.unit_bytes)
-        with sealed.opened(stream=self._stream.cuda_stream) as address:
-            flat = bytes_at(address, 1 << 12)
-            flat.zero_()
-            wide = flat.view(torch.int64)
-            torch.stack([(flat != 1).any(), (wide != wide.clone()).any()]).tolist()
-            for kind in (torch.float32, torch.float16, torch.bfloat16):
-                flat.view(kind).copy_(wide.clone().view(kind))
-        sealed.close()
-        for kind in (torch.float32, torch.float16):  # libraries take a tenth of a second
-            one = torch.ones(64, 64, dtype=kind, device="cuda")
-            torch.addmm(one, one, one).sum()
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
 
 
 def serve(sock_fd: int, progress_fd: int) -> None:
@@ -269,9 +248,11 @@ def serve(sock_fd: int, progress_fd: int) -> None:
     os.close(progress_fd)
     with socket.socket(fileno=sock_fd) as sock:
         try:
-            Executing(sock, progress).serve()
+            Executing(sock, Card(), progress).serve()
         except PeerEnded:
             os._exit(0)
+        except ContextLost:
+            os._exit(FAULT_STATUS)
 
 
 def drop_privileges() -> None:

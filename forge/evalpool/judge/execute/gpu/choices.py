@@ -10,9 +10,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from forge.evalpool.judge.execute.gpu.run import CannotRun, Faulted, Loaded, Step, reason_of
+from forge.evalpool.judge.execute.gpu.driver import DriverError
+from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, failed, reason_of
 from forge.evalpool.judge.program.format import Choice, Section
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.execute.call import Call
     from forge.evalpool.judge.execute.gpu.exchange import Exchange
-    from forge.evalpool.judge.execute.gpu.timing import Flush
 
 NUM_RUNS = 5
 """Timed runs of each alternative, after one that is not."""
@@ -49,8 +47,8 @@ class Tuned:
 class Tuner:
     """Tunes one loaded program."""
 
-    def __init__(self, loaded: Loaded, exchange: Exchange, flush: Flush) -> None:
-        self._loaded, self._exchange, self._flush = loaded, exchange, flush
+    def __init__(self, loaded: Loaded, exchange: Exchange) -> None:
+        self._loaded, self._exchange = loaded, exchange
         self._found: list[Tuned] = []
 
     def tune(self, call: Call) -> list[Tuned]:
@@ -97,13 +95,13 @@ class Tuner:
         self._found.append(found)
 
     def _timed(self, steps: Sequence[Step], restored: Sequence[int]) -> float:
-        loaded = self._loaded
+        loaded, card = self._loaded, self._loaded.card
         tensors = [loaded.places.tensor(number) for number in restored]
         kept = [tensor.clone() for tensor in tensors]
-        pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        pairs: list[tuple[Any, Any]] = []
         for _ in range(NUM_RUNS + 1):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self._flush.write()
+            start, end = card.event(), card.event()
+            card.flush()
             start.record()
             for step in steps:
                 loaded.step(step)
@@ -112,7 +110,7 @@ class Tuner:
                 tensor.copy_(content)
             pairs.append((start, end))
         try:
-            torch.cuda.current_stream().synchronize()
-        except RuntimeError as error:
-            raise Faulted(str(error).split("\n")[0], step=steps[0] if steps else None) from error
+            card.synchronize()
+        except DriverError as error:
+            raise failed(error, steps[0] if steps else None) from error
         return statistics.median(start.elapsed_time(end) * 1e3 for start, end in pairs[1:])

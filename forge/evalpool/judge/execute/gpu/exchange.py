@@ -15,14 +15,13 @@ import torch
 
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES
 from forge.evalpool.judge.execute.gpu.arena import Sealed
-from forge.evalpool.judge.execute.gpu.places import POISON, bytes_at
 from forge.evalpool.judge.program.format import Origin, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.execute.gpu.arena import Pool
+    from forge.evalpool.judge.execute.gpu.card import Card
     from forge.evalpool.judge.execute.gpu.run import Loaded
 
 
@@ -38,7 +37,6 @@ class Exchange:
     """Source of one loaded program's inputs and constants, and target of its outputs."""
 
     loaded: Loaded
-    pool: Pool
     block: Sealed | None
     """The judge's memory; None where it sends none."""
     _constants: Sealed | None = None
@@ -48,19 +46,16 @@ class Exchange:
         self._seal_constants()
 
     @property
-    def _stream(self) -> int:
-        return self.loaded.stream.cuda_stream
+    def _card(self) -> Card:
+        return self.loaded.card
 
-    def prepare(self, call: Call, *, slack: int | None = None, is_checked: bool = False) -> None:
-        """Sets every buffer: inputs and parameters from the block, constants, poison elsewhere;
-        then runs `init` where the call asks for it. Raises as `Loaded.run`.
+    def prepare(self, call: Call, *, is_checked: bool = False) -> None:
+        """Sets everything that a program can reach: inputs and parameters from the block,
+        constants, poison elsewhere; then runs `init`. Raises as `Loaded.run`.
 
         Args:
-            slack: byte to put into the slack of the mappings; None leaves it.
             is_checked: waits after each step of `init`.
         """
-        if slack is not None:
-            self.loaded.places.fill_slack(slack, stream=self._stream)
         with self._opened() as source:
             self._copy_in(call, source)
         self._begin(call, is_checked=is_checked)
@@ -79,7 +74,7 @@ class Exchange:
             if following is not None:
                 self._copy_in(following, source)
         if following is not None:
-            self._begin(following, is_checked=False)
+            self._begin(following)
         return flags
 
     def changed(self, call: Call, flags: torch.Tensor | None) -> list[int]:
@@ -100,7 +95,7 @@ class Exchange:
         """Maps what this program is filled from; the card is idle before it is unmapped."""
         with ExitStack() as mapped:
             block, constants = (
-                None if one is None else mapped.enter_context(one.opened(stream=self._stream))
+                None if one is None else mapped.enter_context(one.opened(stream=self._card.stream))
                 for one in (self.block, self._constants)
             )
             yield _Source(block, constants)
@@ -116,16 +111,16 @@ class Exchange:
 
     def _copy(self, storage: int, source: int) -> None:
         buffer = self.loaded.places.buffer(storage)
-        self.pool.driver.copy(buffer.address, source, buffer.num_bytes, stream=self._stream)
+        self._card.driver.copy(buffer.address, source, buffer.num_bytes, stream=self._card.stream)
 
-    def _begin(self, call: Call, *, is_checked: bool) -> None:
+    def _begin(self, call: Call, *, is_checked: bool = False) -> None:
+        """Leaves nothing of earlier calls in reach: `init` runs anew, all else is poisoned."""
         places = self.loaded.places
-        if call.seed:
-            torch.cuda.manual_seed(call.seed)
-        if call.is_init and self.loaded.init:
-            places.fill(POISON, sections=(Section.INIT,), stream=self._stream)
-            self.loaded.run(Section.INIT, is_checked=is_checked)
-        places.fill(POISON, sections=(Section.FORWARD,), stream=self._stream)
+        places.fill_slack(call.slack)
+        self._card.seed(call.seed)
+        places.poison(Section.INIT)
+        self.loaded.run(Section.INIT, is_checked=is_checked)
+        places.poison(Section.FORWARD)
 
     def _copy_out(self, call: Call, source: _Source) -> torch.Tensor | None:
         """Copies outputs; returns a flag for each storage that is watched, true if it changed."""
@@ -136,7 +131,7 @@ class Exchange:
             num_bytes = tensor.numel() * tensor.element_size()
             self._require(offset, num_bytes)
             if num_bytes:
-                slot = bytes_at(source.block + offset, num_bytes).view(tensor.dtype)
+                slot = self._card.bytes_at(source.block + offset, num_bytes).view(tensor.dtype)
                 slot.view(tensor.shape).copy_(tensor)
         watched = self._watched(call)
         flags = [self._differs(storage, source.block + offset) for storage, offset in watched]
@@ -151,8 +146,8 @@ class Exchange:
 
     def _differs(self, storage: int, address: int) -> torch.Tensor:
         buffer = self.loaded.places.buffer(storage)
-        own = bytes_at(buffer.address, buffer.num_bytes)
-        other = bytes_at(address, buffer.num_bytes)
+        own = self._card.bytes_at(buffer.address, buffer.num_bytes)
+        other = self._card.bytes_at(address, buffer.num_bytes)
         if buffer.num_bytes % 8 == 0:  # both addresses are multiples of 16
             own, other = own.view(torch.int64), other.view(torch.int64)
         return (own != other).any()
@@ -176,8 +171,8 @@ class Exchange:
                 end += -(-storage.num_bytes // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
         if not end:
             return
-        self._constants = Sealed(self.pool, num_bytes=end)
-        with self._constants.opened(stream=self._stream) as address:
+        self._constants = Sealed(self._card.pool, num_bytes=end)
+        with self._constants.opened(stream=self._card.stream) as address:
             for number, offset in self._offsets.items():
                 data = program.constants[program.storages[number].index]
-                self.pool.driver.upload(address + offset, data)
+                self._card.driver.upload(address + offset, data)

@@ -44,13 +44,15 @@ def takes_device(name: str) -> bool:
     return schema is not None and any(one.name == "device" for one in schema.arguments)
 
 
-def call(op: Op, tensor: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+def call(
+    op: Op, tensor: Callable[[int], torch.Tensor], *, device: torch.device
+) -> list[torch.Tensor]:
     """Runs an operation; returns the tensors among its results, in order."""
     function = operation(op.name)
     arguments = [value_of(one, tensor) for one in op.arguments]
     keywords = {name: value_of(one, tensor) for name, one in op.keywords.items()}
     if takes_device(op.name):
-        keywords["device"] = torch.device("cuda")
+        keywords["device"] = device
     return list(_tensors(function(*arguments, **keywords)))
 
 

@@ -16,7 +16,8 @@ from forge.evalpool.judge.program.format import Origin, Section
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from forge.evalpool.judge.execute.gpu.arena import Buffer, Pool
+    from forge.evalpool.judge.execute.gpu.arena import Buffer
+    from forge.evalpool.judge.execute.gpu.card import Card
     from forge.evalpool.judge.execute.gpu.residency import Residency
     from forge.evalpool.judge.program.format import Program
 
@@ -36,7 +37,7 @@ class Places:
         program: Program,
         residency: Residency,
         *,
-        pool: Pool,
+        card: Card,
         scratch: Sequence[int] = (),
         is_guarded: bool,
     ) -> None:
@@ -50,15 +51,15 @@ class Places:
         """
         self._program = program
         self._residency = residency
-        self._driver = pool.driver
+        self._card, self._driver = card, card.driver
         self.is_guarded = is_guarded
         absent = frozenset[int]() if is_guarded else residency.floating
         sizes = [
             0 if number in absent else storage.num_bytes
             for number, storage in enumerate(program.storages)
         ]
-        self._num_storages = len(sizes)
-        self.arena = Arena(pool, [*sizes, *scratch])
+        self._num_storages, self._num_buffers = len(sizes), len(sizes) + len(scratch)
+        self.arena = Arena(card.pool, [*sizes, *scratch])
         self.placement = Placement.START
         self.is_direct = not is_guarded
         self._fixed: dict[int, torch.Tensor] = {}
@@ -105,14 +106,14 @@ class Places:
         tensor = self._program.tensors[number]
         claimed = (tensor.shape, tensor.dtype)
         found = (tuple(result.shape), str(result.dtype).removeprefix("torch."))
-        if found != claimed or result.device.type != "cuda":
+        if found != claimed or result.device.type != self._card.device.type:
             raise BadResult(f"a result is {found} on {result.device}, not {claimed}")
         if not self.is_floating(tensor.storage) or tensor.storage in self._bound:
             self._deliver(number, result)
         else:
             if not _has_strides(result, tensor.strides):
                 strided = torch.empty_strided(
-                    tensor.shape, tensor.strides, dtype=result.dtype, device="cuda"
+                    tensor.shape, tensor.strides, dtype=result.dtype, device=self._card.device
                 )
                 result = strided.copy_(result)
             start = (result.storage_offset() - tensor.offset) * result.element_size()
@@ -131,17 +132,21 @@ class Places:
         """Sets the results that floating storages stand for."""
         self._bound = dict(bindings)
 
-    def fill(self, value: int, *, sections: Sequence[Section], stream: int) -> None:
-        """Fills allocations of some sections that have a buffer."""
-        for number in self.allocations(*sections):
+    def poison(self, section: Section) -> None:
+        """Fills the allocations of a section that have a buffer, and all scratch buffers."""
+        numbers = [*self._allocations(section), *range(self._num_storages, self._num_buffers)]
+        for number in numbers:
             buffer = self.buffer(number)
-            self._driver.fill(buffer.address, buffer.num_bytes, value, stream=stream)
+            self._fill(buffer.address, buffer.num_bytes, POISON)
 
-    def fill_slack(self, value: int, *, stream: int) -> None:
+    def fill_slack(self, value: int) -> None:
         """Puts the pattern into the slack of every mapping."""
-        for number in range(self._num_storages):
+        for number in range(self._num_buffers):
             for address, num_bytes in self.buffer(number).slack:
-                self._driver.fill(address, num_bytes, value, stream=stream)
+                self._fill(address, num_bytes, value)
+
+    def _fill(self, address: int, num_bytes: int, value: int) -> None:
+        self._driver.fill(address, num_bytes, value, stream=self._card.stream)
 
     def written_slack(self, value: int) -> list[int]:
         """Storages whose slack has lost its pattern. Waits for the card."""
@@ -151,17 +156,16 @@ class Places:
             for address, num_bytes in self.buffer(number).slack:
                 if num_bytes:
                     found.append(number)
-                    flags.append((bytes_at(address, num_bytes) != value).any())
+                    flags.append((self._card.bytes_at(address, num_bytes) != value).any())
         if not flags:
             return []
         are_written = torch.stack(flags).tolist()
         pairs = zip(found, are_written, strict=True)
         return sorted({number for number, is_written in pairs if is_written})
 
-    def allocations(self, *sections: Section) -> Iterator[int]:
-        """Allocations of some sections that have a buffer of their own."""
+    def _allocations(self, section: Section) -> Iterator[int]:
         for number, storage in enumerate(self._program.storages):
-            is_wanted = storage.origin is Origin.ALLOCATION and storage.section in sections
+            is_wanted = storage.origin is Origin.ALLOCATION and storage.section is section
             if is_wanted and not self.is_floating(number):
                 yield number
 
@@ -193,7 +197,7 @@ class Places:
         result, start = self._binding(tensor.storage)
         kind: torch.dtype = getattr(torch, tensor.dtype)
         if kind is not result.dtype:
-            flat = torch.empty(0, dtype=torch.uint8, device="cuda")
+            flat = torch.empty(0, dtype=torch.uint8, device=self._card.device)
             flat.set_(result.untyped_storage(), start, (self._num_bytes(tensor.storage),), (1,))
             return _typed(flat, kind).as_strided(tensor.shape, tensor.strides, tensor.offset)
         offset = start // result.element_size() + tensor.offset
@@ -203,9 +207,11 @@ class Places:
         tensor = self._program.tensors[number]
         kind: torch.dtype = getattr(torch, tensor.dtype)
         if not math.prod(tensor.shape):
-            return torch.empty_strided(tensor.shape, tensor.strides, dtype=kind, device="cuda")
+            return torch.empty_strided(
+                tensor.shape, tensor.strides, dtype=kind, device=self._card.device
+            )
         buffer = self.buffer(tensor.storage)
-        flat = _typed(bytes_at(buffer.address, buffer.num_bytes), kind)
+        flat = _typed(self._card.bytes_at(buffer.address, buffer.num_bytes), kind)
         last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
         if tensor.offset < 0 or tensor.offset + last >= flat.numel():
             raise BadResult(f"tensor {number} is outside of its storage")
@@ -213,23 +219,6 @@ class Places:
 
     def _num_bytes(self, storage: int) -> int:
         return self._program.storages[storage].num_bytes
-
-
-class _Array:
-    """Device memory that torch views without a copy."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
-
-
-def bytes_at(address: int, num_bytes: int) -> torch.Tensor:
-    """[num_bytes] uint8 over mapped memory."""
-    return torch.as_tensor(_Array(address, num_bytes), device="cuda")
 
 
 def _typed(flat: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

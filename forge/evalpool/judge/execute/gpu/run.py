@@ -27,8 +27,8 @@ from forge.evalpool.judge.program.format import Choice, Launch, Op, Section, Val
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from forge.evalpool.judge.execute.gpu.arena import Pool
-    from forge.evalpool.judge.execute.gpu.driver import Driver, LaunchConfig
+    from forge.evalpool.judge.execute.gpu.card import Card
+    from forge.evalpool.judge.execute.gpu.driver import LaunchConfig
     from forge.evalpool.judge.program.format import Node, Program
 
 
@@ -99,15 +99,14 @@ class Loaded:
         program: Program,
         binaries: Sequence[Binary | Failure],
         *,
-        pool: Pool,
-        stream: torch.cuda.Stream,
+        card: Card,
         progress: Progress | None = None,
         is_guarded: bool = True,
     ) -> None:
         """Raises CannotRun; nothing is left loaded."""
         self.program = program
-        self.driver: Driver = pool.driver
-        self.stream = stream
+        self.card = card
+        self.driver = card.driver
         self.progress = progress or Progress()
         self.residency = residency.find(program)
         self.values: list[Any] = []
@@ -119,7 +118,7 @@ class Loaded:
         self._scratch: list[int] = []
         self._num_steps = 0
         self._places: Places | None = None
-        self._memory: torch.cuda.MemPool = torch.cuda.MemPool()
+        self.memory = card.memory()
         try:
             self._kernels = [self._loaded(one) for one in binaries]
             self.init = self._steps(program.init)
@@ -127,7 +126,7 @@ class Loaded:
             self._places = Places(
                 program,
                 self.residency,
-                pool=pool,
+                card=card,
                 scratch=self._scratch,
                 is_guarded=is_guarded,
             )
@@ -143,12 +142,6 @@ class Loaded:
     def places(self) -> Places:
         assert self._places is not None
         return self._places
-
-    def all_steps(self) -> list[Step]:
-        """Every step, those of alternatives included, by number."""
-        found: list[Step] = []
-        _collect([*self.init, *self.forward], found)
-        return sorted(found, key=lambda step: step.number)
 
     def run(self, section: Section, *, is_checked: bool = False) -> None:
         """Runs a section in the current stream.
@@ -183,7 +176,7 @@ class Loaded:
         if self.is_capturing:  # a graph has memory of its own
             yield
             return
-        with torch.cuda.use_mem_pool(self._memory):
+        with self.memory.used():
             yield
 
     def step(self, step: Step, *, is_checked: bool = False) -> None:
@@ -192,7 +185,7 @@ class Loaded:
         try:
             self._do(step, is_checked=is_checked)
             if is_checked:
-                self.driver.synchronize(self.stream.cuda_stream)
+                self.card.synchronize()
         except DriverError as error:
             raise failed(error, step) from error
         except (CannotRun, Faulted):
@@ -202,14 +195,24 @@ class Loaded:
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
             if self.is_capturing:
                 raise CannotRun("capture", str(error).split("\n")[0], line=step.line) from error
-            raise failed_operation(error, step) from error
+            raise self._failed(error, step) from error
+
+    def _failed(self, error: Exception, step: Step) -> CannotRun | Faulted:
+        """The exception for what torch raises: a lost context shows as a RuntimeError, too."""
+        message = str(error).split("\n")[0][:500]
+        if isinstance(error, torch.OutOfMemoryError):
+            return CannotRun("out_of_memory", message, line=step.line)
+        if loss := self.card.loss():
+            return Faulted(loss, step=step)
+        what = what_of(step.node, kernel=step.kernel)
+        return CannotRun("operation", f"{what}: {message}", line=step.line)
 
     def _do(self, step: Step, *, is_checked: bool) -> None:
         match step.node:
             case Launch():
                 self._launch(step)
             case Op() as op:
-                results = operations.call(op, self.places.tensor)
+                results = operations.call(op, self.places.tensor, device=self.card.device)
                 if len(results) < len(op.results):
                     words = f"{op.name} gives {len(results)} tensors, not {len(op.results)}"
                     raise CannotRun("result", words, line=step.line)
@@ -313,7 +316,7 @@ class Loaded:
         step.packed = arguments.pack(self.program, launch, binary)
         arguments.finish(step.packed, self.driver.parameter_sizes(step.function))
         shape = arguments.geometry(launch, binary, is_first=is_first)
-        step.config = launch_config(shape, stream=self.stream.cuda_stream)
+        step.config = launch_config(shape, stream=self.card.stream)
         if num_bytes := arguments.scratch_bytes(launch, binary):
             step.scratch = len(self._scratch)
             self._scratch.append(num_bytes)
@@ -338,19 +341,6 @@ def failed(error: DriverError, step: Step | None) -> CannotRun | Faulted:
     is_resource = error.code in (1, 2, 701, 720)
     line = step.line if step else 0
     return CannotRun("out_of_resources" if is_resource else "driver", str(error), line=line)
-
-
-def failed_operation(error: Exception, step: Step) -> CannotRun | Faulted:
-    """The same for what torch raises: a lost context shows as a RuntimeError, too."""
-    message = str(error).split("\n")[0][:500]
-    if isinstance(error, torch.OutOfMemoryError):
-        return CannotRun("out_of_memory", message, line=step.line)
-    try:
-        torch.cuda.current_stream().query()
-    except RuntimeError as lost:
-        return Faulted(str(lost).split("\n")[0][:500], step=step)
-    what = getattr(step.node, "name", "") or step.kernel
-    return CannotRun("operation", f"{what}: {message}", line=step.line)
 
 
 def _collect(steps: Sequence[Step], found: list[Step]) -> None:

@@ -1,9 +1,9 @@
 """Times a loaded program on the card: a CUDA graph behind a flush, or its stream where it has none.
 
-Called by `child.py`, alone on the card. For each call: new inputs and parameters, outputs and
-temporaries poisoned, persisting cache lines reset, the cache flushed **last**, then the program
-between two events. The host's clock runs from before the flush until the card is idle: the judge
-holds it against the same without a program.
+Called by `child.py`, alone on the card. For each call: new inputs and parameters, `init` run again,
+outputs and temporaries poisoned, persisting cache lines reset, the cache flushed **last**, then the
+program between two events. The host's clock runs from before the flush until the card is idle: the
+judge holds it against the same without a program.
 """
 
 from __future__ import annotations
@@ -14,38 +14,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from forge.evalpool.judge.execute.gpu.run import CannotRun, Faulted
+from forge.evalpool.judge.execute.gpu.driver import DriverError
+from forge.evalpool.judge.execute.gpu.places import POISON
+from forge.evalpool.judge.execute.gpu.run import CannotRun, failed
 from forge.evalpool.judge.program.format import Section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
+
     from forge.evalpool.judge.execute.call import Call
+    from forge.evalpool.judge.execute.gpu.card import Graph
     from forge.evalpool.judge.execute.gpu.exchange import Exchange
     from forge.evalpool.judge.execute.gpu.run import Loaded, Step
 
 NUM_WARM_UPS = 3
 NUM_DRY = 5
 """Calls without a program, for the host's clock."""
-AHEAD_CYCLES = 2_000_000
-"""About 1 ms: keeps the card busy until the host has queued all nodes of a run."""
-FLUSH_BYTES_PER_L2 = 4
-MIN_FLUSH_BYTES = 256 << 20
-"""As in triton.testing.do_bench: long enough (about 80 us) that the replay is queued behind it."""
-
-
-class Flush:
-    """Memory to write before a timed call, several times the L2 cache."""
-
-    def __init__(self) -> None:
-        l2_bytes = int(getattr(torch.cuda.get_device_properties(), "L2_cache_size", 0) or 0)
-        size = max(MIN_FLUSH_BYTES, FLUSH_BYTES_PER_L2 * l2_bytes)
-        self._memory = torch.empty(size // 4, dtype=torch.int32, device="cuda")
-
-    def write(self) -> None:
-        self._memory.zero_()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +50,21 @@ class Timed:
 class Timer:
     """Times one loaded program; keeps its graph between requests."""
 
-    def __init__(self, loaded: Loaded, exchange: Exchange, flush: Flush) -> None:
-        self._loaded, self._exchange, self._flush = loaded, exchange, flush
-        self._graph: torch.cuda.CUDAGraph | None = None
+    def __init__(self, loaded: Loaded, exchange: Exchange) -> None:
+        self._loaded, self._exchange = loaded, exchange
+        self._card = loaded.card
+        self._graph: Graph | None = None
+        self._graph_ranges: list[tuple[int, int]] = []
         self.no_graph = ""
         """Reason why the stream is timed; empty if a graph is."""
         self._is_ready = False
         self._bindings: dict[int, tuple[torch.Tensor, int]] = {}
 
-    def calls(self, calls: Sequence[Call]) -> list[Timed]:
-        """Times each call once, after warm-ups on the first one. Raises as `Loaded.run`."""
+    def calls(self, calls: Sequence[Call], *, warm_up: Call) -> list[Timed]:
+        """Times each call once, at first after warm-ups on a call of its own. Raises as
+        `Loaded.run`."""
         if not self._is_ready:
-            self._get_ready(calls[0])
+            self._get_ready(warm_up)
         times: list[tuple[float, float]] = []
         flags: list[torch.Tensor | None] = []
         self._exchange.prepare(calls[0])
@@ -96,8 +85,8 @@ class Timer:
         rows: list[list[float]] = []
         for _ in range(num_runs):
             self._exchange.prepare(call)
-            self._flush.write()
-            torch.cuda._sleep(AHEAD_CYCLES)
+            self._card.flush()
+            self._card.keep_busy()
             rows.append(self._run_nodes())
         return [statistics.median(column) for column in zip(*rows, strict=True)]
 
@@ -106,15 +95,16 @@ class Timer:
         if self._graph is not None:
             self._bindings = {}
             self._loaded.places.rebind({})
-            self._graph.reset()
+            self._graph.close()
             self._graph = None
+            self._graph_ranges = []
         self._is_ready = False
 
     def _get_ready(self, call: Call) -> None:
         for _ in range(NUM_WARM_UPS):
             self._exchange.prepare(call)
             self._loaded.run(Section.FORWARD)
-        torch.cuda.current_stream().synchronize()
+        self._synchronize()
         self._capture()
         for _ in range(NUM_WARM_UPS):
             self._exchange.prepare(call)
@@ -122,19 +112,13 @@ class Timer:
         self._is_ready = True
 
     def _capture(self) -> None:
-        loaded = self._loaded
-        graph = torch.cuda.CUDAGraph()
+        loaded, graph = self._loaded, self._card.graph()
         loaded.is_capturing = True
         try:
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
+            with graph.captured():
                 loaded.run(Section.FORWARD)
-            finally:
-                graph.capture_end()
-            self._graph = graph
+            self._graph, self._graph_ranges = graph, graph.ranges()
             self._bindings = loaded.places.bindings()
-        except Faulted:
-            raise
         except (CannotRun, RuntimeError) as error:
             self.no_graph = str(error).split("\n")[0][:300]
         finally:
@@ -149,33 +133,42 @@ class Timer:
 
     def _clocked(self, work: Callable[[], None]) -> tuple[float, float]:
         """(GPU time, host time) in us. Raises Faulted where the card has failed."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._loaded.driver.reset_persisting()
-        torch.cuda.current_stream().synchronize()
+        card = self._card
+        start, end = card.event(), card.event()
+        for address, num_bytes in self._torch_ranges():
+            card.driver.fill(address, num_bytes, POISON, stream=card.stream)
+        card.driver.reset_persisting()
+        self._synchronize()
         began = time.perf_counter_ns()
-        self._flush.write()
+        card.flush()
         start.record()
         work()
         end.record()
-        try:
-            end.synchronize()
-        except RuntimeError as error:
-            raise Faulted(str(error).split("\n")[0], step=None) from error
+        self._synchronize()
         wall_us = (time.perf_counter_ns() - began) / 1e3
         return start.elapsed_time(end) * 1e3, wall_us
+
+    def _torch_ranges(self) -> list[tuple[int, int]]:
+        """Memory of operations' results, which a kernel may reach from one of them."""
+        if self._graph is not None:
+            return self._graph_ranges
+        return self._loaded.memory.ranges() if self._loaded.residency.floating else []
+
+    def _synchronize(self) -> None:
+        try:
+            self._card.synchronize()
+        except DriverError as error:
+            raise failed(error, None) from error
 
     def _run_nodes(self) -> list[float]:
         loaded = self._loaded
         steps: list[Step] = loaded.forward
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]
+        events = [self._card.event() for _ in range(len(steps) + 1)]
         loaded.begin(Section.FORWARD)
         events[0].record()
         with loaded.torch_memory():
             for step, event in zip(steps, events[1:], strict=True):
                 loaded.step(step)
                 event.record()
-        try:
-            events[-1].synchronize()
-        except RuntimeError as error:
-            raise Faulted(str(error).split("\n")[0], step=None) from error
+        self._synchronize()
         return [start.elapsed_time(end) * 1e3 for start, end in pairwise(events)]

@@ -1,0 +1,169 @@
+"""One card as torch has it: context, stream, events, graphs, memory of a program's operations.
+
+Made once a process by `child.py`. All of torch's device calls of this room are here, so that its
+other files run on a made-up card in tests. `torch.cuda` is HIP on an AMD card.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge.evalpool.judge.execute.gpu.arena import Pool
+from forge.evalpool.judge.execute.gpu.driver import Driver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+AHEAD_CYCLES = 2_000_000
+"""About 1 ms: keeps the card busy until the host has queued a run."""
+FLUSH_BYTES_PER_L2 = 4
+MIN_FLUSH_BYTES = 256 << 20
+"""As in triton.testing.do_bench: long enough (about 80 us) that the replay is queued behind it."""
+
+
+class Memory:
+    """Memory that torch gives to one program's operations: results and workspaces."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.MemPool()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Inside, torch allocates here."""
+        with torch.cuda.use_mem_pool(self._pool):
+            yield
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(address, bytes) of all of it, what torch keeps for later included."""
+        return _ranges(self._pool.id)
+
+
+class Graph:
+    """A captured run, with memory of its own."""
+
+    def __init__(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Inside, work is noted, not done. Raises RuntimeError for what cannot be captured."""
+        self._graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            yield
+        finally:
+            self._graph.capture_end()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """As `Memory.ranges`."""
+        return _ranges(self._graph.pool())
+
+    def close(self) -> None:
+        """Frees its memory."""
+        self._graph.reset()
+
+
+class Card:
+    """The first visible card, with this process's context on it."""
+
+    def __init__(self) -> None:
+        """Makes the context; torch works in a stream of ours from now on. Raises Unsupported."""
+        torch.set_grad_enabled(False)
+        torch.cuda.init()
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        stream = torch.cuda.Stream()
+        torch.cuda.set_stream(stream)
+        self.stream: int = stream.cuda_stream
+        self.driver = Driver("hip" if torch.version.hip else "cuda")
+        self.pool = Pool(self.driver, device=torch.cuda.current_device())
+        self.driver.shrink_buffers()
+        self._flush: torch.Tensor | None = None
+        self._warm_up()
+
+    @property
+    def name(self) -> str:
+        return torch.cuda.get_device_name()
+
+    def bytes_at(self, address: int, num_bytes: int) -> torch.Tensor:
+        """[num_bytes] uint8 over mapped memory."""
+        return torch.as_tensor(_Array(address, num_bytes), device=self.device)
+
+    def event(self) -> torch.cuda.Event:
+        """An event that takes times; `elapsed_time` answers in ms."""
+        return torch.cuda.Event(enable_timing=True)
+
+    def memory(self) -> Memory:
+        return Memory()
+
+    def graph(self) -> Graph:
+        return Graph()
+
+    def seed(self, seed: int) -> None:
+        """Seeds torch's generator of this card."""
+        torch.cuda.manual_seed(seed)
+
+    def synchronize(self) -> None:
+        """Waits for our stream. Raises DriverError."""
+        self.driver.synchronize(self.stream)
+
+    def loss(self) -> str:
+        """Reason why the context is lost; empty if it is sound."""
+        try:
+            torch.cuda.current_stream().query()
+        except RuntimeError as error:
+            return str(error).split("\n")[0][:500]
+        return ""
+
+    def flush(self) -> None:
+        """Writes several times the L2 cache, asynchronously."""
+        if self._flush is None:
+            properties = torch.cuda.get_device_properties()
+            l2_bytes = int(getattr(properties, "L2_cache_size", 0) or 0)
+            size = max(MIN_FLUSH_BYTES, FLUSH_BYTES_PER_L2 * l2_bytes)
+            self._flush = torch.empty(size // 4, dtype=torch.int32, device=self.device)
+        self._flush.zero_()
+
+    def keep_busy(self) -> None:
+        """Queues work of `AHEAD_CYCLES`."""
+        torch.cuda._sleep(AHEAD_CYCLES)
+
+    def free(self) -> None:
+        """Frees workspaces and what torch keeps."""
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+    def _warm_up(self) -> None:
+        """Loads the modules of torch's kernels that checks need, and the libraries."""
+        flat = torch.zeros(1 << 12, dtype=torch.uint8, device=self.device)
+        wide = flat.view(torch.int64)
+        torch.stack([(flat != 1).any(), (wide != wide.clone()).any()]).tolist()
+        for kind in (torch.float32, torch.float16, torch.bfloat16):
+            flat.view(kind).copy_(wide.clone().view(kind))
+            one = torch.ones(64, 64, dtype=kind, device=self.device)
+            torch.addmm(one, one, one).sum()
+        self.free()
+
+
+class _Array:
+    """Device memory that torch views without a copy."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def _ranges(pool: Any) -> list[tuple[int, int]]:
+    return [
+        (int(segment["address"]), int(segment["total_size"]))
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment["segment_pool_id"]) == tuple(pool)
+    ]

@@ -1,0 +1,291 @@
+"""A made-up card in host memory: real mappings between real guards, kernels in Python.
+
+Stands in for `card.Card` and its driver, so that the executor runs on any machine. A kernel is a
+function of `KERNELS` under the name that a binary has; it gets its arguments as numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from forge.evalpool.judge.execute.gpu.arena import Pool
+from forge.evalpool.judge.execute.gpu.driver import DriverError
+
+UNIT = 64 << 10
+SHARED_BYTES = 232_448
+PROT_NONE, PROT_READ_WRITE = 0, 3
+MAP_SHARED, MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 1, 2, 16, 32, 0x4000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def floats(address: int, num: int) -> Any:
+    """[num] float32 over memory."""
+    array = (ctypes.c_float * num).from_address(address)
+    return np.frombuffer(array, dtype=np.float32)
+
+
+def scale(x: int, out: int, factor: float, n: int) -> None:
+    floats(out, n)[:] = floats(x, n) * np.float32(factor)
+
+
+def write_beside(out: int, by: int) -> None:
+    floats(out + 4 * by, 1)[:] = 1.0
+
+
+def overwrite(x: int, n: int) -> None:
+    floats(x, n)[:] = 0.0
+
+
+def count_up(out: int) -> None:
+    """Adds 1 to what is there."""
+    floats(out, 1)[:] += 1.0
+
+
+def fault() -> None:
+    raise DriverError("cuStreamSynchronize", 700, "ILLEGAL_ADDRESS")
+
+
+def slow(out: int) -> None:
+    time.sleep(0.003)
+    floats(out, 1)[:] = 3.0
+
+
+def quick(out: int) -> None:
+    floats(out, 1)[:] = 3.0
+
+
+def endless() -> None:
+    time.sleep(1.0)
+
+
+POINTER, LONG, FLOAT = ctypes.c_uint64, ctypes.c_int64, ctypes.c_float
+KERNELS: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
+    "scale": (scale, (POINTER, POINTER, FLOAT, LONG)),
+    "write_beside": (write_beside, (POINTER, LONG)),
+    "overwrite": (overwrite, (POINTER, LONG)),
+    "count_up": (count_up, (POINTER,)),
+    "fault": (fault, ()),
+    "slow": (slow, (POINTER,)),
+    "quick": (quick, (POINTER,)),
+    "endless": (endless, ()),
+}
+
+
+class HostDriver:
+    """Calls of `driver.Driver` that the executor uses; handles of memory are memfds."""
+
+    def __init__(self) -> None:
+        self.mapped: dict[int, int] = {}
+        self.modules: dict[int, str] = {}
+        self.captured: list[Callable[[], None]] | None = None
+        self.lost = ""
+        self.num_launches = 0
+
+    def require_virtual_memory(self, device: int) -> None:
+        pass
+
+    def granularity(self, device: int) -> int:
+        return UNIT
+
+    def create_memory(self, num_bytes: int, *, device: int, is_shareable: bool = False) -> int:
+        fd = os.memfd_create("card")
+        os.ftruncate(fd, num_bytes)
+        return fd
+
+    def import_memory(self, fd: int) -> int:
+        return os.dup(fd)
+
+    def release_memory(self, handle: int) -> None:
+        os.close(handle)
+
+    def reserve(self, num_bytes: int) -> int:
+        flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
+        return _libc.mmap(None, num_bytes, PROT_NONE, flags, -1, 0)
+
+    def free_range(self, address: int, num_bytes: int) -> None:
+        _libc.munmap(address, num_bytes)
+
+    def map(self, address: int, num_bytes: int, handle: int, *, device: int) -> None:
+        flags = MAP_SHARED | MAP_FIXED
+        assert _libc.mmap(address, num_bytes, PROT_READ_WRITE, flags, handle, 0) == address
+        self.mapped[address] = num_bytes
+
+    def unmap(self, address: int, num_bytes: int) -> None:
+        flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
+        assert self.mapped.pop(address) == num_bytes
+        _libc.mmap(address, num_bytes, PROT_NONE, flags, -1, 0)
+
+    def fill(self, address: int, num_bytes: int, value: int, *, stream: int) -> None:
+        ctypes.memset(address, value, num_bytes)
+
+    def copy(self, target: int, source: int, num_bytes: int, *, stream: int) -> None:
+        ctypes.memmove(target, source, num_bytes)
+
+    def upload(self, address: int, data: bytes) -> None:
+        ctypes.memmove(address, data, len(data))
+
+    def synchronize(self, stream: int) -> None:
+        if self.lost:
+            raise DriverError("cuStreamSynchronize", 700, self.lost)
+
+    def reset_persisting(self) -> None:
+        pass
+
+    def load_module(self, image: bytes) -> int:
+        number = len(self.modules) + 1
+        self.modules[number] = image.decode()
+        return number
+
+    def unload_module(self, module: int) -> None:
+        del self.modules[module]
+
+    def function(self, module: int, name: str) -> int:
+        return list(KERNELS).index(name) + 1
+
+    def parameter_sizes(self, function: int) -> tuple[int, ...]:
+        types = list(KERNELS.values())[function - 1][1]
+        return (*(ctypes.sizeof(one) for one in types), 8, 8)
+
+    def allow_shared(self, function: int, num_bytes: int) -> None:
+        if num_bytes > SHARED_BYTES:
+            raise DriverError("cuFuncSetAttribute", 1, "INVALID_VALUE")
+
+    def allow_cluster(self, function: int, num_blocks: int) -> None:
+        pass
+
+    def launch(self, function: int, config: Any, pointers: Any) -> None:
+        work, types = list(KERNELS.values())[function - 1]
+        pairs = zip(pointers, types, strict=False)
+        values = [kind.from_address(pointer).value for pointer, kind in pairs]
+
+        def launched() -> None:
+            self.num_launches += 1
+            try:
+                work(*values)
+            except DriverError as error:
+                self.lost = error.name
+
+        if self.captured is None:
+            launched()
+        else:
+            self.captured.append(launched)
+
+
+class Event:
+    def __init__(self) -> None:
+        self._at = 0.0
+
+    def record(self) -> None:
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, other: Event) -> float:
+        return (other._at - self._at) * 1e3
+
+
+class Memory:
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        yield
+
+    def ranges(self) -> list[tuple[int, int]]:
+        return []
+
+
+class Graph(Memory):
+    """Notes launches. Operations cannot be captured here."""
+
+    def __init__(self, driver: HostDriver) -> None:
+        self._driver, self._work = driver, list[Callable[[], None]]()
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        self._driver.captured = self._work
+        try:
+            yield
+        finally:
+            self._driver.captured = None
+
+    def replay(self) -> None:
+        for one in self._work:
+            one()
+
+    def close(self) -> None:
+        self._work.clear()
+
+
+class HostCard:
+    """Stands in for `card.Card`."""
+
+    name = "made up"
+
+    def __init__(self) -> None:
+        self.driver: Any = HostDriver()
+        self.device = torch.device("cpu")
+        self.stream = 0
+        self.pool = Pool(self.driver, device=0)
+        self.num_flushes = 0
+
+    def bytes_at(self, address: int, num_bytes: int) -> torch.Tensor:
+        return torch.frombuffer(
+            (ctypes.c_ubyte * num_bytes).from_address(address), dtype=torch.uint8
+        )
+
+    def event(self) -> Event:
+        return Event()
+
+    def memory(self) -> Memory:
+        return Memory()
+
+    def graph(self) -> Graph:
+        return Graph(self.driver)
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def synchronize(self) -> None:
+        self.driver.synchronize(0)
+
+    def loss(self) -> str:
+        return self.driver.lost
+
+    def flush(self) -> None:
+        self.num_flushes += 1
+
+    def keep_busy(self) -> None:
+        pass
+
+    def free(self) -> None:
+        pass
+
+
+class Block:
+    """The judge's memory, as the executor imports it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = -(-num_bytes // UNIT) * UNIT
+        self.fd = os.memfd_create("block")
+        os.ftruncate(self.fd, self.num_bytes)
+        self.memory = mmap.mmap(self.fd, self.num_bytes)
+
+    def write(self, offset: int, *numbers: float) -> None:
+        data = np.asarray(numbers, dtype=np.float32).tobytes()
+        self.memory[offset : offset + len(data)] = data
+
+    def read(self, offset: int, num: int) -> list[float]:
+        return np.frombuffer(self.memory, dtype=np.float32, count=num, offset=offset).tolist()
+
+    def close(self) -> None:
+        os.close(self.fd)
