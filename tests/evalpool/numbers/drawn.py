@@ -19,7 +19,7 @@ from forge.evalpool.judge.numbers.own_error import count_work
 from forge.evalpool.judge.shm import TensorSpec
 
 NUM_SETS = 4
-"""Those of a judge on a CPU."""
+"""Input sets of a judge on a CPU."""
 
 
 class Function(torch.nn.Module):

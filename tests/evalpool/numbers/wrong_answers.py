@@ -256,7 +256,8 @@ WRONG = [
     Wrong(
         name="epsilon left out of a norm",
         reference=lambda x: F.layer_norm(x, (64,), eps=1e-2),
-        answer=lambda x: F.layer_norm(x, (64,), eps=1e-12), inputs=lambda: [torch.randn(64, 64) * 9],
+        answer=lambda x: F.layer_norm(x, (64,), eps=1e-12),
+        inputs=lambda: [torch.randn(64, 64) * 9],
     ),
     Wrong(
         name="exponentials without their maximum, cut at 20",
