@@ -16,6 +16,7 @@ from forge.cli.options import app, opened
 
 # isort: on
 from forge.errors import ConfigError
+from forge.exits import INTERRUPTED
 
 __all__ = ["app", "main", "run_command"]
 
@@ -24,7 +25,7 @@ COMMANDS = (running, asking, seeing, querying, watching, exporting, knowing)
 
 
 def main() -> None:
-    """Entry point: runs a command and exits with its code."""
+    """Runs a command and exits with its code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # None if it is closed
             stream.reconfigure(errors="replace")  # Latin-1 has no ┃ or →
@@ -39,6 +40,8 @@ def run_command(argv: list[str]) -> int:
         with opened:
             code = app(argv, prog_name="forge", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # typer's answer to Ctrl-C, without a line
+            raise KeyboardInterrupt
     except BaseException as error:
         from forge.cli.explaining import explain
 

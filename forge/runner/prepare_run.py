@@ -9,7 +9,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
+import anyio.to_thread
 
 from forge.data.chat import ChatTemplate
 from forge.data.splits import in_split
@@ -17,6 +17,7 @@ from forge.records import Event, Pair, Split
 from forge.rollout.batches import count_from
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.needs import needs_pairs
+from forge.runner.prepare.kept_files import delete_damaged
 from forge.runner.prepare.prepare import prepare_model, prepare_pairs
 from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal
 from forge.runner.weights.gate import TurnGate
@@ -37,6 +38,10 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
     Raises Stopped if a stop was requested meanwhile; finished products are kept.
     """
     async with run.stop.dropping():
+        for name in await anyio.to_thread.run_sync(delete_damaged, run.paths):
+            line = f"{name}: its content has changed; it is made again"
+            run.console.say(line)
+            await run.writer.put(Event(at=time.time(), kind="file_damaged", message=line))
         pairs: list[Pair] = []
         if needs_pairs(run.experiment):
             run.progress.prepare("pairs")

@@ -112,9 +112,10 @@ class _Archive:
             for info in entries:
                 path = root / info.filename
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with self.zip.open(info) as source, path.open("xb") as copy:
-                    shutil.copyfileobj(source, copy, 1 << 20)
-                changed_at = time.mktime((*info.date_time, 0, 0, -1))
+                with _zip_errors(self.file):
+                    with self.zip.open(info) as source, path.open("xb") as copy:
+                        shutil.copyfileobj(source, copy, 1 << 20)
+                    changed_at = time.mktime((*info.date_time, 0, 0, -1))
                 os.utime(path, (changed_at, changed_at))
             paths = RunPaths(root)
             if last_attempt := next_attempt(paths) - 1:
@@ -124,14 +125,22 @@ class _Archive:
 
 @contextmanager
 def _refusing(file: Path) -> Generator[None]:
-    """Turns errors of a damaged archive, or of the disk that it is unpacked to, into one line."""
+    """Turns errors of the disk into one line."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise MachineError(f"{file}: cannot be unpacked: {why}") from error
+
+
+@contextmanager
+def _zip_errors(file: Path) -> Generator[None]:
+    """Turns errors of the zip library into one line. Nothing else is called inside: an error of
+    forge must not read as a damaged archive."""
     try:
         yield
     except BROKEN as error:
         raise ConfigError(f"{file}: damaged, or cut off: {str(error) or 'unreadable'}") from error
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise MachineError(f"{file}: cannot be unpacked: {why}") from error
 
 
 @contextmanager
@@ -140,7 +149,8 @@ def _opened(file: Path) -> Generator[_Archive]:
     with _refusing(file):
         if not zipfile.is_zipfile(file):
             raise ConfigError(f"{file}: no archive of a run, or one that was cut off")
-        opened = zipfile.ZipFile(file)
+        with _zip_errors(file):
+            opened = zipfile.ZipFile(file)
     with opened:
         with _refusing(file):
             manifest = _manifest(opened, file)
@@ -156,7 +166,7 @@ def _manifest(archive: zipfile.ZipFile, file: Path) -> dict[str, Any]:
     """The checked manifest."""
     if MANIFEST not in archive.namelist():
         raise ConfigError(f"{file}: no archive of a run: it has no {MANIFEST}")
-    with archive.open(MANIFEST) as source:
+    with _zip_errors(file), archive.open(MANIFEST) as source:
         found: Any = json.loads(source.read(MAX_MANIFEST_BYTES))
     kinds = {"format": int, "name": str, "has_weights": bool}
     keys = cast("dict[str, Any]", found) if isinstance(found, dict) else {}

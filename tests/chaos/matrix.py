@@ -183,8 +183,10 @@ def damages() -> Iterator[Cell]:
     for fault in (F.DELETED, F.EMPTIED, F.GARBAGE):
         yield cell(T.STORE, P.STOPPED, fault, Seen.USAGE, MACHINE, file="experiment.toml",
                    says=r"experiment\.toml", finishes=False)  # fmt: skip
-    yield cell(T.TRAINER, P.STOPPED, F.DELETED, *LIVES, file="data/rows-0.jsonl")
-    yield cell(T.TRAINER, P.STOPPED, F.DELETED, *LIVES, file="data/pairs.jsonl")
+    for file in ("data/rows-0.jsonl", "data/pairs.jsonl"):
+        yield cell(T.TRAINER, P.STOPPED, F.DELETED, *LIVES, file=file)
+        for fault in (F.TRUNCATED, F.GARBAGE):
+            yield cell(T.TRAINER, P.STOPPED, fault, *LIVES, file=file, says=f"{file}: .*made again")
 
 
 CELLS = sorted(

@@ -60,6 +60,36 @@ def test_an_error_is_one_line_and_its_exit_code(error, code, line, capsys):
     assert capsys.readouterr().err.startswith(line)
 
 
+def test_ctrl_c_in_a_command_is_one_line(monkeypatch, capsys):
+    """typer answers it with 130 and says nothing."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("forge.config.load.load_experiment", interrupted)
+    assert cli.run_command(["plan", "x.toml"]) == 130
+    assert capsys.readouterr().err.strip() == "forge: stopped by Ctrl-C"
+
+
+INTERRUPTED_IMPORT = """
+import sys
+from forge.__main__ import main
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "forge.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+main()
+"""
+
+
+def test_ctrl_c_during_the_imports_is_one_line():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "forge: stopped by Ctrl-C\n")
+
+
 def test_of_several_errors_only_the_cause_is_printed(capsys):
     inner = ExceptionGroup("", [ValueError("x"), Stalled("trainer waits")])
     group = BaseExceptionGroup("", [inner, ChildDied("serve-0 died")])
@@ -308,5 +338,5 @@ def test_keys_prints_a_table_or_lists_the_known_ones():
 
 def test_the_entry_point_is_the_one_in_pyproject():
     text = (ROOT / "pyproject.toml").read_text()
-    assert 'forge = "forge.cli:main"' in text
+    assert 'forge = "forge.__main__:main"' in text
     assert forge.__version__

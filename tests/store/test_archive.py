@@ -297,3 +297,16 @@ def test_a_killed_run_is_archived_with_the_rows_of_its_wal(run: RunPaths, tmp_pa
         write_archive(run, tmp_path / "toy", with_weights=False)
     with open_run(unpack_to_read(tmp_path / "toy", tmp_path)) as reader:
         assert reader.value("SELECT count(*) FROM events WHERE kind = 'late'") == 1
+
+
+def test_an_error_of_forge_does_not_read_as_damage(
+    run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("a bug")
+
+    file = tmp_path / "a.zip"
+    write_archive(run, file, with_weights=True)
+    monkeypatch.setattr("forge.store.archive._check", fail)
+    with pytest.raises(KeyError, match="a bug"):
+        unpack_to_read(file, tmp_path)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.errors import ForgeError
+from forge.errors import ConfigError, ForgeError, MachineError
+from forge.exits import ending_of
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.store.reader import open_run
@@ -37,17 +38,25 @@ DEADLINE_S = 10.0
 def report_at_end(console: Console) -> Generator[list[RunPaths]]:
     """Writes the report of each run in the yielded list when the block ends, even with an error."""
     runs: list[RunPaths] = []
+    machine_failed = False
     try:
         yield runs
+    except BaseException as error:
+        machine_failed = ending_of(error).code == MachineError.exit_code
+        raise
     finally:
         for paths in runs:
-            write_at_end(paths, console)
+            write_at_end(paths, console, machine_failed=machine_failed)
 
 
-def write_at_end(paths: RunPaths, console: Console) -> None:
-    """Writes the report of a run and prints its path; none for a run that began no stage.
+def write_at_end(paths: RunPaths, console: Console, *, machine_failed: bool = False) -> None:
+    """Writes the report of a run and prints its path; none for one that began no stage.
 
     Raises nothing: a Ctrl-C ends only the report.
+
+    Args:
+        machine_failed: the run ends with a line about the disk or the like. The same failure of its
+            report is only logged.
     """
     again = f'"forge report {paths.name}" writes it'
     try:
@@ -57,10 +66,14 @@ def write_at_end(paths: RunPaths, console: Console) -> None:
             if not any(events(reader, kind="stage_start")):
                 return
         console.say(anyio.run(_make, paths) or f"the report took over {DEADLINE_S:.0f} s; {again}")
+    except ConfigError:
+        return  # it ended before anything was recorded
     except KeyboardInterrupt:
         console.say(f"the report was skipped; {again}")
     except Exception as error:  # boundary: no failure of a report may change the ending
         log.warning("report: %s", error)
+        if machine_failed:
+            return
         console.say(f"no report: {printable(str(error)).splitlines()[0][:200]}; {again}")
 
 

@@ -19,6 +19,7 @@ from forge.data.prompts import first_messages
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Problem, Split, Verdict
 from forge.runner.plan.needs import turns_played
+from forge.runner.prepare.kept_files import data_dir, write_kept
 from forge.store.layout import RunPaths, write_file
 from forge.train.handle import run_init_model
 
@@ -29,13 +30,6 @@ if TYPE_CHECKING:
     from forge.process.child import ProcessObserver
     from forge.records import Judge
     from forge.runner.live.progress import Progress
-
-
-def data_dir(paths: RunPaths) -> Path:
-    """`data/` of a run directory: pairs and rows."""
-    folder = paths.root / "data"
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 async def prepare_pairs(
@@ -77,7 +71,7 @@ async def prepare_pairs(
             'stage and model.init = "tiny" need source = "generated"; '
             "start from a checkpoint with model.path"
         )
-    write_file(file, "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
+    write_kept(file, "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
     return pairs
 
 

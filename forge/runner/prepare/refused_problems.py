@@ -16,8 +16,7 @@ from forge.data.splits import in_split
 from forge.errors import ConfigError
 from forge.evalpool.examine import examine_all
 from forge.records import Split
-from forge.runner.prepare.prepare import data_dir
-from forge.store.layout import write_file
+from forge.runner.prepare.kept_files import data_dir, write_kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,7 +67,7 @@ async def find_refused(
     }
     if len(refused) == len(wanted):
         raise ConfigError(f"{refusal(refused, num_problems=len(wanted))}; none is left")
-    write_file(file, json.dumps(refused))
+    write_kept(file, json.dumps(refused))
     return refused
 
 

@@ -12,13 +12,13 @@ import anyio.to_thread
 from forge.errors import ConfigError
 from forge.records import Event, Pair
 from forge.rollout.pacing import PublishedSteps
-from forge.runner.prepare.prepare import data_dir, load_pairs
+from forge.runner.prepare.kept_files import data_dir, write_kept
+from forge.runner.prepare.prepare import load_pairs
 from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.checkpoints import StageCheckpoints
 from forge.runner.stages.plug import TrainerPlug, plugged_in
 from forge.runner.stages.trainer import own_trainer
 from forge.runner.stages.trainer_desk import TrainerDesk
-from forge.store.layout import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,5 +94,5 @@ def write_rows(
         raise ConfigError(
             f"stage sft: all {dropped} rows are longer than max_length = {stage.max_length} tokens"
         )
-    write_file(path, "\n".join(lines) + "\n")
+    write_kept(path, "\n".join(lines) + "\n")
     return len(lines), dropped

@@ -14,7 +14,7 @@ import anyio
 import psutil
 import pytest
 
-from forge.errors import ChildDied
+from forge.errors import ChildDied, MachineError
 from forge.runner.outlets import report
 from forge.runner.outlets.report import report_at_end, write_at_end
 from forge.store.layout import RunPaths, create_run
@@ -87,6 +87,20 @@ def reports() -> list[psutil.Process]:
     return found
 
 
+def test_after_a_failure_of_the_machine_its_line_is_the_only_one(
+    ended: RunPaths, said: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_child(monkeypatch, "raise SystemExit('No space left on device')")
+    with pytest.raises(MachineError), report_at_end(said) as begun:
+        begun.append(ended)
+        raise MachineError("no space left on device")
+    assert said.lines == []
+    with suppress(ChildDied), report_at_end(said) as begun:
+        begun.append(ended)
+        raise ChildDied("judge-0 died")
+    assert [line.partition(":")[0] for line in said.lines] == ["no report"]
+
+
 def test_a_report_beyond_its_deadline_is_ended(
     ended: RunPaths, said: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +147,7 @@ def test_every_ending_is_reported_and_unchanged(
     ended: RunPaths, said: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[RunPaths] = []
-    monkeypatch.setattr(report, "write_at_end", lambda paths, console: reported.append(paths))
+    monkeypatch.setattr(report, "write_at_end", lambda paths, *_, **__: reported.append(paths))
     with report_at_end(said) as begun:
         begun.append(ended)
 
