@@ -1,0 +1,201 @@
+"""Accesses: what is read and written, and which errors are found where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge.evalpool.judge.ttir.evaluate import Address, Order
+from forge.evalpool.judge.ttir.memory.places import Windows, windows_of
+from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind
+from forge.evalpool.judge.ttir.symbolic import Symbolic
+from tests.evalpool.ttir.kernels import kernel, memory_of, pointers, run, text
+
+COPY = kernel(
+    "%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %n: i32, %m: i32",
+    """
+    %ns = tt.splat %n : i32 -> tensor<16xi32>
+    %ms = tt.splat %m : i32 -> tensor<16xi32>
+    %j = arith.muli %i, %ms : tensor<16xi32>
+    %mask = arith.cmpi slt, %i, %ns : tensor<16xi32>
+    %other = arith.constant dense<-1.000000e+00> : tensor<16xf32>
+"""
+    + pointers("x", "%j")
+    + pointers("y")
+    + """
+    %v = tt.load %x.at, %mask, %other : tensor<16x!tt.ptr<f32>>
+    tt.store %y.at, %v : tensor<16x!tt.ptr<f32>>
+""",
+)
+"""y[i] = x[i * m] where i < n, else -1."""
+
+
+def floats(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.arange(count, dtype=np.float32)
+
+
+@pytest.mark.parametrize(("n", "stride"), [(64, 1), (50, 1), (0, 1), (30, 2), (64, 0), (50, -1)])
+def test_masked_loads_give_the_other_value(n: int, stride: int) -> None:
+    x, y = floats(128), np.full(64, 9, np.float32)
+    first = 64 if stride < 0 else 0
+    run(COPY, 4, Address(0, 4 * first), Address(1), n, stride, memory=memory_of(x, y))
+    places = first + np.arange(64) * stride
+    assert np.array_equal(y, np.where(np.arange(64) < n, x[places.clip(0, 127)], -1))
+
+
+def test_a_load_behind_the_end_names_the_first_element() -> None:
+    with pytest.raises(Faulted) as caught:
+        run(COPY, 4, floats(60), floats(64), 64, 1)
+    fault = caught.value.fault
+    assert (fault.kind, fault.operation) == (FaultKind.OUT_OF_BOUNDS, "tt.load")
+    assert (fault.storage, fault.offset, fault.instance) == (0, 240, (3, 0, 0))
+
+
+def test_a_load_before_the_start_is_out_of_bounds() -> None:
+    with pytest.raises(Faulted) as caught:
+        run(COPY, 1, floats(60), floats(64), 16, -1)
+    assert (caught.value.fault.storage, caught.value.fault.offset) == (0, -4)
+
+
+def test_a_store_behind_the_end_is_found_in_the_right_storage() -> None:
+    with pytest.raises(Faulted) as caught:
+        run(COPY, 4, floats(64), floats(63), 64, 1)
+    assert (caught.value.fault.operation, caught.value.fault.offset) == ("tt.store", 252)
+
+
+def test_masked_lanes_may_point_anywhere() -> None:
+    y = np.zeros(64, np.float32)
+    run(COPY, 4, floats(10), y, 10, 1)
+    assert list(y[:12]) == [*range(10), -1, -1]
+
+
+def test_a_misaligned_access_is_found() -> None:
+    source = COPY.replace(
+        "%j = arith.muli %i, %ms : tensor<16xi32>", "%j = arith.addi %i, %i : tensor<16xi32>"
+    )
+    wide = source.replace("!tt.ptr<f32>", "!tt.ptr<f16>").replace("xf32>", "xf16>")
+    memory = memory_of(np.zeros(200, np.float16), np.zeros(64, np.float16))
+    with pytest.raises(Faulted) as caught:
+        run(wide, 4, Address(0, 1), Address(1), 64, 1, memory=memory)
+    assert caught.value.fault.kind is FaultKind.MISALIGNED
+
+
+def test_a_null_pointer_faults_only_if_it_is_read() -> None:
+    memory = memory_of(np.zeros(64, np.float32))
+    run(COPY, 4, Address(None), Address(0), 0, 1, memory=memory)
+    with pytest.raises(Faulted) as caught:
+        run(COPY, 4, Address(None), Address(0), 1, 1, memory=memory)
+    assert caught.value.fault.storage is None
+
+
+def test_an_uninitialised_read_is_suspected_at_its_element() -> None:
+    x, y = floats(64), floats(64)
+    memory = memory_of(x, y)
+    memory.storages[0].forget()
+    memory.storages[0].written[:40] = True  # type: ignore[index]
+    (found,) = run(COPY, 4, x, y, 64, 1, memory=memory).suspicions
+    assert (found.kind, found.storage, found.offset) == (FaultKind.UNINITIALISED, 0, 160)
+
+
+def test_a_store_initialises_what_it_writes() -> None:
+    x, y = floats(64), floats(70)
+    memory = memory_of(x, y)
+    memory.storages[1].forget()
+    run(COPY, 4, x, y, 64, 1, memory=memory)
+    written = memory.storages[1].written
+    assert written is not None
+    assert list(np.flatnonzero(~written)) == [64, 65, 66, 67, 68, 69]
+
+
+STORE = kernel(
+    "%y: !tt.ptr<f32>, %step: i32, %value: f32",
+    """
+    %offset = arith.muli %pid, %step : i32
+    %at = tt.addptr %y, %offset : !tt.ptr<f32>, i32
+    %p = arith.sitofp %pid : i32 to f32
+    %v = arith.mulf %p, %value : f32
+    tt.store %at, %v : !tt.ptr<f32>
+""",
+)
+"""y[pid * step] = pid * value"""
+
+
+def test_unequal_writes_to_one_element_are_suspected() -> None:
+    (found,) = run(STORE, 8, floats(8), 0, 1.0).suspicions
+    assert (found.kind, found.storage, found.offset) == (FaultKind.RACE, 0, 0)
+    assert found.instance != found.other
+
+
+@pytest.mark.parametrize(("step", "value"), [(1, 1.0), (0, 0.0)])
+def test_own_elements_and_equal_values_are_no_race(step: int, value: float) -> None:
+    assert run(STORE, 8, floats(8), step, value).suspicions == ()
+
+
+def test_the_reversed_order_gives_another_winner() -> None:
+    results: list[float] = []
+    for order in Order:
+        y = floats(8)
+        run(STORE, 8, y, 0, 1.0, order=order)
+        results.append(float(y[0]))
+    assert results == [7.0, 0.0]
+
+
+def test_a_read_of_what_another_instance_writes_is_suspected() -> None:
+    y = np.random.default_rng(0).random(1024).astype(np.float32)
+    (found,) = run(text("shifted_sum"), 8, y, 1024).suspicions
+    assert found.kind is FaultKind.RACE
+
+
+@given(
+    bases=st.lists(st.integers(-40, 400), min_size=1, max_size=6),
+    strides=st.lists(st.integers(-8, 24), min_size=2, max_size=2),
+    sizes=st.lists(st.integers(1, 4), min_size=2, max_size=2),
+)
+@settings(max_examples=100, deadline=None)
+def test_windows_are_their_offsets(bases: list[int], strides: list[int], sizes: list[int]) -> None:
+    starts = np.array(bases, np.int64).reshape(-1, 1, 1)
+    rows = (np.arange(sizes[0]) * strides[0]).reshape(1, -1, 1)
+    columns = (np.arange(sizes[1]) * strides[1]).reshape(1, 1, -1)
+    total = Symbolic.of(starts).plus(Symbolic.of(rows)).plus(Symbolic.of(columns))
+    found = windows_of(total, 100)
+    assert isinstance(found, Windows)
+    offsets = found.scattered().offsets
+    assert np.array_equal(
+        np.broadcast_to(offsets, (len(bases), *sizes)), starts + rows + columns - 100
+    )
+    assert found.bases.min() + found.lowest == offsets.min()
+    assert found.bases.max() + found.highest == offsets.max()
+    if found.is_disjoint(4) and len(found.bases) > 1:
+        lanes = np.broadcast_to(offsets, (len(bases), *sizes)).reshape(len(bases), -1)
+        sets = [{one + k for one in row for k in range(4)} for row in lanes.tolist()]
+        assert sum(map(len, sets)) == len(set().union(*sets))
+
+
+@given(
+    count=st.integers(1, 5),
+    step=st.integers(0, 40),
+    stride=st.integers(0, 9),
+    size=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_windows_read_and_write_like_their_offsets(
+    count: int, step: int, stride: int, size: int, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    windows = Windows(np.arange(count) * step * 4, (stride * 4,), (size,))
+    flat = draw.random(300).astype(np.float32)
+    scattered = windows.scattered()
+    expected = np.broadcast_to(scattered.read(flat, 4), (count, size))
+    assert np.array_equal(np.broadcast_to(windows.read(flat, 4), (count, size)), expected)
+    if windows.is_disjoint(4):
+        values = draw.random((count, size)).astype(np.float32)
+        mask = draw.random((count, size)) < 0.5
+        one, two = flat.copy(), flat.copy()
+        windows.write(one, 4, values, mask)
+        scattered.write(two, 4, values, mask)
+        assert np.array_equal(one, two)

@@ -1,0 +1,151 @@
+"""Texts of modules: what is read, and what is refused with its line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge.evalpool.judge.ttir.parse import parse
+from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.types import Block, Descriptor, Pointer, Scalar
+from forge.evalpool.judge.ttir.verify import operations_of, uses_of, verify
+from tests.evalpool.ttir.kernels import TEXTS, kernel, text
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.ttir.tree import Operation
+
+F32 = Scalar("f32")
+
+
+def only(body: str) -> Operation:
+    """The operation before the return of a kernel with this body."""
+    function = parse(kernel("%x: !tt.ptr<f32>, %n: i32", body)).functions["k"]
+    return function.body.blocks[0].operations[-2]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in TEXTS.glob("*.mlir")))
+def test_texts_of_triton_are_valid(name: str) -> None:
+    module = parse(text(name))
+    verify(module)
+    count = 1 + sum(1 + sum(1 for _ in operations_of(one)) for one in module.functions.values())
+    assert count == module.num_operations
+
+
+@pytest.mark.parametrize(
+    ("literal", "kind", "value"),
+    [
+        ("dense<0xFF800000>", "tensor<4xf32>", -np.inf),
+        ("0x7FC00000", "f32", np.nan),
+        ("0xFC00", "f16", -np.inf),
+        ("0x3F80", "bf16", 1.0),
+        ("dense<-1.500000e+00>", "tensor<2x2xf64>", -1.5),
+        ("-7", "i32", -7),
+        ("4294967295", "i32", -1),
+        ("true", "i1", True),
+        ("dense<true>", "tensor<4xi1>", True),
+    ],
+)
+def test_constants_have_their_values(literal: str, kind: str, value: float) -> None:
+    typed = literal if literal == "true" else f"{literal} : {kind}"
+    found = only(f"    %c = arith.constant {typed}").attributes["value"]
+    assert found == value or (found != found and value != value)
+
+
+def test_a_dense_list_has_its_shape() -> None:
+    found = only("    %c = arith.constant dense<[[1, 2], [3, 4]]> : tensor<2x2xi32>")
+    assert np.array_equal(found.attributes["value"], [[1, 2], [3, 4]])
+
+
+def test_words_and_attributes_have_names() -> None:
+    compared = only("    %m = arith.cmpi slt, %pid, %n : i32")
+    assert compared.attributes["predicate"] == "slt"
+    assert compared.types.results == (Scalar("i1"),)
+    line = (
+        "    %v = tt.load %x {cachePolicy = #tt.cache_policy<cache_modifier = cg>} : !tt.ptr<f32>"
+    )
+    assert only(line).attributes["cachePolicy"] == {"cache_modifier": "cg"}
+    old = only("    %v = tt.load %x cacheModifier = cg evictionPolicy = evict_last : !tt.ptr<f32>")
+    assert old.attributes["evictionPolicy"] == "evict_last"
+    assert old.types.results == (F32,)
+
+
+@pytest.mark.parametrize("inner", ["32x64xf16", "tensor<32x64xf16>"])
+def test_descriptors_of_old_and_new_versions_are_one_type(inner: str) -> None:
+    source = f"module {{ tt.func public @k(%d: !tt.tensordesc<{inner}>) {{ tt.return }} }}"
+    (kind,) = parse(source).functions["k"].arguments
+    assert kind == Descriptor(Block((32, 64), Scalar("f16")))
+
+
+def test_a_pointer_argument_says_what_is_done_with_it() -> None:
+    uses = uses_of(parse(text("locked_sum")), "red")
+    facts = [one and (one.is_read, one.is_written, one.is_atomic) for one in uses]
+    assert facts == [
+        (True, False, False),
+        (True, True, False),
+        (True, True, True),
+        (True, True, True),
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("    %a = arith.addi %missing, %n : i32", "line 9: %missing is not defined"),
+        ("    %a = arith.addi %n, %x : i32", "line 9: arith.addi: types do not fit"),
+        ("    %a:2 = arith.addi %n, %n : i32", "line 9: arith.addi has 1 results, not 2"),
+        ("    %a = tt.load %n : i32", "line 9: tt.load needs a pointer"),
+        ("    %a = arith.constant 1 : i999", "line 9: type i999 is not supported"),
+        ("    %a = arith.constant dense<0> : tensor<9999999x99xi32>", "too large"),
+        ("    cf.br ^bb7", "line 9: no block bb7"),
+        ("    %a = arith.constant dense<[1, 2]> : tensor<3xi32>", "2 numbers for"),
+    ],
+)
+def test_an_error_names_its_line(body: str, words: str) -> None:
+    with pytest.raises(InvalidModule, match=words):
+        parse(kernel("%x: !tt.ptr<f32>, %n: i32", body))
+
+
+@pytest.mark.parametrize("name", ["llvm.inline_asm", "tt.int_to_ptr", "gpu.thread_id"])
+def test_an_operation_beyond_the_closed_list_is_refused(name: str) -> None:
+    with pytest.raises(InvalidModule, match=f"{name} is not allowed"):
+        verify(parse(kernel("%n: i32", f"    %a = {name} %n : i32 -> i32")))
+
+
+def test_nesting_is_bounded() -> None:
+    deep = "scf.if %c {\n" * 100 + "}\n" * 100
+    with pytest.raises(InvalidModule, match="nested deeper"):
+        parse(kernel("%c: i1", deep))
+
+
+def test_a_call_that_does_not_fit_is_refused() -> None:
+    source = """
+module {
+  tt.func public @k(%n: i32) { tt.call @f(%n) : (i32) -> ()
+    tt.return }
+  tt.func private @f(%n: i64) { tt.return }
+}"""
+    with pytest.raises(InvalidModule, match="call of f does not fit"):
+        verify(parse(source))
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_damaged_texts_are_read_or_refused(data: st.DataObject) -> None:
+    source = text(data.draw(st.sampled_from(["collatz", "descriptor", "branching_maximum"])))
+    start = data.draw(st.integers(0, len(source)))
+    end = data.draw(st.integers(start, min(start + 40, len(source))))
+    added = data.draw(st.sampled_from(["", "%", "(", "}", "tensor<", "^bb1", '"', "-> ", "0x"]))
+    try:
+        verify(parse(source[:start] + added + source[end:]))
+    except InvalidModule:
+        return
+
+
+def test_types_print_as_in_the_text() -> None:
+    kind = Block((4, 2), Pointer(F32))
+    assert str(kind) == "tensor<4x2x!tt.ptr<f32>>"
