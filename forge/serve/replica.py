@@ -172,13 +172,17 @@ class Replica:
         await anyio.sleep(delay_s)
 
     async def watch(self) -> None:
-        """Keep `health` fresh and kill a child that hangs. Run it beside `keep`."""
+        """Keep `health` fresh; kill a child that hangs or lost its socket. Run it beside `keep`."""
         answered_at = time.monotonic()
         while True:
             await anyio.sleep(HEALTH_EVERY_S)
             child = self._child
             if child is None or not self.health:
                 answered_at = time.monotonic()
+                continue
+            if not self.socket_path.exists():  # open connections work on, new ones fail
+                logger.error("%s: %s was removed; it is restarted", self.name, self.socket_path)
+                await child.kill()
                 continue
             try:
                 self.health = await self._client.health()

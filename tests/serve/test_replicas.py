@@ -350,6 +350,18 @@ async def test_a_hanging_replica_is_killed_and_restarted(
         assert replicas.stats().generated_tokens == 5
 
 
+async def test_a_replica_that_lost_its_socket_is_restarted_though_connections_are_open(
+    tied: Reference, tmp_path: Path
+) -> None:
+    async with served(tied, tmp_path) as (replicas, _):
+        (replica,) = replicas.all
+        replica.socket_path.unlink()
+        with anyio.fail_after(30):
+            while not replicas.stats().num_restarts or not replica.is_up:  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        assert replica.socket_path.exists()
+
+
 async def test_replicas_answer_during_a_rolling_publish_and_mix_no_versions(
     tied: Reference, newer: Reference, tmp_path: Path
 ) -> None:
