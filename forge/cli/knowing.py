@@ -74,6 +74,8 @@ def _examine_run(run: str, store: Path, *, as_json: bool) -> None:
         print_json(found.to_json())
     else:
         print_rich(render(found.findings))
-        print_text(f"{paths.name}: a resume {'can' if found.can_resume else 'could not'} start")
+        once = ", once the run has ended" if found.is_running else ""
+        can = "can" if found.can_resume else "could not"
+        print_text(f"{paths.name}: a resume {can} start{once}")
     if not found.can_resume:
         raise typer.Exit(3)

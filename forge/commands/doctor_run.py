@@ -22,6 +22,7 @@ from forge.runner.prepare.missing_rows import hold_rows, name_steps
 from forge.runner.weights.resume import find_starting_weights, load_stage_weights
 from forge.serve.weights import Weights
 from forge.store.integrity import find_faults
+from forge.store.ownership import is_owned
 from forge.store.reader import open_run
 from forge.train.batch import BadBatch, read_headers
 from forge.train.checkpoints import checkpoint_dir, checkpoints, find_damage, find_resume_point
@@ -83,6 +84,7 @@ class RunCheckup:
     findings: Sequence[Finding]
     next_work: NextWork | None
     """None if the run has finished, or cannot be read."""
+    is_running: bool = False
 
     @property
     def can_resume(self) -> bool:
@@ -111,7 +113,7 @@ def examine_run(paths: RunPaths) -> RunCheckup:
             findings += [_weights(reader, experiment, held), _resume(next_work)]
     except (ForgeError, sqlite3.Error, OSError) as failure:
         findings.append(error("resume", str(failure), fix=""))
-    return RunCheckup(findings=findings, next_work=next_work)
+    return RunCheckup(findings=findings, next_work=next_work, is_running=is_owned(paths))
 
 
 def _state(reader: RunReader) -> Finding:

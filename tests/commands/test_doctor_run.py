@@ -19,6 +19,7 @@ from forge.commands.doctor.finding import Severity
 from forge.commands.doctor_run import examine_run
 from forge.records import Event, Status
 from forge.store.layout import RunPaths
+from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
 from forge.train.batch import write_batch
 from forge.train.checkpoints import checkpoint_dir, write_manifest
@@ -88,6 +89,14 @@ def test_a_whole_run_has_no_warning_and_is_not_changed(
     assert contents(root) == before
     assert run_command(["doctor", str(root)]) == 0
     assert "sft-1 after step 2 of 3; again: step 3" in capsys.readouterr().out
+
+
+def test_a_run_that_runs_can_be_checked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_run_lock(RunPaths(root)):
+        assert run_command(["doctor", str(root)]) == 0
+    printed = capsys.readouterr().out
+    assert "running, attempt" in printed
+    assert printed.endswith("a resume can start, once the run has ended\n")
 
 
 def cut_rows(root: Path) -> None:
