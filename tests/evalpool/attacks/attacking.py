@@ -119,7 +119,7 @@ def captured(folder: Path, code: str, asked: dict[str, Any]) -> Program:
 
 
 def facts_of(folder: Path, problem: Problem) -> ProblemFacts:
-    """What the judge knows of a problem, from its reference captured as a program."""
+    """The facts of a problem, from its reference captured as a program."""
     if problem.code not in _facts:
         reference = captured(folder, problem.code, problem.asked(entry_point="Model"))
         _facts[problem.code] = reference_facts(reference)

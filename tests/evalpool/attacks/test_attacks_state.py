@@ -140,7 +140,7 @@ SAME = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_a_trick_has_no_place_in_the_program(tmp_path: Path, name: str) -> None:
-    """What is left of it is the honest program: one launch, nothing else."""
+    """The honest program is left: one launch, nothing else."""
     found = attack(tmp_path, model(SAME[name]))
     assert found.room == "passed", found
     assert (found.num_launches, found.ops) == (1, [])
