@@ -20,6 +20,7 @@ MAX_CODE_BYTES = 8 << 20
 """Largest binary; the largest seen is 0.4 MB."""
 MAX_SCRATCH_BYTES = 64 << 20
 """Global scratch memory of one program instance."""
+MAX_ACCESSES = 100_000
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,511}")
 
 
@@ -29,6 +30,8 @@ class Depth(StrEnum):
     ASSEMBLY = "assembly"
     """PTX or AMDGCN: tells whether a kernel compiles, without ptxas. `Binary.code` is empty."""
     BINARY = "binary"
+    BOUNDED = "bounded"
+    """A binary of the kernel that `bounded.py` rewrote: it checks each of its accesses."""
 
 
 class FailureKind(StrEnum):
@@ -106,6 +109,10 @@ class Binary:
     """Local memory of a thread in 32-bit words, as Triton counts spills."""
     launch_cooperative_grid: bool
     launch_pdl: bool
+    num_bounds: int = 0
+    """Pairs of bounds that follow the kernel's parameters; only at `Depth.BOUNDED`."""
+    access_lines: tuple[int, ...] = ()
+    """Line of the kernel's text of each checked access, by its number less 1; 0 where unknown."""
 
     def header(self) -> dict[str, Any]:
         """Returns all fields but `code`, as JSON takes them."""
@@ -148,6 +155,8 @@ def parse_binary(header: Header, code: bytes) -> Binary:
         num_spills=_integer(header, "num_spills", most=1 << 20),
         launch_cooperative_grid=_boolean(header, "launch_cooperative_grid"),
         launch_pdl=_boolean(header, "launch_pdl"),
+        num_bounds=_integer(header, "num_bounds", most=256),
+        access_lines=_integers(header, "access_lines", most=1 << 24, count=MAX_ACCESSES, least=0),
     )
 
 
@@ -171,9 +180,12 @@ def _integer(header: Header, name: str, *, least: int = 0, most: int) -> int:
     return value
 
 
-def _integers(header: Header, name: str, *, most: int) -> tuple[int, ...]:
+def _integers(
+    header: Header, name: str, *, most: int, least: int = 1, count: int = 8
+) -> tuple[int, ...]:
     values = _list(header, name)
-    if len(values) > 8 or any(type(one) is not int or not 0 < one <= most for one in values):
+    fits = all(type(one) is int and least <= one <= most for one in values)
+    if len(values) > count or not fits:
         raise InvalidBinary(f"{name} is {str(values)[:80]}")
     return tuple(values)
 

@@ -194,7 +194,7 @@ class Compiler:
     ) -> Binary | Failure:
         text = kernel.ttir.encode("ascii")
         code_at = -(-len(text) // _PAGE) * _PAGE
-        num_bytes = code_at + (MAX_CODE_BYTES if depth is Depth.BINARY else 0)
+        num_bytes = code_at + (0 if depth is Depth.ASSEMBLY else MAX_CODE_BYTES)
         request = {
             "name": kernel.name,
             "options": dataclasses.asdict(kernel.options),
@@ -249,7 +249,7 @@ def _binary(
         options.launch_pdl,
     ):
         raise InvalidBinary("launch options that are not the kernel's")
-    if depth is Depth.BINARY:
+    if depth is not Depth.ASSEMBLY:
         elf = check_code(binary.code, name=kernel.name, backend=target.split(":")[0])
         if target.startswith("cuda") and (elf.num_registers, elf.num_spills) != (
             binary.num_registers,

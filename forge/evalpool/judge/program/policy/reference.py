@@ -41,7 +41,7 @@ def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
     return ProblemFacts(
         num_bytes=necessary_bytes(reference, forward),
         flops=flops,
-        needed_inputs=frozenset().union(*(flow.contents[one].inputs for one in outputs)),
+        needed_inputs=frozenset[int]().union(*(flow.contents[one].inputs for one in outputs)),
         written_inputs=frozenset(one.index for one in written if one.origin == Origin.INPUT),
         written_parameters=frozenset(one.name for one in written if one.origin == Origin.PARAMETER),
         free_outputs=frozenset(
