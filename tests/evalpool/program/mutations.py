@@ -164,7 +164,7 @@ def _judged(program: Program) -> str:
     assert_inside(program)
     explain(program)
     prepacking(program)
-    facts = ProblemFacts(num_bytes=1 << 20, kinds=kinds_of(program))
+    facts = ProblemFacts(num_bytes=4096, kinds=kinds_of(program), needed_inputs=frozenset({0}))
     found = [judge_policy(program, facts, policy) for policy in ("own", "hybrid")]
     refusal = found[0] or found[1]
     return refusal.rule if refusal else "judged"

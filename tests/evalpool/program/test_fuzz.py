@@ -15,7 +15,7 @@ from tests.evalpool.program.programs import addition, everything, tuned
 BASES = [dumps(program) for program in (addition(), tuned(), everything())]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(base=st.sampled_from(BASES), random=st.randoms(use_true_random=False))
 def test_mutated_programs_are_refused_or_judged(base: bytes, random: Random) -> None:
     outcome(mutated(base, random))

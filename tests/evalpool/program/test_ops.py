@@ -10,7 +10,7 @@ import pytest
 from forge.evalpool.judge.program.costs import Cost, cost
 from forge.evalpool.judge.program.format import NamedConstant, Op, Program, Tensor
 from forge.evalpool.judge.program.ops import KINDS, NAMES, Kind, kind_of, misuse, packet
-from forge.evalpool.judge.program.schema import schemas
+from forge.evalpool.judge.program.schema import PATH, schemas
 from tests.evalpool.program.programs import addition, dense, op
 
 FLOAT16 = NamedConstant(kind="dtype", name="float16")
@@ -43,6 +43,15 @@ def test_what_could_leave_its_storage_is_not_in_the_table(name: str) -> None:
     assert not [known for known in schemas() if known.split(".")[1] == name]
     message = f"aten.{name} is not among the operations that a program may have"
     assert misuse(op(f"aten.{name}.default")) == message
+
+
+def test_schemas_are_those_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.__version__.startswith("2.13"):
+        pytest.skip("written by torch 2.13")
+    from bench import write_schemas  # imports torch
+
+    assert "\n".join(write_schemas.lines()) + "\n" == PATH.read_text(encoding="utf-8")
 
 
 def test_no_operation_takes_a_generator_or_a_device() -> None:
@@ -116,7 +125,9 @@ FLOAT, HALF, INT, LONG, BOOL = "float32", "float16", "int32", "int64", "bool"
         ("aten.sort.default", LONG, LONG, Kind.INDEX),
         ("aten.add_.Tensor", FLOAT, FLOAT, Kind.COMBINE),
         ("aten.__and__.Tensor", BOOL, BOOL, Kind.INDEX),
-        ("aten.scatter.src", FLOAT, FLOAT, Kind.COPY),
+        ("aten.cat.default", FLOAT, FLOAT, Kind.COPY),
+        ("aten.index.Tensor", FLOAT, FLOAT, Kind.INDEX),
+        ("aten.scatter.src", FLOAT, FLOAT, Kind.INDEX),
         ("aten.scatter.reduce", FLOAT, FLOAT, Kind.COMBINE),
         ("aten._softmax.default", FLOAT, FLOAT, Kind.HEAVY),
         ("aten.uniform_.default", None, FLOAT, Kind.RANDOM),
@@ -126,6 +137,13 @@ def test_kinds(name: str, source: str | None, result: str, kind: Kind) -> None:
     held = program(dense(0, 4, dtype=source or result), dense(1, 4, dtype=result))
     arguments: list[Any] = ["t0"] if source else []
     assert kind_of(held, op(name, *arguments, results=(1,))) == kind
+
+
+def test_a_move_by_index_that_adds_combines() -> None:
+    held = program(dense(0, 4), dense(1, 4, dtype=LONG))
+    assert kind_of(held, op("aten.index_put_.default", "t0", ["t1"], "t0", False)) == Kind.INDEX
+    assert kind_of(held, op("aten.index_put_.default", "t0", ["t1"], "t0", True)) == Kind.COMBINE
+    assert kind_of(held, op("aten.index_select.default", "t0", 1, "t1", results=(0,))) == Kind.INDEX
 
 
 def test_costs_of_products() -> None:

@@ -154,6 +154,10 @@ CHEATS: dict[str, tuple[Rule, Program]] = {
         Rule.COMBINE,
         program(into("aten.sort.default", X, to=LIKE_X), launch(0, LIKE_X, Y)),
     ),
+    "a function of 16 bits by a table": (
+        Rule.INDEX,
+        program(into("aten.index.Tensor", BIAS, ["t9"], to=LIKE_X), launch(0, LIKE_X, Y)),
+    ),
     "a scatter that adds": (
         Rule.COMBINE,
         program(into("aten.scatter_add.default", X, 0, "t9", X, to=LIKE_X), RUN),

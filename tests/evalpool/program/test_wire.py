@@ -125,7 +125,6 @@ MISFITS: list[tuple[str, Any]] = [
     ("returned: 'set' is not allowed", lambda p: p.update(returned="set")),
     ("stateful: has characters", lambda p: p.update(stateful="\x1b[2J")),
     ("forward: 10001 elements", lambda p: p.update(forward=p["forward"] * 10_001)),
-    ("program: 10001 nodes", lambda p: p.update(init=values(10_000))),
 ]  # fmt: skip
 
 
@@ -167,12 +166,21 @@ def test_a_choice_stands_in_no_choice() -> None:
     assert refused(with_json(tuned(), nest)) == f"{where}: a choice in a choice"
 
 
-def test_nodes_of_alternatives_count() -> None:
-    def grow(program: Any) -> None:
-        for alternative in program["forward"][0]["choice"]["alternatives"]:
-            alternative["nodes"] = alternative["nodes"][-1:] * 5_001
+def test_nodes_of_all_lists_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_NODES", 5)
 
-    assert "10003 nodes, more than 10000" in refused(with_json(tuned(), grow))
+    def grow(program: Any) -> None:
+        program["init"] = values(2)
+
+    assert loads(dumps(tuned())) == tuned()  # a choice, and three nodes in its alternatives
+    assert refused(with_json(tuned(), grow)) == "program: 6 nodes, more than 5"
+
+
+def test_nodes_times_alternatives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_VARIANT_NODES", 5)
+    assert (
+        refused(dumps(tuned())) == "program: 4 nodes beside a choice of 2 alternatives are too many"
+    )
 
 
 def test_forward_allocations_are_unknown_in_init() -> None:

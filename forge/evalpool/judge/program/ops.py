@@ -32,12 +32,13 @@ class Kind(StrEnum):
     FILL = "fill"
     """Writes values that depend on no tensor."""
     COPY = "copy"
-    """Moves elements: concatenates, permutes, gathers by index."""
+    """Moves elements to places that depend on no data: concatenates, permutes, repeats."""
     CAST = "cast"
     """Copies to another type that keeps the meaning; rounding floats to integers does not."""
     PAD = "pad"
     INDEX = "index"
-    """Bookkeeping of indices: light work on integers and bools alone."""
+    """Bookkeeping of indices: light work on integers and bools alone, and moves by index. (A move
+    by index computes: any function of 16-bit numbers is one table.)"""
     COMBINE = "combine"
     """Light work on data: pointwise arithmetic, reductions, scans, sorting, selection."""
     HEAVY = "heavy"
@@ -52,11 +53,11 @@ NAMES: dict[Kind, str] = {
     Kind.FILL: """
         zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill zero eye
         scalar_tensor arange linspace logspace tril_indices triu_indices
+        hann_window hamming_window blackman_window bartlett_window kaiser_window
     """,
     Kind.COPY: """
         clone copy cat stack repeat flip roll rot90 block_diag lift_fresh_copy
-        index _unsafe_index index_select gather take embedding index_copy index_fill
-        scatter masked_scatter slice_scatter select_scatter diagonal_scatter
+        slice_scatter select_scatter diagonal_scatter split_copy split_with_sizes_copy unbind_copy
         pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle im2col diag_embed
         expand_copy permute_copy transpose_copy t_copy view_copy slice_copy select_copy
         squeeze_copy unsqueeze_copy diagonal_copy unfold_copy narrow_copy _reshape_copy
@@ -65,6 +66,10 @@ NAMES: dict[Kind, str] = {
     Kind.PAD: """
         constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d
         replication_pad1d replication_pad2d replication_pad3d
+    """,
+    Kind.INDEX: """
+        index _unsafe_index index_select gather take embedding index_copy index_fill
+        index_put _unsafe_index_put _index_put_impl put scatter masked_scatter
     """,
     Kind.COMBINE: """
         abs acos acosh angle asin asinh atan atan2 atanh ceil conj_physical copysign cos cosh
@@ -88,12 +93,11 @@ NAMES: dict[Kind, str] = {
         sum nansum mean nanmean prod amax amin max min aminmax any all argmax argmin median
         nanmedian mode norm logsumexp linalg_vector_norm linalg_cross var std var_mean std_mean
         count_nonzero trace dist renorm
-        cumsum cumprod cummax cummin logcumsumexp diff
+        cumsum cumprod cummax cummin logcumsumexp _logcumsumexp diff
         sort argsort msort topk kthvalue searchsorted bucketize bincount histc
-        nonzero nonzero_static argwhere masked_select unique_dim unique_consecutive _unique2 one_hot
-        repeat_interleave masked_fill where tril triu
-        put index_put _unsafe_index_put _index_put_impl index_add scatter_add scatter_reduce
-        index_reduce
+        nonzero nonzero_static argwhere masked_select unique_dim unique_consecutive _unique2
+        unique_dim_consecutive one_hot repeat_interleave masked_fill where tril triu
+        index_add index_reduce scatter_add scatter_reduce
         mse_loss smooth_l1_loss huber_loss l1_loss binary_cross_entropy soft_margin_loss
         binary_cross_entropy_with_logits nll_loss_forward nll_loss2d_forward kl_div
         mse_loss_backward smooth_l1_loss_backward huber_loss_backward
@@ -107,7 +111,8 @@ NAMES: dict[Kind, str] = {
         scaled_dot_product_attention _scaled_dot_product_attention_math
         _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
         _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
-        _softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data
+        _softmax _log_softmax _safe_softmax _masked_softmax _weight_norm_interface
+        _softmax_backward_data _log_softmax_backward_data
         native_layer_norm native_group_norm native_batch_norm batch_norm cudnn_batch_norm
         _native_batch_norm_legit _native_batch_norm_legit_no_training
         _native_batch_norm_legit_functional _batch_norm_with_update _batch_norm_no_update
@@ -159,9 +164,9 @@ def misuse(op: Op) -> str | None:
 def kind_of(program: Program, op: Op) -> Kind:
     """The kind of an operation of the table, by its name and the types of its tensors."""
     kind = KINDS[packet(op.name)]
-    if op.name.startswith("aten.scatter") and "reduce" in op.name:
+    if kind == Kind.INDEX and _accumulates(op):
         kind = Kind.COMBINE
-    if kind in (Kind.COPY, Kind.CAST, Kind.PAD) and _computes(program, op):
+    if kind in MOVES and _computes(program, op):
         kind = Kind.COMBINE
     if kind == Kind.COMBINE and all(is_integer(t) for t in _dtypes(program, op)):
         return Kind.INDEX
@@ -182,6 +187,14 @@ def is_integer(dtype: str) -> bool:
 
 def _dtypes(program: Program, op: Op) -> list[str]:
     return [program.tensors[tensor].dtype for tensor in tensors_of(op)]
+
+
+def _accumulates(op: Op) -> bool:
+    """Tells if a move by index adds to what is there: `index_put(accumulate=True)`, a reduction."""
+    if packet(op.name) == "scatter":
+        return "reduce" in op.name
+    given = [*op.arguments, op.keywords.get("accumulate")]
+    return "put" in op.name and any(value is True for value in given)
 
 
 def _computes(program: Program, op: Op) -> bool:
