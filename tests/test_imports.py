@@ -60,7 +60,7 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.trial": {
         "config.schema", "process", "evalpool", "evalpool.judge", "evalpool.judge.program",
         "evalpool.judge.program.policy", "evalpool.judge.program.wire",
-        "evalpool.judge.compiler", "evalpool.judge.numbers",
+        "evalpool.judge.compiler", "evalpool.judge.execute", "evalpool.judge.numbers",
     },
     "evalpool.judge.program": set(),
     "evalpool.judge.program.policy": {"evalpool.judge.program"},

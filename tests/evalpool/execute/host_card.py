@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.execute.gpu.arena import Pool
 from forge.evalpool.judge.execute.gpu.driver import DriverError
@@ -68,7 +69,7 @@ def quick(out: int) -> None:
 
 
 def endless() -> None:
-    time.sleep(1.0)
+    time.sleep(0.3)
 
 
 POINTER, LONG, FLOAT = ctypes.c_uint64, ctypes.c_int64, ctypes.c_float
@@ -204,8 +205,13 @@ class Memory:
         return []
 
 
+class _Refusing(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError("no operation can be captured here")
+
+
 class Graph(Memory):
-    """Notes launches. Operations cannot be captured here."""
+    """Notes launches; refuses operations of torch."""
 
     def __init__(self, driver: HostDriver) -> None:
         self._driver, self._work = driver, list[Callable[[], None]]()
@@ -214,7 +220,8 @@ class Graph(Memory):
     def captured(self) -> Iterator[None]:
         self._driver.captured = self._work
         try:
-            yield
+            with _Refusing():
+                yield
         finally:
             self._driver.captured = None
 
@@ -280,6 +287,9 @@ class Block:
         os.ftruncate(self.fd, self.num_bytes)
         self.memory = mmap.mmap(self.fd, self.num_bytes)
 
+    def bytes(self) -> torch.Tensor:
+        return torch.frombuffer(self.memory, dtype=torch.uint8)
+
     def write(self, offset: int, *numbers: float) -> None:
         data = np.asarray(numbers, dtype=np.float32).tobytes()
         self.memory[offset : offset + len(data)] = data
@@ -288,4 +298,6 @@ class Block:
         return np.frombuffer(self.memory, dtype=np.float32, count=num, offset=offset).tolist()
 
     def close(self) -> None:
-        os.close(self.fd)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -87,11 +87,11 @@ class Scripted:
 def executor(*answers: Answer, progress: int = 0) -> tuple[Executor, Scripted]:
     channel = Scripted(answers, progress=progress)
     made = Executor(channel)
-    made.wait_ready(timeout_s=5)
+    made.wait_ready(timeout_s=30)
     return made, channel
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = 30.0) -> float:
     return time.monotonic() + seconds
 
 

@@ -32,7 +32,7 @@ def pair() -> Iterator[Pair]:
         yield ours, theirs
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = 30.0) -> float:
     return time.monotonic() + seconds
 
 

@@ -18,6 +18,8 @@ class Call:
     """Storages to fill: inputs and parameters."""
     takes: tuple[tuple[int, int], ...] = ()
     """Tensors to copy out afterwards, each contiguous."""
+    copies: tuple[tuple[int, int], ...] = ()
+    """Storages to copy out afterwards, as they are: inputs that the reference changes in place."""
     intact: tuple[tuple[int, int], ...] = ()
     """Storages that must afterwards equal the block's bytes."""
     seed: int = 0
@@ -29,6 +31,7 @@ class Call:
         return {
             "fills": self.fills,
             "takes": self.takes,
+            "copies": self.copies,
             "intact": self.intact,
             "seed": self.seed,
             "slack": self.slack,
@@ -44,6 +47,7 @@ class Call:
         return cls(
             fills=pairs("fills"),
             takes=pairs("takes"),
+            copies=pairs("copies"),
             intact=pairs("intact"),
             seed=int(body["seed"]),
             slack=int(body["slack"]) & 0xFF,

@@ -133,6 +133,13 @@ class Exchange:
             if num_bytes:
                 slot = self._card.bytes_at(source.block + offset, num_bytes).view(tensor.dtype)
                 slot.view(tensor.shape).copy_(tensor)
+        for storage, offset in call.copies:
+            buffer = self.loaded.places.buffer(storage)
+            self._require(offset, buffer.num_bytes)
+            target = source.block + offset
+            self._card.driver.copy(
+                target, buffer.address, buffer.num_bytes, stream=self._card.stream
+            )
         watched = self._watched(call)
         flags = [self._differs(storage, source.block + offset) for storage, offset in watched]
         return torch.stack(flags) if flags else None

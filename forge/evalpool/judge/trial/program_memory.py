@@ -1,0 +1,177 @@
+"""Memory of one candidate's program on a card: inputs, parameters and outputs of several calls.
+
+Called by `program_run.py`. One block, which the executor maps between a program's calls and never
+while one runs. A place in it holds what one call needs: the contents of an input set, parameters,
+a slot for each output. Expected outputs stay in the judge's own memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
+from forge.evalpool.judge.gpu_layout import spec_of, view
+from forge.evalpool.judge.gpu_memory import create_block
+from forge.evalpool.judge.program.format import InvalidProgram, Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from forge.evalpool.judge.gpu_layout import GpuReference
+    from forge.evalpool.judge.program.format import Program
+
+BUDGET_BYTES = 1 << 30
+"""Memory that the places of one program may take; it has one place at least."""
+MAX_PLACES = 64
+
+
+class SharedBlock(Protocol):
+    """Memory that another process can map (`gpu_memory.Block`)."""
+
+    num_bytes: int
+    fd: int
+
+    def bytes(self) -> torch.Tensor: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """A storage that the judge fills, and the tensor of the reference that it is like."""
+
+    storage: int
+    offset: int
+    """Within a place."""
+    input: int = -1
+    """Position among the tensor inputs; -1 for a parameter."""
+    tensor: int = -1
+    """Index of a parameter in the reference; -1 for an input."""
+
+
+class ProgramMemory:
+    """Places of one program."""
+
+    def __init__(
+        self,
+        program: Program,
+        reference: GpuReference,
+        *,
+        create: Callable[[int], SharedBlock] = create_block,
+        budget_bytes: int = BUDGET_BYTES,
+    ) -> None:
+        """Raises InvalidProgram where the program has other inputs, parameters or outputs than the
+        reference, and GpuMemoryError."""
+        self._program, self._reference = program, reference
+        self._end = 0
+        self._sources = [
+            self._source(number)
+            for number, storage in enumerate(program.storages)
+            if storage.origin in (Origin.INPUT, Origin.PARAMETER)
+        ]
+        first = reference.sets[0]
+        self._require_outputs(first.outputs)
+        self._slots = [self._next(reference.tensors[index].nbytes) for index in first.outputs]
+        self._changed = [self._changed_slot(change.number) for change in first.changed]
+        self.num_places = min(MAX_PLACES, max(1, budget_bytes // max(self._end, 1)))
+        self.block = create(self._end * self.num_places)
+
+    def load(self, place: int, number: int) -> None:
+        """Puts input set `number` and the parameters into a place, and NaN into its slots."""
+        memory = self._memory(place)
+        memory[self._slots[0] if self._slots else self._end :].fill_(0xFF)
+        for source in self._sources:
+            content = self._content(source, number)
+            view(memory, spec_of(content), source.offset).copy_(content)
+
+    def call(self, place: int, *, seed: int, slack: int = 0xFF) -> Call:
+        """The call that uses a place."""
+        start = place * self._end
+        changing = {change.number for change in self._reference.sets[0].changed}
+        fills = tuple((source.storage, start + source.offset) for source in self._sources)
+        intact = tuple(
+            (source.storage, start + source.offset)
+            for source in self._sources
+            if source.input not in changing
+        )
+        slots = (start + slot for slot in self._slots)
+        return Call(
+            fills=fills,
+            takes=tuple(zip(self._program.outputs, slots, strict=True)),
+            copies=tuple((s, start + slot) for s, slot in self._changed if s >= 0),
+            intact=intact,
+            seed=seed,
+            slack=slack,
+        )
+
+    def outputs(self, place: int) -> list[torch.Tensor]:
+        """Outputs of the last call in a place, then the inputs that the reference changes, as the
+        program left them. Views of the block."""
+        reference, memory = self._reference, self._memory(place)
+        first = reference.sets[0]
+        likes = [reference.tensors[index] for index in first.outputs]
+        found = [
+            view(memory, spec_of(like), slot) for like, slot in zip(likes, self._slots, strict=True)
+        ]
+        for change, (_, slot) in zip(first.changed, self._changed, strict=True):
+            like = reference.tensors[first.inputs[change.number]]
+            found.append(view(memory, spec_of(like), slot))
+        return found
+
+    def close(self) -> None:
+        self.block.close()
+
+    def _memory(self, place: int) -> torch.Tensor:
+        assert 0 <= place < self.num_places
+        return self.block.bytes()[place * self._end : (place + 1) * self._end]
+
+    def _content(self, source: _Source, number: int) -> torch.Tensor:
+        reference = self._reference
+        index = source.tensor if source.input < 0 else reference.sets[number].inputs[source.input]
+        return reference.tensors[index]
+
+    def _next(self, num_bytes: int) -> int:
+        start = self._end
+        self._end += -(-max(num_bytes, 1) // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
+        return start
+
+    def _source(self, number: int) -> _Source:
+        storage, reference = self._program.storages[number], self._reference
+        if storage.origin is Origin.INPUT:
+            inputs = reference.sets[0].inputs
+            if storage.index >= len(inputs):
+                raise InvalidProgram(f"storages[{number}]: the problem has {len(inputs)} inputs")
+            place, tensor, index = storage.index, -1, inputs[storage.index]
+        else:
+            names = [name for name, _ in reference.request["state"]]
+            if storage.name not in names:
+                raise InvalidProgram(f"storages[{number}]: Model has no {storage.name[:80]}")
+            place, tensor = -1, reference.state[names.index(storage.name)]
+            index = tensor
+        num_bytes = reference.tensors[index].nbytes
+        if num_bytes != storage.num_bytes:
+            raise InvalidProgram(f"storages[{number}]: {storage.num_bytes} bytes for {num_bytes}")
+        return _Source(storage=number, offset=self._next(num_bytes), input=place, tensor=tensor)
+
+    def _changed_slot(self, position: int) -> tuple[int, int]:
+        """(storage of an input, -1 where the program does not have it; slot for its content)."""
+        found = [one.storage for one in self._sources if one.input == position]
+        index = self._reference.sets[0].inputs[position]
+        slot = self._next(self._reference.tensors[index].nbytes)
+        return (found[0] if found else -1), slot
+
+    def _require_outputs(self, expected: Sequence[int]) -> None:
+        program, tensors = self._program, self._reference.tensors
+        found = [program.tensors[number] for number in program.outputs]
+        forms = [(one.dtype, one.shape) for one in found]
+        likes = [spec_of(tensors[index]) for index in expected]
+        wanted = [(like.dtype, like.shape) for like in likes]
+        if forms != wanted:
+            raise InvalidProgram(f"outputs: {_shown(forms)}, expected {_shown(wanted)}")
+
+
+def _shown(forms: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+    return ", ".join(f"{dtype} {list(shape)}" for dtype, shape in forms)[:300] or "nothing"
