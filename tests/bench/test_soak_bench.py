@@ -18,7 +18,7 @@ from forge.evalpool import verdict_cache
 from forge.store.write import texts
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-STEPS = 120
+STEPS = 60
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ MACHINE, DIED, STALLED, STOPPED = Seen.MACHINE, Seen.DIED, Seen.STALLED, Seen.ST
 LIVES = (SURVIVED, RESTARTED)
 SANDBOX = "CAP_SYS_ADMIN|no sandbox"
 """Words that blame the machine's sandbox."""
-SMALL = {
-    "supervisor-eval-kill", "engine-eval-kill", "zygote-eval-kill", "machine-eval-clock-back",
-}  # fmt: skip
+SMALL = {"supervisor-eval-kill", "engine-eval-kill"}
 """Cells of `make test`: evaluations, which need no trainer."""
+LONG = {"zygote-eval-kill", "machine-eval-clock-back"}
+"""Further cells of `make test-all`."""
 
 
 def cell(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.chaos.driver import play
-from tests.chaos.matrix import CELLS, SMALL
+from tests.chaos.matrix import CELLS, LONG, SMALL
 from tests.chaos.table import record
 
 if TYPE_CHECKING:
@@ -23,15 +23,19 @@ LEAST = 120
 """Cells of the whole matrix."""
 
 
+def tier_of(cell: Cell) -> tuple[pytest.MarkDecorator, ...]:
+    """The marker that a cell runs by, next to its name."""
+    if cell.name in SMALL:
+        return ()
+    return (pytest.mark.long if cell.name in LONG else pytest.mark.chaos,)
+
+
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "cell",
-    [
-        pytest.param(cell, id=cell.name, marks=() if cell.name in SMALL else pytest.mark.chaos)
-        for cell in CELLS
-    ],
+    [pytest.param(cell, id=cell.name, marks=tier_of(cell)) for cell in CELLS],
 )
 def test_a_fault_is_survived_or_named_and_the_run_is_finished(
     cell: Cell, taught: Taught, request: pytest.FixtureRequest
@@ -46,4 +50,4 @@ def test_a_fault_is_survived_or_named_and_the_run_is_finished(
 def test_the_matrix_has_no_cell_twice_and_is_large_enough() -> None:
     names = [cell.name for cell in CELLS]
     assert len(names) == len(set(names)) >= LEAST
-    assert set(names) >= SMALL
+    assert set(names) >= SMALL | LONG

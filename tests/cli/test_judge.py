@@ -173,6 +173,7 @@ def test_a_directory_is_judged_into_a_table_and_a_summary(folder: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_in_two_directories_a_candidates_name_selects_its_problem(folder: Path) -> None:
     for name in ("problems", "answers"):
         (folder / name).mkdir()
@@ -209,6 +210,7 @@ def test_stdin_is_judged(folder: Path, text: str, status: str) -> None:
     assert json.loads(done.stdout)["status"] == status
 
 
+@pytest.mark.long
 def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Path) -> None:
     answers = {
         "1_empty": ("", "rejected"),
@@ -323,6 +325,7 @@ def test_a_missing_device_is_a_machine_error(
     assert "this machine has no GPU; --device cpu needs none" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_failing_reference_gives_no_verdict_on_the_candidate(folder: Path) -> None:
     (folder / "p.py").write_text(PROBLEM.replace("torch.relu(x)", "torch.relu(y)"))
     (folder / "c.py").write_text(KERNEL)

@@ -366,7 +366,9 @@ def test_of_two_directories_the_one_beside_the_file_is_taken_and_said(
     assert caplog.text == ""
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(settings_of_free_form)
 def test_any_settings_are_the_same_after_dump_and_load(tmp_path, values):
     minimal = {"name": "x", "model": {"init": "tiny"}, "stage": [{"kind": "eval"}]}

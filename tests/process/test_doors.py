@@ -177,7 +177,7 @@ async def test_beyond_the_maximum_the_connection_that_was_idle_longest_is_closed
         assert (await read_answer(streams[2])).status == 200
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(DOORS),
     body=st.recursive(

@@ -220,7 +220,7 @@ def random_run(rng: random.Random) -> Iterator[Record | None]:
             yield None
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
 def test_views_equal_the_plain_sums_whatever_was_written(seed: int) -> None:
     rng = random.Random(seed)

@@ -44,6 +44,7 @@ async def test_each_number_shows_its_screen(canned_run: RunPaths):
             assert not pilot.app.watched.problem  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.long
 async def test_a_screen_keeps_its_position_while_another_is_shown(canned_run: RunPaths):
     async with watching(canned_run, keys=["5", "l", "1", "5"]) as pilot:
         assert "level INFO and above" in text_of(pilot)
@@ -85,6 +86,7 @@ async def test_the_palette_finds_screens_and_actions(canned_run: RunPaths):
         assert {title for title, _ in ACTIONS.values()} <= titles
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wanted", ["action_command_palette", "search_themes"])
 async def test_the_palette_survives_any_key_in_a_tiny_terminal(canned_run: RunPaths, wanted: str):
     async with watching(canned_run) as pilot:

@@ -210,6 +210,7 @@ async def test_a_run_deleted_while_watched_stays_on_screen(canned_run: RunPaths)
         assert "softmax" in text_of(pilot) or "broadcast" in text_of(pilot)
 
 
+@pytest.mark.long
 def test_hostile_names_are_made_printable(tmp_path: Path):
     paths = write_hostile_run(tmp_path)
 

@@ -145,6 +145,7 @@ async def test_it_opens_at_the_latest_group_and_stays_there(canned_run: RunPaths
         assert "… not judged yet" in text_of(pilot)
 
 
+@pytest.mark.long
 async def test_keys_stop_at_the_first_and_the_last(canned_run: RunPaths):
     with open_run(canned_run) as reader:
         first, last = reader.query("SELECT min(group_id), max(group_id) FROM turns").rows[0]
@@ -200,6 +201,7 @@ async def test_escape_returns_to_the_opening_screen(canned_run: RunPaths):
         assert isinstance(pilot.app.screen, RolloutScreen)
 
 
+@pytest.mark.long
 async def test_a_sibling_chosen_by_key_or_mouse_is_shown(canned_run: RunPaths):
     async with watching(canned_run, keys=["3"]) as pilot:
         await go(pilot, "g167")
@@ -217,6 +219,7 @@ async def test_a_sibling_chosen_by_key_or_mouse_is_shown(canned_run: RunPaths):
         assert "g167.r3" in head(pilot)
 
 
+@pytest.mark.long
 async def test_a_small_terminal_shows_what_fits(canned_run: RunPaths):
     async with watching(canned_run, size=(20, 5), keys=["2", "enter", "enter"]) as pilot:
         await pilot.press("s", "d", "v", "right", "4", "enter", "2", "escape", "3")
@@ -252,6 +255,7 @@ def test_a_run_without_turns_says_so(tmp_path: Path):
     anyio.run(look)
 
 
+@pytest.mark.long
 def test_hostile_texts_are_made_printable(tmp_path: Path):
     paths = write_hostile_run(tmp_path)
 

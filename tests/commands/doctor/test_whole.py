@@ -15,7 +15,7 @@ import pytest
 
 from forge.process.environment import python_path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[3]
 FAULT = "libcudart.so.13: cannot open shared object file"
 
