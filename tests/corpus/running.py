@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Program
     from tests.corpus.corpus import Pair
 
+os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"  # as in the zygote
 TOLERANCES = {
     torch.float64: 1e-9,
     torch.float32: 2e-4,
@@ -68,8 +70,9 @@ def run(pair: Pair, folder: Path, *, seed: int = 0) -> Found:
     exec(compile(pair.problem, pair.name, "exec"), names)
     arguments = names["get_init_inputs"]()
     model = names["Model"](*arguments)
-    inputs = [one.contiguous() if isinstance(one, torch.Tensor) else one
-              for one in names["get_inputs"]()]
+    inputs = [
+        one.contiguous() if isinstance(one, torch.Tensor) else one for one in names["get_inputs"]()
+    ]
     state = dict(model.state_dict())
     request = Request()
     init = request.tree(list(arguments))

@@ -8,7 +8,9 @@ class Model(nn.Module):
     def forward(self, q, k, v):
         n = q.shape[-2]
         s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-        s = s.masked_fill(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1), float("-inf"))
+        s = s.masked_fill(
+            torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1), float("-inf")
+        )
         return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)
 
 
@@ -28,7 +30,21 @@ import triton.language as tl
 
 
 @triton.jit
-def _inner(acc, l_i, m_i, q, K, V, lo, hi, offs_m, scale, BN: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr):
+def _inner(
+    acc,
+    l_i,
+    m_i,
+    q,
+    K,
+    V,
+    lo,
+    hi,
+    offs_m,
+    scale,
+    BN: tl.constexpr,
+    D: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     d = tl.arange(0, D)
     for start in range(lo, hi, BN):
         n = start + tl.arange(0, BN)

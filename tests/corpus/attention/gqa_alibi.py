@@ -46,7 +46,9 @@ def gqa(Q, K, V, S, O, HQ, HK, scale, N: tl.constexpr, D: tl.constexpr, BM: tl.c
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     s -= tl.abs(m[:, None] - n[None, :]) * slope
     s = tl.softmax(s, dim=1)
-    tl.store(O + ((b * HQ + h) * N + m[:, None]) * D + d[None, :], tl.dot(s, v, input_precision="ieee"))
+    tl.store(
+        O + ((b * HQ + h) * N + m[:, None]) * D + d[None, :], tl.dot(s, v, input_precision="ieee")
+    )
 
 
 class ModelNew(nn.Module):

@@ -27,7 +27,9 @@ import triton.language as tl
 @triton.heuristics({"NT": lambda a: triton.cdiv(a["T"], a["BT"])})
 @triton.autotune(configs=[triton.Config({}, num_warps=w) for w in (1, 2)], key=["T"])
 @triton.jit
-def chunk_linear(q, k, v, o, T, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, NT: tl.constexpr):
+def chunk_linear(
+    q, k, v, o, T, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, NT: tl.constexpr
+):
     i_bh = tl.program_id(0)
     b_h = tl.zeros([K, V], dtype=tl.float32)
     o_i = tl.arange(0, BT)

@@ -41,7 +41,11 @@ def packed(QKV, BIAS, O, N, H, scale, D: tl.constexpr, BN: tl.constexpr):
     q = tl.load(QKV + row[:, None] + d[None, :], mask=ok, other=0.0)
     k = tl.load(QKV + row[:, None] + H * D + d[None, :], mask=ok, other=0.0)
     v = tl.load(QKV + row[:, None] + 2 * H * D + d[None, :], mask=ok, other=0.0)
-    bias = tl.load(BIAS + (h * N + n[:, None]) * N + n[None, :], mask=ok & (n < N)[None, :], other=float("-inf"))
+    bias = tl.load(
+        BIAS + (h * N + n[:, None]) * N + n[None, :],
+        mask=ok & (n < N)[None, :],
+        other=float("-inf"),
+    )
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + tl.where(ok, bias, 0.0)
     p = tl.exp(s - tl.max(s, 1)[:, None])
     p = p / tl.sum(p, 1)[:, None]

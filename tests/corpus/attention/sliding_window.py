@@ -29,7 +29,9 @@ import triton.language as tl
 
 
 @triton.jit
-def window(Q, K, V, O, N, scale, WINDOW: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def window(
+    Q, K, V, O, N, scale, WINDOW: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):
     z = tl.program_id(1)
     start = tl.program_id(0) * BM
     m = start + tl.arange(0, BM)

@@ -29,7 +29,21 @@ import triton.language as tl
 
 
 @triton.jit
-def conv1d(X, W, Bias, Y, C_IN, C_OUT, L, L_OUT, K: tl.constexpr, PAD: tl.constexpr, DIL: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr):
+def conv1d(
+    X,
+    W,
+    Bias,
+    Y,
+    C_IN,
+    C_OUT,
+    L,
+    L_OUT,
+    K: tl.constexpr,
+    PAD: tl.constexpr,
+    DIL: tl.constexpr,
+    BC: tl.constexpr,
+    BL: tl.constexpr,
+):
     b = tl.program_id(0)
     co = tl.program_id(1) * BC + tl.arange(0, BC)
     t = tl.program_id(2) * BL + tl.arange(0, BL)

@@ -30,9 +30,25 @@ import triton.language as tl
 
 @triton.jit
 def conv2d(
-    X, W, Bias, Y, C, H, Wd, O, OH, OW, total, K_TOTAL,
-    KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    X,
+    W,
+    Bias,
+    Y,
+    C,
+    H,
+    Wd,
+    O,
+    OH,
+    OW,
+    total,
+    K_TOTAL,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PAD: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
 ):
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -51,7 +67,11 @@ def conv2d(
         inside = (ih >= 0) & (ih < H) & (iw >= 0) & (iw < Wd)
         mask = inside & (m[:, None] < total) & (k[None, :] < K_TOTAL)
         x = tl.load(X + ((b[:, None] * C + c[None, :]) * H + ih) * Wd + iw, mask=mask, other=0.0)
-        w = tl.load(W + n[None, :] * K_TOTAL + k[:, None], mask=(k[:, None] < K_TOTAL) & (n[None, :] < O), other=0.0)
+        w = tl.load(
+            W + n[None, :] * K_TOTAL + k[:, None],
+            mask=(k[:, None] < K_TOTAL) & (n[None, :] < O),
+            other=0.0,
+        )
         acc = tl.dot(x, w, acc, input_precision="ieee")
     acc += tl.load(Bias + n, mask=n < O, other=0.0)[None, :]
     out = ((b[:, None] * O + n[None, :]) * OH + oh[:, None]) * OW + ow[:, None]
@@ -70,7 +90,24 @@ class ModelNew(nn.Module):
         y = torch.empty((B, O, OH, OW), device=x.device)
         total = B * OH * OW
         conv2d[(triton.cdiv(total, 32), triton.cdiv(O, 16))](
-            x, self.conv.weight, self.conv.bias, y, C, H, W, O, OH, OW, total, C * 9,
-            KH=3, KW=3, STRIDE=2, PAD=1, BM=32, BN=16, BK=16,
+            x,
+            self.conv.weight,
+            self.conv.bias,
+            y,
+            C,
+            H,
+            W,
+            O,
+            OH,
+            OW,
+            total,
+            C * 9,
+            KH=3,
+            KW=3,
+            STRIDE=2,
+            PAD=1,
+            BM=32,
+            BN=16,
+            BK=16,
         )
         return y

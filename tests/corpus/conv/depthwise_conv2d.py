@@ -41,7 +41,9 @@ def depthwise(X, W, Y, C, H, WD, BH: tl.constexpr, BW: tl.constexpr):
             hh = h + i - 1
             ww = w + j - 1
             m = (hh >= 0) & (hh < H) & (ww >= 0) & (ww < WD)
-            acc += tl.load(X + plane * H * WD + hh * WD + ww, mask=m, other=0.0) * tl.load(W + c * 9 + i * 3 + j)
+            acc += tl.load(X + plane * H * WD + hh * WD + ww, mask=m, other=0.0) * tl.load(
+                W + c * 9 + i * 3 + j
+            )
     y = acc * tl.sigmoid(acc)
     tl.store(Y + plane * H * WD + h * WD + w, y, mask=(h < H) & (w < WD))
 

@@ -29,7 +29,22 @@ import triton.language as tl
 
 
 @triton.jit
-def deconv(X, W, Bias, Y, CI, CO, H, WD, OH, OW, KS: tl.constexpr, S: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr):
+def deconv(
+    X,
+    W,
+    Bias,
+    Y,
+    CI,
+    CO,
+    H,
+    WD,
+    OH,
+    OW,
+    KS: tl.constexpr,
+    S: tl.constexpr,
+    P: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     plane = tl.program_id(0)
     b = plane // CO
     co = plane % CO

@@ -6,7 +6,13 @@ import torch.nn as nn
 
 class Model(nn.Module):
     def forward(self, x):
-        return torch.asinh(x) + torch.atan2(x, x + 3) + torch.expm1(x) + torch.fmod(x, 0.7) + torch.erfc(x)
+        return (
+            torch.asinh(x)
+            + torch.atan2(x, x + 3)
+            + torch.expm1(x)
+            + torch.fmod(x, 0.7)
+            + torch.erfc(x)
+        )
 
 
 def get_inputs():

@@ -36,7 +36,20 @@ def gelu(x):
 
 
 @triton.jit
-def mm(X, W, R, Y, M, N, K, ACT: tl.constexpr, RES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def mm(
+    X,
+    W,
+    R,
+    Y,
+    M,
+    N,
+    K,
+    ACT: tl.constexpr,
+    RES: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     acc = tl.zeros((BM, BN), tl.float32)
@@ -63,6 +76,10 @@ class ModelNew(nn.Module):
         H = self.up.weight.shape[0]
         h = torch.empty((M, H), device=x.device)
         y = torch.empty_like(x)
-        mm[(M // 16, H // 16)](x, self.up.weight, x, h, M, H, D, ACT=True, RES=False, BM=16, BN=16, BK=16)
-        mm[(M // 16, D // 16)](h, self.down.weight, x, y, M, D, H, ACT=False, RES=True, BM=16, BN=16, BK=16)
+        mm[(M // 16, H // 16)](
+            x, self.up.weight, x, h, M, H, D, ACT=True, RES=False, BM=16, BN=16, BK=16
+        )
+        mm[(M // 16, D // 16)](
+            h, self.down.weight, x, y, M, D, H, ACT=False, RES=True, BM=16, BN=16, BK=16
+        )
         return y

@@ -30,7 +30,11 @@ def one_hot(X, Y, n, C: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.arange(0, BC)
     x = tl.load(X + m, mask=m < n, other=-1)
-    tl.store(Y + m[:, None] * C + c[None, :], (x[:, None] == c[None, :]).to(tl.int64), mask=(m[:, None] < n) & (c[None, :] < C))
+    tl.store(
+        Y + m[:, None] * C + c[None, :],
+        (x[:, None] == c[None, :]).to(tl.int64),
+        mask=(m[:, None] < n) & (c[None, :] < C),
+    )
 
 
 class ModelNew(nn.Module):

@@ -39,7 +39,9 @@ def pad(X, Y, H, W, P: tl.constexpr, BLOCK: tl.constexpr):
     m = i < (H + 2 * P) * OW
     h = reflect(i // OW - P, H)
     w = reflect(i % OW - P, W)
-    tl.store(Y + plane * (H + 2 * P) * OW + i, tl.load(X + plane * H * W + h * W + w, mask=m), mask=m)
+    tl.store(
+        Y + plane * (H + 2 * P) * OW + i, tl.load(X + plane * H * W + h * W + w, mask=m), mask=m
+    )
 
 
 class ModelNew(nn.Module):

@@ -39,5 +39,7 @@ class ModelNew(nn.Module):
         v = x.permute(0, 2, 3, 1)
         y = torch.empty(v.shape, dtype=x.dtype, device=x.device)
         s = v.stride()
-        permute[(triton.cdiv(y.numel(), 128),)](x, y, y.numel(), s[1], s[2], s[3], *v.shape[1:], BLOCK=128, s0=s[0])
+        permute[(triton.cdiv(y.numel(), 128),)](
+            x, y, y.numel(), s[1], s[2], s[3], *v.shape[1:], BLOCK=128, s0=s[0]
+        )
         return y

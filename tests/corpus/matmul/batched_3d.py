@@ -25,7 +25,16 @@ import triton.language as tl
 
 
 @triton.jit
-def bmm(A, B, C, BATCH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+def bmm(
+    A,
+    B,
+    C,
+    BATCH: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+):
     z = tl.program_id(0) * BATCH + tl.arange(0, BATCH)[:, None, None]
     m = tl.arange(0, M)[None, :, None]
     n = tl.arange(0, N)[None, None, :]

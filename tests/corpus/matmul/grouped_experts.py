@@ -32,7 +32,7 @@ import triton.language as tl
 def expert_kernel(X, W, E, Y, T, K: tl.constexpr, N: tl.constexpr, BT: tl.constexpr):
     expert = tl.program_id(1)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
-    mine = (tl.load(E + t, mask=t < T, other=-1) == expert)
+    mine = tl.load(E + t, mask=t < T, other=-1) == expert
     if tl.sum(mine.to(tl.int32), 0) > 0:
         k = tl.arange(0, K)
         n = tl.arange(0, N)
@@ -50,5 +50,7 @@ class ModelNew(nn.Module):
     def forward(self, x, expert):
         G, K, N = self.weight.shape
         y = torch.empty((x.shape[0], N), device=x.device)
-        expert_kernel[(triton.cdiv(x.shape[0], 16), G)](x, self.weight, expert, y, x.shape[0], K=K, N=N, BT=16)
+        expert_kernel[(triton.cdiv(x.shape[0], 16), G)](
+            x, self.weight, expert, y, x.shape[0], K=K, N=N, BT=16
+        )
         return y

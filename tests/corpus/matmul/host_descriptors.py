@@ -46,6 +46,9 @@ class ModelNew(nn.Module):
             TensorDescriptor.from_tensor(a, [BM, BK]),
             TensorDescriptor.from_tensor(b, [BN, BK]),
             TensorDescriptor.from_tensor(c, [BM, BN]),
-            a.shape[1], BM=BM, BN=BN, BK=BK,
+            a.shape[1],
+            BM=BM,
+            BN=BN,
+            BK=BK,
         )
         return c

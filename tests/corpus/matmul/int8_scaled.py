@@ -33,8 +33,12 @@ def int8_matmul(A, B, SA, SB, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK
     acc = tl.zeros((BM, BN), dtype=tl.int32)
     for k0 in range(0, K, BK):
         rk = k0 + tl.arange(0, BK)
-        a = tl.load(A + rm[:, None] * K + rk[None, :], mask=(rm[:, None] < M) & (rk[None, :] < K), other=0)
-        b = tl.load(B + rk[:, None] * N + rn[None, :], mask=(rk[:, None] < K) & (rn[None, :] < N), other=0)
+        a = tl.load(
+            A + rm[:, None] * K + rk[None, :], mask=(rm[:, None] < M) & (rk[None, :] < K), other=0
+        )
+        b = tl.load(
+            B + rk[:, None] * N + rn[None, :], mask=(rk[:, None] < K) & (rn[None, :] < N), other=0
+        )
         acc = tl.dot(a, b, acc, out_dtype=tl.int32)
     sa = tl.load(SA + rm, mask=rm < M)
     sb = tl.load(SB + rn, mask=rn < N)
@@ -47,5 +51,7 @@ class ModelNew(nn.Module):
         M, K = a.shape
         N = b.shape[1]
         c = torch.empty((M, N), device=a.device)
-        int8_matmul[(triton.cdiv(M, 32), triton.cdiv(N, 16))](a, b, sa, sb, c, M, N, K, BM=32, BN=16, BK=32)
+        int8_matmul[(triton.cdiv(M, 32), triton.cdiv(N, 16))](
+            a, b, sa, sb, c, M, N, K, BM=32, BN=16, BK=32
+        )
         return c

@@ -35,11 +35,19 @@ def linear_kernel(x, w, b, y, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: t
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
-        xv = tl.load(x + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
-        wv = tl.load(w + n[:, None] * K + k[None, :], mask=(n[:, None] < N) & (k[None, :] < K), other=0.0)
+        xv = tl.load(
+            x + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0
+        )
+        wv = tl.load(
+            w + n[:, None] * K + k[None, :], mask=(n[:, None] < N) & (k[None, :] < K), other=0.0
+        )
         acc += tl.dot(xv, wv.T, input_precision="ieee")
     acc += tl.load(b + n, mask=n < N, other=0.0)[None, :]
-    tl.store(y + m[:, None] * N + n[None, :], tl.maximum(acc, 0.0), mask=(m[:, None] < M) & (n[None, :] < N))
+    tl.store(
+        y + m[:, None] * N + n[None, :],
+        tl.maximum(acc, 0.0),
+        mask=(m[:, None] < M) & (n[None, :] < N),
+    )
 
 
 class ModelNew(nn.Module):

@@ -25,7 +25,20 @@ import triton.language as tl
 
 
 @triton.jit
-def lora(X, W, A, B, Y, alpha, K, N, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def lora(
+    X,
+    W,
+    A,
+    B,
+    Y,
+    alpha,
+    K,
+    N,
+    R: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     m = tl.program_id(0) * BM + tl.arange(0, BM)[:, None]
     n = tl.program_id(1) * BN + tl.arange(0, BN)[None, :]
     r = tl.arange(0, R)

@@ -33,8 +33,12 @@ def tril_matmul(A, B, C, N, BLOCK: tl.constexpr):
     if pm >= pn:
         for kb in range(pn, pm + 1):
             k = kb * BLOCK + tl.arange(0, BLOCK)
-            a = tl.load(A + m[:, None] * N + k[None, :], mask=(m[:, None] < N) & (k[None, :] < N), other=0.0)
-            b = tl.load(B + k[:, None] * N + n[None, :], mask=(k[:, None] < N) & (n[None, :] < N), other=0.0)
+            a = tl.load(
+                A + m[:, None] * N + k[None, :], mask=(m[:, None] < N) & (k[None, :] < N), other=0.0
+            )
+            b = tl.load(
+                B + k[:, None] * N + n[None, :], mask=(k[:, None] < N) & (n[None, :] < N), other=0.0
+            )
             acc += tl.dot(a, b, input_precision="ieee")
     acc = tl.where(m[:, None] >= n[None, :], acc, 0.0)
     tl.store(C + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < N) & (n[None, :] < N))

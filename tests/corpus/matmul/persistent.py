@@ -34,8 +34,17 @@ def _compute_pid(tile_id, num_pid_in_group, num_pid_m, GROUP: tl.constexpr):
 
 @triton.jit
 def persistent(
-    a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GROUP: tl.constexpr, NUM_SMS: tl.constexpr,
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    NUM_SMS: tl.constexpr,
 ):
     start_pid = tl.program_id(axis=0)
     num_pid_m = tl.cdiv(M, BM)
@@ -48,8 +57,16 @@ def persistent(
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         for ki in range(k_tiles):
             k = ki * BK + tl.arange(0, BK)
-            a = tl.load(a_ptr + offs_m[:, None] * K + k[None, :], mask=(offs_m[:, None] < M) & (k[None, :] < K), other=0.0)
-            b = tl.load(b_ptr + offs_n[:, None] * K + k[None, :], mask=(offs_n[:, None] < N) & (k[None, :] < K), other=0.0)
+            a = tl.load(
+                a_ptr + offs_m[:, None] * K + k[None, :],
+                mask=(offs_m[:, None] < M) & (k[None, :] < K),
+                other=0.0,
+            )
+            b = tl.load(
+                b_ptr + offs_n[:, None] * K + k[None, :],
+                mask=(offs_n[:, None] < N) & (k[None, :] < K),
+                other=0.0,
+            )
             acc = tl.dot(a, b.T, acc)
         mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
         tl.store(c_ptr + offs_m[:, None] * N + offs_n[None, :], acc.to(tl.bfloat16), mask=mask)

@@ -33,10 +33,18 @@ def partial(A, B, P, M, N, K, KS, BM: tl.constexpr, BN: tl.constexpr, BK: tl.con
     acc = tl.zeros((BM, BN), tl.float32)
     for k in range(z * KS, end, BK):
         rk = k + tl.arange(0, BK)
-        a = tl.load(A + rm[:, None] * K + rk[None, :], mask=(rm[:, None] < M) & (rk[None, :] < end), other=0)
-        b = tl.load(B + rk[:, None] * N + rn[None, :], mask=(rk[:, None] < end) & (rn[None, :] < N), other=0)
+        a = tl.load(
+            A + rm[:, None] * K + rk[None, :], mask=(rm[:, None] < M) & (rk[None, :] < end), other=0
+        )
+        b = tl.load(
+            B + rk[:, None] * N + rn[None, :], mask=(rk[:, None] < end) & (rn[None, :] < N), other=0
+        )
         acc = tl.dot(a, b, acc, input_precision="tf32x3")
-    tl.store(P + z * M * N + rm[:, None] * N + rn[None, :], acc, mask=(rm[:, None] < M) & (rn[None, :] < N))
+    tl.store(
+        P + z * M * N + rm[:, None] * N + rn[None, :],
+        acc,
+        mask=(rm[:, None] < M) & (rn[None, :] < N),
+    )
 
 
 @triton.jit
@@ -56,6 +64,8 @@ class ModelNew(nn.Module):
         part = torch.empty((splits, M, N), device=a.device)
         c = torch.empty((M, N), device=a.device)
         ks = triton.cdiv(K, splits)
-        partial[(triton.cdiv(M, 16), triton.cdiv(N, 16), splits)](a, b, part, M, N, K, ks, BM=16, BN=16, BK=16)
+        partial[(triton.cdiv(M, 16), triton.cdiv(N, 16), splits)](
+            a, b, part, M, N, K, ks, BM=16, BN=16, BK=16
+        )
         reduce[(triton.cdiv(M * N, 256),)](part, c, M * N, SPLITS=splits, BLOCK=256)
         return c

@@ -30,7 +30,9 @@ import triton.language as tl
 
 
 @triton.jit
-def add_norm(X, R, W, Y, H, M, N: tl.constexpr, eps: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def add_norm(
+    X, R, W, Y, H, M, N: tl.constexpr, eps: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     offs = rows[:, None] * N + cols[None, :]

@@ -30,8 +30,16 @@ import triton.language as tl
 
 @triton.jit
 def group_norm(
-    x_ptr, y_ptr, w_ptr, b_ptr, channels, spatial, group_channels: tl.constexpr, eps,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    x_ptr,
+    y_ptr,
+    w_ptr,
+    b_ptr,
+    channels,
+    spatial,
+    group_channels: tl.constexpr,
+    eps,
+    BLOCK_C: tl.constexpr,
+    BLOCK_S: tl.constexpr,
 ):
     batch, group = tl.program_id(0), tl.program_id(1)
     c = tl.arange(0, BLOCK_C)
@@ -60,7 +68,15 @@ class ModelNew(nn.Module):
         y = torch.empty_like(x)
         per = C // self.groups
         group_norm[(B, self.groups)](
-            x, y, self.norm.weight, self.norm.bias, C, H * W, per, self.norm.eps,
-            BLOCK_C=triton.next_power_of_2(per), BLOCK_S=triton.next_power_of_2(H * W),
+            x,
+            y,
+            self.norm.weight,
+            self.norm.bias,
+            C,
+            H * W,
+            per,
+            self.norm.eps,
+            BLOCK_C=triton.next_power_of_2(per),
+            BLOCK_S=triton.next_power_of_2(H * W),
         )
         return y

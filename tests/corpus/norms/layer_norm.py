@@ -52,7 +52,13 @@ class ModelNew(nn.Module):
         y = torch.empty_like(x)
         M, N = x.shape
         layer_norm[(M,)](
-            x, y, self.norm.weight, self.norm.bias, x.stride(0), N, self.norm.eps,
+            x,
+            y,
+            self.norm.weight,
+            self.norm.bias,
+            x.stride(0),
+            N,
+            self.norm.eps,
             BLOCK=triton.next_power_of_2(N),
         )
         return y

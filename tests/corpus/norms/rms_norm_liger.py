@@ -36,8 +36,16 @@ _CASTING_MODE_GEMMA: tl.constexpr = tl.constexpr(1)
 
 @triton.jit
 def _rms_norm_forward_kernel(
-    Y_ptr, Y_row_stride, X_ptr, X_row_stride, W_ptr, n_cols, eps, offset,
-    casting_mode: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    Y_ptr,
+    Y_row_stride,
+    X_ptr,
+    X_row_stride,
+    W_ptr,
+    n_cols,
+    eps,
+    offset,
+    casting_mode: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
 ):
     row_idx = tl.program_id(0)
     col_offsets = tl.arange(0, BLOCK_SIZE)
@@ -69,7 +77,16 @@ class ModelNew(nn.Module):
         x = x.view(-1, shape[-1])
         y = torch.empty_like(x)
         _rms_norm_forward_kernel[(x.shape[0],)](
-            y, y.stride(0), x, x.stride(0), self.weight, x.shape[1], 1e-6, 0.0,
-            casting_mode=0, BLOCK_SIZE=triton.next_power_of_2(x.shape[1]), num_warps=4,
+            y,
+            y.stride(0),
+            x,
+            x.stride(0),
+            self.weight,
+            x.shape[1],
+            1e-6,
+            0.0,
+            casting_mode=0,
+            BLOCK_SIZE=triton.next_power_of_2(x.shape[1]),
+            num_warps=4,
         )
         return y.view(*shape)

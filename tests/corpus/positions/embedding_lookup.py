@@ -50,6 +50,12 @@ class ModelNew(nn.Module):
         D = self.tokens.weight.shape[1]
         y = torch.empty((*ids.shape, D), device=ids.device)
         embed[(ids.numel(),)](
-            ids, self.tokens.weight, self.positions.weight, y, ids.shape[1], D, BLOCK=triton.next_power_of_2(D)
+            ids,
+            self.tokens.weight,
+            self.positions.weight,
+            y,
+            ids.shape[1],
+            D,
+            BLOCK=triton.next_power_of_2(D),
         )
         return y

@@ -32,7 +32,17 @@ ROPE_GROUP_SIZE = 2
 
 
 @triton.jit
-def _rope(Q, row_stride, cos, sin, seqlen, head_dim: tl.constexpr, n_heads: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def _rope(
+    Q,
+    row_stride,
+    cos,
+    sin,
+    seqlen,
+    head_dim: tl.constexpr,
+    n_heads: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     row = tl.program_id(0)
     group = tl.program_id(1)
     cols = tl.arange(0, BLOCK)
@@ -57,6 +67,14 @@ class ModelNew(nn.Module):
         flat = q.view(B * T, H * D)
         n_groups, rest = divmod(H, ROPE_GROUP_SIZE)
         _rope[(B * T, n_groups + (rest != 0))](
-            flat, flat.stride(0), cos, sin, T, D, H, BLOCK=triton.next_power_of_2(D // 2), GROUP=ROPE_GROUP_SIZE
+            flat,
+            flat.stride(0),
+            cos,
+            sin,
+            T,
+            D,
+            H,
+            BLOCK=triton.next_power_of_2(D // 2),
+            GROUP=ROPE_GROUP_SIZE,
         )
         return q

@@ -43,5 +43,7 @@ class ModelNew(nn.Module):
         part = torch.empty(programs, device=x.device)
         count = torch.zeros(1, dtype=torch.int32, device=x.device)
         y = torch.empty((), device=x.device)
-        total[(programs,)](x, part, count, y, x.numel(), programs, BLOCK=256, BP=triton.next_power_of_2(programs))
+        total[(programs,)](
+            x, part, count, y, x.numel(), programs, BLOCK=256, BP=triton.next_power_of_2(programs)
+        )
         return y

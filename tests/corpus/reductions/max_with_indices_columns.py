@@ -31,7 +31,11 @@ def column_max(X, V, I, R, C, BR: tl.constexpr, BC: tl.constexpr):
     at = tl.zeros((BC,), tl.int32)
     for r0 in range(0, R, BR):
         r = r0 + tl.arange(0, BR)
-        x = tl.load(X + r[:, None] * C + c[None, :], mask=(r[:, None] < R) & (c[None, :] < C), other=float("-inf"))
+        x = tl.load(
+            X + r[:, None] * C + c[None, :],
+            mask=(r[:, None] < R) & (c[None, :] < C),
+            other=float("-inf"),
+        )
         v, i = tl.max(x, axis=0, return_indices=True)
         better = v > best
         best = tl.where(better, v, best)

@@ -31,7 +31,11 @@ def mean(X, Y, R, I, BR: tl.constexpr, BI: tl.constexpr):
     acc = tl.zeros((BR, BI), tl.float32)
     for r0 in range(0, R, BR):
         r = r0 + tl.arange(0, BR)
-        acc += tl.load(X + (o * R + r[:, None]) * I + i[None, :], mask=(r[:, None] < R) & (i[None, :] < I), other=0.0)
+        acc += tl.load(
+            X + (o * R + r[:, None]) * I + i[None, :],
+            mask=(r[:, None] < R) & (i[None, :] < I),
+            other=0.0,
+        )
     tl.store(Y + o * I + i, tl.sum(acc, 0) / R, mask=i < I)
 
 

@@ -28,7 +28,9 @@ import triton.language as tl
 def row_sum(X, Y, M, N, BM: tl.constexpr, BN: tl.constexpr):
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.arange(0, BN)
-    x = tl.load(X + m[:, None] * N + n[None, :], mask=(m[:, None] < M) & (n[None, :] < N), other=0.0)
+    x = tl.load(
+        X + m[:, None] * N + n[None, :], mask=(m[:, None] < M) & (n[None, :] < N), other=0.0
+    )
     tl.store(Y + m, tl.sum(x, 1), mask=m < M)
 
 

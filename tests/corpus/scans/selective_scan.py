@@ -16,8 +16,11 @@ class Model(nn.Module):
 
 def get_inputs():
     return [
-        torch.randn(2, 20, 12), torch.rand(2, 20, 12), -torch.rand(12, 16),
-        torch.randn(2, 20, 16), torch.randn(2, 20, 16),
+        torch.randn(2, 20, 12),
+        torch.rand(2, 20, 12),
+        -torch.rand(12, 16),
+        torch.randn(2, 20, 16),
+        torch.randn(2, 20, 16),
     ]
 
 

@@ -25,7 +25,9 @@ import triton.language as tl
 
 
 @triton.jit
-def softmax(out, inp, in_stride, out_stride, n_rows, n_cols, BLOCK: tl.constexpr, num_stages: tl.constexpr):
+def softmax(
+    out, inp, in_stride, out_stride, n_rows, n_cols, BLOCK: tl.constexpr, num_stages: tl.constexpr
+):
     row_start = tl.program_id(0)
     row_step = tl.num_programs(0)
     for row in tl.range(row_start, n_rows, row_step, num_stages=num_stages):
@@ -42,6 +44,13 @@ class ModelNew(nn.Module):
         y = torch.empty_like(x)
         rows, cols = x.shape
         softmax[(min(rows, 16), 1, 1)](
-            y, x, x.stride(0), y.stride(0), rows, cols, BLOCK=triton.next_power_of_2(cols), num_stages=2
+            y,
+            x,
+            x.stride(0),
+            y.stride(0),
+            rows,
+            cols,
+            BLOCK=triton.next_power_of_2(cols),
+            num_stages=2,
         )
         return y

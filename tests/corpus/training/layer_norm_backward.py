@@ -58,7 +58,9 @@ def dx_kernel(DY, X, W, DX, DW, DB, M, N, GROUPS, BLOCK: tl.constexpr):
 def column_sum(P, Y, R, N, BR: tl.constexpr, BN: tl.constexpr):
     r = tl.arange(0, BR)
     c = tl.program_id(0) * BN + tl.arange(0, BN)
-    x = tl.load(P + r[:, None] * N + c[None, :], mask=(r[:, None] < R) & (c[None, :] < N), other=0.0)
+    x = tl.load(
+        P + r[:, None] * N + c[None, :], mask=(r[:, None] < R) & (c[None, :] < N), other=0.0
+    )
     tl.store(Y + c, tl.sum(x, 0), mask=c < N)
 
 

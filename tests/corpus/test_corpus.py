@@ -1,0 +1,49 @@
+"""Honest candidates are captured and compute what their problem does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.corpus.corpus import Pair, load
+from tests.corpus.running import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAIRS = load()
+QUICK = {
+    "activations/swiglu",
+    "attention/flash_causal_lse",
+    "conv/conv2d_implicit_gemm",
+    "language/item_for_length",
+    "layout/transpose_tiles",
+    "losses/cross_entropy_liger",
+    "matmul/tutorial_autotuned",
+    "norms/instance_norm_welford",
+    "positions/rope_interleaved",
+    "quantise/fp8_blockwise",
+    "reductions/argmax_argmin",
+    "scans/linear_recurrence",
+    "sorting/sort_rows",
+    "training/adam_in_place",
+}
+"""One pair of most subjects; all of them run with `-m long`."""
+
+
+def test_the_corpus_has_many_pairs() -> None:
+    assert len(PAIRS) >= 100
+    assert {pair.name for pair in PAIRS} >= QUICK
+    assert all(pair.subject for pair in PAIRS)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(one, marks=() if one.name in QUICK else pytest.mark.long) for one in PAIRS],
+    ids=lambda pair: pair.name,
+)
+def test_an_honest_candidate_is_right(pair: Pair, tmp_path: Path) -> None:
+    found = run(pair, tmp_path)
+    assert found.errors == []
+    assert found.faults == []
