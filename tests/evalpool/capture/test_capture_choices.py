@@ -95,6 +95,25 @@ def test_hand_made_benchmarks_are_a_choice_that_can_be_answered(tmp_path):
     assert again.kernels[launch.kernel].name == "slow"
 
 
+def test_a_choice_that_a_candidate_remembers_is_kept(tmp_path):
+    code = TUNED.replace("    def forward", "    best = None\n    def forward").replace(
+        "        for _ in range(2):\n            add[lambda meta: (triton.cdiv(x.numel(),"
+        ' meta["BLOCK"]),)](x, y, x.numel())\n',
+        "        if self.best is None:\n"
+        '            add[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())\n'
+        "            self.best = add.best_config\n"
+        "        else:\n"
+        "            add.fn.fn[(7,)](x, y, x.numel(), EVEN=False, **self.best.all_kwargs())\n",
+    )
+    program = captured(tmp_path, code, inputs=[[100]])
+    assert [type(node).__name__ for node in program.forward] == ["Choice", "Op", "Launch"]
+    choice = program.forward[0]
+    assert isinstance(choice, Choice)
+    answered = captured(tmp_path, code, inputs=[[100]], choices={choice.key: 1})
+    (launch,) = launches(answered)
+    assert answered.kernels[launch.kernel].options.num_warps == 4
+
+
 def test_a_replayed_graph_repeats_its_nodes(tmp_path):
     code = SCALE + (
         "class ModelNew(torch.nn.Module):\n"

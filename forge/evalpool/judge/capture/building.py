@@ -232,6 +232,7 @@ def difference(parts: Parts, one: Sequence[Node], other: Sequence[Node], *, sinc
     Args:
         since: Number of the first storage that belongs to a call.
     """
+    one, other = _flat(one), _flat(other)
     pair = [canonical(parts, nodes, since=since) for nodes in (one, other)]
     for number, (left, right) in enumerate(zip(*pair, strict=False)):
         if left != right:
@@ -254,6 +255,15 @@ def canonical(parts: Parts, nodes: Sequence[Node], *, since: int) -> list[Any]:
         return replace(tensor, storage=-1 - own(tensor.storage) if is_own else tensor.storage)
 
     return [replace(renumbered(node, described, lambda number: number), line=0) for node in nodes]
+
+
+def _flat(nodes: Sequence[Node]) -> list[Node]:
+    """Nodes with the first alternative in place of each choice."""
+    return [
+        one
+        for node in nodes
+        for one in (node.alternatives[0].nodes if isinstance(node, Choice) else (node,))
+    ]
 
 
 def _words(parts: Parts, node: Node) -> str:

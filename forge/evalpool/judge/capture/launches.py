@@ -21,7 +21,7 @@ from triton.compiler.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forge.evalpool.judge.capture.failures import Unsupported
-from forge.evalpool.judge.capture.lowering import lower
+from forge.evalpool.judge.capture.lowering import Lowering
 from forge.evalpool.judge.program.format import (
     Descriptor,
     Kernel,
@@ -130,10 +130,8 @@ class CapturedKernel:
         sizes = [int(size) for size in grid] + [1] * (3 - len(grid))
         if any(size < 0 for size in sizes) or len(sizes) != 3:
             raise ValueError(f"grid {tuple(grid)}: up to three sizes, none negative")
-        kinds = list(self.src.signature.values())
-        found = tuple(
-            one for kind, arg in zip(kinds, args, strict=False) for one in self._argument(kind, arg)
-        )
+        pairs = zip(self._kinds(len(args)), args, strict=True)
+        found = tuple(one for kind, arg in pairs for one in self._argument(kind, arg))
         if 0 in sizes:
             return
         recorder = self._recorder
@@ -144,6 +142,17 @@ class CapturedKernel:
             line=recorder.line(),
         )
         recorder.add(node)
+
+    def _kinds(self, count: int) -> list[Any]:
+        """Types of the arguments of a launch, which may leave out those declared constant."""
+        kinds = list(self.src.signature.values())
+        if len(kinds) == count:
+            return kinds
+        pairs = zip(kinds, self.src.fn.params, strict=True)
+        kinds = [kind for kind, parameter in pairs if not parameter.is_constexpr]
+        if len(kinds) != count:
+            raise TypeError(f"{self.name} takes {len(kinds)} arguments, not {count}")
+        return kinds
 
     def _argument(self, kind: Any, value: Any) -> Iterator[LaunchArgument]:
         if isinstance(kind, tuple | list):
@@ -218,6 +227,7 @@ class Compiler:
         self.recorder: Recorder | None = None
         self._original = triton.compiler.compiler.compile
         self._driver: Any = None
+        self._lowering: Lowering | None = None
 
     def __call__(
         self, src: Any, target: Any = None, options: Any = None, **_: Any
@@ -228,12 +238,14 @@ class Compiler:
             raise Unsupported("a kernel as text of Triton's IR: write it in Triton's language")
         if target is None:
             target = triton.runtime.driver.active.get_current_target()
-        kernel, parsed = lower(src, target, options, file=self.recorder.file)
+        assert self._lowering is not None
+        kernel, parsed = self._lowering.lower(src, target, options)
         return CapturedKernel(src, kernel, parsed, self.recorder)
 
     def begin(self, recorder: Recorder, driver: CaptureDriver) -> None:
         """Takes the place of the compiler and the driver of this process."""
         self.recorder = recorder
+        self._lowering = Lowering(file=recorder.file)
         self._driver = triton.runtime.driver._active
         triton.runtime.driver.set_active(driver)
         self._replace(self._original, self)
@@ -241,7 +253,7 @@ class Compiler:
     def end(self) -> None:
         """Gives their places back."""
         if self.recorder is not None:
-            self.recorder = None
+            self.recorder = self._lowering = None
             triton.runtime.driver._active = self._driver
             self._replace(self, self._original)
 

@@ -22,36 +22,93 @@ REFUSED_OPTIONS = ("ptx_options", "ir_override")
 SHOWN_OPTIONS = tuple(one.name for one in fields(Options))
 
 
-def lower(source: Any, target: Any, options: Any, *, file: str) -> tuple[Kernel, Any]:
-    """TTIR of Triton's `ASTSource`, and the parsed options.
+LATE_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+"""Options that stages after TTIR use, and most kernels do not read."""
 
-    Raises:
-        CompilationError: Triton refuses the kernel.
-        Unsupported: an option outside the closed list.
+
+class Lowering:
+    """Lowers kernels for one target; remembers texts, since many configurations of an autotuner
+    differ in late options alone.
+
+    Args:
+        file: The candidate's source, whose lines are reported.
     """
-    backend = make_backend(target)
-    extra = source.parse_options()
-    options = backend.parse_options({**(options or {}), **extra})
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    functions = backend.get_codegen_implementation(options)
-    module = source.make_ir(target, options, functions, backend.get_module_map(), context)
-    stages: dict[str, Any] = {}
-    backend.add_stages(stages, options, source.language)
-    if "ttir" not in stages:
-        raise Unsupported("Gluon kernels: write the kernel in Triton's language")
-    module = stages["ttir"](module, {})
-    text = module.str_nodebug()
-    found = _PUBLIC.search(text)
-    kernel = Kernel(
-        name=found.group(1).strip('"') if found else source.name,
-        ttir=text,
-        options=shown_options(options),
-        parameters=tuple(parameters(source.signature)),
-        lines=tuple(operation_lines(str(module), file)),
-    )
-    return kernel, options
+
+    def __init__(self, *, file: str) -> None:
+        self.file = file
+        self._backend: Any = None
+        self._context: Any = None
+        self._texts: dict[Any, tuple[str, tuple[int, ...]]] = {}
+
+    def lower(self, source: Any, target: Any, options: Any) -> tuple[Kernel, Any]:
+        """TTIR of Triton's `ASTSource`, and the parsed options.
+
+        Raises:
+            CompilationError: Triton refuses the kernel.
+            Unsupported: an option outside the closed list.
+        """
+        if self._backend is None or self._backend.target != target:
+            self._backend = make_backend(target)
+        options = self._backend.parse_options({**(options or {}), **source.parse_options()})
+        shown = shown_options(options)
+        key = _key(source, options)
+        known = self._texts.get(key)
+        if known is None:
+            watched = Watched(options)
+            known = self._lower(source, target, options, watched)
+            if not watched.is_read:
+                self._texts[key] = known
+        text, lines = known
+        found = _PUBLIC.search(text)
+        kernel = Kernel(
+            name=found.group(1).strip('"') if found else source.name,
+            ttir=text,
+            options=shown,
+            parameters=tuple(parameters(source.signature)),
+            lines=lines,
+        )
+        return kernel, options
+
+    def _lower(
+        self, source: Any, target: Any, options: Any, watched: Watched
+    ) -> tuple[str, tuple[int, ...]]:
+        backend, context = self._backend, self._fresh_context()
+        functions = backend.get_codegen_implementation(options)
+        module = source.make_ir(target, watched, functions, backend.get_module_map(), context)
+        stages: dict[str, Any] = {}
+        backend.add_stages(stages, options, source.language)
+        if "ttir" not in stages:
+            raise Unsupported("Gluon kernels: write the kernel in Triton's language")
+        module = stages["ttir"](module, {})
+        lines = operation_lines(str(module), self.file)
+        return module.str_nodebug(), tuple(lines)
+
+    def _fresh_context(self) -> Any:
+        """The MLIR context of this capture, with all dialects."""
+        if self._context is None:
+            self._context = ir.context()
+            ir.load_dialects(self._context)
+            self._backend.load_dialects(self._context)
+        return self._context
+
+
+class Watched:
+    """Options that notice if a kernel reads a late one of them."""
+
+    def __init__(self, options: Any) -> None:
+        self._options = options
+        self.is_read = False
+
+    def __getattr__(self, name: str) -> Any:
+        self.is_read |= name in LATE_OPTIONS
+        return getattr(self._options, name)
+
+
+def _key(source: Any, options: Any) -> Any:
+    """The facts that decide a kernel's text: function, arguments, options except the late ones."""
+    constants = [(path, id(one), repr(one)) for path, one in source.constants.items()]
+    early = {name: value for name, value in vars(options).items() if name not in LATE_OPTIONS}
+    return source.fn, repr((source.signature, source.attrs, constants, early))
 
 
 def shown_options(options: Any) -> Options:

@@ -286,6 +286,10 @@ class Recorder(TorchDispatchMode):
             for one in made:
                 self.storage_of(one)
             return
+        self.add_op(func, args, kwargs, made)
+
+    def add_op(self, func: Any, args: Any, kwargs: Any, made: list[Any]) -> None:
+        """Appends the node of an operation with these results."""
         self.add(
             Op(
                 name=str(func),
@@ -325,6 +329,10 @@ class Recorder(TorchDispatchMode):
         for number, answer in zip(tensors, answers, strict=True):
             self.add(Value(tensor=number, answer=answer, line=line))
         return answers
+
+    def to_list(self, tensor: torch.Tensor) -> Any:
+        """`tolist` of a tensor on the card, with one question for all elements."""
+        return self.fetch(tensor).tolist()
 
     def fetch(self, tensor: Any) -> torch.Tensor:
         """A CPU copy of a tensor on the card. Raises Unsupported for more than a few elements."""
@@ -412,14 +420,50 @@ def _equal(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return bool(_scalar(recorder, None, (recorder.run(aten.all.default, (same,), {}),), {}))
 
 
+def _nonzero(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """`nonzero`: the number of rows is a value that the judge reads."""
+    tensor = args[0]
+    count = recorder.run(aten.count_nonzero.default, (tensor,), {})
+    rows = int(_scalar(recorder, None, (count,), {}))
+    with recorder.fake:
+        result = aten.empty.memory_format([rows, tensor.dim()], dtype=torch.int64, device=CARD)
+    recorder.add_op(func, args, {}, [result])
+    return result
+
+
+def _index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """`x[mask]`: masks become the positions where they are set."""
+    indices: list[Any] = []
+    for one in args[1]:
+        if isinstance(one, FakeTensor) and one.dtype in (torch.bool, torch.uint8):
+            found = _nonzero(recorder, aten.nonzero.default, (one,), {})
+            indices += (recorder.run(aten.select.int, (found, 1, i), {}) for i in range(one.dim()))
+        else:
+            indices.append(one)
+    return recorder.run(func, (args[0], indices), kwargs)
+
+
+def _masked_select(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, mask = (
+        recorder.run(aten.expand.default, (one, shape), {})
+        for one, shape in zip(
+            args, [torch.broadcast_shapes(args[0].shape, args[1].shape)] * 2, strict=True
+        )
+    )
+    return _index(recorder, aten.index.Tensor, (tensor, [mask]), {})
+
+
 SPECIAL: dict[Any, Any] = {
     aten._local_scalar_dense.default: _scalar,
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy,
     aten.lift_fresh.default: _lift,
     aten.equal.default: _equal,
+    aten.nonzero.default: _nonzero,
+    aten.index.Tensor: _index,
+    aten.masked_select.default: _masked_select,
 }
-"""Operations that may move data between the host and the card."""
+"""Operations that move data between the host and the card, or whose size depends on data."""
 
 
 def _data_dependent() -> tuple[type[Exception], ...]:

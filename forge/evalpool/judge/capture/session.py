@@ -27,7 +27,7 @@ from forge.evalpool.judge.capture.recorder import Recorder
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.capture.tuning import Tuning
 from forge.evalpool.judge.program import limits
-from forge.evalpool.judge.program.format import Node, Origin, Section
+from forge.evalpool.judge.program.format import Choice, Node, Origin, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ class Session:
         parts = self.parts()
         needed = self._used(forward, outputs) & set(made)
         words = difference(parts, first, forward, since=since)
-        forward = [*self.tuning.benched.values(), *forward]
+        forward = [*self._lost_choices(first, forward), *forward]
         self.init += hoisted(parts, first=first, needed=needed)
         if (count := len(self.init) + len(forward)) > limits.MAX_NODES:
             raise BoundExceeded(f"{count} launches and operations; {limits.MAX_NODES} are allowed")
@@ -121,6 +121,13 @@ class Session:
             kernels=one.kernels,
             constants=one.constants,
         )
+
+    def _lost_choices(self, first: list[Node], forward: list[Node]) -> list[Node]:
+        """Choices that only the first call made, since the candidate remembers the winner: the
+        judge times them before the rest."""
+        made = {one.key: one for one in first if isinstance(one, Choice)} | self.tuning.benched
+        again = {one.key for one in forward if isinstance(one, Choice)}
+        return [one for key, one in made.items() if key not in again]
 
     def _used(self, nodes: list[Node], outputs: list[int]) -> set[int]:
         parts = self.parts()

@@ -46,6 +46,7 @@ class Stage:
         cards.ensure_device_guard()
         self._pretence.begin(card)
         self._pretence.set(FakeTensor, "data_ptr", lambda tensor: recorder.address(tensor))
+        self._pretence.set(FakeTensor, "tolist", lambda tensor: recorder.to_list(tensor))
         self._pretence.set(Graph, "recorder", recorder)
         self._pretence.set(torch.cuda, "CUDAGraph", Graph)
         self._pretence.set(torch.cuda, "graph", Capturing)

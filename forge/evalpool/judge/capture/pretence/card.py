@@ -167,6 +167,7 @@ class Pretence:
         self.set(fake_tensor, "init_gpu_context", lambda *args: None)
         for name, value in (_answers(card) | STREAMS).items():
             self.set(torch.cuda, name, value)
+        self.set(torch.cuda, "default_generators", (Generator(),))
         self.set(torch._C, "_cuda_getCurrentRawStream", lambda device=0: 0)
         self.set(torch._C, "_cuda_getDevice", lambda: 0)
         self.set(torch._C, "_cuda_setDevice", lambda device: None)
@@ -309,6 +310,30 @@ class Event:
 
     def elapsed_time(self, other: Any) -> float:
         return 1.0
+
+
+class Generator:
+    """The card's random generator: its state is a seed and an offset, as CUDA's."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, device: Any = None) -> None:
+        self._state = torch.tensor([0, 0], dtype=torch.int64)
+
+    def get_state(self) -> torch.Tensor:
+        return self._state.view(torch.uint8).clone()
+
+    def set_state(self, state: torch.Tensor) -> None:
+        self._state = state.clone().view(torch.int64)
+
+    def manual_seed(self, seed: int) -> Generator:
+        self._state = torch.tensor([seed, 0], dtype=torch.int64)
+        return self
+
+    def initial_seed(self) -> int:
+        return int(self._state[0])
+
+    seed = initial_seed
 
 
 class Guard:

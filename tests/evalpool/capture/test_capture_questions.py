@@ -1,0 +1,157 @@
+"""A capture asks the judge for values that the host reads, and for facts of compiled kernels."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.capture import channel, child
+from forge.evalpool.judge.capture.failures import CaptureFailed
+from forge.evalpool.judge.capture.stage import Stage
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.program import wire
+from forge.evalpool.judge.program.format import Op, Value
+from tests.evalpool.capture.capturing import SCALE, captured, launches, ops, request
+
+CLASS = SCALE + "class ModelNew(torch.nn.Module):\n    def forward(self, x):\n        "
+
+
+class Judge:
+    """Answers each question with the same values, and remembers the questions."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+
+    def __call__(self, kind: str, body: dict[str, Any], program: Any) -> Any:
+        self.asked.append((kind, body, program))
+        return self.answers[: len(program.outputs)] if kind == "value" else self.answers[0]
+
+
+def test_a_read_value_decides_what_is_launched(tmp_path):
+    code = CLASS + "return scaled(x, 5.0) if x.sum() > 2 else x"
+    program = captured(tmp_path, code, inputs=[[8]], ask=Judge(True))
+    assert [type(node).__name__ for node in program.forward] == ["Op", "Op", "Value", "Launch"]
+    value = program.forward[2]
+    assert isinstance(value, Value)
+    assert value.answer is True
+    assert program.tensors[value.tensor].dtype == "bool"
+
+
+def test_a_question_carries_the_program_until_then(tmp_path):
+    judge = Judge(1.5, 2.5)
+    code = CLASS + "a, b = scaled(x[:2]).tolist()\n        return scaled(x, a + b)"
+    program = captured(tmp_path, code, inputs=[[8]], ask=judge)
+    assert launches(program)[1].arguments[-1] == 4.0
+    kind, _, prefix = judge.asked[0]
+    assert kind == "value"
+    assert len(launches(prefix)) == 1
+    assert len(prefix.outputs) == 2
+    first, second = (prefix.tensors[one] for one in prefix.outputs)
+    assert (first.storage, first.offset, second.offset) == (second.storage, 0, 1)
+
+
+def test_the_second_call_repeats_the_questions_of_the_first(tmp_path):
+    judge = Judge(7)
+    captured(tmp_path, CLASS + "return scaled(x, x.argmax().item())", inputs=[[8]], ask=judge)
+    assert len(judge.asked) == 2
+
+
+def test_more_than_64_values_are_refused(tmp_path):
+    code = CLASS + "return scaled(x, sum(x.tolist()))"
+    with pytest.raises(CaptureFailed, match="at most 64 values"):
+        captured(tmp_path, code, inputs=[[65]], ask=Judge())
+
+
+def test_the_size_of_a_selection_is_a_value(tmp_path):
+    code = CLASS + "return scaled(x[x > 0])"
+    program = captured(tmp_path, code, inputs=[[8]], ask=Judge(3))
+    assert ops(program) == [
+        "aten.gt.Scalar", "aten.count_nonzero.default", "aten.nonzero.default", "aten.index.Tensor",
+    ]  # fmt: skip
+    assert program.tensors[program.outputs[0]].shape == (3,)
+
+
+def test_facts_of_a_kernel_are_asked_once(tmp_path):
+    judge = Judge({"n_regs": 40, "n_spills": 0, "n_max_threads": 1024, "shared": 64})
+    code = CLASS + (
+        "k = scale.warmup(x, x, 8, 2.0, BLOCK=64, grid=(1,))\n"
+        "        y = torch.empty_like(x)\n"
+        "        k[(k.n_regs, k.metadata.shared, 1)](x, y, 8, 2.0)\n"
+        "        return y"
+    )
+    program = captured(tmp_path, code, inputs=[[8]], ask=judge)
+    assert launches(program)[0].grid == (40, 64, 1)
+    ((kind, body, prefix),) = judge.asked
+    assert (kind, body) == ("kernel", {"kernel": 0})
+    assert [kernel.name for kernel in prefix.kernels] == ["scale"]
+
+
+@pytest.fixture
+def judge():
+    """The judge's end of a socket whose other end a capture child serves."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(20)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def serve(theirs: socket.socket, file: str) -> threading.Thread:
+    thread = threading.Thread(target=child.main, args=(theirs,), kwargs={"file": file})
+    thread.start()
+    return thread
+
+
+def test_a_child_answers_with_a_programs_bytes_after_its_questions(judge, tmp_path):
+    ours, theirs = judge
+    thread = serve(theirs, str(tmp_path / "candidate.py"))
+    code = CLASS + "return torch.full((4,), x.amax().item(), device=x.device)"
+    frames.send(ours, Kind.CANDIDATE, {**request(inputs=[[8]]), "code": code})
+    deadline = time.monotonic() + 20
+    while (found := channel.receive(ours, deadline=deadline)).kind is Kind.ASK:
+        assert found.body["kind"] == "value"
+        assert [type(one) for one in wire.loads(found.program).forward] == [Op]
+        channel.answer(ours, [2.5])
+    thread.join()
+    Stage.get().end()
+    assert found.kind is Kind.DONE
+    last = wire.loads(found.program).forward[-1]
+    assert isinstance(last, Op)
+    assert last.arguments == ((4,), 2.5)
+
+
+def test_a_child_reports_a_failure_and_an_unanswered_question(judge, tmp_path):
+    ours, theirs = judge
+    thread = serve(theirs, str(tmp_path / "candidate.py"))
+    code = CLASS + "return x.amax().item()"
+    frames.send(ours, Kind.CANDIDATE, {**request(inputs=[[8]]), "code": code})
+    deadline = time.monotonic() + 20
+    assert channel.receive(ours, deadline=deadline).kind is Kind.ASK
+    channel.answer(ours, None)
+    found = channel.receive(ours, deadline=deadline)
+    thread.join()
+    Stage.get().end()
+    assert found.kind is Kind.FAILED
+    assert (found.body["type"], found.body["line"]) == ("Unsupported", 17)
+
+
+def test_a_long_program_travels_in_parts(judge):
+    ours, theirs = judge
+    data = bytes(range(256)) * (channel.PART_BYTES // 128)
+    sender = threading.Thread(target=channel.send_program, args=(theirs, Kind.DONE, {}, data))
+    sender.start()
+    found = channel.receive(ours, deadline=time.monotonic() + 20)
+    sender.join()
+    assert found.program == data
+
+
+def test_a_part_that_is_no_text_breaks_the_format(judge):
+    ours, theirs = judge
+    frames.send(theirs, Kind.DONE, {"part": "%%", "body": {}})
+    with pytest.raises(frames.FrameError):
+        channel.receive(ours, deadline=time.monotonic() + 5)
