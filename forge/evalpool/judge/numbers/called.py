@@ -45,12 +45,21 @@ class Called:
 
 
 def call(model: Any, inputs: list[Any]) -> Called:
+    """One call on copies of the model and the inputs."""
     given = copy.deepcopy(inputs)
-    result = copy.deepcopy(model)(*given)
+    called = call_on(copy.deepcopy(model), given)
+    called.before = leaves(inputs)
+    return called
+
+
+def call_on(model: Any, inputs: list[Any]) -> Called:
+    """One call on a model and inputs that may change: `before` is unknown, taken for `after`."""
+    result = model(*inputs)
+    after = leaves(inputs)
     return Called(
         outputs=flatten(result),
-        before=leaves(inputs),
-        after=leaves(given),
+        before=after,
+        after=after,
         form="tensor" if isinstance(result, torch.Tensor) else "list",
     )
 

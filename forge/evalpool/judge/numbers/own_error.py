@@ -11,14 +11,31 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.numbers.called import call, dtype_name, is_categorical, leaves
-from forge.evalpool.judge.numbers.slabs import Block, largest_by_slab, root_mean_squares
+from forge.evalpool.judge.numbers.called import (
+    call,
+    call_on,
+    dtype_name,
+    is_categorical,
+    leaves,
+    replaced,
+)
+from forge.evalpool.judge.numbers.slabs import (
+    CHUNK,
+    Block,
+    blocks,
+    largest_by_slab,
+    root_mean_squares,
+    spread,
+)
 from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floor_of, tolerance
 from forge.evalpool.judge.opcount import OpCounter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DROPPED_BITS = 13
 """Bits of fp32's mantissa that TF32 lacks: it keeps ten."""
@@ -36,6 +53,7 @@ comparisons) instead of losing precision."""
 RECURRENT = ("rnn", "lstm", "gru")
 """In names of operations whose matrix products have no FLOPs by `opcount.py`: cuDNN's layers."""
 
+TINY = torch.finfo(torch.float32).tiny
 Outputs = list[torch.Tensor]
 
 
@@ -57,8 +75,18 @@ def errors_of(
     changed: list[int],
     is_tf32: bool,
     precision: str = "fp32",
+    rows: int | None = None,
 ) -> OwnErrors:
-    """The errors of eager's `outputs` on `inputs`: outputs, then the inputs numbered `changed`."""
+    """The errors of eager's `outputs` on `inputs`.
+
+    Args:
+        outputs: what eager returned, then the inputs numbered `changed`.
+        rows: of the batch, measured for all where float64 has no room for the whole; 0 for none.
+    """
+    if rows is not None:
+        return _errors_of_rows(
+            model, inputs, outputs, changed=changed, is_tf32=is_tf32, precision=precision, rows=rows
+        )
     exact = _run_exact(model, inputs, changed=changed)
     nudged = _run_exact(model, [_nudged(one) for one in inputs], changed=changed) if exact else None
     rounded = _run_exact(*_rounded_operands(model, inputs), changed=changed) if is_tf32 else None
@@ -66,65 +94,118 @@ def errors_of(
     largest = 0.0
     for number, output in enumerate(outputs):
         one = _at(exact, number, output)
-        if one is None:
+        if one is None or not output.numel():
             packed.append(torch.zeros(0, dtype=torch.float32))
             continue
-        measure = _Measure(output, precision)
-        errors = [(output.double() - one).abs()]
-        other = _at(nudged, number, output)
-        if other is not None:
-            moved = (other - one).abs()
-            if measure.largest(moved) <= MAX_NUDGED_ERROR:
-                errors.append(moved)
-        error = torch.stack(errors).amax(0) if len(errors) > 1 else errors[0]
-        lost = _at(rounded, number, output)
-        if lost is not None:
-            error = measure.at_least(error, lost=(lost - one).abs())
-        largest = max(largest, measure.largest(error))
-        packed.append(measure.packed(error))
+        measure = _Measure(output, one, precision)
+        measure.add_nudged(_at(nudged, number, output))
+        measure.add_rounded(_at(rounded, number, output))
+        largest = max(largest, measure.largest())
+        packed.append(measure.packed())
     return OwnErrors(packed=packed, largest=largest)
 
 
 class _Measure:
-    """One output, and errors in proportion to scale + |output|."""
+    """Errors of one output, in blocks: beside the results it takes memory for one block."""
 
-    def __init__(self, output: torch.Tensor, precision: str) -> None:
-        self._size = output.double().nan_to_num(0.0, 0.0, 0.0).abs()
+    def __init__(self, output: torch.Tensor, exact: torch.Tensor, precision: str) -> None:
         floor = floor_of(dtype_name(output), precision)
+        self._output, self._exact = output, exact
         self._scales = root_mean_squares(output, floor=floor)
         self._close = tolerance(dtype_name(output), precision)
+        self._nudged: torch.Tensor | None = None
+        self._everywhere = 0.0
+        """Least error of every element, relative to scale + |output|."""
 
-    @property
-    def _whole(self) -> torch.Tensor:
-        """[shape] scale + |output|, never 0."""
-        scale = self._scales.at(tuple(slice(0, size) for size in self._size.shape))
-        return (self._size + scale).clamp_min(torch.finfo(torch.float32).tiny)
+    def add_nudged(self, nudged: torch.Tensor | None) -> None:
+        """Takes the result on nudged inputs into account, unless it jumps."""
+        if nudged is None:
+            return
+        moved = self._largest_ratio(lambda block: (nudged[block] - self._exact[block]).abs_())
+        if moved <= MAX_NUDGED_ERROR * self._close:
+            self._nudged = nudged
 
-    def largest(self, error: torch.Tensor) -> float:
+    def add_rounded(self, rounded: torch.Tensor | None) -> None:
+        """Takes the result of rounded operands into account, everywhere in proportion to scale +
+        |output|: another kernel loses as much, but at other elements; and an epilogue that grows
+        what is large grows its error too."""
+        if rounded is None:
+            return
+        lost = self._largest_ratio(lambda block: (rounded[block] - self._exact[block]).abs_())
+        own = self._largest_ratio(self._error)
+        self._everywhere = max(own, lost * TF32_SLACK / ERROR_FACTOR)
+
+    def largest(self) -> float:
         """The largest error, in tolerances."""
-        if not error.numel():
-            return 0.0
-        ratio = error / (self._close * self._whole)
-        return float(ratio.nan_to_num(0.0, 0.0, 0.0).max())
+        return max(self._largest_ratio(self._error), self._everywhere) / self._close
 
-    def at_least(self, error: torch.Tensor, *, lost: torch.Tensor) -> torch.Tensor:
-        """The larger of both, everywhere, in proportion to scale + |output|: another kernel loses
-        as much, but at other elements; and an epilogue that grows what is large grows its error
-        too."""
-        if not error.numel():
-            return error
-        whole = self._whole
-        allowed = (lost / whole).nan_to_num(0.0, 0.0, 0.0).amax() * (TF32_SLACK / ERROR_FACTOR)
-        return torch.maximum((error / whole).nan_to_num(0.0, 0.0, 0.0).amax(), allowed) * whole
+    def packed(self) -> torch.Tensor:
+        """The largest error of each slab, of what the tolerance does not cover anyway."""
 
-    def packed(self, error: torch.Tensor) -> torch.Tensor:
-        clean = error.nan_to_num(0.0, 0.0, 0.0)
-        clean = clean.where(clean * ERROR_FACTOR > COVERED * self._close * self._size, 0.0)
+        def news(block: Block) -> torch.Tensor:
+            error = self._error(block).nan_to_num_(0.0, 0.0, 0.0)
+            if self._everywhere:
+                return torch.maximum(error, self._everywhere * self._whole(block))
+            covered = self._size(block).mul_(COVERED * self._close / ERROR_FACTOR)
+            return error.masked_fill_(error <= covered, 0.0)
 
-        def part(block: Block) -> torch.Tensor:
-            return clean[block]
+        shape = tuple(self._output.shape)
+        return largest_by_slab(shape, news, device=self._output.device).pack()
 
-        return largest_by_slab(tuple(error.shape), part, device=error.device).pack()
+    def _error(self, block: Block) -> torch.Tensor:
+        exact = self._exact[block]
+        error = (self._output[block].double() - exact).abs_()
+        if self._nudged is not None:
+            error = torch.maximum(error, (self._nudged[block] - exact).abs_())
+        return error
+
+    def _size(self, block: Block) -> torch.Tensor:
+        return self._output[block].abs().double().nan_to_num_(0.0, 0.0, 0.0)
+
+    def _whole(self, block: Block) -> torch.Tensor:
+        """Scale + |output|, never 0."""
+        return (self._size(block) + self._scales.at(block)).clamp_min_(TINY)
+
+    def _largest_ratio(self, error: Callable[[Block], torch.Tensor]) -> float:
+        """The largest error, relative to scale + |output|."""
+        largest = 0.0
+        for block in blocks(tuple(self._output.shape), CHUNK):
+            ratio = error(block).div_(self._whole(block)).nan_to_num_(0.0, 0.0, 0.0)
+            largest = max(largest, float(ratio.max()))
+        return largest
+
+
+def _errors_of_rows(
+    model: Any, inputs: list[Any], outputs: Outputs, *, changed: list[int], rows: int, **terms: Any
+) -> OwnErrors:
+    """Errors of the first rows of a batch, taken for all; unknown where rows are not alike."""
+    unknown = OwnErrors(packed=[torch.zeros(0) for _ in outputs], largest=0.0)
+    batch = next((one.shape[0] for one in leaves(inputs) if one.ndim), 0)
+    if not 0 < rows < batch or any(not one.ndim or one.shape[0] != batch for one in outputs):
+        return unknown
+
+    def first(_: int, value: torch.Tensor) -> torch.Tensor:
+        return value[:rows].clone() if value.ndim and value.shape[0] == batch else value
+
+    part = replaced(inputs, first)
+    try:
+        results = call(model, part).results(changed)
+    except Exception:  # some sizes are written into a model
+        return unknown
+    if not all(_is_start(a, b) for a, b in zip(results, outputs, strict=True)):
+        return unknown
+    found = errors_of(model, part, results, changed=changed, **terms)
+    packed = [
+        spread(one, tuple(result.shape), tuple(output.shape))
+        for one, result, output in zip(found.packed, results, outputs, strict=True)
+    ]
+    return OwnErrors(packed=packed, largest=found.largest)
+
+
+def _is_start(part: torch.Tensor, whole: torch.Tensor) -> bool:
+    """True if a result for some rows is the beginning of that for all."""
+    start = whole[: part.shape[0]]
+    return part.shape == start.shape and torch.allclose(part, start, 1e-3, 1e-5, equal_nan=True)
 
 
 def count_work(model: Any, inputs: list[Any]) -> OpCounter | None:
@@ -171,9 +252,11 @@ def _nudged(value: Any) -> Any:
 
 
 def _run_exact(model: Any, inputs: list[Any], *, changed: list[int]) -> Outputs | None:
+    """Results in float64, on inputs of its own."""
     try:
-        doubled = [_to_double(value) for value in copy.deepcopy(inputs)]
-        return call(copy.deepcopy(model).double(), doubled).results(changed)
+        doubled = replaced(inputs, lambda _, x: _to_double(x))
+        exact = copy.deepcopy(model).double()
+        return call_on(exact, doubled).results(changed)
     except Exception:  # a reference may insist on its dtype: then nothing is added to the tolerance
         return None  # the same where the GPU has no room for it
 
@@ -185,7 +268,5 @@ def _at(results: Outputs | None, number: int, output: torch.Tensor) -> torch.Ten
     return results[number].double() if results[number].shape == output.shape else None
 
 
-def _to_double(value: Any) -> Any:
-    return (
-        value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-    )
+def _to_double(value: torch.Tensor) -> torch.Tensor:
+    return value.to(torch.float64, copy=True) if value.is_floating_point() else value.clone()

@@ -123,6 +123,24 @@ def largest_by_slab(
     return Slabs(shape=tuple(shape), values=found)
 
 
+def spread(packed: torch.Tensor, part: Sequence[int], whole: Sequence[int]) -> torch.Tensor:
+    """A packed `Slabs` of the first rows of a tensor, taken for all of its rows.
+
+    Slabs that lie across the batch keep their values, any other gets the largest of all.
+    """
+    if not packed.numel():
+        return packed
+    known = dict(zip(families(part), Slabs.unpack(part, packed).values, strict=True))
+    most = packed.double().max()
+    values = [
+        known[axes]
+        if axes and 0 not in axes and axes in known
+        else torch.full([whole[axis] for axis in axes], float(most), device=packed.device)
+        for axes in families(whole)
+    ]
+    return Slabs(shape=tuple(whole), values=values).pack()
+
+
 def _largest_finite(tensor: torch.Tensor) -> float:
     largest = 0.0
     for block in blocks(tuple(tensor.shape), CHUNK):

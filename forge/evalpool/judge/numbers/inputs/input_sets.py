@@ -64,6 +64,8 @@ class Terms:
     is_plain: bool
     """True for inputs as the problem gives them alone: any others ended an oracle, as a failed
     assertion on a GPU does."""
+    error_rows: int | None = None
+    """Rows of the batch whose own errors are measured for all (`budget.plan`); None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +305,7 @@ class Draws:
             changed=changed,
             is_tf32=self._terms.is_tf32,
             precision=self._terms.precision,
+            rows=self._terms.error_rows,
         )
         return InputSet(
             inputs=inputs,

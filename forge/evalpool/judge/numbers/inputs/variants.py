@@ -38,9 +38,8 @@ PEAK, MILD_PEAK = 32.0, 6.0
 MIN_RATIO, MAX_RATIO = 64.0, 4096.0
 """Limits for the ratio of a spike to the background's rms; larger tensors, whose background sums to
 more, have a larger one."""
-SUM_SHARE = 0.05
-"""Share of the background's absolute sum that all spikes together reach at least, as far as
-MAX_RATIO allows it: one of them is then beyond the tolerance of the whole sum."""
+SUM_SHARE = 2.0
+"""Sum of all spikes relative to the background's absolute sum, as far as MAX_RATIO allows it."""
 OUTER_RANGE, INNER_RANGE = 3.0, 1.5
 """Scales of `unlike` lie within two to the power of ± these: on the first and the last axis, and on
 those between."""
@@ -204,4 +203,4 @@ def _congruent_(value: torch.Tensor, variant: str, freedom: Freedom) -> torch.Te
     else:
         reach = 0.5 if freedom.is_mild else INNER_RANGE
         scale = ((torch.rand_like(scale) * 2 - 1) * reach).exp2_()
-    return value.mul_(scale).mul_(scale.mT)
+    return value.mul_(scale * scale.mT)  # symmetric to the bit

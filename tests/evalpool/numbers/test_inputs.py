@@ -1,0 +1,203 @@
+"""Variants stay within a domain, discrete inputs within their meaning, seeds repeat contents."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from forge.evalpool.judge.numbers.called import Unjudgeable
+from forge.evalpool.judge.numbers.inputs import parameters
+from forge.evalpool.judge.numbers.inputs.discrete import redraw
+from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
+from forge.evalpool.judge.numbers.inputs.input_sets import Draws, Terms, plan
+from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.numbers.inputs.variants import (
+    VARIANTS,
+    Freedom,
+    avoid_bf16_,
+    spike_places,
+    vary_,
+)
+from tests.evalpool.numbers.drawn import Function, draw
+
+TERMS = Terms(precision="fp32", device="cpu", is_tf32=False, max_bytes=1 << 30, is_plain=False)
+KEPT = Freedom(signs=False, unit=False)
+
+
+def definite() -> torch.Tensor:
+    a = torch.randn(3, 12, 12)
+    return a @ a.mT + torch.eye(12)
+
+
+FORMS: dict[Form, torch.Tensor] = {
+    Form.FREE: torch.randn(16, 40),
+    Form.CATEGORICAL: torch.randint(0, 2, (16, 40)).float() * 2 - 1,
+    Form.PROBABILITIES: torch.randn(16, 40).softmax(-1),
+    Form.LOG_PROBABILITIES: torch.randn(16, 40).log_softmax(-1),
+    Form.DEFINITE: definite(),
+    Form.SYMMETRIC: torch.randn(12, 12) * 9,
+    Form.LOWER: torch.randn(12, 12).tril(),
+    Form.UPPER: torch.randn(2, 12, 12).triu(),
+    Form.ASCENDING: torch.randn(16, 40).sort(-1).values,
+    Form.DESCENDING: torch.rand(40).sort(descending=True).values,
+}
+FORMS[Form.SYMMETRIC] = FORMS[Form.SYMMETRIC] + FORMS[Form.SYMMETRIC].T
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_variant_keeps_the_form_of_its_values(form: Form, variant: str) -> None:
+    given = FORMS[form].clone()
+    assert Domain.of(given).form is form
+    made = vary_(given.clone(), variant, Freedom())
+    assert torch.isfinite(made).all()
+    if (form, variant) != (Form.PROBABILITIES, "huge"):  # 0 and 1 alone
+        assert Domain.of(made).form is form
+    is_same = variant == "given" or form is Form.CATEGORICAL
+    assert torch.equal(made, given) == is_same
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_values_of_the_unit_interval_stay_there_and_differ(variant: str) -> None:
+    given = torch.rand(32, 64) * 0.98 + 0.01
+    made = vary_(given.clone(), variant, KEPT)
+    assert made.min() > 0
+    assert made.max() < 1
+    assert len(made.unique()) > made.numel() / 20
+    positive = vary_(given * 7, variant, Freedom(signs=False))
+    assert positive.min() > 0
+
+
+@pytest.mark.parametrize("shape", [(16, 64), (4, 512), (1000,), (2, 3, 32, 32), (512, 1024)])
+def test_spikes_are_few_and_in_every_part_of_every_axis(shape: tuple[int, ...]) -> None:
+    places = spike_places(shape)
+    size = math.prod(shape)
+    assert 40 <= len(places) <= max(48, size / 100)
+    index = torch.unravel_index(places, shape)
+    for axis, length in enumerate(shape):
+        assert {0, length - 1} <= set(index[axis].tolist())
+        parts = min(length, 8)
+        assert len((index[axis] * parts // length).unique()) == parts
+
+
+def test_spikes_are_the_sum_of_a_large_tensor() -> None:
+    made = vary_(torch.rand(512, 512), "spiked", Freedom(signs=False))
+    ordered = made.flatten().sort(descending=True).values
+    assert ordered[:1024].sum() > ordered[1024:].sum()
+
+
+def test_operands_that_bf16_rounds_down_are_exact_in_tf32() -> None:
+    given = torch.randn(64, 64)
+    made = avoid_bf16_(given.clone())
+    assert torch.allclose(made, given, rtol=2**-6)
+    assert not (made.view(torch.int32) & 0x1FFF).any()
+    assert (made.bfloat16().float().abs() < made.abs()).all()
+
+
+def test_a_mask_of_ones_gets_zeros_and_no_empty_row() -> None:
+    ones = torch.ones(16, 64, dtype=torch.bool)
+    densities = [
+        float(redraw(ones, ones, variant=name).float().mean()) for name in ("spiked", "unlike")
+    ]
+    assert abs(densities[0] - 0.5) < 0.1
+    assert abs(densities[1] - 0.15) < 0.1
+    assert redraw(torch.ones(200, 2).bool(), None, variant="unlike").any(-1).all()
+    floats = redraw(torch.ones(16, 64), torch.ones(16, 64), variant="spiked")
+    assert set(floats.flatten().tolist()) == {0.0, 1.0}
+
+
+def test_indices_keep_their_meaning() -> None:
+    positions, offsets = torch.arange(64), torch.arange(0, 65, 8)
+    moved = redraw(positions, positions, variant="spiked")
+    assert not torch.equal(moved, positions)
+    assert torch.equal(moved.sort().values, positions)
+    cuts = redraw(offsets, offsets, variant="spiked")
+    assert cuts.tolist() == sorted(cuts.tolist())
+    assert (cuts[0], cuts[-1]) == (0, 64)
+    assert (cuts.diff() > 0).all()
+    lengths = redraw(torch.full((64,), 9), torch.full((64,), 9), variant="spiked")
+    assert 1 <= int(lengths.min()) < int(lengths.max()) <= 9
+    labels = torch.randint(3, 10, (64,))
+    drawn = redraw(labels, labels, variant="spiked")
+    assert (drawn.min() >= labels.min(), drawn.max() <= labels.max()) == (True, True)
+    assert torch.equal(redraw(labels, labels.flip(0), variant="spiked"), labels)
+    assert not redraw(torch.zeros(9, dtype=torch.int32), None, variant="spiked").any()
+
+
+def test_a_seed_of_128_bits_repeats_what_it_gave() -> None:
+    seed = fresh_seed()
+
+    def drawn(seed: bytes) -> torch.Tensor:
+        seed_everything(seed)
+        return torch.randn(50)
+
+    assert torch.equal(drawn(seed), drawn(seed))
+    others = [bytes([*seed[:i], seed[i] ^ 1, *seed[i + 1 :]]) for i in range(len(seed))]
+    assert not any(torch.equal(drawn(other), drawn(seed)) for other in others)
+
+
+def test_a_set_can_be_drawn_again_from_its_recipe() -> None:
+    made = draw(lambda x, i: x[i], lambda: [torch.randn(32, 8), torch.arange(32)])
+    for one in made.sets:
+        assert one.recipe is not None
+    draws = Draws(
+        SimpleNamespace(get_inputs=lambda: [torch.randn(32, 8), torch.arange(32)]),
+        Function(lambda x, i: x[i]),
+        terms=TERMS,
+    )
+    for variant in ("given", "spiked", "unlike"):
+        one = draws.make(variant)
+        assert one.recipe is not None
+        again = draws.draw(one.recipe)
+        assert all(torch.equal(a, b) for a, b in zip(one.inputs, again, strict=True))
+
+
+def test_constant_parameters_move_by_half_and_keep_their_sign() -> None:
+    norm = torch.nn.BatchNorm1d(512)
+    assert parameters.move(norm)
+    assert 0.4 < float(norm.weight.detach().std()) < 0.6
+    assert 0.4 < float(norm.bias.detach().std()) < 0.6
+    assert (norm.weight > 0).all()
+    assert norm.running_var is not None
+    assert (norm.running_var > 0).all()
+    assert float(norm.running_var.std()) > 0.3
+    assert not parameters.move(torch.nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        torch.log,
+        lambda x: (x.sum() / x.sum()) * x.sqrt(),
+        lambda x: torch.nn.functional.binary_cross_entropy(x, x.detach()),
+        lambda x: 1 / (x - x.clamp(0, 1) + (x >= 0)),
+    ],
+)
+def test_where_the_reference_fails_other_sets_are_tried(reference: Any) -> None:
+    variants = [one.variant for one in draw(reference, lambda: [torch.rand(32, 64)]).sets]
+    assert variants[:3] == ["given", "spiked", "unlike"]
+
+
+def test_a_reference_that_bears_nothing_else_gets_its_own_inputs() -> None:
+    def strict(x: torch.Tensor) -> torch.Tensor:
+        assert bool(((x > 0.2) & (x < 0.8)).all())
+        return x * 2
+
+    sets = draw(strict, lambda: [torch.rand(32, 64) * 0.5 + 0.25]).sets
+    assert [one.variant for one in sets] == ["given"] * 4
+    assert not torch.equal(sets[0].inputs[0], sets[1].inputs[0])
+
+
+def test_random_outputs_are_unjudgeable() -> None:
+    with pytest.raises(Unjudgeable, match="nondeterministic"):
+        draw(lambda x: x + torch.rand_like(x), lambda: [torch.randn(8, 8)])
+
+
+def test_products_get_values_near_one_and_tf32_gets_huge_ones() -> None:
+    assert all(plan(4, operations={"prod": 1})[3] == "near_one" for _ in range(20))
+    assert plan(4, is_tf32=True)[:4] == ["given", "huge", "spiked", "unlike"]
+    assert len({plan(4)[3] for _ in range(100)}) == 4
