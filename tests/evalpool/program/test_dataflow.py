@@ -85,6 +85,18 @@ def test_a_kernel_nothing_is_known_of_may_write_to_all_its_pointers() -> None:
     assert found.writers == {}
 
 
+def test_a_shape_is_no_content() -> None:
+    program = built(forward=[op("aten.zeros_like.default", "t0", results=(5,))])
+    assert flow(program).contents[5] == Content()
+
+
+def test_an_unknown_operation_writes_to_its_results() -> None:
+    program = built(forward=[op("aten.made_up.default", "t0", "t1", results=(5,))])
+    found = flow(program)
+    assert found.contents[5].inputs == {0, 1}
+    assert found.writers.keys() == {5}
+
+
 def test_certain_writers_are_listed() -> None:
     program = built(
         init=[op("aten.clone.default", "t2", results=(3,))],

@@ -15,13 +15,13 @@ from tests.evalpool.program.programs import addition, everything, tuned
 BASES = [dumps(program) for program in (addition(), tuned(), everything())]
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(base=st.sampled_from(BASES), random=st.randoms(use_true_random=False))
 def test_mutated_programs_are_refused_or_judged(base: bytes, random: Random) -> None:
     outcome(mutated(base, random))
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_refused(data: bytes) -> None:
     assert outcome(data) == "refused"

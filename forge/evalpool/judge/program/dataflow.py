@@ -73,8 +73,8 @@ class Effects:
 def effects(program: Program, node: Node, accesses: Accesses) -> Effects:
     """Storages that a launch, an operation or a value reads and writes.
 
-    Args:
-        node: an operation must have passed `ops.misuse`; a choice has no effects of its own.
+    A choice has no effects of its own. An operation outside the table, which only references have,
+    writes to its results alone.
     """
     match node:
         case Launch():
@@ -108,18 +108,25 @@ def _launch_effects(program: Program, launch: Launch, accesses: Accesses) -> Eff
 def _op_effects(program: Program, op: Op) -> Effects:
     updated, overwritten = written_in_place(op)
     overwritten |= set(op.results) - updated
+    read = set[int]() if reads_shapes_alone(op) else set(tensors_of(op)) - overwritten
     return Effects(
-        reads=storages(program, set(tensors_of(op)) - overwritten),
+        reads=storages(program, read),
         writes=storages(program, updated | overwritten),
         replaces=storages(program, (t for t in overwritten if covers_storage(program, t))),
     )
 
 
+def reads_shapes_alone(op: Op) -> bool:
+    """Tells if an operation takes tensors for their shape and type: `zeros_like`, `new_full`."""
+    return packet(op.name).endswith("_like") or packet(op.name).startswith("new_")
+
+
 def written_in_place(op: Op) -> tuple[set[int], set[int]]:
     """The tensors among an operation's arguments that it updates, and those that it overwrites."""
     schema = operation_schema(op.name)
-    bound = bind(schema, op) if schema else "unknown"
-    assert not isinstance(bound, str), f"{op.name}: {bound}"
+    bound = bind(schema, op) if schema else []
+    if isinstance(bound, str):
+        return set(), set()
     hidden = HIDDEN_WRITES.get(packet(op.name), ())
     updated: set[int] = set()
     overwritten: set[int] = set()
@@ -182,7 +189,7 @@ def trace(program: Program, nodes: Sequence[Placed], accesses: Accesses | None =
     """The dataflow of a program along one of its variants.
 
     Args:
-        nodes: from `walk.variants`; its operations must have passed `ops.misuse`.
+        nodes: from `walk.variants`.
     """
     known = accesses or {}
     steps = [(placed, effects(program, placed.node, known)) for placed in nodes]

@@ -162,8 +162,11 @@ def misuse(op: Op) -> str | None:
 
 
 def kind_of(program: Program, op: Op) -> Kind:
-    """The kind of an operation of the table, by its name and the types of its tensors."""
-    kind = KINDS[packet(op.name)]
+    """The kind of an operation, by its name and the types of its tensors.
+
+    Operations outside the table, which only references have, count as heavy.
+    """
+    kind = KINDS.get(packet(op.name), Kind.HEAVY)
     if kind == Kind.INDEX and _accumulates(op):
         kind = Kind.COMBINE
     if kind in MOVES and _computes(program, op):

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Literal
 
 from forge.evalpool.judge.program.format import Op, Program, Section
-from forge.evalpool.judge.program.ops import Kind, kind_of, misuse
+from forge.evalpool.judge.program.ops import Kind, kind_of
 from forge.evalpool.judge.program.walk import places
 
 Policy = Literal["own", "hybrid"]
@@ -89,12 +89,9 @@ class ProblemFacts:
 
 
 def kinds_of(program: Program) -> frozenset[Kind]:
-    """Kinds of the operations of `forward`, for the facts of a reference.
-
-    Operations outside the table count as heavy.
-    """
+    """Kinds of the operations of `forward`, for the facts of a reference."""
     return frozenset(
-        Kind.HEAVY if misuse(placed.node) else kind_of(program, placed.node)
+        kind_of(program, placed.node)
         for placed in places(program)
         if placed.section == Section.FORWARD and isinstance(placed.node, Op)
     )

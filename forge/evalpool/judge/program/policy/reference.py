@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 GATHERS = {"embedding", "index", "_unsafe_index", "index_select", "gather", "take"}
 """Operations that read as many elements of their first argument as their result has."""
-SHAPED_LIKE = ("_like", "new_")
-"""Operations that take a tensor for its shape alone."""
 
 
 def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
@@ -30,7 +28,7 @@ def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
     reads does not count: else torch could do the work of a small problem within a share of them.
 
     Args:
-        reference: captured from the reference; its operations must be in the table.
+        reference: captured from the reference.
         flops: operations that any solution needs; 0 where nobody knows.
     """
     nodes = next(variants(reference))
@@ -38,10 +36,11 @@ def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
     flow = trace(reference, nodes)
     written = [reference.storages[storage] for storage in flow.writers]
     outputs = [reference.tensors[output].storage for output in reference.outputs]
+    reached = [flow.contents[storage].inputs for storage in outputs]
     return ProblemFacts(
         num_bytes=necessary_bytes(reference, forward),
         flops=flops,
-        needed_inputs=frozenset[int]().union(*(flow.contents[one].inputs for one in outputs)),
+        needed_inputs=frozenset[int]().union(*reached),
         written_inputs=frozenset(one.index for one in written if one.origin == Origin.INPUT),
         written_parameters=frozenset(one.name for one in written if one.origin == Origin.PARAMETER),
         free_outputs=frozenset(
@@ -73,15 +72,12 @@ def necessary_bytes(reference: Program, forward: list[Placed]) -> int:
 
 def _reads(reference: Program, op: Op) -> dict[int, int]:
     """Bytes that an operation reads of each storage, at most."""
-    name = packet(op.name)
-    if name.endswith(SHAPED_LIKE[0]) or name.startswith(SHAPED_LIKE[1]):
-        return {}
     found: dict[int, int] = {}
     for number in set(tensors_of(op)):
         tensor = reference.tensors[number]
         found[tensor.storage] = found.get(tensor.storage, 0) + tensor_bytes(tensor)
     source = op.arguments[0] if op.arguments else None
-    if name in GATHERS and isinstance(source, TensorUse) and op.results:
+    if packet(op.name) in GATHERS and isinstance(source, TensorUse) and op.results:
         table = reference.tensors[source.tensor]
         taken = tensor_bytes(reference.tensors[op.results[0]])
         found[table.storage] = min(found[table.storage], taken)
