@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -219,10 +220,15 @@ def module_rooms() -> dict[str, str]:
 MODULES = module_rooms()
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported_rooms(path: Path) -> set[str]:
     """Rooms that a module imports anywhere in it, names for type checkers included."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -271,7 +277,7 @@ def test_a_class_name_occurs_once():
     found = defaultdict(list)
     for path in sorted(FORGE.rglob("*.py")):
         if FORGE / "evalpool" / "judge" not in path.parents:
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(tree_of(path)):
                 if isinstance(node, ast.ClassDef):
                     found[node.name].append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
@@ -279,7 +285,7 @@ def test_a_class_name_occurs_once():
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_room_says_what_happens_in_it(folder):
-    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    assert ast.get_docstring(tree_of(folder / "__init__.py"))
 
 
 def test_the_host_imports_no_torch():
