@@ -91,6 +91,16 @@ def test_a_text_that_crashes_the_parser_is_its_kernels_failure(compiler: Compile
     assert found.message.startswith("the compiler crashed: killed by signal 11")
 
 
+def test_all_kernels_of_a_call_have_one_budget(compiler: Compiler) -> None:
+    kernels = [make_kernel(DOUBLE.replace("128", str(size))) for size in (256, 512)]
+    found = compiler.compile(kernels, TARGET, budget_s=0.01)
+    assert [one.message for one in found if isinstance(one, Failure)] == [
+        "2 kernels are not compiled within 0.01 s"
+    ] * 2
+    later = compiler.compile(kernels, TARGET)
+    assert all(isinstance(one, Binary) for one in later)
+
+
 def test_amd_is_a_target(compiler: Compiler) -> None:
     (made,) = compiler.compile([make_kernel()], "hip:gfx942:64")
     assert isinstance(made, Binary), made

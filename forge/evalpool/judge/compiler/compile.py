@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 DEADLINE_S = 60.0
 """For one kernel: the slowest honest one seen takes 9 s on a busy core."""
+BUDGET_S = 180.0
+"""For all kernels of one call: 500 configurations of a small kernel on 16 cores take 10 s."""
 ROLE = "compiler"
 RECHECK_SHARE = 1 / 64
 """Share of the binaries from disk that are compiled again, and must be equal byte for byte."""
@@ -95,18 +97,34 @@ class Compiler:
         self._pool.shutdown(cancel_futures=True)
 
     def compile(
-        self, kernels: Sequence[Kernel], target: str, *, depth: Depth = Depth.BINARY
+        self,
+        kernels: Sequence[Kernel],
+        target: str,
+        *,
+        depth: Depth = Depth.BINARY,
+        budget_s: float = BUDGET_S,
     ) -> list[Binary | Failure]:
         """Compiles kernels side by side.
 
         Args:
             target: Triton's, such as `cuda:90:32` or `hip:gfx942:64`.
+            budget_s: for all of them; kernels that are not done then are failures, and the cache
+                has them a little later.
 
         Returns:
             One result for each kernel, in order.
         """
+        end = time.monotonic() + budget_s
         futures = [self._submit(kernel, target, depth) for kernel in kernels]
-        return [_at_line(one.result(), k) for one, k in zip(futures, kernels, strict=True)]
+        results: list[Binary | Failure] = []
+        for future, kernel in zip(futures, kernels, strict=True):
+            try:
+                found = future.result(timeout=max(0.0, end - time.monotonic()))
+            except TimeoutError:
+                message = f"{len(kernels)} kernels are not compiled within {budget_s:g} s"
+                found = Failure(kind=FailureKind.COMPILE_ERROR, message=message)
+            results.append(_at_line(found, kernel))
+        return results
 
     def _submit(self, kernel: Kernel, target: str, depth: Depth) -> Future[Binary | Failure]:
         version = self._spawner.versions.get("triton", "")
