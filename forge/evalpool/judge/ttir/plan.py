@@ -174,8 +174,10 @@ def captured(operation: Operation) -> tuple[int, ...]:
 
 
 def _last_uses(block: BasicBlock) -> dict[int, tuple[int, ...]]:
-    """For each operation, by index: values of this block that nothing reads after it."""
-    own = set(block.arguments).union(*(one.results for one in block.operations))
+    """For each operation, by index: values of this block that nothing reads after it. Constants stay
+    in the environment: a loop needs them again."""
+    computed = (one.results for one in block.operations if one.name != "arith.constant")
+    own = set(block.arguments).union(*computed)
     last: dict[int, int] = {}
     for operation in block.operations:
         for value in (*operation.operands, *captured(operation), *operation.results):
