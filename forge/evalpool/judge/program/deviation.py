@@ -1,0 +1,65 @@
+# pyright: strict
+"""Comparison of two captures of a candidate that reads values: for other inputs, other answers.
+
+The host may choose sizes, grids and scalars by what it read, and branch among nodes it has shown.
+It may not bring anything else in, or an answer would be a channel: no new kernel, constant or
+operation, and no other `init`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge.evalpool.judge.program.explain import node_names
+from forge.evalpool.judge.program.format import Choice, Launch, Node, Op, Origin, Program, Section
+from forge.evalpool.judge.program.walk import places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def deviation(first: Program, other: Program) -> str | None:
+    """The reason why `other` cannot be the same candidate with other answers; None if it can.
+
+    Args:
+        first: the program captured for the first input set.
+        other: the program of a fresh capture for another set.
+    """
+    if (first.target, first.triton, first.returned) != (other.target, other.triton, other.returned):
+        return "target, version or type of result differ between input sets"
+    if len(first.outputs) != len(other.outputs):
+        return f"{len(first.outputs)} outputs for one input set, {len(other.outputs)} for another"
+    if list(_init(first)) != list(_init(other)):
+        return "init differs between input sets"
+    if not set(other.constants) <= set(first.constants):
+        return "a constant depends on values that the host read"
+    shown = {_shape(first, placed.node) for placed in places(first)}
+    for placed in places(other):
+        if _shape(other, placed.node) not in shown:
+            name = node_names(other)[placed.path]
+            return f"{name}: is not in the program of the first input set"
+    return None
+
+
+def _init(program: Program) -> Iterator[Any]:
+    """The nodes of init, and the memory that it knows."""
+    yield from (placed.node for placed in places(program) if placed.section == Section.INIT)
+    for storage in program.storages:
+        is_known = storage.origin == Origin.PARAMETER or (
+            storage.origin == Origin.ALLOCATION and storage.section == Section.INIT
+        )
+        if is_known:
+            yield storage
+
+
+def _shape(program: Program, node: Node) -> tuple[Any, ...]:
+    """The part of a node that no answer may change."""
+    match node:
+        case Launch():
+            return ("launch", program.kernels[node.kernel], node.line)
+        case Op():
+            return ("op", node.name, node.line)
+        case Choice():
+            return ("choice", tuple(alternative.label for alternative in node.alternatives))
+        case _:
+            return ("value", node.line)

@@ -1,0 +1,77 @@
+"""Captures for other inputs differ by sizes, grids, scalars and branches alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from forge.evalpool.judge.program.deviation import deviation
+from forge.evalpool.judge.program.format import Origin, Program, Storage, Value
+from tests.evalpool.program.programs import build, launch, op, pointers
+
+KERNELS = [pointers("count", "*fp32", "i32"), pointers("fill", "*fp32", "i32")]
+
+
+def reading(answer: int, *forward: Any, **more: Any) -> Program:
+    """A program that reads how many elements there are, then launches over them."""
+    made = build(
+        inputs=[(1,)],
+        parameters={"w": (8,)},
+        init_buffers=[(8,)],
+        buffers=[(answer,)],
+        kernels=KERNELS,
+        init=[op("aten.clone.default", "t1", results=(2,))],
+        forward=[
+            launch(0, "t0", 1, line=4),
+            Value(tensor=0, answer=float(answer), line=5),
+            *(forward or [launch(1, "t3", answer, line=6)]),
+        ],
+        outputs=[3],
+    )
+    return dataclasses.replace(made, **more)
+
+
+def test_sizes_grids_and_scalars_may_differ() -> None:
+    assert deviation(reading(4), reading(1000)) is None
+
+
+def test_a_branch_among_shown_nodes_may_be_taken() -> None:
+    twice = reading(4, launch(1, "t3", 1, line=6), launch(1, "t3", 2, line=6))
+    assert deviation(reading(4), twice) is None
+
+
+def test_nothing_new_appears() -> None:
+    message = "is not in the program of the first input set"
+    zeroed = op("aten.zero_.default", "t3", results=(3,), line=6)
+    found = [
+        deviation(reading(4), reading(4, zeroed)),
+        deviation(reading(4), reading(4, launch(0, "t3", 4, line=6))),
+        deviation(reading(4), reading(4, kernels=(KERNELS[0], pointers("fill", "*fp32", "i64")))),
+    ]
+    assert [bool(said and said.endswith(message)) for said in found] == [True] * 3
+    assert found[0] == f"op 1 of 1: aten.zero_, line 6: {message}"
+
+
+def test_constants_are_those_of_the_first_set() -> None:
+    held = Storage(num_bytes=1, origin=Origin.CONSTANT)
+    storages = (*reading(4).storages, held)
+    one = reading(4, storages=storages, constants=(b"a",))
+    other = reading(4, storages=storages, constants=(b"b",))
+    assert deviation(one, one) is None
+    assert deviation(one, other) == "a constant depends on values that the host read"
+
+
+def test_init_is_the_same() -> None:
+    cast = op("aten._to_copy.default", "t1", results=(2,))
+    assert deviation(reading(4), reading(4, init=(cast,))) == "init differs between input sets"
+    storages = list(reading(4).storages)
+    storages[2] = dataclasses.replace(storages[2], num_bytes=64)
+    larger = reading(4, storages=tuple(storages))
+    assert deviation(reading(4), larger) == "init differs between input sets"
+
+
+def test_outputs_are_as_many() -> None:
+    said = deviation(reading(4), reading(4, outputs=(3, 0), returned="tuple"))
+    assert said == "target, version or type of result differ between input sets"
+    said = deviation(reading(4, returned="tuple"), reading(4, outputs=(3, 0), returned="tuple"))
+    assert said == "1 outputs for one input set, 2 for another"
