@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from triton.testing import do_bench
 
@@ -83,7 +83,7 @@ def case(make: Callable[[], cases.Case], executor: Executor) -> dict[str, Any]:
     executor.unload(deadline=seconds(60))
     row["unload_ms"] = ms(began)
     if laid.case.eager is not None:
-        row["do_bench_us"] = do_bench(laid.case.eager, return_mode="median") * 1e3
+        row["do_bench_us"] = cast("float", do_bench(laid.case.eager, return_mode="median")) * 1e3
         row["ratio"] = row["gpu_us"] / row["do_bench_us"]
     laid.close()
     return row

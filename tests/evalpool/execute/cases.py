@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
 """Programs with inputs and right answers, for the executor's tests and benchmarks on a card."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 def floats(address: int, num: int) -> Any:
     """[num] float32 over memory."""
-    array = (ctypes.c_float * num).from_address(address)
+    array: Any = (ctypes.c_float * num).from_address(address)
     return np.frombuffer(array, dtype=np.float32)
 
 
@@ -260,7 +260,7 @@ class HostCard:
         return Graph(self.driver)
 
     def seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
 
     def synchronize(self) -> None:
         self.driver.synchronize(0)

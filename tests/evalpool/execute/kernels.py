@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Triton kernels of the programs that the executor's tests run."""
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.execute.gpu.driver import OUT_OF_MEMORY, DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
     from forge.evalpool.judge.execute.gpu.driver import Driver
 
@@ -216,7 +216,7 @@ class Sealed:
         self._base = driver.reserve(self._mapped_bytes)
 
     @contextmanager
-    def opened(self, *, stream: int) -> Iterator[int]:
+    def opened(self, *, stream: int) -> Generator[int]:
         """Maps it; yields its address; waits for the stream before it unmaps."""
         driver = self._pool.driver
         driver.map(self._base, self._mapped_bytes, self._handle, device=self._pool.device)

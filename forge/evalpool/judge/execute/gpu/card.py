@@ -105,7 +105,7 @@ class Card:
 
     def seed(self, seed: int) -> None:
         """Seeds torch's generator of this card."""
-        torch.cuda.manual_seed(seed)
+        torch.cuda.default_generators[self.pool.device].manual_seed(seed)
 
     def synchronize(self) -> None:
         """Waits for our stream. Raises DriverError."""
@@ -165,5 +165,5 @@ def _ranges(pool: Any) -> list[tuple[int, int]]:
     return [
         (int(segment["address"]), int(segment["total_size"]))
         for segment in torch.cuda.memory_snapshot()
-        if tuple(segment["segment_pool_id"]) == tuple(pool)
+        if tuple(segment.get("segment_pool_id", ())) == tuple(pool)
     ]

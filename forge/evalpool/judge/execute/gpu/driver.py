@@ -417,7 +417,7 @@ def launch_config(geometry: Geometry, *, stream: int) -> LaunchConfig:
         num_attributes=len(attributes),
     )
     config.attributes = ctypes.cast(array, ctypes.POINTER(LaunchAttribute))
-    config.kept = array  # pyright: ignore[reportAttributeAccessIssue]
+    config.kept = array
     return config
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from contextlib import suppress
 
 from forge.evalpool.judge.execute import messages
@@ -56,7 +57,7 @@ def _fork(sock: socket.socket, fds: tuple[int, ...]) -> None:
             die_with_parent(nursery)
             child.serve(theirs, progress)
         except BaseException:
-            sys.excepthook(*sys.exc_info())
+            traceback.print_exc()
             os._exit(child.CRASH_STATUS)
         os._exit(0)
     pidfd = os.pidfd_open(pid)

@@ -116,7 +116,7 @@ class Places:
                     tensor.shape, tensor.strides, dtype=result.dtype, device=self._card.device
                 )
                 result = strided.copy_(result)
-            start = (result.storage_offset() - tensor.offset) * result.element_size()
+            start = (int(result.storage_offset()) - tensor.offset) * result.element_size()
             self._bound[tensor.storage] = (result, start)
             self._require_inside(tensor.storage)
 
