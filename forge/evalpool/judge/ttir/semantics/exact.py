@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 SPLITTER = np.float64((1 << 27) + 1)
 """Veltkamp's constant: halves a float64 into two of 26 bits."""
 
+HALF = 1 << 28
+TAIL = 2 * HALF - 1
+"""Bits of a float64's mantissa that a normal float32 lacks, and their highest one."""
+
 
 def two_sum(left: Array, right: Array) -> tuple[Array, Array]:
     """Rounded sum and its error, exact (Knuth)."""
@@ -58,9 +62,21 @@ def to_odd(rounded: Array, error: Array) -> Array:
 def fma(a: Array, b: Array, c: Array) -> Array:
     """`a * b + c` rounded once, of arrays of float32 or of float64."""
     if a.dtype == np.float32:
-        return fma_odd(a, b, c).astype(np.float32)
+        return _fma_single(a, b, c)
     high, low = _fma_parts(a, b, c)
     return np.where(np.isfinite(high + low), high + low, a * b + c)
+
+
+def _fma_single(a: Array, b: Array, c: Array) -> Array:
+    """Rounding the float64 sum again is wrong only where it lies halfway between two float32."""
+    total = a.astype(np.float64) * b + c
+    halfway = (total.view(np.int64) & TAIL) == HALF
+    halfway |= (np.abs(total) < np.finfo(np.float32).tiny) & (total != 0)
+    result = total.astype(np.float32)
+    if halfway.any():
+        parts = [np.broadcast_to(one, total.shape)[halfway] for one in (a, b, c)]
+        result[halfway] = fma_odd(*parts).astype(np.float32)
+    return result
 
 
 def fma_odd(a: Array, b: Array, c: Array) -> Array:
