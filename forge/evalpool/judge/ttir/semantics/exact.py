@@ -141,15 +141,28 @@ def _fma_wide(a: Array, b: Array, c: Array) -> Array:
     return to_odd(*two_sum(a * b, c))
 
 
+def _subtract_odd(left: Array, right: Array) -> Array:
+    return _add_odd(left, -right)
+
+
+def _reciprocal_odd(value: Array) -> Array:
+    return _divide_odd(np.ones_like(value), value)
+
+
+def _rsqrt_near(value: Array) -> Array:
+    """The exact value is no float64 and no midpoint of float32: its neighbour rounds as it does."""
+    return 1.0 / np.sqrt(value)
+
+
 ODD: Mapping[str, Callable[..., Array]] = {
     "add": _add_odd,
-    "sub": lambda left, right: _add_odd(left, -right),
+    "sub": _subtract_odd,
     "mul": np.multiply,
     "div": _divide_odd,
     "sqrt": _sqrt_odd,
     "fma": _fma_wide,
-    "rcp": lambda value: _divide_odd(np.ones_like(value), value),
-    "rsqrt": lambda value: 1.0 / np.sqrt(value),
+    "rcp": _reciprocal_odd,
+    "rsqrt": _rsqrt_near,
 }
 """Operations on float64 arrays of float32 numbers; results are rounded to odd."""
 

@@ -96,7 +96,10 @@ def _positive_difference(left: Array, right: Array) -> Array:
 
 
 def _reciprocal(function: Function) -> Function:
-    return lambda *values: 1 / function(*(value.astype(np.float64) for value in values))
+    def call(*values: Array) -> Array:
+        return 1 / function(*(value.astype(np.float64) for value in values))
+
+    return call
 
 
 def _ten_to(value: Array) -> Array:
@@ -146,14 +149,14 @@ ELEMENTARY: Mapping[str, Function] = {
     "normcdfinv": special.normcdfinv,
     "lgamma": special.lgamma,
     "tgamma": special.tgamma,
-    "j0": special.in_double(lambda x: special.bessel_j(0, x)),
-    "j1": special.in_double(lambda x: special.bessel_j(1, x)),
-    "y0": special.in_double(lambda x: special.bessel_y(0, x)),
-    "y1": special.in_double(lambda x: special.bessel_y(1, x)),
-    "cyl_bessel_i0": special.in_double(lambda x: special.bessel_i(0, x)),
-    "cyl_bessel_i1": special.in_double(lambda x: special.bessel_i(1, x)),
-    "jn": lambda order, x: special.of_order(special.bessel_j, order, x),
-    "yn": lambda order, x: special.of_order(special.bessel_y, order, x),
+    "j0": special.of_fixed_order(special.bessel_j, 0),
+    "j1": special.of_fixed_order(special.bessel_j, 1),
+    "y0": special.of_fixed_order(special.bessel_y, 0),
+    "y1": special.of_fixed_order(special.bessel_y, 1),
+    "cyl_bessel_i0": special.of_fixed_order(special.bessel_i, 0),
+    "cyl_bessel_i1": special.of_fixed_order(special.bessel_i, 1),
+    "jn": special.of_given_order(special.bessel_j),
+    "yn": special.of_given_order(special.bessel_y),
 }
 """Functions of libdevice by their name in double precision."""
 ELEMENTARY_ALIASES: Mapping[str, str] = {"i0": "cyl_bessel_i0", "i1": "cyl_bessel_i1"}
@@ -244,6 +247,27 @@ def _from_words(high: Array, low: Array) -> Array:
     return bits.view(np.float64)
 
 
+def _reciprocal_high(array: Array) -> Array:
+    """The reciprocal with the low word cleared."""
+    return _from_words(_high_word(1 / array), np.zeros(array.shape, np.int32))
+
+
+def _viewed(dtype: type[np.generic]) -> Function:
+    def call(array: Array) -> Array:
+        return array.view(dtype)
+
+    return call
+
+
+def _whole(rounded: Function, bits: int, *, is_unsigned: bool = False) -> Function:
+    """Floats as integers, rounded by a function first."""
+
+    def call(array: Array) -> Array:
+        return saturated(rounded(array), bits, is_unsigned=is_unsigned)
+
+    return call
+
+
 INTEGERS: Mapping[str, Function] = {
     "abs": np.abs,
     "llabs": np.abs,
@@ -271,24 +295,24 @@ INTEGERS: Mapping[str, Function] = {
 }
 
 BITS: Mapping[str, Function] = {
-    "float_as_int": lambda x: x.view(np.int32),
-    "float_as_uint": lambda x: x.view(np.int32),
-    "int_as_float": lambda x: x.view(np.float32),
-    "uint_as_float": lambda x: x.view(np.float32),
-    "double_as_longlong": lambda x: x.view(np.int64),
-    "longlong_as_double": lambda x: x.view(np.float64),
+    "float_as_int": _viewed(np.int32),
+    "float_as_uint": _viewed(np.int32),
+    "int_as_float": _viewed(np.float32),
+    "uint_as_float": _viewed(np.float32),
+    "double_as_longlong": _viewed(np.int64),
+    "longlong_as_double": _viewed(np.float64),
     "double2hiint": _high_word,
     "double2loint": _low_word,
     "hiloint2double": _from_words,
-    "rcp64h": lambda x: _from_words(_high_word(1 / x), np.zeros(x.shape, np.int32)),
+    "rcp64h": _reciprocal_high,
     "signbit": np.signbit,
     "isinf": np.isinf,
     "isnan": np.isnan,
     "isfinite": np.isfinite,
     "finite": np.isfinite,
     "ilogb": _integer_exponent,
-    "llrint": lambda x: saturated(np.rint(x), 64, is_unsigned=False),
-    "llround": lambda x: saturated(round_half_away(x), 64, is_unsigned=False),
+    "llrint": _whole(np.rint, 64),
+    "llround": _whole(round_half_away, 64),
 }
 
 _DIRECTION = re.compile(r"\w+_(?P<rounding>r[nzud])")
@@ -338,18 +362,20 @@ def _rounded(name: str, rounding: Rounding) -> Function | None:
     if operation not in ("add", "sub", "mul", "div", "fma", "rcp", "sqrt", "rsqrt"):
         return None
     compute = single if is_single else double
-    return lambda *operands: compute(operation, rounding, list(np.broadcast_arrays(*operands)))
+
+    def call(*operands: Array) -> Array:
+        return compute(operation, rounding, list(np.broadcast_arrays(*operands)))
+
+    return call
 
 
 def _conversion(source: str, target: str, rounding: str) -> Function:
     """`float2int_rz`, `double2float_ru`, `ull2double_rd`, ..."""
     if source in ("float", "double") and target == "float":
-        return lambda x: _nearest_then(x, x.astype(np.float32), Rounding(rounding))
+        return _narrowed(Rounding(rounding))
     if source in ("float", "double"):
         bits = 64 if target.endswith("ll") else 32
-        is_unsigned = target[0] == "u"
-        whole = _WHOLE[rounding]
-        return lambda x: saturated(whole(x), bits, is_unsigned=is_unsigned)
+        return _whole(_WHOLE[rounding], bits, is_unsigned=target[0] == "u")
     dtype = np.float32 if target == "float" else np.float64
 
     def convert(x: Array) -> Array:
@@ -359,8 +385,12 @@ def _conversion(source: str, target: str, rounding: str) -> Function:
     return convert
 
 
-def _nearest_then(exact: Array, nearest: Array, rounding: Rounding) -> Array:
-    return directed(nearest, exact - nearest, rounding)
+def _narrowed(rounding: Rounding) -> Function:
+    def call(array: Array) -> Array:
+        nearest = array.astype(np.float32)
+        return directed(nearest, array - nearest, rounding)
+
+    return call
 
 
 def _integer_nearest_then(exact: Array, nearest: Array, rounding: Rounding) -> Array:

@@ -9,7 +9,7 @@ by -1 is itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def divide(left: Array, right: Array) -> Array:
     return np.where(right == 0, _all_ones(left), quotient)
 
 
-def _divide_by(left: Array, divisor: np.integer) -> Array:
+def _divide_by(left: Array, divisor: Any) -> Array:
     """Division by one positive number, for which numpy has a fast loop."""
     quotient = np.floor_divide(left, divisor)
     if left.dtype.kind == "i" and (left < 0).any():
@@ -67,8 +67,8 @@ def _divide_by(left: Array, divisor: np.integer) -> Array:
     return quotient
 
 
-def _all_ones(like: Array) -> np.integer:
-    return like.dtype.type(-1) if like.dtype.kind == "i" else np.iinfo(like.dtype).max
+def _all_ones(like: Array) -> Array:
+    return ~np.zeros((), like.dtype)
 
 
 def remainder(left: Array, right: Array) -> Array:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forge.evalpool.judge.ttir.semantics.elements import scalar_of
 from forge.evalpool.judge.ttir.types import shape_of
 from forge.evalpool.judge.ttir.values import dtype_of, expanded
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.types import Scalar
     from forge.evalpool.judge.ttir.values import Array, Attribute, Operation, Signature
 
     Attributes = Mapping[str, Attribute]
@@ -151,15 +151,7 @@ def histogram(
         counted = counted & full[1]
     places = (values + bins * np.arange(n)[:, None])[counted]
     counts = np.bincount(places, minlength=n * bins).reshape(n, bins)
-    return [counts.astype(dtype_of(_element(kind)))]
-
-
-def _element(kind: object) -> Scalar:
-    from forge.evalpool.judge.ttir.types import Scalar, element_of
-
-    found = element_of(kind)
-    assert isinstance(found, Scalar)
-    return found
+    return [counts.astype(dtype_of(scalar_of(kind)))]
 
 
 SHAPES: Mapping[str, Operation] = {

@@ -89,11 +89,11 @@ def of_elements(function: Callable[..., float]) -> Callable[..., Array]:
     return partial(elementwise, function)
 
 
-def in_double(function: Callable[..., Array]) -> Callable[..., Array]:
-    """A function of arrays that computes in float64 and returns the first argument's type."""
+def of_fixed_order(function: Callable[[int, Array], Array], order: int) -> Callable[..., Array]:
+    """A Bessel function of one order, computed in float64, with the type of its argument."""
 
-    def call(*arrays: Array) -> Array:
-        return function(*(array.astype(np.float64) for array in arrays)).astype(arrays[0].dtype)
+    def call(x: Array) -> Array:
+        return function(order, x.astype(np.float64)).astype(x.dtype)
 
     return call
 
@@ -181,7 +181,7 @@ def bessel_y(order: int, x: Array) -> Array:
         for n in range(1, order):
             below, value = value, 2 * n / x * value - below
         return value
-    large = _hankel(order, np.maximum(x, HANKEL), np.sin, lambda t: -np.cos(t))
+    large = _hankel(order, np.maximum(x, HANKEL), np.sin, _minus_cosine)
     near = np.clip(x, 0, HANKEL)
     logarithm = np.log(near / 2) + np.euler_gamma
     if order == 0:
@@ -194,6 +194,10 @@ def bessel_y(order: int, x: Array) -> Array:
             small -= (-1) ** k * (2 * k + 1) / (k * (k + 1)) * bessel_j(2 * k + 1, near)
     value = np.where(x > HANKEL, large, 2 / math.pi * small)
     return np.where(x == 0, -np.inf, np.where(x < 0, np.nan, value))
+
+
+def _minus_cosine(x: Array) -> Array:
+    return -np.cos(x)
 
 
 def _hankel(
@@ -221,11 +225,15 @@ def bessel_i(order: int, x: Array) -> Array:
     return total / (4 * NODES)
 
 
-def of_order(function: Callable[[int, Array], Array], order: Array, x: Array) -> Array:
-    """A Bessel function whose orders are an array too; NaN for negative orders."""
-    orders, values = np.broadcast_arrays(order, x.astype(np.float64))
-    result = np.full(values.shape, np.nan)
-    for one in np.unique(orders[orders >= 0]):
-        chosen = orders == one
-        result[chosen] = function(int(one), values[chosen])
-    return result
+def of_given_order(function: Callable[[int, Array], Array]) -> Callable[..., Array]:
+    """A Bessel function of an array of orders and one of arguments; NaN for negative orders."""
+
+    def call(order: Array, x: Array) -> Array:
+        orders, values = np.broadcast_arrays(order, x.astype(np.float64))
+        result = np.full(values.shape, np.nan)
+        for one in np.unique(orders[orders >= 0]):
+            chosen = orders == one
+            result[chosen] = function(int(one), values[chosen])
+        return result
+
+    return call

@@ -27,6 +27,8 @@ from forge.evalpool.judge.ttir.types import Scalar
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
     from forge.evalpool.judge.ttir.values import Array
 
 Function = Callable[..., "Array"]
@@ -105,11 +107,11 @@ def _float_lanes(operand: Any, kind: str) -> list[Array]:
     element = Scalar(FLOATS[kind.removesuffix("x2")])
     count = 2 if kind.endswith("x2") else 1
     dtype = np.float64 if element.name == "f64" else np.float32
-    if not isinstance(operand, np.ndarray):
+    if not _is_array(operand):
         if count == 1:
             return [np.asarray(operand, dtype)]
         operand = np.asarray(operand, np.uint64)
-    bits = operand.astype(np.uint64)
+    bits: Array = operand.astype(np.uint64)
     unsigned = np.dtype(f"u{element.num_bytes}")
     found: list[Array] = []
     for place in range(count):
@@ -129,10 +131,14 @@ def _join(parts: list[Array]) -> Array:
     return parts[0].astype(np.uint64) | parts[1].astype(np.uint64) << np.uint64(width)
 
 
+def _is_array(operand: Any) -> TypeIs[Array]:
+    return isinstance(operand, np.ndarray)
+
+
 def _integer(operand: Any, kind: str) -> Array:
     """A register or a number as integers of a type, with its low bits."""
     dtype = np.dtype(f"{'i' if kind[0] == 's' else 'u'}{int(kind[1:]) // 8}")
-    if isinstance(operand, np.ndarray):
+    if _is_array(operand):
         return operand.astype(np.dtype(f"u{dtype.itemsize}")).view(dtype)
     mask = (1 << (dtype.itemsize * 8)) - 1
     return np.asarray(int(operand) & mask, np.dtype(f"u{dtype.itemsize}")).view(dtype)
@@ -172,7 +178,7 @@ def _choose(opcode: str, words: list[str], kinds: list[str], operands: Sequence[
 
 def _source(operand: Any, kind: str) -> Array:
     """Bits of a register, or of a number of a type."""
-    if isinstance(operand, np.ndarray):
+    if _is_array(operand):
         return operand
     if kind in FLOATS:
         return to_bits(
@@ -286,16 +292,45 @@ def _byte_perm(low: Array, high: Array, selector: Array) -> Array:
     return byte_perm(low.view(np.int32), high.view(np.int32), selector.view(np.int32))
 
 
+def _multiply_add(a: Array, b: Array, c: Array) -> Array:
+    return a * b + c
+
+
+def _multiply_add_high(a: Array, b: Array, c: Array) -> Array:
+    return _high_product(a, b) + c
+
+
+def _multiply_add_wide(a: Array, b: Array, c: Array) -> Array:
+    return _wide_product(a, b) + c
+
+
+def _rsqrt(x: Array) -> Array:
+    return 1 / np.sqrt(x)
+
+
+def _copy_sign(sign: Array, value: Array) -> Array:
+    """PTX gives the sign first."""
+    return np.copysign(value, sign)
+
+
+def _shift_left(a: Array, b: Array) -> Array:
+    return a << np.minimum(b, a.dtype.itemsize * 8).astype(a.dtype)
+
+
+def _shift_right(a: Array, b: Array) -> Array:
+    return a >> np.minimum(b, a.dtype.itemsize * 8).astype(a.dtype)
+
+
 FLOAT_OPERATIONS: Mapping[str, Function] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
-    "fma": lambda a, b, c: a * b + c,
-    "mad": lambda a, b, c: a * b + c,
-    "rcp": lambda x: 1 / x,
+    "fma": _multiply_add,
+    "mad": _multiply_add,
+    "rcp": np.reciprocal,
     "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "rsqrt": _rsqrt,
     "ex2": np.exp2,
     "lg2": np.log2,
     "sin": np.sin,
@@ -307,7 +342,7 @@ FLOAT_OPERATIONS: Mapping[str, Function] = {
     "max": np.fmax,
     "min.NaN": np.minimum,
     "max.NaN": np.maximum,
-    "copysign": lambda sign, value: np.copysign(value, sign),
+    "copysign": _copy_sign,
 }
 INTEGER_OPERATIONS: Mapping[str, Function] = {
     "add": np.add,
@@ -315,9 +350,9 @@ INTEGER_OPERATIONS: Mapping[str, Function] = {
     "mul": np.multiply,
     "mul.hi": _high_product,
     "mul.wide": _wide_product,
-    "mad": lambda a, b, c: a * b + c,
-    "mad.hi": lambda a, b, c: _high_product(a, b) + c,
-    "mad.wide": lambda a, b, c: _wide_product(a, b) + c,
+    "mad": _multiply_add,
+    "mad.hi": _multiply_add_high,
+    "mad.wide": _multiply_add_wide,
     "div": divide,
     "rem": remainder,
     "min": np.minimum,
@@ -328,8 +363,8 @@ INTEGER_OPERATIONS: Mapping[str, Function] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "not": np.invert,
-    "shl": lambda a, b: a << b.astype(a.dtype),
-    "shr": lambda a, b: a >> np.minimum(b, a.dtype.itemsize * 8).astype(a.dtype),
+    "shl": _shift_left,
+    "shr": _shift_right,
     "popc": count_ones,
     "clz": count_leading_zeros,
     "brev": reversed_bits,
