@@ -193,7 +193,7 @@ def trace(program: Program, nodes: Sequence[Placed], accesses: Accesses | None =
     """
     known = accesses or {}
     steps = [(placed, effects(program, placed.node, known)) for placed in nodes]
-    contents = {at: _first_content(program, at) for at in range(len(program.storages))}
+    contents = _first_contents(program)
     prepared: set[int] = set()
     writers: dict[int, Placed] = {}
     host = Content()
@@ -212,9 +212,12 @@ def trace(program: Program, nodes: Sequence[Placed], accesses: Accesses | None =
     return Flow(contents, frozenset(prepared), writers, _live(program, steps))
 
 
-def _first_content(program: Program, storage: int) -> Content:
-    held = program.storages[storage]
-    return Content(inputs=frozenset([held.index] if held.origin == Origin.INPUT else []))
+def _first_contents(program: Program) -> dict[int, Content]:
+    contents = dict.fromkeys(range(len(program.storages)), Content())
+    for at, held in enumerate(program.storages):
+        if held.origin == Origin.INPUT:
+            contents[at] = Content(inputs=frozenset([held.index]))
+    return contents
 
 
 def _joined(contents: Iterable[Content]) -> Content:

@@ -136,7 +136,12 @@ class _Variant:
         for placed in self._operations(Section.INIT):
             is_random = self._kind(placed) == Kind.RANDOM
             if is_random and placed.path in self.flow.live:
-                yield _refuse(self.program, placed, Rule.INIT, "init may not draw random numbers")
+                yield _refuse(
+                    self.program,
+                    placed,
+                    Rule.INIT,
+                    "draws random numbers that no parameter replaces",
+                )
         for at in range(len(self.program.outputs)):
             content = self._content(at)
             if content.is_prepared and not content.inputs:
