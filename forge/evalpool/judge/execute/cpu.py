@@ -330,7 +330,8 @@ class CpuExecutor:
                 self._tensors[number] = torch.empty(one.shape, dtype=dtype)
             else:
                 size = ITEM_BYTES[one.dtype]
-                whole = torch.from_numpy(data[: len(data) // size * size]).view(dtype)
+                flat: Any = data[: len(data) // size * size]
+                whole: Any = torch.as_tensor(flat).view(dtype)
                 view = whole.as_strided(one.shape, one.strides, one.offset)
                 self._tensors[number] = view
         return self._tensors[number]
@@ -373,7 +374,8 @@ class CpuExecutor:
             storage = self.memory.storages[self.program.tensors[number].storage]
             if storage.written is None:
                 continue
-            missing = ~self._entries(number, storage.written, storage.granule).all(axis=-1)
+            entries = self._entries(number, storage.written, storage.granule)
+            missing = np.logical_not(np.all(entries, axis=-1, keepdims=True))[..., 0]
             if missing.any():
                 found.append(unwritten_report(self._output_name(place), missing))
         return found

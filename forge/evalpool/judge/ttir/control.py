@@ -23,16 +23,16 @@ from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, expan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forge.evalpool.judge.ttir.access import Group
     from forge.evalpool.judge.ttir.arrange import Lanes
+    from forge.evalpool.judge.ttir.memory.access import Group
     from forge.evalpool.judge.ttir.plan import (
         BlockPlan,
         ControlStep,
         Environment,
         FunctionPlan,
+        Planner,
         Run,
         Step,
-        _Planner,
     )
     from forge.evalpool.judge.ttir.tree import Operation
 
@@ -46,12 +46,13 @@ def run_block(block: BlockPlan, env: Environment, group: Group) -> Run:
     launch.spend(len(block.steps) + 1)
     launch.flops += block.flops * group.size
     for step, is_control, dead in block.steps:
+        work = step(env, group)
         if is_control:
-            yield from step(env, group)  # pyright: ignore[reportGeneralTypeIssues]
-        else:
-            step(env, group)
+            assert work is not None
+            yield from work
         for value in dead:
             env[value] = None
+    return []
 
 
 def run_function(plan: FunctionPlan, arguments: Sequence[Any], group: Group) -> Run:
@@ -133,7 +134,7 @@ def _merged(pieces: list[tuple[Lanes, list[Any]]], size: int) -> list[Any]:
     """Values of the whole group, from those of its parts."""
     if len(pieces) == 1:
         return pieces[0][1]
-    columns = zip(*(values for _, values in pieces), strict=True)
+    columns: Any = zip(*(values for _, values in pieces), strict=True)
     return [
         merge([(lanes, value) for (lanes, _), value in zip(pieces, column, strict=True)], size)
         if isinstance(column[0], (np.ndarray, Symbolic))
@@ -152,7 +153,7 @@ def _subset(
     return inner, group.subset(lanes)
 
 
-def _if(operation: Operation, planner: _Planner) -> ControlStep:
+def _if(operation: Operation, planner: Planner) -> ControlStep:
     from forge.evalpool.judge.ttir.plan import captured
 
     (condition,) = operation.operands
@@ -178,11 +179,12 @@ def _if(operation: Operation, planner: _Planner) -> ControlStep:
         if results:
             for result, value in zip(results, _merged(pieces, group.size), strict=True):
                 env[result] = value
+        return []
 
     return run
 
 
-def _for(operation: Operation, planner: _Planner) -> ControlStep:
+def _for(operation: Operation, planner: Planner) -> ControlStep:
     from forge.evalpool.judge.ttir.plan import captured
 
     low, high, step, *initial = operation.operands
@@ -223,6 +225,7 @@ def _for(operation: Operation, planner: _Planner) -> ControlStep:
             values = yield from uneven(values, trips, (start, stride), env, group)
         for result, value in zip(operation.results, values, strict=True):
             env[result] = value
+        return []
 
     def uneven(
         values: list[Any],
@@ -270,7 +273,7 @@ def _wide(value: Array, unsigned: bool) -> Array:
     return value.astype(INT64)
 
 
-def _while(operation: Operation, planner: _Planner) -> ControlStep:
+def _while(operation: Operation, planner: Planner) -> ControlStep:
     from forge.evalpool.judge.ttir.plan import captured
 
     before = planner.block(operation.regions[0].blocks[0])
@@ -311,11 +314,12 @@ def _while(operation: Operation, planner: _Planner) -> ControlStep:
                 yield  # another instance may change what this one waits for
         for result, value in zip(operation.results, _merged(pieces, group.size), strict=True):
             env[result] = value
+        return []
 
     return run
 
 
-def _call(operation: Operation, planner: _Planner) -> ControlStep:
+def _call(operation: Operation, planner: Planner) -> ControlStep:
     name = operation.attributes["callee"]
     functions = planner.module.functions
     if name not in functions:
@@ -331,11 +335,12 @@ def _call(operation: Operation, planner: _Planner) -> ControlStep:
         launch.depth -= 1
         for result, value in zip(operation.results, found, strict=True):
             env[result] = value
+        return []
 
     return run
 
 
-CONTROL: dict[str, Callable[[Operation, _Planner], ControlStep]] = {
+CONTROL: dict[str, Callable[[Operation, Planner], ControlStep]] = {
     "scf.if": _if,
     "scf.for": _for,
     "scf.while": _while,
@@ -346,7 +351,7 @@ CONTROL: dict[str, Callable[[Operation, _Planner], ControlStep]] = {
 # reductions, scans and other operations whose region works on elements
 
 
-def region_step(operation: Operation, planner: _Planner) -> Step:
+def region_step(operation: Operation, planner: Planner) -> Step:
     """The step of tt.reduce, tt.scan or tt.map_elementwise."""
     evaluate = _elementwise(operation, planner)
     if operation.name == "tt.map_elementwise":
@@ -414,7 +419,7 @@ def _single_name(operation: Operation) -> str:
 
 
 def _elementwise(
-    operation: Operation, planner: _Planner
+    operation: Operation, planner: Planner
 ) -> Callable[[list[Array], Environment, Group], list[Array]]:
     """Evaluates a region on arrays of one shape, element by element."""
     from forge.evalpool.judge.ttir.plan import captured

@@ -112,7 +112,7 @@ def compare(a: Value, b: Value, predicate: str) -> Array | None:
     function = COMPARISONS[predicate]
     first, *others = rest.terms
     if not others:
-        return function(first, np.int64(0))
+        return function(first, np.zeros(1, np.int64))
     negated = -others[0]
     for term in others[1:]:
         negated = negated - term

@@ -23,13 +23,14 @@ from forge.evalpool.judge.ttir.values import Unsupported, dtype_of
 from forge.evalpool.judge.ttir.verify import operations_of, verify
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.access import Group
+    from forge.evalpool.judge.ttir.memory.access import Group
     from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
 
 Environment: TypeAlias = list[Any]
 """Value of each SSA number: an array, a `Symbolic`, a descriptor, or None."""
 Step: TypeAlias = Callable[[Environment, "Group"], None]
-Run: TypeAlias = Generator[None, None, None]
+Run: TypeAlias = Generator[None, None, list[Any]]
+"""Runs instances; returns values of results."""
 ControlStep: TypeAlias = Callable[[Environment, "Group"], Run]
 
 SPINS = frozenset({"tt.atomic_cas", "tt.atomic_rmw", "tt.atomic_load", "tt.atomic_poll"})
@@ -91,11 +92,11 @@ def plan_of(text: str) -> ModulePlan:
     for function in module.functions.values():
         plan.functions[function.name] = FunctionPlan(function)
     for one in plan.functions.values():
-        _Planner(plan, one).run()
+        Planner(plan, one).run()
     return plan
 
 
-class _Planner:
+class Planner:
     """Plans one function."""
 
     def __init__(self, module: ModulePlan, plan: FunctionPlan) -> None:
@@ -174,8 +175,10 @@ def captured(operation: Operation) -> tuple[int, ...]:
 
 
 def _last_uses(block: BasicBlock) -> dict[int, tuple[int, ...]]:
-    """For each operation, by index: values of this block that nothing reads after it. Constants stay
-    in the environment: a loop needs them again."""
+    """For each operation, by index: values of this block that nothing reads after it.
+
+    Constants stay in the environment: a loop needs them again.
+    """
     computed = (one.results for one in block.operations if one.name != "arith.constant")
     own = set(block.arguments).union(*computed)
     last: dict[int, int] = {}

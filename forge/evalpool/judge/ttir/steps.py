@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.ttir.arrange import Value
     from forge.evalpool.judge.ttir.memory.access import Group
-    from forge.evalpool.judge.ttir.plan import ControlStep, Environment, Step, _Planner
+    from forge.evalpool.judge.ttir.plan import ControlStep, Environment, Planner, Step
     from forge.evalpool.judge.ttir.tree import Operation
 
 IGNORED = frozenset(
@@ -35,7 +35,7 @@ IGNORED = frozenset(
 AXES = {"x": 0, "y": 1, "z": 2, 0: 0, 1: 1, 2: 2}
 
 
-def step_of(operation: Operation, planner: _Planner) -> tuple[Step | ControlStep | None, bool]:
+def step_of(operation: Operation, planner: Planner) -> tuple[Step | ControlStep | None, bool]:
     """The step of an operation, and True if it is control flow; None where nothing happens.
 
     Raises:
@@ -256,7 +256,7 @@ def _unsplat(operation: Operation) -> Step:
     def step(env: Environment, group: Group) -> None:
         value = env[a]
         if isinstance(element_of(kind), Pointer):
-            env[result] = value.mapped(lambda term: term.reshape(-1))
+            env[result] = arrange.mapped(value, lambda array: array.reshape(-1))
         else:
             env[result] = array_of(value, kind).reshape(-1)
 
@@ -346,13 +346,15 @@ def _select(operation: Operation) -> Step:
     (result,) = operation.results
 
     def step(env: Environment, group: Group) -> None:
-        mask = env[condition]
+        mask: Array = env[condition]
         if mask.size == 1:
             env[result] = env[a] if mask.flat[0] else env[b]
             return
-        left, right = (env[value].array(arrange.INT64) for value in (a, b))
+        left: Array = env[a].array(arrange.INT64)
+        right: Array = env[b].array(arrange.INT64)
         mask = mask.reshape(mask.shape + (1,) * (left.ndim - mask.ndim))
-        env[result] = Symbolic.of(np.where(mask, left, right))
+        chosen: Array = np.where(mask, left, right)
+        env[result] = Symbolic.of(chosen)
 
     return step
 

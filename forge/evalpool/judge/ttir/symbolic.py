@@ -11,7 +11,7 @@ the element type, so that nothing wraps.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class Symbolic:
         self.terms = terms
         self.low = low
         self.high = high
-        self._arrays: dict[np.dtype[np.generic], Array] = {}
+        self._arrays: dict[np.dtype[Any], Array] = {}
 
     @classmethod
     def of(cls, array: Array) -> Symbolic:
@@ -47,11 +47,11 @@ class Symbolic:
         """One number for all lanes of a block with `rank` axes."""
         return cls((np.full((1,) * (rank + 1), value, np.int64),), value, value)
 
-    def array(self, dtype: np.dtype[np.generic]) -> Array:
+    def array(self, dtype: np.dtype[Any]) -> Array:
         """The sum as a compact array of this integer type."""
         found = self._arrays.get(dtype)
         if found is None:
-            total = self.terms[0]
+            total: Array = self.terms[0]
             if len(self.terms) > 1 and dtype.itemsize < 8 and self.fits(dtype.itemsize * 8):
                 # Terms of a sum that fits may wrap on the way: the result is right modulo 2^bits.
                 total = total.astype(dtype)
