@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from forge.evalpool.judge.execute.gpu import operations
 from forge.evalpool.judge.execute.gpu.arena import Pool
 from forge.evalpool.judge.execute.gpu.driver import DriverError
 
@@ -205,9 +206,8 @@ class Memory:
         return []
 
 
-class _Refusing(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise RuntimeError("no operation can be captured here")
+def _refuse(*arguments: Any, **options: Any) -> Any:
+    raise RuntimeError("no operation can be captured here")
 
 
 class Graph(Memory):
@@ -220,7 +220,7 @@ class Graph(Memory):
     def captured(self) -> Iterator[None]:
         self._driver.captured = self._work
         try:
-            with _Refusing():
+            with patch.object(operations, "call", _refuse):
                 yield
         finally:
             self._driver.captured = None

@@ -102,7 +102,7 @@ class Judge:
         self.executor.wait_ready(timeout_s=30)
         self.block = Block(1)
 
-    def load(self, made: Made, *outputs: int, is_guarded: bool = True) -> None:
+    def load(self, made: Made, *outputs: int, is_trusted: bool = False) -> None:
         program = made.done(*outputs)
         self.executor.load(
             program,
@@ -111,7 +111,7 @@ class Judge:
             deadline=soon(),
             block_fd=self.block.fd,
             block_bytes=self.block.num_bytes,
-            is_guarded=is_guarded,
+            is_trusted=is_trusted,
         )
 
     def run(self, call: Call, **options: Any) -> Any:

@@ -96,7 +96,7 @@ class Laid:
             memory[number * self.set_bytes + first : (number + 1) * self.set_bytes].zero_()
         torch.cuda.synchronize()
 
-    def load(self, executor: Executor, *, is_guarded: bool = True, limit_s: float = 20.0) -> None:
+    def load(self, executor: Executor, *, is_trusted: bool = False, limit_s: float = 20.0) -> None:
         executor.load(
             self.case.program,
             data_of(self.case.program),
@@ -104,7 +104,7 @@ class Laid:
             deadline=time.monotonic() + limit_s,
             block_fd=self.block.fd,
             block_bytes=self.block.num_bytes,
-            is_guarded=is_guarded,
+            is_trusted=is_trusted,
         )
 
     def error(self, outputs: Sequence[torch.Tensor]) -> float:

@@ -155,7 +155,7 @@ class Executor:
         deadline: float,
         block_fd: int | None = None,
         block_bytes: int = 0,
-        is_guarded: bool = True,
+        is_trusted: bool = False,
         is_tf32: bool = False,
     ) -> None:
         """Loads a program, in place of the one before.
@@ -165,8 +165,8 @@ class Executor:
             binaries: one for each of its kernels.
             deadline: monotonic, as in all requests.
             block_fd: exportable device memory of `block_bytes`, for inputs and outputs.
-            is_guarded: results of operations are copied into guarded buffers in checked runs. Off
-                where all operations are trusted (a baseline) or memory is short.
+            is_trusted: a reference's own program: operations outside the table may run, and their
+                results are not copied into guarded buffers in checked runs.
 
         Raises:
             ProgramRefused, ProgramFault, ExecutorGone: as all requests.
@@ -184,7 +184,7 @@ class Executor:
             "program_bytes": len(data),
             "binaries": headers,
             "block_bytes": block_bytes,
-            "guarded": is_guarded,
+            "trusted": is_trusted,
             "tf32": is_tf32,
         }
         fds = () if block_fd is None else (block_fd,)

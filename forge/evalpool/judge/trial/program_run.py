@@ -88,7 +88,7 @@ class ProgramRun:
                 deadline=deadline,
                 block_fd=self.memory.block.fd,
                 block_bytes=self.memory.block.num_bytes,
-                is_guarded=not self.is_trusted,
+                is_trusted=self.is_trusted,
                 is_tf32=self.is_tf32,
             ),
         )

@@ -71,7 +71,7 @@ class Session:
             binaries,
             card=card,
             progress=progress,
-            is_guarded=bool(body["guarded"]),
+            is_trusted=bool(body["trusted"]),
         )
         try:
             block = None

@@ -1,6 +1,6 @@
 """Calls a torch operation of a program: its name becomes a function, its literals torch's values.
 
-Used by `run.py`, for operations of the closed table (`program/ops.py`) only.
+Used by `run.py`, which holds a candidate's operations against the closed table (`program/ops.py`).
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.program.format import NamedConstant, TensorUse
-from forge.evalpool.judge.program.ops import operation_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forge.evalpool.judge.program.format import Literal, Op
 
+NAMESPACES = ("aten", "prims")
 CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
 class UnknownOperation(Exception):
-    """The table, or this torch, has no such operation."""
+    """This torch has no such operation."""
 
 
 @cache
 def operation(name: str) -> Callable[..., Any]:
     """The overload `aten.mm.default`. Raises UnknownOperation."""
-    if operation_schema(name) is None:
+    parts = name.split(".")
+    if len(parts) != 3 or parts[0] not in NAMESPACES:
         raise UnknownOperation(f"no operation {name[:80]}")
-    namespace, packet, overload = name.split(".")
     try:
-        return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        return getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
     except (AttributeError, RuntimeError) as error:
         raise UnknownOperation(f"no operation {name[:80]}") from error
 
