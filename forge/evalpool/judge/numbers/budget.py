@@ -1,7 +1,7 @@
 # pyright: strict
-"""GPU memory of one judgement, counted before anything starts. Pure; bytes in, a plan out.
+"""GPU memory of one judgement, counted before anything starts.
 
-Called by whoever owns the card. The whole set-up is one of three, the first that fits:
+Called by the owner of the card. The set-up is one of three, the first that fits:
 
     KEPT      all input sets with their expected outputs stay on the card
     RESTORED  one set at a time: inputs are written into the candidate's buffers from their seed,

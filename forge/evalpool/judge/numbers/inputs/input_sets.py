@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from forge.evalpool.judge.numbers.called import Unjudgeable, call, dtype_name, leaves, replaced
-from forge.evalpool.judge.numbers.gpu_compare import Allowed, mismatch
+from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
@@ -153,7 +153,7 @@ def make_sets(
     num_bytes = 0
     search = witness.Search(
         lambda inputs: _results(model, inputs),
-        agree=lambda one, other: agrees(one, other, terms.precision),
+        agree=Agreement(terms.precision),
         flops=flops,
     )
     for variant in variants:
@@ -369,15 +369,25 @@ def _contiguous(value: Any) -> Any:
     return replaced(value, visit)
 
 
-def agrees(one: list[torch.Tensor], other: list[torch.Tensor], precision: str) -> bool:
-    """True if the judge would accept the outputs `other` for the outputs `one`."""
-    for a, b in zip(one, other, strict=True):
-        if a.shape != b.shape:
-            return False
-        allowed = Allowed.of(a, a.new_zeros(0), precision=precision)
-        if mismatch(b, a, allowed=allowed) is not None:
-            return False
-    return True
+class Agreement:
+    """True if the judge would accept some outputs for others; remembers the tolerances of the last
+    ones, with which many are compared."""
+
+    def __init__(self, precision: str) -> None:
+        self._precision = precision
+        self._expected: list[torch.Tensor] = []
+        self._allowed: list[Allowed] = []
+
+    def __call__(self, expected: list[torch.Tensor], got: list[torch.Tensor]) -> bool:
+        if expected is not self._expected:
+            self._expected = expected
+            self._allowed = [
+                Allowed.of(one, one.new_zeros(0), precision=self._precision) for one in expected
+            ]
+        return all(
+            is_near(b, a, allowed=allowed)
+            for b, a, allowed in zip(got, expected, self._allowed, strict=True)
+        )
 
 
 def draw_inputs(module: Any, terms: Terms) -> list[Any]:

@@ -2,7 +2,8 @@
 """Seeds of 128 bits for torch's generators, Python's and numpy's.
 
 `torch.manual_seed` keeps 32 bits on a CPU: few enough to be tried out. Here the whole state of the
-CPU's generator comes from the seed, and on a GPU Philox' offset takes the second half.
+CPU's generator comes from the seed, and on a GPU Philox' offset takes the second half. (It also
+records a traceback for each call while no GPU is in use, which takes longer than a small draw.)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def seed_everything(seed: bytes) -> None:
     low, high = struct.unpack("<QQ", hashlib.sha256(seed).digest()[:16])
     random.seed(seed)
     np.random.seed(list(hashlib.sha256(b"numpy" + seed).digest()))
-    torch.manual_seed(low)
+    torch.default_generator.manual_seed(low)
     words = np.random.RandomState(list(hashlib.sha256(b"cpu" + seed).digest()))
     state = torch.get_rng_state().numpy().copy()
     state[HEADER : HEADER + 8 * WORDS].view(np.uint64)[:] = words.randint(
@@ -43,6 +44,7 @@ def seed_everything(seed: bytes) -> None:
     )
     torch.set_rng_state(torch.from_numpy(state))
     if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(low)
         state = torch.cuda.get_rng_state().numpy().copy()
         state[:16] = np.frombuffer(struct.pack("<QQ", low, high & MASK), np.uint8)
         torch.cuda.set_rng_state(torch.from_numpy(state))
