@@ -14,7 +14,7 @@ class LaunchCost:
     kernel: str
     grid: tuple[int, int, int]
     line: int
-    """Of the candidate's source; 0 where unknown."""
+    """Line of the candidate's source; 0 where unknown."""
     bytes_loaded: int
     bytes_stored: int
     flops: float
