@@ -1,4 +1,4 @@
-"""Runs a pair of the corpus on a CPU: capture, evaluation, comparison with the reference."""
+"""Runs a pair of the corpus on a CPU: capture, policy, closed list, evaluation, comparison."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ import torch
 
 from forge.evalpool.judge.capture.session import capture, flatten
 from forge.evalpool.judge.capture.stage import Stage
+from forge.evalpool.judge.compiler.backend import open_target
+from forge.evalpool.judge.compiler.check import ParseFailed, check_ttir
+from forge.evalpool.judge.compiler.text import Refused
 from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.program import wire
+from forge.evalpool.judge.program.policy.judge import judge_policy
+from forge.evalpool.judge.program.policy.reference import facts_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,9 +43,12 @@ class Found:
     """Outcome of one pair."""
 
     program: Program
+    refusals: list[str]
+    """Reasons of the policy `own` and of the closed list to refuse it."""
     errors: list[str]
     """A line for each output that is wrong."""
-    faults: list[str] = field(default_factory=list[str])
+    faults: list[str]
+    """Memory errors."""
 
 
 @dataclass(slots=True)
@@ -64,7 +72,7 @@ class Request:
 
 
 def run(pair: Pair, folder: Path, *, seed: int = 0) -> Found:
-    """Captures a candidate, evaluates its program and compares outputs and inputs."""
+    """Captures a candidate, judges its structure, evaluates it, compares outputs and inputs."""
     torch.manual_seed(seed)
     names: dict[str, Any] = {}
     exec(compile(pair.problem, pair.name, "exec"), names)
@@ -77,19 +85,15 @@ def run(pair: Pair, folder: Path, *, seed: int = 0) -> Found:
     request = Request()
     init = request.tree(list(arguments))
     body = {
-        "entry_point": "ModelNew",
         "init": init,
         "state": [[name, request.tree(value)[1]] for name, value in state.items()],
         "order": list(state),
         "sets": [request.tree(list(inputs))],
         "tensors": request.shapes,
     }
-    file = folder / f"{pair.name.replace('/', '_')}.py"
-    try:
-        made = capture(body, pair.candidate, ask=Answers(inputs, state), file=str(file))
-        program = wire.loads(wire.dumps(made))
-    finally:
-        Stage.get().end()
+    answers = Answers(inputs, state)
+    reference = captured(pair.problem, {**body, "entry_point": "Model"}, answers, folder)
+    program = captured(pair.candidate, {**body, "entry_point": "ModelNew"}, answers, folder)
     given = copy.deepcopy(inputs)
     with torch.no_grad():
         wanted = list(flatten(model(*inputs)))
@@ -106,7 +110,30 @@ def run(pair: Pair, folder: Path, *, seed: int = 0) -> Found:
         for place, (one, other) in enumerate(zip(inputs, given, strict=True))
         if isinstance(one, torch.Tensor) and (words := difference(one, other, pair.tolerance))
     ]
-    return Found(program=program, errors=errors, faults=faults)
+    refusals = refused(program, reference)
+    return Found(program=program, refusals=refusals, errors=errors, faults=faults)
+
+
+def captured(code: str, body: dict[str, Any], answers: Answers, folder: Path) -> Program:
+    """The program of a source, through its bytes. Raises CaptureFailed."""
+    file = folder / f"{body['entry_point']}.py"
+    try:
+        return wire.loads(wire.dumps(capture(body, code, ask=answers, file=str(file))))
+    finally:
+        Stage.get().end()
+
+
+def refused(program: Program, reference: Program) -> list[str]:
+    """Reasons to refuse a program; none for an honest one."""
+    refusal = judge_policy(program, facts_of(reference), "own")
+    found = [] if refusal is None else [str(refusal)]
+    target = open_target(program.target)
+    for kernel in program.kernels:
+        try:
+            check_ttir(kernel, target)
+        except (Refused, ParseFailed) as error:
+            found.append(f"{kernel.name}: {error}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

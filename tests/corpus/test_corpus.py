@@ -1,4 +1,4 @@
-"""Honest candidates are captured and compute what their problem does."""
+"""Honest candidates are captured, not refused, and compute what their problem does."""
 
 from __future__ import annotations
 
@@ -45,5 +45,6 @@ def test_the_corpus_has_many_pairs() -> None:
 )
 def test_an_honest_candidate_is_right(pair: Pair, tmp_path: Path) -> None:
     found = run(pair, tmp_path)
+    assert found.refusals == []
     assert found.errors == []
     assert found.faults == []

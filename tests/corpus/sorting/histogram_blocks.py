@@ -6,7 +6,8 @@ import torch.nn as nn
 
 class Model(nn.Module):
     def forward(self, x):
-        return torch.bincount(x, minlength=32).to(torch.int32)
+        bins = torch.arange(32, device=x.device)
+        return (x[None, :] == bins[:, None]).sum(1).to(torch.int32)
 
 
 def get_inputs():
