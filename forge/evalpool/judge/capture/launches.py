@@ -226,6 +226,11 @@ class Compiler:
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
         self._original = triton.compiler.compiler.compile
+        modules: list[Any] = list(sys.modules.values())
+        self._holders = [
+            module for module in modules if vars(module).get("compile") is self._original
+        ]
+        """Modules that name the compiler; those imported during a capture take ours from them."""
         self._driver: Any = None
         self._lowering: Lowering | None = None
 
@@ -248,16 +253,15 @@ class Compiler:
         self._lowering = Lowering(file=recorder.file)
         self._driver = triton.runtime.driver._active
         triton.runtime.driver.set_active(driver)
-        self._replace(self._original, self)
+        self._replace(self)
 
     def end(self) -> None:
         """Gives their places back."""
         if self.recorder is not None:
             self.recorder = self._lowering = None
             triton.runtime.driver._active = self._driver
-            self._replace(self, self._original)
+            self._replace(self._original)
 
-    def _replace(self, old: Any, new: Any) -> None:
-        for module in list(sys.modules.values()):
-            if getattr(module, "compile", None) is old:
-                module.compile = new  # pyright: ignore[reportAttributeAccessIssue]
+    def _replace(self, new: Any) -> None:
+        for module in self._holders:
+            module.compile = new

@@ -6,6 +6,7 @@ process.
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from pathlib import Path
 
@@ -54,8 +55,15 @@ class ModelNew(torch.nn.Module):
         self.linear = torch.nn.Linear(size, size)
         self.packed = self.linear.weight.t().contiguous()
 
+        self.register_buffer("table", torch.arange(size, dtype=torch.float32) / size)
+
     def forward(self, x):
         x = x.contiguous().view(x.shape[0], -1)
+        w = torch.randn(4, 4, device=x.device) * 2 + 1
+        w = (w @ w.t()).sum(dim=-1, keepdim=True).expand(4, 4).reshape(-1)
+        w = torch.cat([w, torch.ones_like(w)]).permute(0).unsqueeze(0).clone().mul_(0.5).to(x.dtype)
+        torch.empty_strided((2, 2), (2, 1), dtype=torch.float16, device="cuda").fill_(1)
+        x.new_empty(3).zero_().copy_(torch.tensor([1.0, 2.0, 3.0], device=x.device))
         y = torch.empty_like(x)
         rows, n = x.shape
         _rows[(rows,)](x, self.linear.bias, y, n, BLOCK=triton.next_power_of_2(n))
@@ -65,8 +73,15 @@ class ModelNew(torch.nn.Module):
 """
 
 
-def warm_up() -> None:
-    """Captures a candidate with common constructs; afterwards the process answers as before."""
+def warm_up(*, with_inductor: bool = False) -> None:
+    """Captures a candidate with common constructs; afterwards the process answers as before.
+
+    Args:
+        with_inductor: Imports what Inductor's output needs, too: 1.5 s here, and as much in each
+            child that captures such a candidate otherwise.
+    """
+    if with_inductor:
+        importlib.import_module("torch._inductor.runtime.triton_heuristics")
     request = {
         "entry_point": "ModelNew",
         "init": ["list", [["value", 32]]],
