@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forge.evalpool.judge.program.format import Choice, Launch
+from forge.evalpool.judge.program.format import Choice, Launch, Op
+from forge.evalpool.judge.program.ops import misuse
 from tests.evalpool.capture.capturing import captured
 from tests.evalpool.capture.corpus import CORPUS
 
@@ -19,3 +20,5 @@ def test_an_honest_candidate_is_captured(name, tmp_path):
     assert kinds & {Launch, Choice}
     assert program.outputs
     assert program.stateful == ""
+    nodes = [node for node in program.nodes if isinstance(node, Op)]
+    assert [words for node in nodes if (words := misuse(node))] == []
