@@ -25,9 +25,10 @@ class JudgeTable(Table):
     one is refused. namespaces-noproc, landlock: weaker levels, for machines that allow no more."""
     compile: Literal["ttir", "binary"] = "ttir"
     """Depth of compilation without a GPU: Triton IR (5 ms), or a binary (1 s if not cached)."""
-    num_inputs: Annotated[int, Field(ge=2, le=16)] = 2
-    """Independent random inputs that a candidate must answer correctly. With one, returning the
-    output of the first call would pass."""
+    num_inputs: Annotated[int, Field(ge=2, le=16)] = 4
+    """Independent random inputs that a candidate must answer correctly, each of another
+    distribution: as given, with spikes, of unlike scale, one more. With one, returning the output
+    of the first call would pass."""
     compile_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Maximum time for import, first call and compilation of a candidate."""
     correct_timeout_s: Annotated[float, Field(gt=0)] = 10.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from forge.evalpool.judge.numbers.called import Unjudgeable
+from forge.evalpool.judge.numbers.called import Unjudgeable, fingerprint
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
@@ -154,6 +154,37 @@ def test_a_set_can_be_drawn_again_from_its_recipe() -> None:
         assert one.recipe is not None
         again = draws.draw(one.recipe)
         assert all(torch.equal(a, b) for a, b in zip(one.inputs, again, strict=True))
+
+
+def test_a_large_set_stays_where_its_inputs_are() -> None:
+    """Without a second copy: inputs are written into buffers, and restored after an in-place
+    reference."""
+    module = SimpleNamespace(get_inputs=lambda: [torch.randn(32, 8), torch.arange(32)])
+    for function in (lambda x, i: x.relu_() + 1, lambda x, i: x[i], lambda x, i: x.view(-1)):
+        draws = Draws(module, Function(function), terms=TERMS)
+        draws.make("given")
+        kept = draws.make("spiked")
+        assert kept.recipe is not None
+        targets = [torch.empty(32, 8), torch.empty(32, dtype=torch.int64)]
+        found = draws.results_in(kept.recipe, targets)
+        assert found.changed == kept.changed
+        for got, expected in zip(found.outputs, kept.outputs, strict=True):
+            assert torch.equal(got, expected)
+        assert all(torch.equal(a, b) for a, b in zip(targets, kept.inputs, strict=True))
+        fresh = draws.recipe("spiked")
+        assert fresh.freedom == kept.recipe.freedom
+        assert fresh.seed != kept.recipe.seed
+        assert draws.recipe("wide").variant == "given"
+
+
+def test_a_fingerprint_tells_contents_and_their_order() -> None:
+    value = torch.randn(1000)
+    other = value.clone()
+    other[[3, 700]] = other[[700, 3]]
+    marks = {fingerprint(one) for one in (value, other, value + 1, -value)}
+    assert len(marks) == 4
+    assert fingerprint(value.clone()) == fingerprint(value)
+    assert fingerprint(torch.ones(3, dtype=torch.bool)) != fingerprint(torch.zeros(3).bool())
 
 
 def test_constant_parameters_move_by_half_and_keep_their_sign() -> None:

@@ -10,6 +10,7 @@ another seed:
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +18,15 @@ from typing import Any
 
 import torch
 
-from forge.evalpool.judge.numbers.called import Unjudgeable, call, dtype_name, leaves, replaced
+from forge.evalpool.judge.numbers.called import (
+    Unjudgeable,
+    call,
+    call_on,
+    dtype_name,
+    fingerprint,
+    leaves,
+    replaced,
+)
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
@@ -116,6 +125,16 @@ class InputSet:
         return sum(one.nbytes for one in [*tensors, *self.outputs, *self.errors])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Results of the reference on inputs that stay where they are."""
+
+    outputs: list[torch.Tensor]
+    """Its outputs, then the inputs that it changes, as it leaves them."""
+    changed: list[int]
+    form: str
+
+
 def plan(num_sets: int, *, operations: Collection[str] = (), is_tf32: bool = False) -> list[str]:
     """The variants of `num_sets` sets (one more with TF32), in order.
 
@@ -182,6 +201,8 @@ class Draws:
         self._given: list[Any] | None = None
         """Discrete inputs of the first set, to tell constants."""
         self._traits = _Traits()
+        self._borne: dict[str, Freedom] = {}
+        """By variant: the widest freedom that a set was made with."""
         self._start = 0
         """Number of freedoms in which the reference failed in an earlier set."""
         self._is_inexact = False
@@ -203,6 +224,44 @@ class Draws:
 
         return replaced(inputs, change)
 
+    def recipe(self, variant: str) -> Recipe:
+        """A fresh recipe for a variant that `make` has made, as far from the given inputs as the
+        reference bore then; inputs as given for any other."""
+        freedom = self._borne.get(variant)
+        if freedom is None:
+            return Recipe(variant="given", seed=fresh_seed(), freedom=Freedom(discrete=False))
+        return Recipe(variant=variant, seed=fresh_seed(), freedom=freedom)
+
+    def restore(self, recipe: Recipe, targets: list[torch.Tensor]) -> None:
+        """Writes a recipe's inputs into `targets`, all tensors of the inputs in order. Takes memory
+        for one copy of them while it runs. Raises Unjudgeable where shapes differ between draws."""
+        drawn = leaves(self.draw(recipe))
+        forms = [(one.shape, one.dtype) for one in drawn]
+        if forms != [(one.shape, one.dtype) for one in targets]:
+            raise Unjudgeable("get_inputs gives other shapes or types from call to call")
+        while drawn:  # each is freed once it is copied
+            targets[len(drawn) - 1].copy_(drawn.pop())
+
+    def results_in(self, recipe: Recipe, targets: list[torch.Tensor]) -> Results:
+        """The reference's results on a recipe's inputs, which are in `targets` afterwards, without
+        a second copy of them."""
+        tree = self.draw(recipe)
+        for target, one in zip(targets, leaves(tree), strict=True):
+            target.copy_(one)
+        inputs = replaced(tree, lambda number, _: targets[number])
+        del tree
+        before = [fingerprint(one) for one in targets]
+        called = call_on(copy.deepcopy(self._model), inputs)
+        after = enumerate(zip(targets, before, strict=True))
+        changed = [number for number, (one, mark) in after if fingerprint(one) != mark]
+        outputs = [*called.outputs, *(targets[number].clone() for number in changed)]
+        is_shared = any(_shares(one, targets) for one in called.outputs)
+        if is_shared:
+            outputs = [one.clone() if _shares(one, targets) else one for one in outputs]
+        if changed:
+            self.restore(recipe, targets)
+        return Results(outputs=outputs, changed=changed, form=called.form)
+
     def make(self, variant: str) -> InputSet:
         """A set of a variant; of inputs as given where the reference bears no other. Raises
         Unjudgeable where it does not bear those either."""
@@ -215,6 +274,7 @@ class Draws:
                 if (made := self._tried_recipe(recipe)) is not None:
                     if not freedom.is_mild and not is_inexact:
                         self._start = max(self._start, number)
+                    self._borne[variant] = freedom
                     return made
                 is_inexact = is_inexact or self._is_inexact
         if self._traits.has_discrete and not self._terms.is_plain:
@@ -388,6 +448,12 @@ class Agreement:
             is_near(b, a, allowed=allowed)
             for b, a, allowed in zip(got, expected, self._allowed, strict=True)
         )
+
+
+def _shares(tensor: torch.Tensor, others: list[torch.Tensor]) -> bool:
+    """True if a tensor is a view of one of `others`."""
+    address = tensor.untyped_storage().data_ptr()
+    return any(one.untyped_storage().data_ptr() == address for one in others)
 
 
 def draw_inputs(module: Any, terms: Terms) -> list[Any]:

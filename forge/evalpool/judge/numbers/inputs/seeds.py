@@ -12,6 +12,7 @@ import hashlib
 import os
 import random
 import struct
+import sys
 
 import numpy as np
 import torch
@@ -35,13 +36,12 @@ def seed_everything(seed: bytes) -> None:
     same kind of device."""
     low, high = struct.unpack("<QQ", hashlib.sha256(seed).digest()[:16])
     random.seed(seed)
-    np.random.seed(list(hashlib.sha256(b"numpy" + seed).digest()))
+    if "numpy.random" in sys.modules:  # numpy imports it late, and a sandbox may have no files
+        np.random.seed(list(hashlib.sha256(b"numpy" + seed).digest()))
     torch.default_generator.manual_seed(low)
-    words = np.random.RandomState(list(hashlib.sha256(b"cpu" + seed).digest()))
+    words = random.Random(b"cpu" + seed).randbytes(4 * WORDS)
     state = torch.get_rng_state().numpy().copy()
-    state[HEADER : HEADER + 8 * WORDS].view(np.uint64)[:] = words.randint(
-        0, 1 << 32, WORDS, dtype=np.uint64
-    )
+    state[HEADER : HEADER + 8 * WORDS].view(np.uint64)[:] = np.frombuffer(words, np.uint32)
     torch.set_rng_state(torch.from_numpy(state))
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(low)
