@@ -66,7 +66,6 @@ HIDDEN = {
     ),
     "vmap": (RELU, model("return copied(torch.vmap(torch.relu)(x))")),
     "foreach": (RELU, model("return copied(torch._foreach_clamp_min([x], 0.0)[0])")),
-    "compile": (RELU, model("return copied(torch.compile(torch.relu)(x))")),
     "softmax": (SOFTMAX, model("return copied(torch.softmax(x, -1))")),
     "softmax by its parts": (
         SOFTMAX,
