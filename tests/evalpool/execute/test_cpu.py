@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import mmap
-from typing import Any
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.execute.child_cpu import Session
 from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
+from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op, Program, TensorUse, Value
-from tests.evalpool.execute.programs import launch, program
+from forge.evalpool.judge.shm import shared_memory
+from tests.evalpool.execute.programs import copy_kernel, launch, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 X = np.arange(256, dtype=np.float32)
 
@@ -62,6 +74,35 @@ def test_an_uninitialised_read_that_no_output_depends_on_is_no_fault() -> None:
     assert executor(program(*nodes, num_temporaries=2)).forward().faults == []
 
 
+COUNT = """
+module {
+  tt.func public @copy(%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %n: i32) attributes {noinline = false} {
+    %true = arith.constant true
+    %one = arith.constant 1.000000e+00 : f32
+    %pid = tt.get_program_id x : i32
+    %value = arith.sitofp %pid : i32 to f32
+    %old = tt.atomic_rmw fadd, acq_rel, gpu, %x, %one, %true : (!tt.ptr<f32>, f32, i1) -> f32
+    %place = arith.fptosi %old : f32 to i32
+    %at = tt.addptr %y, %place : !tt.ptr<f32>, i32
+    tt.store %at, VALUE : !tt.ptr<f32>
+    tt.return
+  }
+}
+"""
+"""Each instance takes the next element of y, and writes a value there."""
+
+
+@pytest.mark.parametrize(("value", "kinds"), [("%value", ["order"]), ("%one", [])])
+def test_an_order_of_atomics_counts_if_the_output_depends_on_it(
+    value: str, kinds: list[str]
+) -> None:
+    kernel = replace(copy_kernel(), ttir=COUNT.replace("VALUE", value), lines=())
+    counted = replace(program(launch(0, size=64 * 256)), kernels=(kernel,))
+    one = CpuExecutor(counted, [np.zeros(256, np.float32).view(np.uint8)], {})
+    one.init()
+    assert [fault.kind for fault in one.forward().faults] == kinds
+
+
 def test_op_nodes_run_by_torch_and_initialise_their_results() -> None:
     uses = (TensorUse(tensor=0), TensorUse(tensor=0))
     nodes = (Op(name="aten.add.Tensor", arguments=uses, results=(2,)), launch(256, source=2))
@@ -80,30 +121,27 @@ def test_a_value_that_differs_from_its_answer_ends_the_call() -> None:
     uses = (TensorUse(tensor=0),)
     total = Op(name="aten.sum.default", arguments=uses, results=(2,))
     one = program(total, Value(tensor=2, answer=1.0, line=9), num_temporaries=1)
-    tensors = (
-        *one.tensors[:2],
-        type(one.tensors[2])(storage=2, offset=0, shape=(), strides=(), dtype="float32"),
-    )
+    scalar = replace(one.tensors[2], shape=(), strides=())
     with pytest.raises(ExecutionFailed, match="program was made for") as caught:
-        executor(Program(**{**_fields(one), "tensors": tensors})).forward()
+        executor(replace(one, tensors=(*one.tensors[:2], scalar))).forward()
     assert caught.value.line == 9
 
 
-def _fields(one: Program) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in one.__dataclass_fields__}
+REQUEST = {
+    "num_bytes": 2048,
+    "tensors": [["float32", [256], 0], ["float32", [256], 1024]],
+    "state": [],
+    "init": ["list", []],
+    "sets": [["list", [["tensor", 0]]]],
+    "slots": [1],
+}
+"""An input and a slot of 256 floats."""
 
 
 def test_a_session_answers_with_forms_and_fills_the_slots() -> None:
     memory = mmap.mmap(-1, 2048)
     memory[:1024] = X.tobytes()
-    request = {
-        "tensors": [["float32", [256], 0], ["float32", [256], 1024]],
-        "state": [],
-        "init": ["list", []],
-        "sets": [["list", [["tensor", 0]]]],
-        "slots": [1],
-    }
-    session = Session(request=request, memory=memory)
+    session = Session(request=REQUEST, memory=memory)
     done = session.call({}, program=wire.dumps(program(launch(256))))
     assert done["outputs"] == [["Tensor", "float32", [256]]]
     assert done["num_launches"] == 1
@@ -111,3 +149,40 @@ def test_a_session_answers_with_forms_and_fills_the_slots() -> None:
     memory[:4] = np.float32(-1).tobytes()
     session.call({"set": 0, "slots": [1]})
     assert memory[1024:1028] == np.float32(-1).tobytes()
+
+
+def test_the_child_serves_calls_and_failures_until_the_judge_hangs_up() -> None:
+    ours, theirs = socket.socketpair()
+    child = threading.Thread(target=_serve, args=(theirs,))
+    child.start()
+    with ours, shared_memory(2048) as (fd, memory):
+        memory[:1024] = X.tobytes()
+        with sealed(wire.dumps(program(launch(256)))) as right:
+            frames.send(ours, Kind.CANDIDATE, REQUEST, fds=(fd, right))
+            done = receive(ours)
+        assert (done.kind, done.body["num_launches"]) == (Kind.DONE, 1)
+        assert memory[1024:] == X.tobytes()
+        with sealed(wire.dumps(program(launch(300, size=300)))) as wrong:
+            frames.send(ours, Kind.CALL, {"set": 0, "slots": [1]}, fds=(wrong,))
+            failed = receive(ours)
+        assert (failed.kind, failed.body["type"]) == (Kind.FAILED, "out_of_bounds")
+        assert (failed.body["stage"], failed.body["line"]) == ("call", 112)
+    child.join(10)
+    assert not child.is_alive()
+
+
+def _serve(sock: socket.socket) -> None:
+    with sock, pytest.raises(frames.PeerGone):
+        child_cpu.main(sock)
+
+
+def receive(sock: socket.socket) -> frames.Frame:
+    return frames.receive(sock, deadline=time.monotonic() + 10, expected=(Kind.DONE, Kind.FAILED))
+
+
+@contextmanager
+def sealed(data: bytes) -> Iterator[int]:
+    """A memfd with this content."""
+    with shared_memory(len(data)) as (fd, memory):
+        memory[:] = data
+        yield fd

@@ -40,7 +40,6 @@ from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory
 from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.values import Unsupported
-from forge.evalpool.judge.ttir.verify import uses_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,6 +95,8 @@ class CpuExecutor:
     _saved: dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_] | None]] = field(init=False)
     """Content of the allocations of `init` after it."""
     _tensors: dict[int, Any] = field(init=False, default_factory=dict[int, Any])
+    _settled: bool = field(init=False, default=False)
+    """True once a call has shown that no output depends on the order of atomics."""
     _written: frozenset[int] = field(init=False)
     """Storages that `forward` may write to."""
 
@@ -141,7 +142,7 @@ class CpuExecutor:
             if self.program.storages[number].origin is not Origin.ALLOCATION
         }
         outcome = Outcome()
-        suspicions = self._call(outcome, _Mode())
+        suspicions = self._new(self._call(outcome, _Mode()))
         outcome.faults += self._unwritten()
         if suspicions:
             outcome.faults += self._confirmed(suspicions, kept)
@@ -212,7 +213,7 @@ class CpuExecutor:
     def _written_by(self, node: Launch) -> set[int]:
         kernel = self.program.kernels[node.kernel]
         plan = self._plan(node)
-        uses = uses_of(plan.module, kernel.name)
+        uses = plan.uses(kernel.name)
         return {
             self.program.tensors[one.tensor].storage
             for one, use in zip(node.arguments, uses, strict=False)
@@ -392,6 +393,7 @@ class CpuExecutor:
         found: list[FaultReport] = []
         modes = {
             FaultKind.RACE: _Mode(order=Order.REVERSED),
+            FaultKind.ORDER: _Mode(order=Order.REVERSED),
             FaultKind.UNINITIALISED: _Mode(poison=OTHER_POISON),
         }
         for kind, mode in modes.items():
@@ -407,9 +409,17 @@ class CpuExecutor:
                 is_changed = True
             if is_changed:
                 found += [self._report(one) for one in mine]
+            elif kind is FaultKind.ORDER:
+                self._settled = True
         for number, data in after.items():
             self.memory.storages[number].data[:] = data
         return found
+
+    def _new(self, suspicions: list[_Suspicion]) -> list[_Suspicion]:
+        """All but those of an order that an earlier call has settled."""
+        return [
+            one for one in suspicions if one.fault.kind is not FaultKind.ORDER or not self._settled
+        ]
 
     def _differs(self, outputs: list[NDArray[Any]]) -> bool:
         return any(

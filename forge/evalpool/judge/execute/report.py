@@ -23,6 +23,7 @@ WORDS = {
     FaultKind.OUT_OF_BOUNDS: "is out of bounds",
     FaultKind.MISALIGNED: "is not aligned to its element size",
     FaultKind.UNINITIALISED: "reads memory that nothing has written, and the output depends on it",
+    FaultKind.ORDER: "depends on the order in which programs run, and so does the output",
     FaultKind.RACE: "races with another program of the launch, and the output depends on the order",
 }
 
@@ -47,7 +48,10 @@ def fault_report(fault: Fault, place: Place) -> FaultReport:
     who = f"program {_id(fault.instance)}"
     if fault.kind is FaultKind.RACE and fault.other is not None:
         who += f" (and program {_id(fault.other)})"
-    message = f"{where}: {who}: {access} of {_target(fault, place)} {WORDS[fault.kind]}"
+    what = f"{who}: {access} of {_target(fault, place)}"
+    if fault.kind is FaultKind.ORDER:
+        what = f"the result of {fault.operation}"
+    message = f"{where}: {what} {WORDS[fault.kind]}"
     if place.number:
         message += f" (launch {place.number})"
     return FaultReport(

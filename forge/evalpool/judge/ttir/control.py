@@ -121,7 +121,8 @@ def _split(condition: Array, size: int) -> list[tuple[bool, Lanes | None]]:
 def take_any(value: Any, lanes: Lanes) -> Any:
     """`take` for descriptors, too."""
     if value is None or isinstance(value, (np.ndarray, Symbolic)):
-        return take(value, lanes)
+        some: Value | None = value
+        return take(some, lanes)
     return replace(
         value,
         base=take(value.base, lanes),

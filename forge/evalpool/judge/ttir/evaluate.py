@@ -21,20 +21,20 @@ import numpy as np
 
 from forge.evalpool.judge.ttir.control import run_function
 from forge.evalpool.judge.ttir.memory.access import Group, Launch
-from forge.evalpool.judge.ttir.memory.storages import SPACING_BITS
+from forge.evalpool.judge.ttir.memory.storages import SPACING_BITS, Fault, FaultKind
 from forge.evalpool.judge.ttir.steps import TensorDescriptor
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Descriptor, Pointer, Scalar, Type
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of
-from forge.evalpool.judge.ttir.verify import uses_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.ttir.memory.storages import Fault, Memory
+    from forge.evalpool.judge.ttir.memory.storages import Memory
     from forge.evalpool.judge.ttir.plan import FunctionPlan, ModulePlan, Run
+    from forge.evalpool.judge.ttir.tree import Operation
     from forge.evalpool.judge.ttir.values import Array
 
 SLAB_ELEMENTS = 1 << 18
@@ -88,7 +88,7 @@ class Report:
     bytes_stored: int
     flops: float
     suspicions: tuple[Fault, ...]
-    """Races and uninitialised reads that nobody has confirmed."""
+    """Races, orders and uninitialised reads that nobody has confirmed."""
 
 
 def launch(
@@ -112,12 +112,12 @@ def launch(
     if total >= 1 << 31:
         raise Unsupported(f"{total} instances")
     is_serial = plan.has_spins and total > 1
+    is_first = order is Order.NATURAL
     one = Launch(
         memory=memory,
         grid=grid,
         watched=_watched(plan, name, arguments),
-        is_racing=total > 1 and not is_serial and not plan.has_order and order is Order.NATURAL,
-        random=np.random.default_rng(0),
+        is_racing=is_first and total > 1 and plan.ordering is None,
         fuel=fuel,
         is_serial=is_serial,
     )
@@ -129,6 +129,8 @@ def launch(
             for ids in _slabs(plan, total, order):
                 for _ in run_function(function, values, Group(launch=one, ids=ids)):
                     pass
+    if is_first and total > 1 and plan.ordering is not None:
+        one.suspect(_order_fault(plan.ordering))
     for number in one.watched:
         memory.storages[number].settle()
     return Report(
@@ -136,6 +138,19 @@ def launch(
         bytes_stored=one.bytes_stored,
         flops=one.flops,
         suspicions=tuple(one.suspicions),
+    )
+
+
+def _order_fault(operation: Operation) -> Fault:
+    return Fault(
+        kind=FaultKind.ORDER,
+        operation=operation.name,
+        index=operation.index,
+        line=operation.line,
+        storage=None,
+        offset=0,
+        num_bytes=0,
+        instance=(0, 0, 0),
     )
 
 
@@ -165,14 +180,15 @@ def _run_serially(
         one.depth = 0
     while waiting:
         still: list[tuple[Run, int]] = []
-        for run, depth in waiting:
+        # Each round goes the other way: chains of instances end in one round, however they lie.
+        for run, depth in reversed(waiting):
             one.depth = depth
             if _goes_on(run, one):
                 still.append((run, one.depth))
         waiting = still
 
 
-PATIENCE = 64
+PATIENCE = 2
 """Times that an instance may ask again before the next one has its turn."""
 
 
@@ -189,7 +205,7 @@ def _goes_on(run: Run, one: Launch) -> bool:
 def _watched(plan: ModulePlan, name: str, arguments: Sequence[Argument]) -> frozenset[int]:
     """Storages that the kernel may write to."""
     found: set[int] = set()
-    for argument, use in zip(arguments, uses_of(plan.module, name), strict=True):
+    for argument, use in zip(arguments, plan.uses(name), strict=True):
         address = argument.base if isinstance(argument, HostDescriptor) else argument
         if use is not None and use.is_written and isinstance(address, Address):
             found.update(() if address.storage is None else (address.storage,))

@@ -20,11 +20,12 @@ from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Block, Descriptor, Scalar, Type, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of
-from forge.evalpool.judge.ttir.verify import operations_of, verify
+from forge.evalpool.judge.ttir.verify import operations_of, uses_of, verify
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.access import Group
     from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
+    from forge.evalpool.judge.ttir.verify import Use
 
 Environment: TypeAlias = list[Any]
 """Value of each SSA number: an array, a `Symbolic`, a descriptor, or None."""
@@ -74,8 +75,17 @@ class ModulePlan:
     """Elements of its largest block."""
     has_spins: bool = False
     """True if an instance may wait in a loop for another one."""
-    has_order: bool = False
-    """True if results of atomics are used: instances may put themselves in an order by them."""
+    ordering: Operation | None = None
+    """First atomic operation whose result is used: instances may order themselves by it."""
+    _uses: dict[str, tuple[Use | None, ...]] = field(
+        default_factory=dict[str, "tuple[Use | None, ...]"]
+    )
+
+    def uses(self, name: str) -> tuple[Use | None, ...]:
+        """How a kernel accesses memory through each argument (`verify.uses_of`)."""
+        if name not in self._uses:
+            self._uses[name] = uses_of(self.module, name)
+        return self._uses[name]
 
 
 @lru_cache(maxsize=PLANS)
@@ -137,8 +147,9 @@ class Planner:
         self.module.max_elements = max(self.module.max_elements, *sizes, 1)
         if operation.name in ("scf.while", "scf.for") and _waits(operation):
             self.module.has_spins = True
-        if operation.name in SPINS and not self.used.isdisjoint(operation.results):
-            self.module.has_order = True
+        is_read = not self.used.isdisjoint(operation.results)
+        if operation.name in SPINS and is_read and self.module.ordering is None:
+            self.module.ordering = operation
 
 
 def _used(function: Function) -> frozenset[int]:

@@ -50,7 +50,6 @@ class Launch:
     """Storages that this launch may write to."""
     is_racing: bool
     """True if accesses of different instances are compared."""
-    random: np.random.Generator
     bytes_loaded: int = 0
     bytes_stored: int = 0
     flops: float = 0.0

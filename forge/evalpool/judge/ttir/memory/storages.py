@@ -35,6 +35,9 @@ class FaultKind(StrEnum):
     RACE = "race"
     """Two instances of a launch access the same bytes in no order, and one writes another value.
     It counts if an output depends on the order."""
+    ORDER = "order"
+    """Results of atomics tell instances apart by the order in which they ran. It counts as a race
+    does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
