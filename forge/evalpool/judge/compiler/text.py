@@ -16,16 +16,17 @@ from forge.evalpool.judge.program import dialect
 MAX_TEXT_BYTES = 8 << 20
 _TOKEN = re.compile(
     r"""
-      (?P<string>"(?:[^"\\\n]|\\.)*")
-    | (?P<comment>//[^\n]*)
-    | (?P<symbol>@(?:"(?:[^"\\\n]|\\.)*"|[A-Za-z_][\w.$]*))
-    | (?P<value>[%^][\w.$-]+(?:\#\d+|:\d+)?)
-    | (?P<hexadecimal>0x[0-9A-Fa-f]+)
-    | (?P<dimensions>(?:\d+x)+(?=[A-Za-z!]))
-    | (?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)
-    | (?P<word>[#!]?[A-Za-z_][\w.$]*)
-    | (?P<space>\s+)
-    | (?P<mark>->|[-:,=(){}<>\[\]*+])
+      (?P<skipped>(?>
+          \s++                                                 # space
+        | ->|[-:,=(){}<>\[\]*+]                                # mark
+        | [%^][\w.$-]++(?:\#\d++|:\d++)?                       # value or block
+        | @(?:"(?:[^"\\\n]|\\.)*+"|[A-Za-z_][\w.$]*+)        # symbol
+        | 0x[0-9A-Fa-f]++ | (?:\d++x)++(?=[A-Za-z!])           # hexadecimal, dimensions
+        | \d++(?:\.\d*+)?(?:[eE][+-]?\d++)?                   # number
+        | //[^\n]*+                                           # comment
+      )++)
+    | (?P<word>[#!]?[A-Za-z_][\w.$]*+)
+    | (?P<string>"(?:[^"\\\n]|\\.)*+")
     | (?P<other>.)
     """,
     re.VERBOSE | re.ASCII,
@@ -57,15 +58,17 @@ def check_text(text: str) -> None:
     if not text.isascii():
         raise Refused("", "text is not ASCII")
     for match in _TOKEN.finditer(text):
-        found = match[0]
-        if match.lastgroup == "word" and found not in dialect.WORDS:
-            raise _refused(text, match.start(), f"{found!r} is not in the closed list")
-        if match.lastgroup == "other":
-            raise _refused(text, match.start(), f"character {found!r}")
-        if match.lastgroup == "string":
+        kind = match.lastgroup
+        if kind == "word":
+            found = match[0]
+            if found not in dialect.WORDS:
+                raise _refused(text, match.start(), f"{found!r} is not in the closed list")
+            if found == "!tt.ptr":
+                _check_pointer(text, match.start())
+        elif kind == "string":
             _check_string(text, match)
-        if found == "!tt.ptr":
-            _check_pointer(text, match.start())
+        elif kind == "other":
+            raise _refused(text, match.start(), f"character {match[0]!r}")
 
 
 def operations(text: str) -> Iterator[tuple[int, str]]:
