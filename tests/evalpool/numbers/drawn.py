@@ -77,7 +77,7 @@ def draw(
 ) -> Drawn:
     """The input sets that a judge would make for a reference."""
     is_model = isinstance(reference, torch.nn.Module)
-    model = reference if is_model else Function(reference)  # type: ignore[arg-type]
+    model = reference if is_model else Function(reference)
     terms = Terms(
         precision=precision, device="cpu", is_tf32=is_tf32, max_bytes=1 << 30, is_plain=False
     )

@@ -137,7 +137,7 @@ REFERENCES: list[Case] = [
     ("normalize", lambda x: F.normalize(x, dim=1), _n(16, 32, 4, 4)),
     ("RMS norm", lambda x: x * (x.square().mean(1, keepdim=True) + 1e-5).rsqrt(), _r(8, 16, 8, 8)),
     ("layer norm", lambda: nn.LayerNorm(96), _r(32, 96)),
-    ("layer norm of images", lambda: nn.LayerNorm((4, 16, 16)), _r(4, 4, 16, 16)),
+    ("layer norm of images", lambda: nn.LayerNorm([4, 16, 16]), _r(4, 4, 16, 16)),
     ("batch norm", lambda: nn.BatchNorm2d(8), _r(8, 8, 8, 8)),
     ("batch norm in use", lambda: nn.BatchNorm2d(8).eval(), _r(8, 8, 8, 8)),
     ("instance norm", lambda: nn.InstanceNorm2d(8), _r(4, 8, 16, 16)),

@@ -56,7 +56,7 @@ def families(shape: Sequence[int]) -> list[tuple[int, ...]]:
     """Axes that the elements of a slab share, for each family of slabs; one empty tuple, the whole
     tensor, where every slab would be too small."""
     size = math.prod(shape)
-    found = [
+    found: list[tuple[int, ...]] = [
         (axis,) for axis, length in enumerate(shape) if length > 1 and size // length >= MIN_SLAB
     ]
     if len(shape) >= 3 and shape[-1] >= MIN_LINE and size > shape[-1]:

@@ -1,4 +1,3 @@
-# pyright: strict
 """Booleans, integers and two-valued floats drawn anew within their meaning.
 
 Called by input_sets.py for every set but the given one. What the problem itself draws anew stays

@@ -1,4 +1,3 @@
-# pyright: strict
 """Properties of an input's values that a reference may rely on, and inputs moved back into them.
 
 Called by variants.py. A property counts where the inputs as given have it: probabilities sum to

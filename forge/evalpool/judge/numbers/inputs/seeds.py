@@ -1,4 +1,3 @@
-# pyright: strict
 """Seeds of 128 bits for torch's generators, Python's and numpy's.
 
 `torch.manual_seed` keeps 32 bits on a CPU: few enough to be tried out. Here the whole state of the
