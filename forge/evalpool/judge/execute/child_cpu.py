@@ -46,6 +46,17 @@ MAX_FAULTS = 20
 MAX_MESSAGE_CHARACTERS = 1000
 
 
+def warm_up() -> None:
+    """Loads everything that a child will use, in the zygote: a sandbox has no files to load."""
+    from forge.evalpool.judge.execute import torch_nodes
+    from forge.evalpool.judge.program.schema import schemas
+    from forge.evalpool.judge.ttir.plan import plan_of
+
+    assert torch_nodes.operation("aten.zeros.default")
+    assert schemas()
+    plan_of("module { tt.func public @k() { tt.return } }")
+
+
 def main(sock: socket.socket) -> None:
     """Serves the judge until it hangs up."""
     deadline = time.monotonic() + IDLE_S

@@ -84,7 +84,7 @@ class Report:
     """Costs and suspicions of a launch."""
 
     bytes_loaded: int
-    """Of all active lanes; what a cache would save counts, too."""
+    """By all active lanes: bytes that a cache would save count, too."""
     bytes_stored: int
     flops: float
     suspicions: tuple[Fault, ...]

@@ -174,7 +174,7 @@ def _flows_of(operation: Operation) -> Iterator[tuple[int, int]]:
 
 
 def _flows_back(operation: Operation, block: BasicBlock) -> Iterator[tuple[int, int]]:
-    """What a region yields goes to the results and into the next iteration."""
+    """Values that a region yields go to the results and into the next iteration."""
     if not block.operations:
         return
     end = block.operations[-1]

@@ -28,7 +28,7 @@ class Windows:
     """`[n or 1]`"""
     strides: tuple[int, ...]
     shape: tuple[int, ...]
-    """Of the window; 1 along axes that the address does not vary along."""
+    """Sizes of the window; 1 along axes that the address does not vary along."""
 
     @property
     def lowest(self) -> int:

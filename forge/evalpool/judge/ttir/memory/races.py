@@ -123,7 +123,7 @@ def note_atomic(group: Group, part: Part, operation: Operation, size: int) -> No
 
 
 def _changed(found: Array, part: Part, flat: Array, raw: Array) -> Array:
-    """Of the lanes in `found`, those whose value is not what the memory has."""
+    """Lanes in `found` whose value is not what the memory has."""
     if not found.any():
         return found
     unsigned = np.dtype(f"u{flat.itemsize}")
