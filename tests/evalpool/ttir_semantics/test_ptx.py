@@ -104,6 +104,11 @@ def test_two_results() -> None:
     assert (first[0, 0], second[0, 0]) == (9, 14)
 
 
+def test_the_order_of_launches_computes_nothing() -> None:
+    text = "griddepcontrol.wait; // dummy $0"
+    assert asm(text, "=r", [], " -> i32").tolist() == [0]
+
+
 @pytest.mark.parametrize("text", ["dp4a.u32.u32 $0, $1, $1, $1;", "frob $0, $1;", "nonsense"])
 def test_an_unknown_statement_is_named(text: str) -> None:
     with pytest.raises(Unsupported, match=text.split()[0].split(".")[0]):

@@ -31,6 +31,9 @@ _INSTRUCTION = re.compile(
 )
 _OPERAND = re.compile(r"\{[^}]*\}|[^,{}]+")
 
+ORDERING = "griddepcontrol."
+"""Instructions that order launches, which follow each other here. They compute nothing."""
+
 Operand: TypeAlias = "str | tuple[str, ...]"
 
 
@@ -75,7 +78,7 @@ def parse(text: str) -> Template:
     for statement in (part.strip() for part in plain.split(";")):
         if declaration := _DECLARATION.fullmatch(statement):
             _declare(declaration["kind"], declaration["names"], widths)
-        elif statement:
+        elif statement and not statement.startswith(ORDERING):
             instructions.append(_instruction(statement))
     return Template(tuple(instructions), widths)
 

@@ -67,8 +67,9 @@ def _results(
     found: list[Array] = []
     number = 0
     size = int(np.prod(full))
+    unset = np.zeros((), np.uint64)
     for kind, count in outputs:
-        parts = [registers[f"${number + place}"] for place in range(count)]
+        parts = [registers.get(f"${number + place}", unset) for place in range(count)]
         number += count
         bits = _elements(parts, kind, packed, -(-size // packed))
         found.append(from_bits(bits[:size].reshape(full), kind))
