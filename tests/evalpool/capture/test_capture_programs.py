@@ -149,6 +149,18 @@ def test_a_result_kept_from_the_first_call_is_reported(tmp_path):
     assert program.stateful == "the first call has 1 nodes, the second 0"
 
 
+def test_a_host_random_number_is_reported(tmp_path):
+    program = captured(tmp_path, forward("return x + torch.rand(8).to('cuda')"), inputs=[[8]])
+    assert program.stateful.startswith("node 0 of the second call differs")
+
+
+def test_a_fused_gru_cell_is_recorded_by_its_parts(tmp_path):
+    code = forward("return torch.nn.GRU(8, 4, device='cuda')(x)[0].squeeze_(1)")
+    program = captured(tmp_path, code, inputs=[[5, 1, 8]])
+    assert "aten.sigmoid.default" in ops(program)
+    assert program.tensors[program.outputs[0]].shape == (5, 4)
+
+
 def test_weights_packed_at_the_first_call_move_to_init(tmp_path):
     code = SCALE + (
         "class ModelNew(torch.nn.Module):\n"
@@ -177,6 +189,11 @@ def test_weights_packed_at_the_first_call_move_to_init(tmp_path):
         (forward("return x * x.sum().item()"), "call", "Unsupported", 17, "without .item()"),
         (forward("return x[x > 0]"), "call", "Unsupported", 17, "read on the host"),
         (forward("return x.unique()"), "call", "Unsupported", 17, "depends on data"),
+        (forward("return torch.nn.functional.ctc_loss(x.view(10, 2, 5), torch.ones(2, 2, dtype=int,"
+                 " device=x.device), (9, 9), (2, 2))"), "call", "Unsupported", 17, "ctc_loss"),
+        (forward("t = torch.tensor([x.data_ptr()], device=x.device)", "return scaled(t)"),
+         "call", "Unsupported", 17, "table of device addresses"),
+        (forward("return torch.func.grad(torch.sum)(x)"), "call", "Unsupported", 17, "card"),
         (forward("exit()"), "call", "SystemExit", 17, ""),
         (forward("return scaled(torch.zeros(3))"), "call", "ValueError", 12, "cpu tensor?"),
         (SCALE.replace("* factor", "* wrong") + PLAIN[len(SCALE) :] + "return scaled(x)",

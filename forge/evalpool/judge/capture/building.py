@@ -251,7 +251,8 @@ def canonical(parts: Parts, nodes: Sequence[Node], *, since: int) -> list[Any]:
 
     def described(number: int) -> Any:
         tensor = parts.tensors[number]
-        is_own = tensor.storage >= since
+        is_allocated = parts.storages[tensor.storage].origin is Origin.ALLOCATION
+        is_own = is_allocated and tensor.storage >= since
         return replace(tensor, storage=-1 - own(tensor.storage) if is_own else tensor.storage)
 
     return [replace(renumbered(node, described, lambda number: number), line=0) for node in nodes]

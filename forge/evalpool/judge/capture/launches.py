@@ -165,7 +165,7 @@ class CapturedKernel:
         elif kind.startswith("*"):
             yield _pointer(self._recorder, value)
         else:
-            yield _number(kind, value)
+            yield _number(self._recorder, kind, value)
 
     def __getitem__(self, grid: Any) -> Any:
         def runner(*args: Any, stream: Any = None) -> None:
@@ -197,11 +197,13 @@ def _pointer(recorder: Recorder, value: Any) -> TensorUse:
     raise Unsupported(f"a {type(value).__name__} as a pointer: pass a tensor")
 
 
-def _number(kind: str, value: Any) -> LaunchArgument:
+def _number(recorder: Recorder, kind: str, value: Any) -> LaunchArgument:
     if hasattr(value, "item") and not isinstance(value, torch.Tensor):
         value = value.item()  # NumPy's scalars
     if kind.startswith(("fp", "bf", "f")):
         return float(value)
+    if recorder.is_address(int(value)):
+        raise Unsupported("a tensor's address as a number: pass the tensor")
     return int(value)
 
 

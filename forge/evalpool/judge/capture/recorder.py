@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -58,6 +59,11 @@ ALLOCATIONS = frozenset(
 """Operations without a node: their result is an uninitialised storage."""
 TORCH = frozenset({"aten", "prim", "prims", "profiler", "inductor", "_c10d_functional"})
 """Namespaces of torch's own operations."""
+RESHAPES = frozenset(
+    f"aten::{name}_"
+    for name in ("squeeze", "unsqueeze", "transpose", "t", "swapaxes", "swapdims", "as_strided")
+)
+"""Operations in place that change a tensor's shape and no element."""
 REFUSED = {
     "aten::set_": "keep tensors over the storage that they were made with",
     "aten::resize_": "allocate a tensor of the final size",
@@ -183,6 +189,10 @@ class Recorder(TorchDispatchMode):
         with self.fake:
             return self._constants[key].view(plain.shape)
 
+    def is_address(self, value: int) -> bool:
+        """True for a number within the made-up memory."""
+        return FIRST_ADDRESS <= value < self._next_address
+
     def _refuse_addresses(self, tensor: torch.Tensor) -> None:
         if tensor.dtype in (torch.int64, torch.uint64) and tensor.numel():
             values = tensor.view(torch.int64)
@@ -276,13 +286,22 @@ class Recorder(TorchDispatchMode):
                 f"{func}: the result depends on data that only the device has;"
                 " keep shapes independent of the content of tensors"
             ) from error
+        except UNKNOWN as error:
+            decomposition = torch._decomp.decomposition_table.get(func)
+            if decomposition is None:
+                raise Unsupported(
+                    f"{func}: its result's shape is unknown before it runs"
+                ) from error
+            with self:
+                return decomposition(*args, **kwargs)
         self._record(func, args, kwargs, result)
         return result
 
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         made = [one for one in leaves(result) if isinstance(one, FakeTensor)]
+        name = func._schema.name
         is_view = not func._schema.is_mutable and all(map(self.is_known, made))
-        if func._schema.name in ALLOCATIONS or is_view:
+        if is_view or name in ALLOCATIONS or name in RESHAPES:
             for one in made:
                 self.storage_of(one)
             return
@@ -444,13 +463,22 @@ def _index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _masked_select(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    tensor, mask = (
-        recorder.run(aten.expand.default, (one, shape), {})
-        for one, shape in zip(
-            args, [torch.broadcast_shapes(args[0].shape, args[1].shape)] * 2, strict=True
-        )
-    )
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    tensor, mask = (recorder.run(aten.expand.default, (one, shape), {}) for one in args)
     return _index(recorder, aten.index.Tensor, (tensor, [mask]), {})
+
+
+def _gru_cell(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """The fused cell of a GRU, which has no rule for fake tensors, by its parts."""
+    gates_x, gates_h, hidden, *biases = args
+    with recorder:
+        if biases and biases[0] is not None:
+            gates_x, gates_h = gates_x + biases[0], gates_h + biases[1]
+        (xr, xz, xn), (hr, hz, hn) = gates_x.chunk(3, 1), gates_h.chunk(3, 1)
+        update = torch.sigmoid(xz + hz)
+        new = torch.tanh(xn + torch.sigmoid(xr + hr) * hn)
+        result = new + update * (hidden - new)
+        return result, torch.empty_like(result)  # the second is for the backward pass
 
 
 SPECIAL: dict[Any, Any] = {
@@ -462,20 +490,15 @@ SPECIAL: dict[Any, Any] = {
     aten.nonzero.default: _nonzero,
     aten.index.Tensor: _index,
     aten.masked_select.default: _masked_select,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
 }
 """Operations that move data between the host and the card, or whose size depends on data."""
 
 
-def _data_dependent() -> tuple[type[Exception], ...]:
-    from torch._subclasses import fake_tensor
-
-    names = (
-        "DataDependentOutputException",
-        "DynamicOutputShapeException",
-        "UnsupportedOperatorException",
-    )
-    return tuple(getattr(fake_tensor, name) for name in names if hasattr(fake_tensor, name))
-
-
-DATA_DEPENDENT = _data_dependent()
+DATA_DEPENDENT = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+)
 """Errors of fake tensors where a result cannot be known without data."""
+UNKNOWN = (fake_tensor.UnsupportedOperatorException,)
+"""Errors of fake tensors for an operation that has no rule for its result's shape."""

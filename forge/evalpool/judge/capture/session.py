@@ -6,6 +6,7 @@ process is changed for good (`card.pretend`): it captures one candidate and ends
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 import types
@@ -20,7 +21,7 @@ from forge.evalpool.judge import initial
 from forge.evalpool.judge.capture import weights
 from forge.evalpool.judge.capture.asking import Asking
 from forge.evalpool.judge.capture.building import Parts, build, difference, hoisted, storages_of
-from forge.evalpool.judge.capture.failures import BoundExceeded, CaptureFailed, line_of
+from forge.evalpool.judge.capture.failures import BoundExceeded, CaptureFailed, Unsupported, line_of
 from forge.evalpool.judge.capture.lowering import compile_line, compile_words
 from forge.evalpool.judge.capture.pretence.card import Card
 from forge.evalpool.judge.capture.recorder import Recorder
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.capture.asking import Ask
     from forge.evalpool.judge.program.format import Program
 
+NO_CARD = re.compile(
+    "not compiled with CUDA|from the 'CUDA' backend|access accelerator device|No CUDA GPUs"
+    "|Found no NVIDIA driver"
+)
+"""Words of torch where it would need a real card."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -108,10 +114,14 @@ class Session:
     def failed(self, error: BaseException) -> CaptureFailed:
         """The report of an error."""
         message, line, step = str(error), line_of(error, self.file), self.step
+        kind = type(error).__name__
         if isinstance(error, CompilationError):
             step, message = "compile", compile_words(error)
             line = compile_line(error, self.file) or line
-        return CaptureFailed(stage=step, type=type(error).__name__, message=message, line=line)
+        elif isinstance(error, AssertionError | RuntimeError) and NO_CARD.search(message):
+            first = message.split("\n")[0].split(". ")[0]
+            kind, message = Unsupported.__name__, f"{first}: no card is here while host code runs"
+        return CaptureFailed(stage=step, type=kind, message=message, line=line)
 
     def parts(self) -> Parts:
         one = self.recorder

@@ -113,7 +113,7 @@ def make_fake_mode() -> Any:
     pretence = Pretence()
     pretence.set(torch.cuda, "is_available", lambda: False)
     try:
-        return fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+        return fake_tensor.FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     finally:
         pretence.undo()
 
@@ -173,6 +173,9 @@ class Pretence:
         self.set(torch._C, "_cuda_setDevice", lambda device: None)
         self.set(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
         self.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        self.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
+        for name in ("mark", "range_push", "range_pop"):
+            self.set(torch.cuda.nvtx, name, lambda *args: 0)
         self.set(torch.nn.Module, "_apply", _apply)
         self.set(torch, "compile", _as_written)
         self.set(torch.nn.Module, "compile", lambda module, *args, **kwargs: None)
