@@ -54,14 +54,11 @@ def persistent(
         pid_m, pid_n = _compute_pid(tile, GROUP * num_pid_n, num_pid_m, GROUP)
         offs_m = pid_m * BM + tl.arange(0, BM)
         offs_n = pid_n * BN + tl.arange(0, BN)
+        rows = tl.max_contiguous(tl.multiple_of(offs_m % M, BM), BM)
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         for ki in range(k_tiles):
             k = ki * BK + tl.arange(0, BK)
-            a = tl.load(
-                a_ptr + offs_m[:, None] * K + k[None, :],
-                mask=(offs_m[:, None] < M) & (k[None, :] < K),
-                other=0.0,
-            )
+            a = tl.load(a_ptr + rows[:, None] * K + k[None, :], mask=k[None, :] < K, other=0.0)
             b = tl.load(
                 b_ptr + offs_n[:, None] * K + k[None, :],
                 mask=(offs_n[:, None] < N) & (k[None, :] < K),

@@ -263,7 +263,10 @@ class Scanner:
         if word == "array":
             return self._array()
         if word == "dense":
-            return self.dense()
+            literal = self.dense()
+            if self.accept(":"):
+                self.type()
+            return literal
         if word == "tensor" or word in SCALARS:
             self.position = start
             return self.type()
