@@ -88,7 +88,7 @@ def errors_of(
             model, inputs, outputs, changed=changed, is_tf32=is_tf32, precision=precision, rows=rows
         )
     exact = _run_exact(model, inputs, changed=changed)
-    nudged = _run_exact(model, [_nudged(one) for one in inputs], changed=changed) if exact else None
+    nudged = _run_exact(model, inputs, changed=changed, to_double=_nudged) if exact else None
     rounded = _run_exact(*_rounded_operands(model, inputs), changed=changed) if is_tf32 else None
     packed: Outputs = []
     largest = 0.0
@@ -241,20 +241,30 @@ def _to_tf32(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.view(torch.int32) & -(1 << DROPPED_BITS)).view(torch.float32)
 
 
-def _nudged(value: Any) -> Any:
+def _nudged(value: torch.Tensor) -> torch.Tensor:
     """Continuous values moved by up to half of their last bit, in float64. Half precision stays:
     what is computed from it has finer steps."""
-    is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-    if not is_floating or value.itemsize < 4 or not value.numel() or is_categorical(value):
-        return value
+    is_wide = value.is_floating_point() and value.itemsize >= 4
+    if not is_wide or not value.numel() or is_categorical(value):
+        return _to_double(value)
     noise = torch.rand_like(value, dtype=torch.float64).mul_(2).sub_(1)
     return noise.mul_(torch.finfo(value.dtype).eps / 2).add_(1).mul_(value)
 
 
-def _run_exact(model: Any, inputs: list[Any], *, changed: list[int]) -> Outputs | None:
+def _to_double(value: torch.Tensor) -> torch.Tensor:
+    return value.to(torch.float64, copy=True) if value.is_floating_point() else value.clone()
+
+
+def _run_exact(
+    model: Any,
+    inputs: list[Any],
+    *,
+    changed: list[int],
+    to_double: Callable[[torch.Tensor], torch.Tensor] = _to_double,
+) -> Outputs | None:
     """Results in float64, on inputs of its own."""
     try:
-        doubled = replaced(inputs, lambda _, x: _to_double(x))
+        doubled = replaced(inputs, lambda _, x: to_double(x))
         exact = copy.deepcopy(model).double()
         return call_on(exact, doubled).results(changed)
     except Exception:  # a reference may insist on its dtype: then nothing is added to the tolerance
@@ -266,7 +276,3 @@ def _at(results: Outputs | None, number: int, output: torch.Tensor) -> torch.Ten
     if results is None or number >= len(results) or not output.is_floating_point():
         return None
     return results[number].double() if results[number].shape == output.shape else None
-
-
-def _to_double(value: torch.Tensor) -> torch.Tensor:
-    return value.to(torch.float64, copy=True) if value.is_floating_point() else value.clone()
