@@ -356,6 +356,14 @@ def test_forward_writes_to_inputs_as_the_reference_does() -> None:
     assert judged(made, needed_inputs=needless, written_inputs=frozenset({0})) is None
 
 
+def test_a_store_to_an_input_is_left_to_the_run_if_nothing_reads_it() -> None:
+    store = launch(0, W, X)
+    assert judged(program(RUN, store)) is None
+    assert rule(program(store, RUN)) == Rule.STATE
+    returned = dataclasses.replace(program(RUN, store), outputs=(4, 0), returned="tuple")
+    assert rule(returned) == Rule.STATE
+
+
 def test_forward_writes_to_nothing_that_init_has_filled() -> None:
     made = program(
         launch(1, X, PACKED, Y),

@@ -181,6 +181,8 @@ class Flow:
     writers: Mapping[int, Placed]
     """First node of `forward` that certainly may write to a storage, by storage; launches count
     where their accesses are known."""
+    reread: frozenset[int]
+    """Storages that a later node reads, or an output shows, after one of `writers`."""
     live: frozenset[str]
     """Paths of the nodes that outputs, inputs or parameters depend on."""
 
@@ -196,11 +198,13 @@ def trace(program: Program, nodes: Sequence[Placed], accesses: Accesses | None =
     contents = _first_contents(program)
     prepared: set[int] = set()
     writers: dict[int, Placed] = {}
+    reread: set[int] = set()
     host = Content()
     for placed, step in steps:
         source = _joined([host, *(contents[storage] for storage in step.reads)])
         if isinstance(placed.node, Value):
             host = source
+        reread |= step.reads & writers.keys()
         made = _through(program, placed, source)
         for storage in step.writes:
             before = Content() if storage in step.replaces else contents[storage]
@@ -209,7 +213,9 @@ def trace(program: Program, nodes: Sequence[Placed], accesses: Accesses | None =
                 prepared.add(storage)
             elif not isinstance(placed.node, Launch) or placed.node.kernel in known:
                 writers.setdefault(storage, placed)
-    return Flow(contents, frozenset(prepared), writers, _live(program, steps))
+    reread |= storages(program, program.outputs) & writers.keys()
+    live = _live(program, steps)
+    return Flow(contents, frozenset(prepared), writers, frozenset(reread), live)
 
 
 def _first_contents(program: Program) -> dict[int, Content]:

@@ -109,20 +109,24 @@ class _Variant:
 
     def _state(self) -> Iterator[Refusal]:
         for storage, placed in self.flow.writers.items():
-            if self._outlasts(storage):
+            if self._outlasts(storage, placed):
                 name = storage_name(self.program, storage)
                 reason = f"writes to {name}, which outlasts the call; the reference does not"
                 yield _refuse(self.program, placed, Rule.STATE, reason)
 
-    def _outlasts(self, storage: int) -> bool:
+    def _outlasts(self, storage: int, writer: Placed) -> bool:
         """Tells if a write of `forward` would be seen outside, or by the next call.
 
         A buffer that `init` allocated and left uninitialised is a workspace, like one of `forward`.
+        A kernel may have a store to an input that no call reaches (Liger's cross-entropy, for
+        labels that are ignored): if nothing reads the input afterwards, the run decides, which
+        compares inputs.
         """
         held = self.program.storages[storage]
         match held.origin:
             case Origin.INPUT:
-                return held.index not in self.facts.written_inputs
+                matters = not isinstance(writer.node, Launch) or storage in self.flow.reread
+                return matters and held.index not in self.facts.written_inputs
             case Origin.PARAMETER:
                 return held.name not in self.facts.written_parameters
             case Origin.CONSTANT:
