@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from forge.evalpool.judge.capture.session import capture
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.format import Launch, Op, Program
+from forge.evalpool.judge.program.format import Choice, Launch, Node, Op, Program, TensorUse
 
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n"
 SCALE = (
@@ -81,7 +82,20 @@ def captured(folder: Path, code: str, *, ask: Any = None, **asked: Any) -> Progr
 
 
 def launches(program: Program) -> list[Launch]:
-    return [node for node in program.forward if isinstance(node, Launch)]
+    return launches_in(program.forward)
+
+
+def launches_in(nodes: Sequence[Node]) -> list[Launch]:
+    return [node for node in nodes if isinstance(node, Launch)]
+
+
+def choices(program: Program) -> list[Choice]:
+    return [node for node in program.forward if isinstance(node, Choice)]
+
+
+def uses(launch: Launch) -> list[int]:
+    """Numbers of the tensors among a launch's arguments."""
+    return [one.tensor for one in launch.arguments if isinstance(one, TensorUse)]
 
 
 def ops(program: Program) -> list[str]:

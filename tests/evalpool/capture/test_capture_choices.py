@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from forge.evalpool.judge.program.format import Choice, Launch, TensorUse
-from tests.evalpool.capture.capturing import HEADER, SCALE, captured, launches, ops
+from forge.evalpool.judge.program.format import Choice, Launch
+from tests.evalpool.capture.capturing import (
+    HEADER,
+    SCALE,
+    captured,
+    choices,
+    launches,
+    launches_in,
+    ops,
+    uses,
+)
 
 TUNED = (
     HEADER
@@ -34,20 +43,17 @@ class ModelNew(torch.nn.Module):
 def test_each_pruned_configuration_that_compiles_is_an_alternative(tmp_path):
     program = captured(tmp_path, TUNED, inputs=[[100]])
     assert [type(node) for node in program.forward[1:]] == [Choice, Launch]
-    choice = program.forward[1]
-    assert isinstance(choice, Choice)
-    grids = [node.grid[0] for one in choice.alternatives for node in one.nodes]
-    assert grids == [7, 2]
+    (choice,) = choices(program)
+    made = [node for one in choice.alternatives for node in launches_in(one.nodes)]
+    assert [node.grid[0] for node in made] == [7, 2]
     assert "BLOCK: 64" in choice.alternatives[1].label
-    assert [program.kernels[node.kernel].options.num_warps
-            for one in choice.alternatives for node in one.nodes] == [1, 4]  # fmt: skip
-    output = choice.alternatives[0].nodes[0].arguments[1]
-    assert choice.alternatives[0].restored == (output.tensor,)
+    assert [program.kernels[node.kernel].options.num_warps for node in made] == [1, 4]
+    assert choice.alternatives[0].restored == (uses(made[0])[1],)
     assert program.stateful == ""
 
 
 def test_an_answer_launches_the_winner_alone(tmp_path):
-    choice = captured(tmp_path, TUNED, inputs=[[100]]).forward[1]
+    (choice,) = choices(captured(tmp_path, TUNED, inputs=[[100]]))
     for answer in (1, choice.alternatives[1].label):
         program = captured(tmp_path, TUNED, inputs=[[100]], choices={choice.key: answer})
         assert [one.grid for one in launches(program)] == [(2, 1, 1), (2, 1, 1)]
@@ -56,7 +62,7 @@ def test_an_answer_launches_the_winner_alone(tmp_path):
 
 def test_a_configurations_hook_belongs_to_its_alternative(tmp_path):
     code = TUNED.replace('"BLOCK": b}', '"BLOCK": b}, pre_hook=lambda args: args["y"].zero_()')
-    choice = captured(tmp_path, code, inputs=[[64]]).forward[1]
+    (choice,) = choices(captured(tmp_path, code, inputs=[[64]]))
     assert [[type(node).__name__ for node in one.nodes] for one in choice.alternatives] == [
         ["Op", "Launch"], ["Op", "Launch"],
     ]  # fmt: skip
@@ -87,7 +93,8 @@ def test_hand_made_benchmarks_are_a_choice_that_can_be_answered(tmp_path):
     assert isinstance(choice, Choice)
     assert isinstance(launch, Launch)
     assert program.kernels[launch.kernel].name == "scale"
-    names = [program.kernels[one.nodes[0].kernel].name for one in choice.alternatives]
+    made = [node for one in choice.alternatives for node in launches_in(one.nodes)]
+    names = [program.kernels[one.kernel].name for one in made]
     assert names == ["scale", "slow"]
     again = captured(tmp_path, BENCHED, inputs=[[64]], choices={choice.key: 1})
     (launch,) = again.forward
@@ -129,6 +136,5 @@ def test_a_replayed_graph_repeats_its_nodes(tmp_path):
     program = captured(tmp_path, code, inputs=[[8]])
     assert ops(program) == ["aten.copy_.default"]
     (launch,) = launches(program)
-    uses = [one.tensor for one in launch.arguments if isinstance(one, TensorUse)]
-    assert uses[1:] == list(program.outputs)
+    assert uses(launch)[1:] == list(program.outputs)
     assert program.stateful == ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forge.evalpool.judge.capture.failures import CaptureFailed
-from forge.evalpool.judge.program.format import Launch, Op, Origin, Section, TensorUse
-from tests.evalpool.capture.capturing import HEADER, SCALE, captured, launches, ops
+from forge.evalpool.judge.program.format import Launch, Op, Origin, Section
+from tests.evalpool.capture.capturing import HEADER, SCALE, captured, launches, ops, uses
 
 PLAIN = SCALE + "class ModelNew(torch.nn.Module):\n    def forward(self, x):\n        "
 
@@ -33,10 +33,9 @@ def test_a_launch_has_grid_arguments_and_ttir(tmp_path):
 def test_an_input_is_told_from_an_allocation(tmp_path):
     program = captured(tmp_path, forward("return scaled(x)"), inputs=[[8]])
     (launch,) = launches(program)
-    uses = [one for one in launch.arguments if isinstance(one, TensorUse)]
-    storages = [program.storages[program.tensors[use.tensor].storage] for use in uses]
+    storages = [program.storages[program.tensors[one].storage] for one in uses(launch)]
     assert [one.origin for one in storages] == [Origin.INPUT, Origin.ALLOCATION]
-    assert program.outputs == (uses[1].tensor,)
+    assert program.outputs == (uses(launch)[1],)
 
 
 def test_views_have_no_node(tmp_path):
@@ -81,7 +80,7 @@ def test_parameters_are_the_references(tmp_path):
     program = captured(tmp_path, code, inputs=[[4]], init=[4], state=state)
     assert [node.name for node in program.init if isinstance(node, Op)] == ["aten.clone.default"]
     assert {one.name for one in program.storages} == {"fc.weight", "fc.bias", ""}
-    packed = program.storages[program.tensors[launches(program)[0].arguments[0].tensor].storage]
+    packed = program.storages[program.tensors[uses(launches(program)[0])[0]].storage]
     assert (packed.origin, packed.section) == (Origin.ALLOCATION, Section.INIT)
     assert program.returned == "tuple"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forge.evalpool.judge.program.format import (
     ITEM_BYTES,
@@ -84,8 +84,7 @@ def _argument(value: Any, tensor: Callable[[int], int]) -> Any:
         case Descriptor():
             return replace(value, tensor=tensor(value.tensor))
         case tuple():
-            items: tuple[Any, ...] = value
-            return tuple(_argument(one, tensor) for one in items)
+            return tuple(_argument(one, tensor) for one in cast("tuple[Any, ...]", value))
         case _:
             return value
 

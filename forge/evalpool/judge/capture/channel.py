@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
@@ -70,7 +70,7 @@ def receive(sock: socket.socket, *, deadline: float) -> Answer:
             raise frames.FrameError(f"a program of more than {MAX_PROGRAM_BYTES} bytes")
         body = frame.body.get("body")
         if isinstance(body, dict):
-            found: dict[str, Any] = body
+            found = cast("dict[str, Any]", body)
             return Answer(kind=frame.kind, body=found, program=bytes(data))
 
 

@@ -33,8 +33,6 @@ from forge.evalpool.judge.program.format import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from triton.backends.compiler import GPUTarget
-
     from forge.evalpool.judge.capture.pretence.card import Card
     from forge.evalpool.judge.capture.recorder import Recorder
 
@@ -48,10 +46,10 @@ class CaptureDriver(DriverBase):
         self.get_device_capability = lambda device=0: card.capability
 
     @classmethod
-    def is_active(cls) -> bool:
+    def is_active(cls) -> Any:
         return True
 
-    def get_current_target(self) -> GPUTarget:
+    def get_current_target(self) -> Any:
         return self.card.triton_target()
 
     def get_current_device(self) -> int:
@@ -63,7 +61,7 @@ class CaptureDriver(DriverBase):
     def get_current_stream(self, device: Any = None) -> int:
         return 0
 
-    def get_active_torch_device(self) -> torch.device:
+    def get_active_torch_device(self) -> Any:
         return torch.device("cuda", 0)
 
     def get_device_interface(self) -> Any:

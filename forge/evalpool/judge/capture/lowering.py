@@ -194,8 +194,8 @@ def compile_line(error: BaseException, file: str) -> int | None:
     while chain is not None:
         trace = chain.__traceback__
         while trace is not None:
-            generator = trace.tb_frame.f_locals.get("self")
-            node = getattr(generator, "cur_node", None)
+            generator: Any = trace.tb_frame.f_locals.get("self")
+            node: Any = getattr(generator, "cur_node", None)
             if getattr(generator, "file_name", None) == file and hasattr(node, "lineno"):
                 found = generator.begin_line + node.lineno
             trace = trace.tb_next

@@ -17,6 +17,8 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from triton.backends.compiler import GPUTarget
 
+from forge.evalpool.judge.capture.pretence.streams import STREAMS, Generator
+
 REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 """c10's table of device guards, by device type: `c10::impl::device_guard_impl_registry`."""
 
@@ -127,7 +129,7 @@ def ensure_device_guard() -> None:
     devices either, is entered for CUDA first.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    kinds = torch._C._autograd.DeviceType
+    kinds: Any = vars(torch.autograd)["DeviceType"]
     registry = (ctypes.c_void_p * 20).in_dll(library, REGISTRY)
     if registry[kinds.CUDA.value] is None:
         registry[kinds.CUDA.value] = registry[kinds.Lazy.value]
@@ -196,8 +198,7 @@ def _apply(module: Any, fn: Any, recurse: bool = True) -> Any:
     for child in module.children() if recurse else ():
         child._apply(fn)
     for name, parameter in module._parameters.items():
-        made = None if parameter is None else fn(parameter)
-        if made is parameter:
+        if parameter is None or (made := fn(parameter)) is parameter:
             continue
         if isinstance(parameter, FakeTensor) and isinstance(made, FakeTensor):
             parameter.data = made
@@ -251,121 +252,3 @@ def _answers(card: Card) -> dict[str, Any]:
     ):
         answers[name] = zero
     return answers
-
-
-class Stream:
-    """A stream: the program has one order of nodes, that of the host's calls."""
-
-    cuda_stream = 0
-    device = torch.device("cuda", 0)
-    device_index = 0
-    stream_id = 0
-    priority = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-    def wait_stream(self, stream: Any) -> None:
-        pass
-
-    def wait_event(self, event: Any) -> None:
-        pass
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or Event()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-class Event:
-    """An event: recorded at once, one millisecond after any other."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def record(self, stream: Any = None) -> None:
-        pass
-
-    def wait(self, stream: Any = None) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, other: Any) -> float:
-        return 1.0
-
-
-class Generator:
-    """The card's random generator: its state is a seed and an offset, as CUDA's."""
-
-    device = torch.device("cuda", 0)
-
-    def __init__(self, device: Any = None) -> None:
-        self._state = torch.tensor([0, 0], dtype=torch.int64)
-
-    def get_state(self) -> torch.Tensor:
-        return self._state.view(torch.uint8).clone()
-
-    def set_state(self, state: torch.Tensor) -> None:
-        self._state = state.clone().view(torch.int64)
-
-    def manual_seed(self, seed: int) -> Generator:
-        self._state = torch.tensor([seed, 0], dtype=torch.int64)
-        return self
-
-    def initial_seed(self) -> int:
-        return int(self._state[0])
-
-    seed = initial_seed
-
-
-class Guard:
-    """`torch.cuda.device(...)`, `device_of`, `stream`: changes nothing."""
-
-    idx = 0
-    prev_idx = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __enter__(self) -> Guard:
-        return self
-
-    def __exit__(self, *args: object) -> bool:
-        return False
-
-
-_STREAM = Stream()
-STREAMS: dict[str, Any] = {
-    "Stream": Stream,
-    "ExternalStream": Stream,
-    "Event": Event,
-    "device": Guard,
-    "device_of": Guard,
-    "_DeviceGuard": Guard,
-    "stream": Guard,
-    "StreamContext": Guard,
-    "current_stream": lambda device=None: _STREAM,
-    "default_stream": lambda device=None: _STREAM,
-    "set_stream": lambda stream: None,
-}

@@ -43,7 +43,7 @@ def patches(choose: Choose, *, folder: Path) -> Iterator[tuple[Any, str, Any]]:
         choose: Records a kernel's configurations.
         folder: Place for the sources of kernels given as text.
     """
-    guards = torch._C._dynamo.guards
+    guards: Any = importlib.import_module("torch._C._dynamo.guards")
     yield guards, "_empty_strided_cuda", _empty_strided
     yield guards, "_reinterpret_tensor", _reinterpret
     for owner in (triton.compiler.compiler, triton.backends.compiler):
