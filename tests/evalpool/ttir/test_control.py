@@ -116,3 +116,10 @@ def test_values_and_pointers_of_a_loop_are_each_instances_own(order: Order) -> N
     run(UNEVEN, 11, y, order=order)
     for p in range(11):
         assert list(y[17 * p : 17 * p + 16]) == [lane + p * (p - 1) // 2 for lane in range(16)]
+
+
+def test_a_mapped_function_may_return_early_for_each_element() -> None:
+    x = np.random.default_rng(0).standard_normal(256).astype(np.float32)
+    y = np.zeros_like(x)
+    run(text("mapped_branches"), 4, x, y)
+    assert np.array_equal(y, np.where(x > 0, x * 2, x - 1))

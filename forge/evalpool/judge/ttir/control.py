@@ -80,7 +80,7 @@ def _run_blocks(plan: FunctionPlan, env: Environment, group: Group) -> Run:
         yield from run_block(block, env, part)
         end = block.terminator
         assert end is not None
-        if end.name == "tt.return":
+        if not end.jumps:
             pieces.append((lanes, [env[value] for value in end.operands]))
             continue
         for jump, chosen in _ways(end, env, part):
@@ -425,13 +425,12 @@ def _elementwise(
     """Evaluates a region on arrays of one shape, element by element."""
     from forge.evalpool.judge.ttir.plan import captured
 
-    region = operation.regions[0]
-    if len(region.blocks) != 1:
-        raise Unsupported(f"line {operation.line}: branches inside {operation.name}")
-    block = planner.block(region.blocks[0])
+    inside = operation.regions[0].blocks
+    blocks = [planner.block(one, frees=len(inside) == 1) for one in inside]
+    block = blocks[0]
+    region = replace(planner.plan, blocks=blocks)
     outside = [value for value in captured(operation) if planner.plan.template[value] is None]
-    assert block.terminator is not None
-    results = block.terminator.operands
+    results = () if block.terminator is None else block.terminator.operands
 
     def straight(arrays: list[Array], env: Environment, group: Group) -> list[Array]:
         kept = {value: env[value] for value in outside}
@@ -449,18 +448,23 @@ def _elementwise(
     def branching(arrays: list[Array], env: Environment, group: Group) -> list[Array]:
         """Each element is an instance of its own."""
         full = np.broadcast_arrays(*arrays)
-        inner = env.copy()
+        inner = planner.plan.template.copy()  # elements have no other values in common
         for value in outside:
             one = env[value].reshape(-1, *(1,) * (full[0].ndim - 1))
             inner[value] = np.broadcast_to(one, full[0].shape).reshape(-1)
         for number, array in zip(block.arguments, full, strict=True):
             inner[number] = array.reshape(-1)
-        lanes = group.elements(full[0].size)
-        for _ in run_block(block, inner, lanes):
-            pass
-        return [
-            np.broadcast_to(inner[value], (full[0].size,)).reshape(full[0].shape)
-            for value in results
-        ]
+        size = full[0].size
+        found = _finished(_run_blocks(region, inner, group.elements(size)))
+        return [np.broadcast_to(value, (size,)).reshape(full[0].shape) for value in found]
 
-    return straight if block.is_straight else branching
+    return straight if len(blocks) == 1 and block.is_straight else branching
+
+
+def _finished(run: Run) -> list[Any]:
+    """Runs to the end what waits for nobody."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            return end.value

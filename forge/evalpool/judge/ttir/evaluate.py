@@ -45,8 +45,8 @@ MAX_SERIAL = 1 << 16
 """Instances of a launch that runs one instance after the other."""
 SMALL_SLAB = 4
 """Instances of a slab in another order than the natural one."""
-FUEL = 50_000_000
-"""Steps of one launch."""
+FUEL = 8_000_000
+"""Steps of one launch: about a minute."""
 
 
 class Order(StrEnum):

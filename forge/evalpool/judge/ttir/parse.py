@@ -480,7 +480,7 @@ class _Parser:
 
     def operand_type(self, draft: _Draft, place: int) -> Type:
         """Type of an operand. Raises InvalidModule where there is none."""
-        if place >= len(draft.operands):
+        if not 0 <= place < len(draft.operands):
             raise self.scan.error(f"{draft.name} has too few operands")
         return self.types[draft.operands[place]]
 
@@ -708,6 +708,10 @@ def _two(parser: _Parser, draft: _Draft, left: list[Type]) -> list[Type]:
     return [left[0], left[-1]] if left else []
 
 
+def _twice(parser: _Parser, draft: _Draft, left: list[Type]) -> list[Type]:
+    return left[:1] * 2
+
+
 RESULTS: dict[str, Callable[[_Parser, _Draft, list[Type]], list[Type]]] = {
     "arith.cmpi": _compared,
     "arith.cmpf": _compared,
@@ -717,8 +721,8 @@ RESULTS: dict[str, Callable[[_Parser, _Draft, list[Type]], list[Type]]] = {
     "math.isinf": _compared,
     "math.isfinite": _compared,
     "arith.addui_extended": _two,
-    "arith.mulsi_extended": lambda parser, draft, left: [left[0], left[0]],
-    "arith.mului_extended": lambda parser, draft, left: [left[0], left[0]],
+    "arith.mulsi_extended": _twice,
+    "arith.mului_extended": _twice,
     "tt.addptr": _first,
     "tt.load": _loaded,
     "tt.store": _nothing,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.ttir.parse import parse
+from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Block, Descriptor, Scalar, Type, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of
@@ -101,8 +102,13 @@ def plan_of(text: str) -> ModulePlan:
     plan = ModulePlan(module)
     for function in module.functions.values():
         plan.functions[function.name] = FunctionPlan(function)
-    for one in plan.functions.values():
-        Planner(plan, one).run()
+    try:
+        for one in plan.functions.values():
+            Planner(plan, one).run()
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # The boundary: MLIR would have refused an operation without its attributes or operands.
+        words = f"malformed operation ({type(error).__name__}: {error})"
+        raise InvalidModule(words) from error
     return plan
 
 
