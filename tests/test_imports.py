@@ -61,7 +61,8 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.trial": {
         "config.schema", "process", "evalpool", "evalpool.judge", "evalpool.judge.program",
         "evalpool.judge.program.policy", "evalpool.judge.program.wire",
-        "evalpool.judge.compiler", "evalpool.judge.execute", "evalpool.judge.numbers",
+        "evalpool.judge.compiler", "evalpool.judge.numbers", "evalpool.judge.capture",
+        "evalpool.judge.ttir", "evalpool.judge.execute",
     },
     "evalpool.judge.program": set(),
     "evalpool.judge.program.policy": {"evalpool.judge.program"},
@@ -169,8 +170,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "forge/serve/engine/chat.py": {"data"},
     # The store's public names.
     "forge/store/__init__.py": {"store.write"},
-    # A source that the judge's screen refuses needs no judge.
-    "forge/commands/judge/judge.py": {"evalpool.judge"},
+    # A source with a fault of its own needs no judge.
+    "forge/commands/judge/judge.py": {"evalpool.judge", "evalpool.judge.trial"},
     # The doctor says what a machine must allow for the sandbox.
     "forge/commands/doctor/container.py": {"evalpool.judge"},
     "forge/commands/doctor/examine.py": {"evalpool.judge"},

@@ -19,6 +19,7 @@ REBUILT = (
     "tests/zoo",
     "tests/zoo/cheats",
     "tests/zoo/honest",
+    "tests/zoo/harmless",
 )
 """Folders of the old judge and its tests, without their sub-folders: both are being rebuilt."""
 

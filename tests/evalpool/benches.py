@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge import frames
-from forge.evalpool.judge.app import oracle_uid
+from forge.evalpool.judge.app import evaluator_uid, oracle_uid
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.sandbox import Isolation
-from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner
-from forge.evalpool.judge.trial.cpu_trial import CpuTrials
+from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.references import References
-from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Stamp, Trials
+from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Stamp
 from forge.records.problem import Problem, Split
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 RUNNER_UID = 61_001 + 50 * WORKER if os.geteuid() == 0 else None
+COMPILER_UID = RUNNER_UID and RUNNER_UID + 25
 """User id of runners; parallel workers have different ones, since limits count by user."""
 TABLE = JudgeTable(compile_timeout_s=20.0, correct_timeout_s=20.0)
 GPU_TABLE = JudgeTable(compile_timeout_s=10.0, correct_timeout_s=10.0, timing_timeout_s=10.0)
@@ -71,7 +71,7 @@ class Bench:
 
     spawner: Spawner
     references: References
-    trials: Trials
+    trials: Any
 
     def judge(
         self,
@@ -83,12 +83,7 @@ class Bench:
     ) -> Verdict:
         trials = self.trials
         if table is not None:
-            trials = CpuTrials(
-                table=table,
-                spawner=self.spawner,
-                references=self.references,
-                stamp=self.trials.stamp,
-            )
+            trials = trials.with_table(table)
         return trials.judge(make_problem(problem), code, uid=RUNNER_UID, options=options)
 
     def judge_honest(self, **changes: object) -> Verdict:
@@ -96,13 +91,12 @@ class Bench:
         return self.judge(RELU_KERNEL, table=TABLE.model_copy(update=changes))
 
     def start(self, code: str) -> SandboxedChild:
-        """Runs Python in a runner past the screen, for the caller to end."""
+        """Runs Python in a capture child, for the caller to end."""
         reference = self.references.get(make_problem(RELU))
         source = f"class Told(Exception): pass\n{code}"
-        child = self.spawner.spawn(role="runner", uid=RUNNER_UID)
-        body = {**reference.request, "code": source, "entry_point": "X", "depth": "ttir"}
-        with shared_memory(len(reference.image)) as (fd, _):
-            frames.send(child.sock, Kind.CANDIDATE, body, fds=(fd,))
+        child = self.spawner.spawn(role="capture", uid=RUNNER_UID)
+        body = {**reference.request, "code": source, "entry_point": "X"}
+        frames.send(child.sock, Kind.CANDIDATE, body)
         return child
 
     def explore(self, code: str) -> str:
@@ -182,9 +176,15 @@ def open_bench(folder: Path, *, isolation: Isolation = Isolation.NAMESPACES) -> 
     else:
         os.environ["PYTHONPATH"] = previous
     spawner.wait_ready()
-    references = References(spawner, num_sets=4, timeout_s=20, uid=oracle_uid(), max_bytes=1 << 30)
     stamp = Stamp(isolation=isolation, caps="rlimit", harness="test")
-    trials = CpuTrials(table=TABLE, spawner=spawner, references=references, stamp=stamp)
-    yield Bench(spawner, references, trials)
+    trials = open_cpu_trials(
+        TABLE,
+        spawner=spawner,
+        stamp=stamp,
+        oracle_uid=oracle_uid(),
+        evaluator_uid=evaluator_uid(),
+        compiler_uids=[COMPILER_UID],
+    )
+    yield Bench(spawner, trials.references, trials)
     trials.close()
     spawner.close()

@@ -7,7 +7,7 @@ judged against and what must come of it:
     DEVICES   where it is judged
     VERDICT, REASON, SAYS   what the verdict must be and part of what it says: one, several where
               the outcome is a race, or a dict by device
-    BEHIND    (verdict, reason, part of the detail) if the screen had not seen it
+    BEHIND    by device: (verdict, reason, part of the detail) if the screen had not seen it
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Animal:
 
 
 def load(kind: str) -> list[Animal]:
-    """`cheats` or `honest`, in order of name."""
+    """`cheats`, `harmless` or `honest`, in order of name."""
     return [_read(path) for path in sorted((FOLDER / kind).glob("*.py"))]
 
 

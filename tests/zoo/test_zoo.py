@@ -1,4 +1,8 @@
-"""No cheat is judged correct, each is refused for its own reason, and no honest kernel is."""
+"""No cheat is judged correct, each is refused for its own reason, and no honest kernel is.
+
+A trick is harmless where the captured program is an honest kernel: it is judged correct. On a GPU
+the candidate's own process runs the kernel, and the source is screened for these tricks.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,24 @@ import pytest
 
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge.screen import Screening
-from forge.evalpool.judge.trial import trial
 from forge.records.verdict import JudgeOptions, Status, Verdict
 from tests.zoo.animals import Animal, load
 from tests.zoo.conftest import Bait, Benches, leftovers
 
-CHEATS, HONEST = load("cheats"), load("honest")
+CHEATS, HARMLESS, HONEST = load("cheats"), load("harmless"), load("honest")
 CATCH_ALL = {"exception", "import_error", "crash"}
 """Reasons that name no trick: whoever has one must say more."""
 IMPATIENT = JudgeTable(compile_timeout_s=1.5, correct_timeout_s=5.0)
 
 
-def on_devices(animals: list[Animal], *, behind: bool = False) -> list[Any]:
+def on_devices(
+    animals: list[Animal], *, only: str | None = None, behind: bool = False
+) -> list[Any]:
     return [
         pytest.param(one, device, id=f"{one.name}-{device}", marks=_marks(device))
         for one in animals
         for device in one.devices
-        if not behind or one.allowed("BEHIND", device)
+        if only in (None, device) and (not behind or one.allowed("BEHIND", device))
     ]
 
 
@@ -51,7 +56,9 @@ def judged(bench: Any, animal: Animal, device: str) -> Verdict:
     return bench.judge(animal.code, problem=animal.problem, table=table, options=options)
 
 
-@pytest.mark.parametrize(("animal", "device"), on_devices(CHEATS))
+@pytest.mark.parametrize(
+    ("animal", "device"), [*on_devices(CHEATS), *on_devices(HARMLESS, only="cuda")]
+)
 def test_a_cheat_is_refused_for_its_own_reason(
     bench_for: Callable[[str], Any], animal: Animal, device: str
 ) -> None:
@@ -64,18 +71,37 @@ def test_a_cheat_is_refused_for_its_own_reason(
     assert leftovers(bench) == set()
 
 
-@pytest.mark.parametrize(("animal", "device"), on_devices(CHEATS, behind=True))
+@pytest.mark.parametrize(
+    ("animal", "device"),
+    [
+        *on_devices(CHEATS, only="cuda", behind=True),
+        *on_devices(HARMLESS, only="cuda", behind=True),
+    ],
+)
 def test_behind_the_screen_it_gets_no_further(
     bench_for: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, animal: Animal, device: str
 ) -> None:
     bench = bench_for(device)
     status, reason, words = animal.allowed("BEHIND", device)
     with monkeypatch.context() as patch:
-        patch.setattr(trial, "screen", lambda code, entry_point: Screening(reason="ok"))
+        patch.setattr(
+            "forge.evalpool.judge.gpu_trial.screen",
+            lambda code, entry_point: Screening(reason="ok"),
+        )
         verdict = judged(bench, animal, device)
     assert (verdict.status, verdict.reason) == (status, reason), verdict.detail
     assert words in verdict.detail
     assert verdict.status is not Status.CORRECT
+    assert leftovers(bench) == set()
+
+
+@pytest.mark.parametrize(("animal", "device"), on_devices(HARMLESS, only="cpu"))
+def test_a_trick_that_reaches_nothing_changes_no_verdict(
+    bench_for: Callable[[str], Any], animal: Animal, device: str
+) -> None:
+    bench = bench_for(device)
+    verdict = judged(bench, animal, device)
+    assert verdict.status is Status.CORRECT, verdict.detail
     assert leftovers(bench) == set()
 
 
@@ -88,18 +114,17 @@ def test_an_honest_kernel_is_correct(
 
 
 def test_the_zoo_is_as_large_as_it_must_be() -> None:
-    assert len(CHEATS) >= 50
-    assert sum("cpu" in one.devices for one in CHEATS) >= 35
-    assert sum("cuda" in one.devices for one in CHEATS) >= 50
+    assert len(CHEATS) >= 140
+    assert len([*CHEATS, *HARMLESS]) >= 170
     assert len(HONEST) >= 25
 
 
-@pytest.mark.parametrize("animal", [*CHEATS, *HONEST], ids=lambda one: one.name)
+@pytest.mark.parametrize("animal", [*CHEATS, *HARMLESS, *HONEST], ids=lambda one: one.name)
 def test_each_file_says_what_it_is(animal: Animal) -> None:
     assert len(animal.trick) > 20
     assert animal.problem
     assert set(animal.devices) <= {"cpu", "cuda"}
-    if animal in HONEST:
+    if animal not in CHEATS:
         return
     for device in animal.devices:
         reasons = animal.allowed("REASON", device)

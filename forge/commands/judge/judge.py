@@ -20,7 +20,7 @@ from forge.commands.judge.files import JudgeJob, JudgingRequest, read_jobs
 from forge.commands.judge.report import NOT_RUN
 from forge.commands.judge.settings import MAX_JUDGES
 from forge.errors import ConfigError
-from forge.evalpool.judge.screen import screen
+from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.judge.words import clean
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
@@ -96,14 +96,14 @@ def _refuse(jobs: Sequence[JudgeJob]) -> dict[int, Verdict]:
     refused: dict[int, Verdict] = {}
     for index, job in enumerate(jobs):
         began = time.monotonic()
-        found = screen(job.code, entry_point=f"{job.problem.entry_point}New")
-        if not found.is_ok:
+        found = check_source(job.code, entry_point=f"{job.problem.entry_point}New")
+        if found is not None:
             refused[index] = Verdict(
                 status=found.status,
                 reason=found.reason,
                 detail=clean(found.detail),
                 isolation=NOT_RUN,
-                phase_s={"screen": time.monotonic() - began},
+                phase_s={"source": time.monotonic() - began},
             )
     return refused
 

@@ -33,6 +33,7 @@ from starlette.routing import Route
 
 from forge.config.schema import JudgeTable
 from forge.errors import ChildDied, ForgeError, MachineError
+from forge.evalpool.judge.compiler.cache import default_folder
 from forge.evalpool.judge.sandbox import Isolation, advice, read_sysctls
 from forge.evalpool.judge.spawner import (
     LimitMet,
@@ -41,9 +42,8 @@ from forge.evalpool.judge.spawner import (
     UnusableInstallation,
     ZygoteGone,
 )
-from forge.evalpool.judge.trial.cpu_trial import CpuTrials
+from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.examiner import Examiners
-from forge.evalpool.judge.trial.references import References
 from forge.evalpool.judge.trial.trial import Stamp, Trials
 from forge.evalpool.wire import parse_problem, parse_request, read_request
 from forge.process.busy import BusyClock
@@ -68,6 +68,8 @@ NUM_UIDS = 2_000
 """Runners of a root judge get a uid from here each; judges start at different places in it. As many
 again are for runners that live on or are made ahead (`spares.py`, `ready.py`), then 500 for
 oracles: all below `nobody`."""
+NUM_COMPILERS = 64
+"""User ids of compiler children."""
 NUM_SPARE_UIDS = 64
 """Of one judge: more than it has spares, ready runners and candidates."""
 
@@ -142,15 +144,16 @@ class Judge:
                 capacity=self.concurrency,
                 spare_uids=[] if uid is None else _uids(NUM_SPARE_UIDS, first=FIRST_UID + NUM_UIDS),
             )
-        references = References(
-            self.spawner,
-            num_sets=self.table.num_inputs,
-            timeout_s=self.table.compile_timeout_s + self.table.correct_timeout_s,
-            uid=uid,
-            max_bytes=self.table.memory_bytes,
-        )
-        return CpuTrials(
-            table=self.table, spawner=self.spawner, references=references, stamp=self._stamp()
+        has_uids = self._oracle_uid is not None
+        compiler_uids = _uids(NUM_COMPILERS, first=FIRST_UID + NUM_UIDS) if has_uids else [None]
+        return open_cpu_trials(
+            self.table,
+            spawner=self.spawner,
+            stamp=self._stamp(),
+            oracle_uid=uid,
+            evaluator_uid=evaluator_uid() if has_uids else None,
+            compiler_uids=compiler_uids,
+            cache_folder=default_folder(),
         )
 
     def close(self) -> None:
@@ -294,6 +297,11 @@ def _uids(count: int, *, first: int = FIRST_UID) -> list[int]:
 
 def oracle_uid() -> int | None:
     return FIRST_UID + 2 * NUM_UIDS + os.getpid() % 500 if os.geteuid() == 0 else None
+
+
+def evaluator_uid() -> int | None:
+    """User id of a root judge's evaluators: our own code, apart from every candidate."""
+    return FIRST_UID + 2 * NUM_UIDS + 500 + os.getpid() % 30 if os.geteuid() == 0 else None
 
 
 def _refuse(error: ZygoteGone) -> None:

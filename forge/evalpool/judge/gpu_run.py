@@ -159,7 +159,7 @@ class GpuRun(Run):
         """Has the runner free what it holds. Whether it did."""
         return self.spare.let_go()
 
-    def _failed(self, body: dict[str, Any]) -> Finding:
+    def failed(self, body: dict[str, Any]) -> Finding:
         """What goes wrong only on a GPU; the rest as on a CPU."""
         message = str(body.get("message")).split("\n")[0]
         line = body.get("line")
@@ -169,7 +169,7 @@ class GpuRun(Run):
         if any(mark in message for mark in FAULT_MARKS):
             detail = at_line(self.code, line, f"{message}\n{FAULT_WORDS}")
             return self.finding(Status.RUNTIME_ERROR, GPU_FAULT, detail)
-        return Run._failed(self, body)
+        return Run.failed(self, body)
 
     def timing(self, candidate: Clocked, reference: Clocked) -> Timing:
         rng = np.random.default_rng()

@@ -32,6 +32,7 @@ from forge.evalpool.judge.gpu_run import FAULT_MARKS, GpuRun
 from forge.evalpool.judge.gpu_timer import Timer
 from forge.evalpool.judge.gpu_yardsticks import Yardsticks
 from forge.evalpool.judge.ready import ReadyRunners, make_ready
+from forge.evalpool.judge.screen import screen
 from forge.evalpool.judge.spares import Spare, Spares
 from forge.evalpool.judge.trial.trial import (
     OUT_OF_MEMORY,
@@ -154,6 +155,12 @@ class GpuTrials(Trials):
         phases: Phases,
         options: JudgeOptions,
     ) -> Finding:
+        with phases.timed("screen"):
+            screening = screen(code, entry_point=f"{problem.entry_point}New")
+        if not screening.is_ok:
+            return Finding(
+                status=screening.status, reason=screening.reason, detail=screening.detail
+            )
         try:
             with self._ready.judging():
                 return self._run_on_card(problem, code, uid=uid, phases=phases, options=options)

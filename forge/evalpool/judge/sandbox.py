@@ -55,7 +55,7 @@ CHILD_ENVIRONMENT = {
     "HOME": "/tmp/home",
     "TMPDIR": "/tmp",
     "TRITON_CACHE_DIR": "/tmp/triton",
-    "TRITON_INTERPRET": "1",
+    "TRITON_DEFAULT_FP_FUSION": "1",
     "PATH": "/nonexistent",
     "LANG": "C.UTF-8",
 }

@@ -20,7 +20,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.evalpool.judge import (
     attempts,
@@ -36,7 +36,7 @@ from forge.evalpool.judge.sandbox import ChildLimits, Isolation, Surroundings
 from forge.process.lease import collector_paused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 IDLE_S = 1e9
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
@@ -49,14 +49,30 @@ IMPORT_ENVIRONMENT = {
 }
 
 
+class RunsCandidate(Protocol):
+    """Serves the judge with a candidate's code."""
+
+    def __call__(self, sock: socket.socket, *, file: str) -> None:
+        """`file`: path for the candidate's source."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Children:
+    """Main functions of the children that a zygote forks."""
+
+    candidate: RunsCandidate
+    others: Mapping[str, Callable[[socket.socket], None]]
+    """Children of our own code, by role."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Zygote:
     """What a fork needs to know."""
 
     sock: socket.socket
     around: Surroundings
-    run_candidate: Callable[[socket.socket, str], None]
-    """Serves the judge as a runner, with this file for the candidate's source."""
+    children: Children
     folder: str
     """Parent of children's scratch folders where there is no mount namespace."""
     scratch: dict[int, str] = field(default_factory=dict)
@@ -143,22 +159,12 @@ class Zygote:
         if role != "probe":
             _silence()
         frames.send(sock, Kind.HELLO, {})
-        if role == "oracle":
-            from forge.evalpool.judge import oracle
-
-            oracle.main(sock)
-            return
-        if role == "examiner":
-            from forge.evalpool.judge import examine
-
-            examine.main(sock)
-            return
-        if role == "probe":
-            attempts.main(sock)
+        if role in self.children.others:
+            self.children.others[role](sock)
             return
         _forget_forge()
         sock.settimeout(None)
-        self.run_candidate(sock, f"{scratch}/work/candidate.py")
+        self.children.candidate(sock, file=f"{scratch}/work/candidate.py")
 
 
 def be_zygote(
@@ -168,12 +174,9 @@ def be_zygote(
     os.environ.update(IMPORT_ENVIRONMENT)
     environment = dict(sandbox.CHILD_ENVIRONMENT)
     if is_gpu:
-        del environment["TRITON_INTERPRET"]
         environment |= gpu_files.child_environment()
-    else:
-        os.environ["TRITON_INTERPRET"] = "1"
     with _telling_versions(sock), collector_paused():
-        run_candidate = _import_for_gpu() if is_gpu else _import_for_cpu()
+        children = _import_for_gpu() if is_gpu else _import_for_cpu()
     mapped_bytes = sandbox.mapped_bytes()
     num_threads = len(os.listdir("/proc/self/task"))
     namespace, proc = None, os.open("/proc", os.O_PATH | os.O_CLOEXEC)
@@ -195,7 +198,7 @@ def be_zygote(
         own_pid_namespace=namespace,
         proc=proc,
     )
-    zygote = Zygote(sock=sock, around=around, run_candidate=run_candidate, folder=folder)
+    zygote = Zygote(sock=sock, around=around, children=children, folder=folder)
     if num_threads != 1:
         raise RuntimeError(f"the zygote has {num_threads} threads; a fork would copy only one")
     import torch
@@ -243,29 +246,36 @@ def _version(name: str) -> str:
         return "(not installed)"
 
 
-def _import_for_cpu() -> Callable[[socket.socket, str], None]:
-    """Everything a child will use, so that no child pays for an import."""
+def _import_for_cpu() -> Children:
+    """Imports everything that a child of a machine without GPUs uses; no child pays for it."""
     import torch
 
     torch.set_num_threads(1)
-    from forge.evalpool.judge import bounds, examine, oracle, runner, warmup
-    from forge.evalpool.judge.compile import Compiler
-    from forge.evalpool.judge.personalities import Personalities, Refused
+    from forge.evalpool.judge import examine, oracle
+    from forge.evalpool.judge.capture import child as capture
+    from forge.evalpool.judge.capture.warmup import warm_up
+    from forge.evalpool.judge.compiler import child as compiler
+    from forge.evalpool.judge.execute import child_cpu, torch_nodes
+    from forge.evalpool.judge.program.schema import schemas
 
-    assert oracle
-    assert examine
-    bounds.install()
-    compiler = Compiler(Personalities())
-    warmup.warm_up(compiler)
+    assert torch_nodes  # an evaluator imports it at its first operation
+    schemas()  # the file is out of a child's sight
+    warm_up()
+    return Children(
+        candidate=capture.main,
+        others={
+            "compiler": compiler.main,
+            "evaluator": child_cpu.main,
+            "examiner": examine.main,
+            "oracle": oracle.main,
+            "probe": attempts.main,
+        },
+    )
 
-    def run_candidate(sock: socket.socket, file: str) -> None:
-        runner.main(sock, compiler=compiler, refused=Refused, file=file)
 
-    return run_candidate
-
-
-def _import_for_gpu() -> Callable[[socket.socket, str], None]:
-    """The same with real kernels. Makes no context: a child forked after that could not use it."""
+def _import_for_gpu() -> Children:
+    """Imports what a child with the GPU's files uses. Makes no context: a child forked after that
+    could not use it."""
     import torch
     from triton.backends import backends
     from triton.runtime import driver
@@ -273,18 +283,15 @@ def _import_for_gpu() -> Callable[[socket.socket, str], None]:
     torch.set_num_threads(1)
     from forge.evalpool.judge import examine, gpu_runner, oracle
 
-    assert oracle
-    assert examine
     if not torch.version.hip:
         # Compiled and loaded once here, not in every child (0.5 s).
         with tempfile.TemporaryDirectory() as cache:
             os.environ["TRITON_CACHE_DIR"] = cache
             driver.set_active(backends["nvidia"].driver())
-
-    def run_candidate(sock: socket.socket, file: str) -> None:
-        gpu_runner.main(sock, file=file)
-
-    return run_candidate
+    return Children(
+        candidate=gpu_runner.main,
+        others={"examiner": examine.main, "oracle": oracle.main, "probe": attempts.main},
+    )
 
 
 def _silence() -> None:

@@ -10,7 +10,7 @@ PROBLEM = "matmul"
 DEVICES = ("cpu",)
 VERDICT = "wrong"
 REASON = "mismatch"
-SAYS = "output["
+SAYS = "elements differ"
 
 
 @triton.jit

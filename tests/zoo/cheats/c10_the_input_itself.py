@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "wrong"
-REASON = "inputs_modified"
-SAYS = "forward changes its inputs"
+VERDICT = {"cpu": "rejected", "cuda": "wrong"}
+REASON = {"cpu": "stateful", "cuda": "inputs_modified"}
+SAYS = {"cpu": "outlasts the call", "cuda": "forward changes its inputs"}
 
 
 @triton.jit

@@ -5,10 +5,10 @@ import triton
 import triton.language as tl
 
 PROBLEM = "relu"
-DEVICES = ("cuda",)
-VERDICT = "wrong"
-REASON = "shape"
-SAYS = "make it on x.device"
+DEVICES = ("cpu", "cuda")
+VERDICT = {"cpu": "rejected", "cuda": "wrong"}
+REASON = {"cpu": "unsupported", "cuda": "shape"}
+SAYS = {"cpu": "a copy of", "cuda": "make it on x.device"}
 
 
 @triton.jit

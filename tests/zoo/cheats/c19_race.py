@@ -5,10 +5,10 @@ import triton
 import triton.language as tl
 
 PROBLEM = "total"
-DEVICES = ("cuda",)
+DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
-REASON = ("mismatch", "stateful")
-SAYS = "output"
+REASON = {"cpu": "race", "cuda": ("mismatch", "stateful")}
+SAYS = {"cpu": "races with", "cuda": "output"}
 
 
 @triton.jit

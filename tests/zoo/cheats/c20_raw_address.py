@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu",)
-VERDICT = "runtime_error"
-REASON = "out_of_bounds"
-SAYS = "load outside every tensor"
+VERDICT = "compile_error"
+REASON = "not_triton"
+SAYS = "tt.int_to_ptr is not allowed"
 
 
 @triton.jit

@@ -8,7 +8,7 @@ PROBLEM = "relu"
 DEVICES = ("cpu",)
 VERDICT = "runtime_error"
 REASON = "out_of_bounds"
-SAYS = "load outside every tensor"
+SAYS = "out of bounds"
 
 
 @triton.jit

@@ -8,7 +8,7 @@ PROBLEM = "copy"
 DEVICES = ("cpu",)
 VERDICT = "runtime_error"
 REASON = "out_of_bounds"
-SAYS = "store outside every tensor"
+SAYS = "out of bounds"
 
 
 @triton.jit

@@ -8,10 +8,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import sys"
-BEHIND = ("compile_error", "import_error", "KeyError: 'problem'")
+VERDICT = {"cpu": "compile_error", "cuda": "rejected"}
+REASON = {"cpu": "import_error", "cuda": "forbidden_import"}
+SAYS = {"cpu": "KeyError: 'problem'", "cuda": "import sys"}
+BEHIND = {"cuda": ("compile_error", "import_error", "KeyError: 'problem'")}
 
 
 @triton.jit

@@ -8,10 +8,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import sys"
-BEHIND = ("runtime_error", "exception", "'NoneType' object has no attribute 'f_locals'")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_import"}
+SAYS = {"cpu": "AttributeError:", "cuda": "import sys"}
+BEHIND = {"cuda": ("runtime_error", "exception", "'NoneType' object has no attribute 'f_locals'")}
 
 
 @triton.jit

@@ -9,9 +9,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import os"
-BEHIND = {"cpu": ("rejected", "forged_frame", "something other than the runner")}
+REASON = {"cpu": "forged_frame", "cuda": "forbidden_import"}
+SAYS = {"cpu": "wrote on its channel", "cuda": "import os"}
 
 
 @triton.jit

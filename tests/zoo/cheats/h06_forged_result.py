@@ -12,9 +12,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import json"
-BEHIND = {"cpu": ("wrong", "output_not_written", "")}
+REASON = {"cpu": "forged_frame", "cuda": "forbidden_import"}
+SAYS = {"cpu": "wrote on its channel", "cuda": "import json"}
 
 
 @triton.jit

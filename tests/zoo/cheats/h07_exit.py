@@ -8,10 +8,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import os"
-BEHIND = ("runtime_error", "crash", "ended its process (exit 0)")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "crash", "cuda": "forbidden_import"}
+SAYS = {"cpu": "ended its process", "cuda": "import os"}
+BEHIND = {"cuda": ("runtime_error", "crash", "ended its process (exit 0)")}
 
 
 @triton.jit

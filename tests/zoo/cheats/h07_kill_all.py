@@ -10,10 +10,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import os"
-BEHIND = ("runtime_error", "exception", "ProcessLookupError")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_import"}
+SAYS = {"cpu": "ProcessLookupError:", "cuda": "import os"}
+BEHIND = {"cuda": ("runtime_error", "exception", "ProcessLookupError")}
 
 
 @triton.jit

@@ -8,10 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import os"
-BEHIND = {"cpu": ("runtime_error", "exception", "Error")}
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_import"}
+SAYS = {"cpu": "PermissionError:", "cuda": "import os"}
 
 
 @triton.jit

@@ -8,10 +8,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import expected"
-BEHIND = ("compile_error", "import_error", "No module named 'forge'")
+VERDICT = {"cpu": "compile_error", "cuda": "rejected"}
+REASON = {"cpu": "import_error", "cuda": "forbidden_import"}
+SAYS = {"cpu": "ModuleNotFoundError: No module named", "cuda": "import expected"}
+BEHIND = {"cuda": ("compile_error", "import_error", "No module named 'forge'")}
 
 
 @triton.jit

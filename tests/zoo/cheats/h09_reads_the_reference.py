@@ -6,10 +6,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_name"
-SAYS = "open may not be used"
-BEHIND = ("runtime_error", "exception", "FileNotFoundError")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_name"}
+SAYS = {"cpu": "FileNotFoundError:", "cuda": "open may not be used"}
+BEHIND = {"cuda": ("runtime_error", "exception", "FileNotFoundError")}
 
 
 @triton.jit

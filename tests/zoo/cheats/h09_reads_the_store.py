@@ -9,10 +9,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import glob"
-BEHIND = ("runtime_error", "exception", "IndexError")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_import"}
+SAYS = {"cpu": "IndexError: list index out of range", "cuda": "import glob"}
+BEHIND = {"cuda": ("runtime_error", "exception", "IndexError")}
 
 
 @triton.jit

@@ -6,10 +6,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = "torch.load may not be used"
-BEHIND = ("runtime_error", "exception", "NotFoundError")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_attribute"}
+SAYS = {"cpu": "FileNotFoundError:", "cuda": "torch.load may not be used"}
+BEHIND = {"cuda": ("runtime_error", "exception", "NotFoundError")}
 
 
 @triton.jit

@@ -6,10 +6,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_name"
-SAYS = "exec may not be used"
-BEHIND = ("runtime_error", "crash", "the candidate crashed")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "crash", "cuda": "forbidden_name"}
+SAYS = {"cpu": "crashed", "cuda": "exec may not be used"}
+BEHIND = {"cuda": ("runtime_error", "crash", "the candidate crashed")}
 
 
 @triton.jit

@@ -8,10 +8,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import base64"
-BEHIND = ("runtime_error", "crash", "the candidate crashed")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "crash", "cuda": "forbidden_import"}
+SAYS = {"cpu": "crashed", "cuda": "import base64"}
+BEHIND = {"cuda": ("runtime_error", "crash", "the candidate crashed")}
 
 
 @triton.jit

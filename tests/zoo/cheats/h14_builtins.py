@@ -6,10 +6,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = ".__globals__ may not be used"
-BEHIND = ("runtime_error", "crash", "the candidate crashed")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "crash", "cuda": "forbidden_attribute"}
+SAYS = {"cpu": "crashed", "cuda": ".__globals__ may not be used"}
+BEHIND = {"cuda": ("runtime_error", "crash", "the candidate crashed")}
 
 
 @triton.jit

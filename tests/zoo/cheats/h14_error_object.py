@@ -7,8 +7,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = ".obj may not be used"
+REASON = {"cpu": "torch_work", "cuda": "forbidden_attribute"}
+SAYS = {"cpu": "a kernel must do it", "cuda": ".obj may not be used"}
 
 
 def relu(self):

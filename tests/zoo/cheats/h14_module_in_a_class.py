@@ -7,8 +7,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import at the top of the file"
+REASON = {"cpu": "torch_work", "cuda": "forbidden_import"}
+SAYS = {"cpu": "a kernel must do it", "cuda": "import at the top of the file"}
 
 
 class Hidden:

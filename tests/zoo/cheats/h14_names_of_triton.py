@@ -6,10 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_name"
-SAYS = "inspect may not be used"
-BEHIND = {"cpu": ("runtime_error", "exception", "name 'inspect' is not defined")}
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_name"}
+SAYS = {"cpu": "NameError: name", "cuda": "inspect may not be used"}
 
 
 @triton.jit

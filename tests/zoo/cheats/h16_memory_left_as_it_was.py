@@ -7,8 +7,11 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = "torch.use_deterministic_algorithms may not be used"
+REASON = {"cpu": "no_kernel_launch", "cuda": "forbidden_attribute"}
+SAYS = {
+    "cpu": "launches no kernel of its own",
+    "cuda": "torch.use_deterministic_algorithms may not be used",
+}
 
 
 @triton.jit

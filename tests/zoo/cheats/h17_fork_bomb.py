@@ -9,10 +9,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import os"
-BEHIND = {"cpu": ("runtime_error", "exception", "BlockingIOError")}
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_import"}
+SAYS = {"cpu": "BlockingIOError:", "cuda": "import os"}
 
 
 @triton.jit

@@ -8,7 +8,7 @@ PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "runtime_error"
 REASON = "exception"
-SAYS = "ValueError:"
+SAYS = {"cpu": "judge: correct, speedup", "cuda": "ValueError:"}
 
 
 @triton.jit

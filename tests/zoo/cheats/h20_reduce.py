@@ -6,10 +6,13 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_definition"
-SAYS = "__reduce__ may not be defined"
-BEHIND = ("wrong", "shape", "returned Late, expected a tensor")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_definition"}
+SAYS = {
+    "cpu": "TypeError: forward returned a Late; return tensors on the in",
+    "cuda": "__reduce__ may not be defined",
+}
+BEHIND = {"cuda": ("wrong", "shape", "returned Late, expected a tensor")}
 
 
 class Late:

@@ -6,9 +6,12 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = ".apply_ may not be used"
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_attribute"}
+SAYS = {
+    "cpu": "TypeError: apply_ is only implemented on CPU tensors",
+    "cuda": ".apply_ may not be used",
+}
 
 
 @triton.jit

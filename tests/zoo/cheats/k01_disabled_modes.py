@@ -9,8 +9,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "torch.utils may not be used"
+REASON = {"cpu": "decoy_kernel", "cuda": "forbidden_import"}
+SAYS = {"cpu": "cannot reach any output", "cuda": "torch.utils may not be used"}
 
 
 @triton.jit

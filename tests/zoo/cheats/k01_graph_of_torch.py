@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 
 PROBLEM = "relu"
-DEVICES = ("cuda",)
+DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "torch_work"
-SAYS = "torch does the work"
+SAYS = {"cpu": "a kernel must do it", "cuda": "torch does the work"}
 
 
 @triton.jit

@@ -8,7 +8,7 @@ PROBLEM = "matmul"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "torch_work"
-SAYS = "mul"
+SAYS = {"cpu": "torch does work that a kernel should do", "cuda": "mul"}
 
 
 @triton.jit

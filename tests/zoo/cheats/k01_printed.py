@@ -10,7 +10,10 @@ PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "runtime_error"
 REASON = "exception"
-SAYS = "could not convert string to float"
+SAYS = {
+    "cpu": "ValueError: could not convert string to float:",
+    "cuda": "could not convert string to float",
+}
 
 
 @triton.jit

@@ -7,8 +7,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = ".tolist may not be used"
+REASON = {"cpu": "unsupported", "cuda": "forbidden_attribute"}
+SAYS = {"cpu": "more than", "cuda": ".tolist may not be used"}
 
 
 @triton.jit

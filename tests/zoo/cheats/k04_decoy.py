@@ -7,8 +7,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "decoy_kernel"
-SAYS = "does not depend on the kernel"
+REASON = {"cpu": "torch_work", "cuda": "decoy_kernel"}
+SAYS = {"cpu": "a kernel must do it", "cuda": "does not depend on the kernel"}
 
 
 @triton.jit

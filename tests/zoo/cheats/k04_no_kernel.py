@@ -7,8 +7,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "no_kernel"
-SAYS = "no @triton.jit kernel"
+REASON = {"cpu": "no_kernel_launch", "cuda": "no_kernel"}
+SAYS = {"cpu": "launches no kernel of its own", "cuda": "no @triton.jit kernel"}
 
 
 class ModelNew(torch.nn.Module):

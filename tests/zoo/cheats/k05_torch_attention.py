@@ -8,7 +8,7 @@ PROBLEM = "attention"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "torch_work"
-SAYS = "attention"
+SAYS = {"cpu": "torch does work that a kernel should do", "cuda": "attention"}
 
 
 @triton.jit

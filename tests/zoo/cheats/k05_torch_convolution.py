@@ -8,7 +8,7 @@ PROBLEM = "conv"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "torch_work"
-SAYS = "convolution"
+SAYS = {"cpu": "torch does work that a kernel should do", "cuda": "convolution"}
 
 
 @triton.jit

@@ -8,7 +8,7 @@ PROBLEM = "softmax"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "torch_work"
-SAYS = "softmax"
+SAYS = {"cpu": "torch does work that a kernel should do", "cuda": "softmax"}
 
 
 @triton.jit

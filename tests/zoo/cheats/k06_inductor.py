@@ -8,9 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "torch._inductor may not be used"
+VERDICT = {"cpu": "compile_error", "cuda": "rejected"}
+REASON = {"cpu": "import_error", "cuda": "forbidden_import"}
+SAYS = {"cpu": "ImportError: cannot import name", "cuda": "torch._inductor may not be used"}
 
 
 @triton.jit

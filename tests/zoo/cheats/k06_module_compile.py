@@ -7,8 +7,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = ".compile may not be used"
+REASON = {"cpu": "no_kernel_launch", "cuda": "forbidden_attribute"}
+SAYS = {"cpu": "launches no kernel of its own", "cuda": ".compile may not be used"}
 
 
 @triton.jit

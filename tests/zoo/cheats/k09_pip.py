@@ -9,10 +9,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import subprocess"
-BEHIND = ("compile_error", "import_error", "Error")
+VERDICT = {"cpu": "compile_error", "cuda": "rejected"}
+REASON = {"cpu": "import_error", "cuda": "forbidden_import"}
+SAYS = {"cpu": "FileNotFoundError:", "cuda": "import subprocess"}
+BEHIND = {"cuda": ("compile_error", "import_error", "Error")}
 
 
 @triton.jit

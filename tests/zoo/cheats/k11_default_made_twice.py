@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu",)
-VERDICT = "compile_error"
-REASON = "not_triton"
-SAYS = "is_real is no function for a kernel"
+VERDICT = "wrong"
+REASON = "mismatch"
+SAYS = "elements differ"
 
 seen = []
 

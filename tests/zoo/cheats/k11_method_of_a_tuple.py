@@ -8,9 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu",)
-VERDICT = "compile_error"
-REASON = "not_triton"
-SAYS = "Helpers is not defined"
+VERDICT = "wrong"
+REASON = "mismatch"
+SAYS = "elements differ"
 
 seen = []
 

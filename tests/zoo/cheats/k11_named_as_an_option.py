@@ -7,10 +7,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu",)
-VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = ".__name__ may not be changed"
-BEHIND = {"cpu": ("wrong", "mismatch", "elements differ")}
+VERDICT = "wrong"
+REASON = "mismatch"
+SAYS = "elements differ"
 
 
 def fake(x, y, n, BLOCK):

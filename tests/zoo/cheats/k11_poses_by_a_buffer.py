@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu",)
-VERDICT = "compile_error"
-REASON = "not_triton"
-SAYS = "twice is not defined"
+VERDICT = "wrong"
+REASON = "mismatch"
+SAYS = "elements differ"
 
 seen = []
 

@@ -8,7 +8,7 @@ PROBLEM = "relu"
 DEVICES = ("cpu",)
 VERDICT = "compile_error"
 REASON = "not_triton"
-SAYS = "relu"
+SAYS = "Triton cannot compile TypeError"
 
 
 @triton.jit

@@ -8,9 +8,12 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = "torch.parallel may not be used"
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_attribute"}
+SAYS = {
+    "cpu": "RuntimeError: Cannot access accelerator device when none is",
+    "cuda": "torch.parallel may not be used",
+}
 
 
 @triton.jit

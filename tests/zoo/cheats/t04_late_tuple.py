@@ -6,9 +6,12 @@ import triton.language as tl
 
 PROBLEM = "matmul"
 DEVICES = ("cpu", "cuda")
-VERDICT = "wrong"
-REASON = "shape"
-SAYS = "forward returned Late, expected a tensor"
+VERDICT = {"cpu": "rejected", "cuda": "wrong"}
+REASON = {"cpu": "torch_work", "cuda": "shape"}
+SAYS = {
+    "cpu": "torch does work that a kernel should do",
+    "cuda": "forward returned Late, expected a tensor",
+}
 
 
 class Late(tuple):

@@ -6,10 +6,13 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_definition"
-SAYS = "__torch_function__ may not be defined"
-BEHIND = ("wrong", "shape", "subclass of Tensor")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_definition"}
+SAYS = {
+    "cpu": "RuntimeError: Creating a new Tensor subclass Lazy but the ra",
+    "cuda": "__torch_function__ may not be defined",
+}
+BEHIND = {"cuda": ("wrong", "shape", "subclass of Tensor")}
 
 
 class Lazy(torch.Tensor):

@@ -10,10 +10,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import ctypes"
-BEHIND = ("runtime_error", "crash", "segmentation fault")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "crash", "cuda": "forbidden_import"}
+SAYS = {"cpu": "crashed", "cuda": "import ctypes"}
+BEHIND = {"cuda": ("runtime_error", "crash", "segmentation fault")}
 
 
 @triton.jit

@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 
 PROBLEM = "relu"
-DEVICES = ("cuda",)
-VERDICT = "wrong"
-REASON = ("stateful", "mismatch")
-SAYS = "output["
+DEVICES = ("cpu", "cuda")
+VERDICT = {"cpu": "rejected", "cuda": "wrong"}
+REASON = {"cpu": "decoy_kernel", "cuda": ("stateful", "mismatch")}
+SAYS = {"cpu": "cannot reach any output", "cuda": "output["}
 
 
 @triton.jit

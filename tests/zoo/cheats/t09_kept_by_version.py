@@ -7,9 +7,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = "private attribute ._version"
-BEHIND = {"cpu": ("wrong", "stateful", "the answer to earlier inputs")}
+REASON = {"cpu": "no_kernel_launch", "cuda": "forbidden_attribute"}
+SAYS = {"cpu": "launches no kernel of its own", "cuda": "private attribute ._version"}
 
 
 @triton.jit

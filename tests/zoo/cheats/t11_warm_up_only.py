@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "wrong"
-REASON = ("mismatch", "stateful")
-SAYS = "output["
+VERDICT = {"cpu": "rejected", "cuda": "wrong"}
+REASON = {"cpu": "torch_work", "cuda": ("mismatch", "stateful")}
+SAYS = {"cpu": "a kernel must do it", "cuda": "output["}
 
 
 @triton.jit

@@ -8,10 +8,12 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import ctypes"
-BEHIND = {"cpu": ("runtime_error", "exception", "OSError")}
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_import"}
+SAYS = {
+    "cpu": "OSError: libcudart.so: cannot open shared object file: No su",
+    "cuda": "import ctypes",
+}
 
 
 @triton.jit

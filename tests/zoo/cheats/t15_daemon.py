@@ -8,10 +8,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_import"
-SAYS = "import os"
-BEHIND = ("runtime_error", "exception", "Error")
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_import"}
+SAYS = {"cpu": ("left a daemon", "Operation not permitted"), "cuda": "import os"}
+BEHIND = {"cuda": ("runtime_error", "exception", "Error")}
 
 
 @triton.jit

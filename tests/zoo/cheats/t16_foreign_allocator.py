@@ -6,9 +6,12 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = "torch.memory may not be used"
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "forbidden_attribute"}
+SAYS = {
+    "cpu": "OSError: x.so: cannot open shared object file: No such file",
+    "cuda": "torch.memory may not be used",
+}
 
 
 @triton.jit

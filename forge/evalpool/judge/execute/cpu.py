@@ -56,6 +56,8 @@ OTHER_POISON = 0x5A
 """Byte of the second run: large numbers, none of them NaN."""
 TOLERANCE = 1e-3
 """Relative difference of an output between two orders that atomic sums of floats may have."""
+TF32, IEEE = "inputPrecision = tf32 ", "inputPrecision = ieee "
+"""Attribute of a matrix product in TTIR."""
 RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 FLOATS = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
 
@@ -86,11 +88,14 @@ class CpuExecutor:
         program: A checked program (`wire.loads`).
         inputs: Bytes of each tensor input, in the order of the call's arguments.
         parameters: Bytes of each parameter and buffer of the reference, by name.
+        has_tf32: Matrix products lose what TF32 lacks. A reference on a CPU does not, and is held
+            to float32's tolerance; so kernels that ask for TF32 compute in float32 by default.
     """
 
     program: Program
     inputs: Sequence[NDArray[np.uint8]]
     parameters: Mapping[str, NDArray[np.uint8]]
+    has_tf32: bool = False
     memory: Memory = field(init=False)
     _saved: dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_] | None]] = field(init=False)
     """Content of the allocations of `init` after it."""
@@ -250,8 +255,9 @@ class CpuExecutor:
 
     def _plan(self, node: Launch) -> Any:
         kernel = self.program.kernels[node.kernel]
+        text = kernel.ttir if self.has_tf32 else kernel.ttir.replace(TF32, IEEE)
         try:
-            return plan_of(kernel.ttir)
+            return plan_of(text)
         except InvalidModule as error:
             words = f"kernel {kernel.name}: {error}"
             raise ExecutionFailed("unsupported", words, line=node.line) from error

@@ -67,7 +67,10 @@ class Memory(Protocol):
         ...
 
 
-Report = Callable[[Status, str, str], "Finding"]
+class Report(Protocol):
+    """Makes a finding of the candidate that is being judged."""
+
+    def __call__(self, status: Status, reason: str, detail: str = "") -> Finding: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,8 +78,8 @@ class Checks:
     """Checked calls of one program."""
 
     memory: Memory
-    call: Callable[[], None]
-    """Runs the program once; raises Decided for whatever goes wrong."""
+    call: Callable[[int], None]
+    """Runs the program once on an input set that is in place; raises Decided if it fails."""
     finding: Report
     draw: random.Random = field(default_factory=random.SystemRandom)
     judged: list[int] = field(default_factory=list[int])
@@ -86,7 +89,7 @@ class Checks:
         """Checks every set, and one of them twice. Raises Decided at the first failure."""
         for number in (0, *self._order()):
             self.memory.load(number)
-            self.call()
+            self.call(number)
             self.memory.take()
             self._require(number)
             self.judged.append(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.compare import is_unwritten, mismatch
+from forge.evalpool.judge.numbers.compare import is_unwritten, mismatch
 
 if TYPE_CHECKING:
     import mmap

@@ -1,58 +1,127 @@
-"""One candidate in Triton's interpreter: the CPU side of `trial.py`.
+"""Judges a candidate on a CPU: its program's kernels are evaluated from their TTIR.
 
-Its tensors lie in a memfd. Before each call the judge writes one input set to the same place and
-clears the outputs: an answer kept by address, shape or version is the answer to something else. One
-set is asked twice, in an order that no candidate can know.
-
-    compile: import, construct, set 0 ─▶ correct: the other sets and one again, shuffled
-    ─▶ evidence: set 0 with launches doing nothing, torch's share of the work
+capture ─▶ structure ─▶ (binary, if asked for) ─▶ evaluator: set 0, the others, one again
 """
 
 from __future__ import annotations
 
-import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.numbers.compare import is_unwritten, mismatch
+from forge.evalpool.judge.compiler.binary import Failure
+from forge.evalpool.judge.compiler.cache import Cache
+from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.shm import shared_memory
-from forge.evalpool.judge.trial.trial import (
-    DERIVED_WORDS,
-    PASS_ON,
-    STATEFUL_WORDS,
-    Decided,
-    Run,
-    Trials,
-    count,
-    form_mismatch,
+from forge.evalpool.judge.trial.captures import Captures
+from forge.evalpool.judge.trial.checks import Checks, require_form
+from forge.evalpool.judge.trial.cpu_memory import CpuMemory
+from forge.evalpool.judge.trial.evaluations import Evaluator
+from forge.evalpool.judge.trial.facts import Facts
+from forge.evalpool.judge.trial.references import References
+from forge.evalpool.judge.trial.structure import (
+    compile_finding,
+    kernel_facts,
+    num_launches,
+    require_structure,
 )
-from forge.records.verdict import Status
+from forge.evalpool.judge.trial.trial import Decided, Finding, Trials
+from forge.records.reason import Status
 
 if TYPE_CHECKING:
-    import mmap
+    from collections.abc import Sequence
+    from pathlib import Path
 
     from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.program.format import Program
+    from forge.evalpool.judge.program.policy import ProblemFacts
     from forge.evalpool.judge.spawner import Spawner
-    from forge.evalpool.judge.trial.references import Reference, References
-    from forge.evalpool.judge.trial.trial import Finding, Phases, Stamp
+    from forge.evalpool.judge.trial.captures import Captured
+    from forge.evalpool.judge.trial.references import Reference
+    from forge.evalpool.judge.trial.trial import Phases, Stamp
     from forge.records.problem import ReferenceModule
     from forge.records.verdict import JudgeOptions
 
 
+ASSUMED_TARGET = {"backend": "cuda", "arch": 90, "warp_size": 32}
+"""GPU that candidates are captured and compiled for on a machine without one."""
+
+
+def open_cpu_trials(
+    table: JudgeTable,
+    *,
+    spawner: Spawner,
+    stamp: Stamp,
+    oracle_uid: int | None,
+    evaluator_uid: int | None,
+    compiler_uids: Sequence[int | None] = (None,),
+    cache_folder: Path | None = None,
+) -> CpuTrials:
+    """The judge of a machine without GPUs.
+
+    Args:
+        compiler_uids: user ids of compiler children that run at once.
+        cache_folder: folder of compiled kernels; None keeps them in memory.
+    """
+    references = References(
+        spawner,
+        num_sets=table.num_inputs,
+        timeout_s=table.compile_timeout_s + table.correct_timeout_s,
+        uid=oracle_uid,
+        max_bytes=table.memory_bytes,
+    )
+    captures = Captures(spawner, table=table, target=ASSUMED_TARGET)
+    return CpuTrials(
+        table=table,
+        spawner=spawner,
+        references=references,
+        captures=captures,
+        facts=Facts(captures),
+        compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
+        evaluator_uid=evaluator_uid,
+        stamp=stamp,
+    )
+
+
 class CpuTrials(Trials):
-    """In Triton's interpreter."""
+    """Judges without a GPU."""
 
     def __init__(
-        self, *, table: JudgeTable, spawner: Spawner, references: References, stamp: Stamp
+        self,
+        *,
+        table: JudgeTable,
+        spawner: Spawner,
+        references: References,
+        captures: Captures,
+        facts: Facts,
+        compiler: Compiler,
+        evaluator_uid: int | None,
+        stamp: Stamp,
     ) -> None:
         super().__init__(table=table, spawner=spawner, stamp=stamp)
-        self._references = references
+        self.references = references
+        self._captures = captures
+        self._facts = facts
+        self._compiler = compiler
+        self._evaluator_uid = evaluator_uid
 
     def close(self) -> None:
-        """One oracle is all that outlives a judgement."""
-        self._references.end_idle()
+        """Ends the oracle that waits, and the compiler's threads."""
+        self.references.end_idle()
+        self._compiler.close()
+
+    def with_table(self, table: JudgeTable) -> CpuTrials:
+        """The same judge under other settings."""
+        return CpuTrials(
+            table=table,
+            spawner=self._spawner,
+            references=self.references,
+            captures=self._captures.with_table(table),
+            facts=self._facts,
+            compiler=self._compiler,
+            evaluator_uid=self._evaluator_uid,
+            stamp=self.stamp,
+        )
 
     def _run(
         self,
@@ -64,162 +133,127 @@ class CpuTrials(Trials):
         options: JudgeOptions,
     ) -> Finding:
         with phases.timed("reference"):
-            reference = self._references.get(problem)
+            reference = self.references.get(problem)
+            facts = self._facts.of(
+                problem, reference.request, num_bytes=reference.num_bytes, uid=uid
+            )
         with shared_memory(len(reference.image)) as (fd, memory):
             memory[:] = reference.image
-            with phases.timed("sandbox"):
-                child = self._spawner.spawn(role="runner", uid=uid)
-            run = CpuRun(
+            evaluator = Evaluator(
                 code=code,
-                reference=reference,
-                memory=memory,
                 spawner=self._spawner,
-                child=child,
+                uid=self._evaluator_uid,
                 phases=phases,
                 table=self._table,
+                request=reference.request,
+                memory_fd=fd,
+                deadline=time.monotonic()
+                + self._table.compile_timeout_s
+                + self._table.correct_timeout_s,
+            )
+            judgement = CpuJudgement(
+                code=code,
+                entry_point=f"{problem.entry_point}New",
+                uid=uid,
+                reference=reference,
+                memory=CpuMemory(reference, memory),
+                problem=facts,
+                captures=self._captures,
+                compiler=self._compiler,
+                evaluator=evaluator,
             )
             try:
-                return run.check(f"{problem.entry_point}New", fd=fd)
+                return judgement.finding()
             finally:
-                with phases.timed("end"):
-                    run.end()
+                evaluator.close()
 
 
 @dataclass(slots=True, kw_only=True)
-class CpuRun(Run):
-    """One runner and the memory it shares."""
+class CpuJudgement:
+    """One candidate: its programs, and the memory that they run on."""
 
+    code: str
+    entry_point: str
+    uid: int | None
+    """User id of the capture child; the evaluator has another."""
     reference: Reference
-    memory: mmap.mmap
-    draw: random.Random = field(default_factory=random.SystemRandom)
-    judged: list[int] = field(default_factory=list)
-    """Input sets, as they were asked."""
+    memory: CpuMemory
+    problem: ProblemFacts
+    captures: Captures
+    compiler: Compiler
+    evaluator: Evaluator
+    num_launches: int = 0
+    is_compiled: bool = False
+    _kept: Captured | None = None
+    """Program of set 0, where it holds for every set of the same arguments."""
 
-    def check(self, entry_point: str, *, fd: int) -> Finding:
-        body = {
-            **self.reference.request,
-            "code": self.code,
-            "entry_point": entry_point,
-            "depth": self.table.compile,
-        }
-        with self.phases.timed("compile"):
-            limit_s = self.table.compile_timeout_s
-            done = self.ask(
-                Kind.CANDIDATE, body, fds=(fd,), phase="compile", left_s=limit_s, limit_s=limit_s
-            )
-        self.num_launches = count(done.body.get("num_launches"))
-        deadline = time.monotonic() + self.table.correct_timeout_s
-        with self.phases.timed("correct"):
-            self._require_right(done.body, number=0)
-            for number in self._order():
-                done = self._call(number, deadline=deadline)
-                self._require_right(done, number=number)
-                self.note_torch_work(
-                    done, reference=self.reference.work, io_bytes=self.reference.io_bytes
-                )
-        with self.phases.timed("evidence"):
-            self._require_kernel(deadline=deadline)
-            self.require_little_torch()
-        return self.finding(Status.CORRECT, "ok")
+    def finding(self) -> Finding:
+        """The verdict's content. Raises Decided for a candidate that fails."""
+        self.memory.load(0)
+        first = self._captured(0)
+        require_form(first.program, self.memory, self.report)
+        self._kept = first
+        with self.evaluator.phases.timed("correct"):
+            Checks(memory=self.memory, call=self._call, finding=self.report).run()
+        return self.report(Status.CORRECT, "ok")
 
-    def _order(self) -> list[int]:
-        """The sets behind the first, and any one a second time."""
-        num_sets = len(self.reference.sets)
-        order = [*range(1, num_sets), self.draw.randrange(num_sets)]
-        self.draw.shuffle(order)
-        return order
+    def report(self, status: Status, reason: str, detail: str = "") -> Finding:
+        """A finding of this candidate."""
+        return Finding(
+            status=status,
+            reason=reason,
+            detail=detail,
+            is_compiled=self.is_compiled,
+            num_launches=self.num_launches,
+        )
 
-    def _call(self, number: int, *, deadline: float, is_ghost: bool = False) -> dict[str, Any]:
-        self.reference.load(self.memory, number)
+    def values(self, prefix: Program, *, number: int) -> list[Any]:
+        """Answers the capture child: elements of tensors that the host reads."""
+        return self.evaluator.values(prefix, number=number)
+
+    def facts(self, prefix: Program) -> dict[str, int] | None:
+        """Answers the capture child: registers and memory of a kernel that it compiled."""
+        (found,) = self.compiler.compile(prefix.kernels, prefix.target)
+        return None if isinstance(found, Failure) else kernel_facts(found)
+
+    def _call(self, number: int) -> None:
+        """One call on what lies in the memory, by the program of its input set."""
+        data = self._program(number).data
         slots = self.reference.sets[number].slots
-        body = {"set": number, "slots": list(slots), "ghost": is_ghost}
-        left_s = max(0.05, deadline - time.monotonic())
-        limit_s = self.table.correct_timeout_s
-        return self.ask(Kind.CALL, body, phase="correct", left_s=left_s, limit_s=limit_s).body
+        self.evaluator.call(data, number=number, slots=slots, finding=self.report)
+        self.is_compiled = True
 
-    def _require_right(self, done: dict[str, Any], *, number: int) -> None:
-        """Raises Decided unless a call left the right outputs and nothing else."""
-        one = self.reference.sets[number]
-        data = self.memory[:]  # a private copy: the runner still runs
-        pairs = [
-            (expected, self.reference.read(data, slot))
-            for expected, slot in zip(one.expected, one.slots, strict=True)
-        ]
-        is_written = not pairs or not all(is_unwritten(*pair) for pair in pairs)
-        if not self.judged:
-            self.is_compiled = is_written and self.num_launches > 0
-        if one.slots:
-            self._require_form(done, number=number)
-        if self.num_launches == 0:
-            detail = "forward launches no kernel of its own"
-            raise Decided(self.finding(Status.REJECTED, "no_kernel_launch", detail))
-        if not is_written:
-            detail = "the output is all NaN: nothing was written to it, or every value is 0/0"
-            raise Decided(self.finding(Status.WRONG, "output_not_written", detail))
-        if (found := self._mismatch(data, number)) is not None:
-            raise Decided(self._wrong(found, done, data, number=number))
-        if not self.reference.are_inputs_kept(data, number):
-            detail = "forward changes its inputs; write to a new tensor"
-            raise Decided(self.finding(Status.WRONG, "inputs_modified", detail))
-        self.judged.append(number)
+    def _program(self, number: int) -> Captured:
+        """The program for an input set: captured again where the arguments differ from those of
+        set 0, or the host reads values."""
+        sets = self.reference.sets
+        is_same = sets[number].tree == sets[0].tree
+        if self._kept is not None and is_same and (number == 0 or not self._kept.reads_values):
+            return self._kept
+        return self._captured(number)
 
-    def _require_form(self, done: dict[str, Any], *, number: int) -> None:
-        specs = [self.reference.specs[slot] for slot in self.reference.sets[number].slots]
-        forms = [(spec.dtype, list(spec.shape)) for spec in specs]
-        form = form_mismatch(done.get("outputs"), forms)
-        is_sequence = done.get("returned") in ("list", "tuple")
-        if form is None and is_sequence != self.reference.is_sequence:
-            wanted = f"a tuple of {len(forms)}" if self.reference.is_sequence else "a tensor"
-            form = f"forward returned a {str(done.get('returned'))[:40]}, expected {wanted}"
-        if form is not None:
-            raise Decided(self.finding(Status.WRONG, "shape", form))
+    def _captured(self, number: int) -> Captured:
+        """The candidate's program for an input set, its structure and kernels checked."""
+        phases, table = self.evaluator.phases, self.evaluator.table
+        captured = self.captures.capture(
+            self.code,
+            self.reference.request,
+            entry_point=self.entry_point,
+            uid=self.uid,
+            phases=phases,
+            answers=self,
+            number=number,
+        )
+        with phases.timed("structure"):
+            self.num_launches = num_launches(captured.program)
+            require_structure(captured.program, self.problem, code=self.code, finding=self.report)
+        if table.compile == "binary":
+            with phases.timed("compile"):
+                self._require_binaries(captured.program)
+        return captured
 
-    def _mismatch(self, data: bytes, number: int) -> str | None:
-        """The first element that differs: of the outputs, or of inputs that forward must change."""
-        one = self.reference.sets[number]
-        for index, (expected, slot) in enumerate(zip(one.expected, one.slots, strict=True)):
-            name = "output" if len(one.slots) == 1 else f"output {index}"
-            found = mismatch(expected, self.reference.read(data, slot), name=name)
-            if found is not None:
-                return found
-        for index, expected in one.changed.items():
-            got = self.reference.read(data, one.places[index])
-            found = mismatch(expected, got, name=f"input {index}")
-            if found is not None:
-                return f"Model changes its input in place, do as it does: {found}"
-        return None
-
-    def _wrong(self, found: str, done: dict[str, Any], data: bytes, *, number: int) -> Finding:
-        """A mismatch, and what it comes from where that can be told."""
-        if number in self.judged:
-            detail = f"right once, then on the same inputs {found}\n{STATEFUL_WORDS}"
-            return self.finding(Status.WRONG, "stateful", detail)
-        slots = self.reference.sets[number].slots
-        alike = [one for one in self.judged if self.reference.sets[one].slots == slots]
-        if any(self._mismatch(data, earlier) is None for earlier in alike):
-            detail = f"the answer to earlier inputs: {found}\n{STATEFUL_WORDS}"
-            return self.finding(Status.WRONG, "stateful", detail)
-        if self.reference.request["state"] and done.get("has_derived"):
-            detail = f"{found}\n{DERIVED_WORDS}"
-            return self.finding(Status.WRONG, "params_cached_in_init", detail)
-        return self.finding(Status.WRONG, "mismatch", found)
-
-    def _require_kernel(self, *, deadline: float) -> None:
-        """Ghost replay: with launches doing nothing, the answer must not stay right.
-
-        Any failure says that it does not: a loop may wait for ever for what a kernel computes.
-        Nothing is to be seen where every output is empty.
-        """
-        one = self.reference.sets[0]
-        if not any(expected.values.size for expected in [*one.expected, *one.changed.values()]):
-            return
-        try:
-            self._call(0, deadline=deadline, is_ghost=True)
-        except Decided as decided:
-            if decided.finding.reason in PASS_ON:
-                raise
-            return
-        if self._mismatch(self.memory[:], 0) is None:
-            detail = "the output does not depend on the kernel: it is computed elsewhere"
-            self.is_compiled = False  # it launched, but wrote nothing that counts
-            raise Decided(self.finding(Status.REJECTED, "decoy_kernel", detail))
+    def _require_binaries(self, program: Program) -> None:
+        results = self.compiler.compile(program.kernels, program.target)
+        for kernel, found in zip(program.kernels, results, strict=True):
+            if isinstance(found, Failure):
+                raise Decided(compile_finding(found, kernel, code=self.code, report=self.report))

@@ -80,6 +80,12 @@ class Reference:
         one = self.sets[0]
         return sum(self.specs[index].num_bytes for index in (*one.places, *one.slots))
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the inputs, parameters and outputs of one call."""
+        places = [place for _, place in self.request["state"]]
+        return self.io_bytes + sum(self.specs[place].num_bytes for place in places)
+
     def read(self, memory: bytes, index: int) -> bytes:
         start = self.starts[index]
         return memory[start : start + self.specs[index].num_bytes]
@@ -120,6 +126,8 @@ class InputSet:
     expected: tuple[Expected, ...]
     changed: dict[int, Expected]
     """Inputs that the reference changes, by position, as it leaves them."""
+    variant: str
+    """Name of its distribution; `given` for the problem's own."""
 
 
 class References:
@@ -272,6 +280,7 @@ class _Builder:
             contents=tuple(self._parts[part] for part in parts),
             slots=self._slots(expected),
             expected=expected,
+            variant=str(one["variant"]),
             changed={
                 position: self._expected(output, error)
                 for position, output, error in one["changed"]

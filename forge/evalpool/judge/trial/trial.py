@@ -20,10 +20,10 @@ from forge.evalpool.judge import frames, words
 from forge.evalpool.judge.caps import held_bytes
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.proof import WeakSandbox
-from forge.evalpool.judge.screen import screen
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.torch_work import TorchShare, parse_work, torch_share
 from forge.evalpool.judge.trial.references import ReferenceFailed
+from forge.evalpool.judge.trial.source import check_source
 from forge.records.verdict import JudgeOptions, Profile, Status, Timing, Verdict
 
 if TYPE_CHECKING:
@@ -190,13 +190,10 @@ class Trials(ABC):
         phases: Phases,
         options: JudgeOptions,
     ) -> Finding:
-        entry_point = f"{problem.entry_point}New"
-        with phases.timed("screen"):
-            screening = screen(code, entry_point=entry_point)
-        if not screening.is_ok:
-            return Finding(
-                status=screening.status, reason=screening.reason, detail=screening.detail
-            )
+        with phases.timed("source"):
+            fault = check_source(code, entry_point=f"{problem.entry_point}New")
+        if fault is not None:
+            return Finding(status=fault.status, reason=fault.reason, detail=fault.detail)
         return self._run(problem, code, uid=uid, phases=phases, options=options)
 
     @abstractmethod
@@ -209,7 +206,7 @@ class Trials(ABC):
         phases: Phases,
         options: JudgeOptions,
     ) -> Finding:
-        """Judges a source that passed the screen. Raises what `judge` makes a verdict of."""
+        """Judges a source that has no fault of its own. Raises what `judge` makes a verdict of."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -249,13 +246,22 @@ class Run:
         Args:
             left_s: Of the phase's `limit_s`, which is what a model is told.
         """
-        try:
+        with self.answering(phase=phase, limit_s=limit_s):
             frames.send(self.child.sock, kind, body, fds=fds, timeout_s=left_s)
             answer = frames.receive(
                 self.child.sock,
                 deadline=time.monotonic() + left_s,
                 expected=(Kind.DONE, Kind.FAILED),
             )
+        if answer.kind is Kind.FAILED:
+            raise Decided(self.failed(answer.body))
+        return answer
+
+    @contextmanager
+    def answering(self, *, phase: str, limit_s: float) -> Iterator[None]:
+        """Within, the child's silence, rubbish or end is the candidate's: raises Decided."""
+        try:
+            yield
         except frames.DeadlinePassed:
             detail = f"no answer within {limit_s:.3g} s{self._doubt()}"
             raise Decided(self.finding(Status.TIMEOUT, f"deadline:{phase}", detail)) from None
@@ -264,9 +270,6 @@ class Run:
             raise Decided(self.finding(Status.REJECTED, "forged_frame", detail)) from None
         except frames.PeerGone:
             raise Decided(self._hung_up()) from None
-        if answer.kind is Kind.FAILED:
-            raise Decided(self._failed(answer.body))
-        return answer
 
     def _doubt(self) -> str:
         """Likely reason of a runner that does not answer; it may allocate until its deadline."""
@@ -275,11 +278,14 @@ class Run:
             return ": does a loop end?"
         return f", when it held {held / 1e9:.1f} GB of memory: does a loop allocate without end?"
 
-    def _failed(self, body: dict[str, Any]) -> Finding:
+    def failed(self, body: dict[str, Any]) -> Finding:
         """A FAILED frame in the judge's words. Its content is the candidate's: only quoted."""
         stage, kind, message, line = (
             body.get(name) for name in ("stage", "type", "message", "line")
         )
+        if kind in ("Unsupported", "BoundExceeded"):
+            detail = words.at_line(self.code, line, str(message))
+            return self.finding(Status.REJECTED, "unsupported", detail)
         text = f"{kind}: {message}" if message else f"{kind}"
         source = (
             self.code.split("\n")[line - 1]

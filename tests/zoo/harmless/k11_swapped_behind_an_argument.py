@@ -1,6 +1,4 @@
-"""The same between compile and run: the grid is a function of the candidate, asked for in
-between.
-"""
+"""The same, where only a kernel that is an argument names the helper."""
 
 import torch
 import triton
@@ -8,9 +6,6 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu",)
-VERDICT = "compile_error"
-REASON = "not_triton"
-SAYS = "relu"
 
 
 @triton.jit
@@ -27,22 +22,23 @@ helper = honest
 
 
 @triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
+def apply(value):
+    return helper(value)
+
+
+@triton.jit
+def kernel(x, y, n, APPLY: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, helper(value), mask=i < n)
+    tl.store(y + i, APPLY(value), mask=i < n)
 
 
 class ModelNew(torch.nn.Module):
     def forward(self, x):
         global helper
-        helper = honest
-
-        def grid(meta):
-            global helper
-            helper = python
-            return (triton.cdiv(x.numel(), 256),)
-
         y = torch.empty_like(x)
-        kernel[grid](x, y, x.numel(), BLOCK=256)
+        helper = honest
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), apply, BLOCK=256)
+        helper = python
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), apply, BLOCK=256)
         return y

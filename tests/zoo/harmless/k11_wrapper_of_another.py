@@ -1,4 +1,6 @@
-"""A helper is compiled, then means something else."""
+"""The kernel's source is another function's, and so are the names in it: none is seen to change."""
+
+import functools
 
 import torch
 import triton
@@ -6,9 +8,6 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu",)
-VERDICT = "compile_error"
-REASON = "not_triton"
-SAYS = "relu"
 
 
 @triton.jit
@@ -18,17 +17,22 @@ def honest(value):
 
 @triton.jit
 def python(value):
-    return torch.relu(value) * 2
+    return tl.maximum(value, max([0.0 for _ in range(3)])) * 2
 
 
 helper = honest
 
 
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
+def source(x, y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + i, mask=i < n)
     tl.store(y + i, helper(value), mask=i < n)
+
+
+@triton.jit
+@functools.wraps(source)
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    pass
 
 
 class ModelNew(torch.nn.Module):

@@ -1,4 +1,6 @@
-"""The same, where the object is a global constexpr."""
+"""The same between compile and run: the grid is a function of the candidate, asked for in
+between.
+"""
 
 import torch
 import triton
@@ -6,9 +8,6 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu",)
-VERDICT = "compile_error"
-REASON = "not_triton"
-SAYS = "Choice is no constant for a kernel"
 
 
 @triton.jit
@@ -21,31 +20,26 @@ def python(value):
     return torch.relu(value) * 2
 
 
-class Choice:
-    def __init__(self):
-        self.helper = honest
-
-    def __repr__(self):
-        return "Choice"
-
-
-choice = Choice()
-CHOICE = tl.constexpr(choice)
+helper = honest
 
 
 @triton.jit
 def kernel(x, y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, CHOICE.helper(value), mask=i < n)
+    tl.store(y + i, helper(value), mask=i < n)
 
 
 class ModelNew(torch.nn.Module):
     def forward(self, x):
+        global helper
+        helper = honest
+
+        def grid(meta):
+            global helper
+            helper = python
+            return (triton.cdiv(x.numel(), 256),)
+
         y = torch.empty_like(x)
-        choice.helper = honest
-        grid = (triton.cdiv(x.numel(), 256),)
-        kernel[grid](x, y, x.numel(), BLOCK=256)
-        choice.helper = python
         kernel[grid](x, y, x.numel(), BLOCK=256)
         return y

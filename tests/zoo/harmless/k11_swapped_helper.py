@@ -1,6 +1,4 @@
-"""The kernel's source is another function's, and so are the names in it: none is seen to change."""
-
-import functools
+"""A helper is compiled, then means something else."""
 
 import torch
 import triton
@@ -8,10 +6,6 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu",)
-VERDICT = "rejected"
-REASON = "forbidden_name"
-SAYS = "wraps may only decorate a function that is no kernel"
-BEHIND = {"cpu": ("compile_error", "not_triton", "a kernel may not wrap another function")}
 
 
 @triton.jit
@@ -21,22 +15,17 @@ def honest(value):
 
 @triton.jit
 def python(value):
-    return tl.maximum(value, max([0.0 for _ in range(3)])) * 2
+    return torch.relu(value) * 2
 
 
 helper = honest
 
 
-def source(x, y, n, BLOCK: tl.constexpr):
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + i, mask=i < n)
     tl.store(y + i, helper(value), mask=i < n)
-
-
-@triton.jit
-@functools.wraps(source)
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    pass
 
 
 class ModelNew(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""An object as constexpr: another function in it when it runs than when it was compiled."""
+"""The same, where the object is what an argument defaults to."""
 
 import torch
 import triton
@@ -6,9 +6,6 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu",)
-VERDICT = "compile_error"
-REASON = "not_triton"
-SAYS = "is no argument for a kernel"
 
 
 @triton.jit
@@ -29,8 +26,11 @@ class Choice:
         return "Choice"
 
 
+choice = Choice()
+
+
 @triton.jit
-def kernel(x, y, n, CHOICE: tl.constexpr, BLOCK: tl.constexpr):
+def kernel(x, y, n, BLOCK: tl.constexpr, CHOICE: tl.constexpr = choice):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + i, mask=i < n)
     tl.store(y + i, CHOICE.helper(value), mask=i < n)
@@ -39,9 +39,9 @@ def kernel(x, y, n, CHOICE: tl.constexpr, BLOCK: tl.constexpr):
 class ModelNew(torch.nn.Module):
     def forward(self, x):
         y = torch.empty_like(x)
-        choice = Choice()
+        choice.helper = honest
         grid = (triton.cdiv(x.numel(), 256),)
-        kernel[grid](x, y, x.numel(), choice, BLOCK=256)
+        kernel[grid](x, y, x.numel(), BLOCK=256)
         choice.helper = python
-        kernel[grid](x, y, x.numel(), choice, BLOCK=256)
+        kernel[grid](x, y, x.numel(), BLOCK=256)
         return y

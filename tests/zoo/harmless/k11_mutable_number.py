@@ -1,14 +1,12 @@
-"""The same, where the object is what an argument defaults to."""
+"""The same, where the object is also a number of numpy's."""
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu",)
-VERDICT = "compile_error"
-REASON = "not_triton"
-SAYS = "Choice is no constant for a kernel"
 
 
 @triton.jit
@@ -21,19 +19,15 @@ def python(value):
     return torch.relu(value) * 2
 
 
-class Choice:
-    def __init__(self):
-        self.helper = honest
+class Choice(np.float64):
+    helper = honest
 
     def __repr__(self):
         return "Choice"
 
 
-choice = Choice()
-
-
 @triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr, CHOICE: tl.constexpr = choice):
+def kernel(x, y, n, CHOICE: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + i, mask=i < n)
     tl.store(y + i, CHOICE.helper(value), mask=i < n)
@@ -42,9 +36,9 @@ def kernel(x, y, n, BLOCK: tl.constexpr, CHOICE: tl.constexpr = choice):
 class ModelNew(torch.nn.Module):
     def forward(self, x):
         y = torch.empty_like(x)
-        choice.helper = honest
+        choice = Choice()
         grid = (triton.cdiv(x.numel(), 256),)
-        kernel[grid](x, y, x.numel(), BLOCK=256)
+        kernel[grid](x, y, x.numel(), choice, BLOCK=256)
         choice.helper = python
-        kernel[grid](x, y, x.numel(), BLOCK=256)
+        kernel[grid](x, y, x.numel(), choice, BLOCK=256)
         return y

@@ -1,0 +1,145 @@
+# pyright: strict
+"""Has a candidate captured in a sandboxed child, and answers the child's questions.
+
+The child is the candidate's own process: whatever it says is a program of its own or a failure of
+its own. A program is parsed within its bounds before anything else looks at it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forge.evalpool.judge import frames, words
+from forge.evalpool.judge.capture import channel
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.program import wire
+from forge.evalpool.judge.program.format import InvalidProgram, Program
+from forge.evalpool.judge.trial.trial import Decided, Run
+from forge.records.reason import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.spawner import Spawner
+    from forge.evalpool.judge.trial.trial import Phases
+
+
+class Answers(Protocol):
+    """Answers to the questions of a capture."""
+
+    def values(self, prefix: Program, *, number: int) -> list[Any] | None:
+        """The elements of the prefix's outputs, on input set `number`; None if they cannot be read.
+        Raises Decided."""
+        ...
+
+    def facts(self, prefix: Program) -> dict[str, int] | None:
+        """Registers and memory of the prefix's kernel; None if they cannot be known here."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A candidate's program."""
+
+    program: Program
+    data: bytes
+    """As the child sent it."""
+    reads_values: bool
+    """True if the host read values: the program holds for its input set alone."""
+
+
+class Captures:
+    """Captures the candidates of one judge. Safe to call from several threads."""
+
+    def __init__(self, spawner: Spawner, *, table: JudgeTable, target: Mapping[str, Any]) -> None:
+        self._spawner = spawner
+        self._table = table
+        self._target = dict(target)
+
+    def with_table(self, table: JudgeTable) -> Captures:
+        """The same under other settings."""
+        return Captures(self._spawner, table=table, target=self._target)
+
+    def capture(
+        self,
+        code: str,
+        request: Mapping[str, Any],
+        *,
+        entry_point: str,
+        uid: int | None,
+        phases: Phases,
+        answers: Answers,
+        number: int = 0,
+    ) -> Captured:
+        """The program of a candidate for input set `number`.
+
+        Args:
+            request: `request` of the problem's draw.
+
+        Raises:
+            Decided: the candidate failed, took too long, or is no program within the bounds.
+            ZygoteGone, WeakSandbox: no child can be had.
+        """
+        with phases.timed("sandbox"):
+            child = self._spawner.spawn(role="capture", uid=uid)
+        run = Run(code=code, spawner=self._spawner, child=child, phases=phases, table=self._table)
+        body = {
+            **request,
+            "code": code,
+            "entry_point": entry_point,
+            "target": self._target,
+            "set": number,
+        }
+        try:
+            with phases.timed("capture"):
+                return self._captured(run, body, answers=answers)
+        finally:
+            with phases.timed("end"):
+                run.end()
+
+    def _captured(self, run: Run, body: dict[str, Any], *, answers: Answers) -> Captured:
+        limit_s = self._table.compile_timeout_s
+        deadline = time.monotonic() + limit_s
+        reads_values = False
+        with run.answering(phase="capture", limit_s=limit_s):
+            frames.send(run.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
+            while True:
+                found = channel.receive(run.child.sock, deadline=deadline)
+                if found.kind is not Kind.ASK:
+                    break
+                prefix = _parsed(run, found.program)
+                is_value = found.body.get("kind") == "value"
+                reads_values = reads_values or is_value
+                value = (
+                    answers.values(prefix, number=body["set"])
+                    if is_value
+                    else answers.facts(prefix)
+                )
+                channel.answer(run.child.sock, value)
+        if found.kind is Kind.FAILED:
+            raise Decided(run.failed(found.body))
+        program = _parsed(run, found.program)
+        return Captured(program=program, data=found.program, reads_values=reads_values)
+
+
+def _parsed(run: Run, data: bytes) -> Program:
+    try:
+        return wire.loads(data)
+    except InvalidProgram as error:
+        detail = words.clean(f"no program within the bounds: {error}")
+        raise Decided(run.finding(Status.REJECTED, "unsupported", detail)) from error
+
+
+class NoAnswers:
+    """For references: they are captured without values and facts."""
+
+    def values(self, prefix: Program, *, number: int) -> list[Any] | None:
+        """None: the capture fails as unsupported."""
+        return None
+
+    def facts(self, prefix: Program) -> dict[str, int] | None:
+        """None: the capture fails as unsupported."""
+        return None

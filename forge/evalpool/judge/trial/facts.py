@@ -1,0 +1,102 @@
+# pyright: strict
+"""The judge's knowledge of a problem for the policy: from the reference's own captured program."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from forge.evalpool.judge.program.format import Op, Program
+from forge.evalpool.judge.program.ops import misuse
+from forge.evalpool.judge.program.policy import ProblemFacts, kinds_of
+from forge.evalpool.judge.program.policy.reference import facts_of
+from forge.evalpool.judge.program.walk import variants
+from forge.evalpool.judge.trial.captures import NoAnswers
+from forge.evalpool.judge.trial.trial import Decided, Phases
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forge.evalpool.judge.trial.captures import Captures
+    from forge.records.problem import ReferenceModule
+
+logger = logging.getLogger(__name__)
+
+MAX_PROBLEMS = 1024
+
+
+class Facts:
+    """Facts of problems, kept. Safe to call from several threads."""
+
+    def __init__(self, captures: Captures) -> None:
+        self._captures = captures
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, ProblemFacts] = OrderedDict()
+
+    def of(
+        self,
+        problem: ReferenceModule,
+        request: Mapping[str, Any],
+        *,
+        num_bytes: int,
+        uid: int | None,
+    ) -> ProblemFacts:
+        """Facts of a problem.
+
+        Args:
+            request: `request` of a draw of the problem.
+            num_bytes: bytes of its inputs, parameters and outputs.
+
+        Raises:
+            ZygoteGone, WeakSandbox: no child can be had.
+        """
+        text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}\0{num_bytes}"
+        key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        found = self._make(problem, request, num_bytes=num_bytes, uid=uid)
+        with self._lock:
+            self._kept[key] = found
+            while len(self._kept) > MAX_PROBLEMS:
+                self._kept.popitem(last=False)
+        return found
+
+    def _make(
+        self,
+        problem: ReferenceModule,
+        request: Mapping[str, Any],
+        *,
+        num_bytes: int,
+        uid: int | None,
+    ) -> ProblemFacts:
+        asked = {**request, "precision": problem.precision, "cast": True}
+        try:
+            captured = self._captures.capture(
+                problem.source,
+                asked,
+                entry_point=problem.entry_point,
+                uid=uid,
+                phases=Phases(),
+                answers=NoAnswers(),
+            )
+        except Decided as decided:
+            logger.info("%s: no program: %s", problem.problem_id, decided.finding.detail)
+            return ProblemFacts(num_bytes=num_bytes)
+        return known_facts(captured.program, num_bytes=num_bytes)
+
+
+def known_facts(reference: Program, *, num_bytes: int) -> ProblemFacts:
+    """Facts of a reference's program; few where it has operations outside the table.
+
+    Args:
+        num_bytes: bytes of its inputs, parameters and outputs.
+    """
+    nodes = next(variants(reference))
+    if any(isinstance(placed.node, Op) and misuse(placed.node) for placed in nodes):
+        return ProblemFacts(num_bytes=num_bytes, kinds=kinds_of(reference))
+    return facts_of(reference)

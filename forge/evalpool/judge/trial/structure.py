@@ -1,0 +1,120 @@
+# pyright: strict
+"""Holds a program's structure to the policy, before anything of it runs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind
+from forge.evalpool.judge.program.dataflow import Access
+from forge.evalpool.judge.program.format import Launch, Section
+from forge.evalpool.judge.program.policy import Policy, ProblemFacts, Rule, judge_policy
+from forge.evalpool.judge.program.walk import variants
+from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
+from forge.evalpool.judge.ttir.parse import parse
+from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.verify import Use, uses_of, verify
+from forge.evalpool.judge.words import at_line
+from forge.records.reason import Reason, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forge.evalpool.judge.program.format import Kernel, Program
+    from forge.evalpool.judge.trial.checks import Report
+    from forge.evalpool.judge.trial.trial import Finding
+
+MAX_THREADS = 1024
+"""Threads of a block."""
+MAX_KERNELS = 4096
+"""Kernels whose accesses are remembered."""
+
+REASONS: Mapping[Rule, Reason] = {
+    Rule.OPERATION: Reason.UNSUPPORTED,
+    Rule.OUTPUT: Reason.DECOY_KERNEL,
+    Rule.INPUT: Reason.DECOY_KERNEL,
+    Rule.STATE: Reason.STATEFUL,
+    Rule.INIT: Reason.PARAMS_CACHED_IN_INIT,
+    Rule.HEAVY: Reason.TORCH_WORK,
+    Rule.RANDOM: Reason.TORCH_WORK,
+    Rule.MOVES: Reason.TORCH_WORK,
+    Rule.INDEX: Reason.TORCH_WORK,
+    Rule.COMBINE: Reason.TORCH_WORK,
+}
+
+
+def num_launches(program: Program) -> int:
+    """Launches of one forward call; of a choice that is open, those of its first alternative."""
+    nodes = next(variants(program))
+    return sum(
+        isinstance(placed.node, Launch) and placed.section is Section.FORWARD for placed in nodes
+    )
+
+
+def require_structure(
+    program: Program, facts: ProblemFacts, *, code: str, finding: Report, policy: Policy = "own"
+) -> None:
+    """Checks the kernels' text and the program's dataflow.
+
+    Raises:
+        Decided: a rule is broken; its finding names the node and the source line.
+    """
+    if num_launches(program) == 0:
+        detail = "forward launches no kernel of its own"
+        raise Decided(finding(Status.REJECTED, "no_kernel_launch", detail))
+    accesses: dict[int, Sequence[Access]] = {}
+    for index, kernel in enumerate(program.kernels):
+        try:
+            accesses[index] = _accesses(kernel.ttir, kernel.name)
+        except InvalidModule as error:
+            detail = f"kernel {kernel.name}: {error}"
+            raise Decided(finding(Status.COMPILE_ERROR, "not_triton", detail)) from error
+    refusal = judge_policy(program, facts, policy, accesses)
+    if refusal is not None:
+        message = refusal.message
+        if refusal.rule is Rule.INIT:
+            message = f"{message}\n{DERIVED_WORDS}"
+        detail = at_line(code, refusal.line or None, message)
+        raise Decided(finding(Status.REJECTED, REASONS[refusal.rule], detail))
+
+
+def kernel_facts(binary: Binary) -> dict[str, int]:
+    """Facts of a compiled kernel, by the names that Triton gives them."""
+    return {
+        "n_regs": binary.num_registers,
+        "n_spills": binary.num_spills,
+        "n_max_threads": MAX_THREADS,
+        "shared": binary.shared_bytes,
+    }
+
+
+def compile_finding(failure: Failure, kernel: Kernel, *, code: str, report: Report) -> Finding:
+    """The finding for a kernel without a binary."""
+    detail = at_line(code, failure.line or None, f"{kernel.name}: {failure.message}")
+    match failure.kind:
+        case FailureKind.INFRA:
+            return report(Status.INFRA_ERROR, "zygote_gone", detail)
+        case FailureKind.OUT_OF_RESOURCES:
+            return report(Status.RUNTIME_ERROR, "out_of_resources", detail)
+        case _:
+            return report(Status.COMPILE_ERROR, "not_triton", detail)
+
+
+@lru_cache(maxsize=MAX_KERNELS)
+def _accesses(ttir: str, name: str) -> tuple[Access, ...]:
+    """Access of a kernel to the memory behind each of its parameters. Raises InvalidModule."""
+    module = parse(ttir)
+    verify(module)
+    return tuple(_access(use) for use in uses_of(module, name))
+
+
+def _access(use: Use | None) -> Access:
+    if use is None:
+        return Access.NONE
+    found = Access.NONE
+    if use.is_read or use.is_atomic:
+        found |= Access.READ
+    if use.is_written or use.is_atomic:
+        found |= Access.WRITE
+    return found
