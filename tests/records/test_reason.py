@@ -33,8 +33,8 @@ def used_by_the_judge() -> set[tuple[str | None, str]]:
         keywords = {one.arg: one.value for one in call.keywords}
         status, *rest = (*call.args, None)
         match call.func:
-            case ast.Attribute(attr="finding"):
-                reason = rest[0]
+            case ast.Attribute(attr="finding" | "report") | ast.Name(id="finding" | "report"):
+                reason = rest[0] if rest else None
             case ast.Name(id="Finding"):
                 status, reason = keywords["status"], keywords["reason"]
             case ast.Name(id="Screening"):
@@ -46,6 +46,19 @@ def used_by_the_judge() -> set[tuple[str | None, str]]:
         if (code := text_of(reason, names)) is not None:
             found.add((status.attr if isinstance(status, ast.Attribute) else None, code))
     return found
+
+
+def named_by_the_judge() -> set[Reason]:
+    """Members that the judge's source names as `Reason.X`."""
+    trees = [ast.parse(path.read_text()) for path in sorted(JUDGE.rglob("*.py"))]
+    return {
+        Reason[node.attr]
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "Reason"
+    }
 
 
 def constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -76,7 +89,7 @@ def test_every_reason_of_the_judge_is_a_member(code):
 
 
 def test_every_member_is_used_by_the_judge_the_extractor_or_the_pool():
-    used = {Reason.of(code) for _, code in USED} | OF_THE_POOL
+    used = {Reason.of(code) for _, code in USED} | named_by_the_judge() | OF_THE_POOL
     used |= {Reason.NO_CODE_BLOCK, Reason.UNCLOSED_THINKING}
     assert answers.extract("").reason is Reason.NO_CODE_BLOCK
     assert used == set(Reason)
