@@ -93,7 +93,9 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.numbers": {"evalpool.judge"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers"},
     # children of `forge doctor`
-    "commands.doctor.probes": {"process", "evalpool.judge"},
+    "commands.doctor.probes": {
+        "process", "evalpool.judge", "evalpool.judge.capture", "evalpool.judge.execute",
+    },
     # train: the trainer
     "train": {"config.schema", "process", "control"},
     "train.trainer": {
@@ -179,7 +181,7 @@ EXCEPTIONS: dict[str, set[str]] = {
 """Single files that may import more."""
 
 CROWDED = {
-    "forge/evalpool/judge": 51,
+    "forge/evalpool/judge": 47,
 }
 """Rooms with more than MAX_FILES files. The judge is rebuilt in rooms of its own."""
 

@@ -16,13 +16,13 @@ from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
-from forge.evalpool.judge.trial.references import References
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Stamp
 from forge.records.problem import Problem, Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forge.evalpool.judge.trial.references import References
     from forge.records.verdict import JudgeOptions, Verdict
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))

@@ -3,11 +3,13 @@ and whether its weights are the reference's."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
 from forge.config.schema import JudgeTable
+from forge.evalpool.judge.trial.checks import Checks
 from forge.records.verdict import Status
 
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
@@ -67,41 +69,38 @@ class ModelNew(torch.nn.Module):
 )
 TWO = "torch.randn(32, 48), torch.randn(48, 32)"
 TORCH_ANSWERS = {
-    "relu": ("torch.relu(inputs[0])", "torch.randn(16, 64)", "relu"),
-    "mm": ("inputs[0] @ inputs[1]", TWO, "mm"),
-    "linear": ("torch.nn.functional.linear(inputs[0], inputs[1].t())", TWO, "mm"),
+    "relu": ("torch.relu(inputs[0])", "torch.randn(16, 64)", False),
+    "mm": ("inputs[0] @ inputs[1]", TWO, False),
+    "linear": ("torch.nn.functional.linear(inputs[0], inputs[1].t())", TWO, False),
     "conv2d": (
         "torch.nn.functional.conv2d(inputs[0], inputs[1])",
         "torch.randn(1, 2, 9, 9), torch.randn(3, 2, 3, 3)",
-        "convolution",
+        False,
     ),
     "sdpa": (
         "torch.nn.functional.scaled_dot_product_attention(inputs[0], inputs[1], inputs[1])",
         "torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 8)",
-        "attention",
+        False,
     ),
-    "softmax": ("torch.softmax(inputs[0], 1)", "torch.randn(16, 64)", "softmax"),
-    "transpose": ("inputs[0].t().contiguous()", "torch.randn(16, 64)", "clone"),
-    "cat": ("torch.cat(inputs)", "torch.randn(16, 64), torch.randn(8, 64)", "cat"),
+    "softmax": ("torch.softmax(inputs[0], 1)", "torch.randn(16, 64)", False),
+    "transpose": ("inputs[0].t().contiguous()", "torch.randn(16, 64)", True),
+    "cat": ("torch.cat(inputs)", "torch.randn(16, 64), torch.randn(8, 64)", True),
 }
 
 
 @pytest.mark.parametrize("name", TORCH_ANSWERS)
-def test_torch_and_a_copy_kernel_is_rejected_unless_it_is_allowed(bench: Any, name: str) -> None:
-    forward, inputs, op = TORCH_ANSWERS[name]
+def test_torch_and_a_copy_kernel_is_rejected_unless_torch_may_compute(
+    bench: Any, name: str
+) -> None:
+    forward, inputs, is_move = TORCH_ANSWERS[name]
     source, code = problem(f"return {forward}", inputs=inputs), COPY.format(before=forward)
     verdict = bench.judge(code, problem=source)
     assert (verdict.status, verdict.reason) == (Status.REJECTED, "torch_work"), verdict.detail
-    assert verdict.torch_share is not None
-    assert verdict.torch_share > 0.8
-    assert op in verdict.detail
-    assert verdict.detail.endswith("are allowed; compute them in the kernel")
-    for allowed in {op, name} - {"transpose"}:
-        table = JudgeTable(allow_ops=["sort", allowed])
-        found = bench.judge(code, problem=source, table=table)
-        assert (found.status, found.torch_share) == (Status.CORRECT, 0.0), allowed
-    other = bench.judge(code, problem=source, table=JudgeTable(allow_ops=["sort"]))
-    assert other.reason == "torch_work"
+    assert "aten." in verdict.detail
+    hybrid = bench.judge(code, problem=source, table=JudgeTable(policy="hybrid"))
+    assert hybrid.status is Status.CORRECT, hybrid.detail
+    assert hybrid.torch_share is not None
+    assert (hybrid.torch_share == 0.0) if is_move else (hybrid.torch_share > 0.5)
 
 
 def test_inference_mode_hides_no_product(bench: Any) -> None:
@@ -137,7 +136,7 @@ def test_a_final_sum_of_partials_is_little_also_where_the_problem_is_tiny(
     source = problem("return inputs[0].mean()", inputs=f"torch.randn({rows}, 32)")
     verdict = bench.judge(SUM_ROWS, problem=source)
     assert verdict.status is Status.CORRECT, verdict.detail
-    assert verdict.torch_share < 0.1
+    assert verdict.torch_share < 0.125
 
 
 @pytest.mark.parametrize(
@@ -163,13 +162,6 @@ def test_moving_data_for_a_kernel_that_computes_is_free(
 
 def test_the_share_is_stored_with_a_correct_verdict(bench: Any) -> None:
     assert bench.judge(RELU_KERNEL, problem=RELU).torch_share == 0.0
-    lenient = JudgeTable(torch_share=2.0)
-    source = problem("return torch.relu(inputs[0])", inputs="torch.randn(16, 64)")
-    verdict = bench.judge(
-        COPY.format(before="torch.relu(inputs[0])"), problem=source, table=lenient
-    )
-    assert verdict.status is Status.CORRECT
-    assert verdict.torch_share == pytest.approx(1.0, abs=0.05)
 
 
 # --- the same answer each time ------------------------------------------------------------------
@@ -183,7 +175,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("key", KEPT.values(), ids=KEPT)
-def test_an_answer_kept_from_another_call_is_stateful(bench: Any, key: str) -> None:
+def test_an_answer_kept_from_another_call_comes_out_of_no_kernel(bench: Any, key: str) -> None:
     code = RELU_KERNEL.replace(
         "        y = torch.empty_like(x)\n",
         f"""        kept = getattr(self, "kept", {{}})
@@ -196,40 +188,61 @@ def test_an_answer_kept_from_another_call_is_stateful(bench: Any, key: str) -> N
 """,
     )
     verdict = bench.judge(code, problem=RELU)
-    assert (verdict.status, verdict.reason) == (Status.WRONG, "stateful"), verdict.detail
-    assert verdict.detail.startswith("the answer to earlier inputs: output[0, ")
-    assert "keep nothing between calls" in verdict.detail
+    assert (verdict.status, verdict.reason) == (Status.REJECTED, "decoy_kernel"), verdict.detail
 
 
-def test_a_kernel_that_tires_is_stateful(bench: Any) -> None:
-    """Right for as many calls as there are input sets, wrong when one comes again."""
+def test_the_second_call_is_judged(bench: Any) -> None:
     code = RELU_KERNEL.replace(
         "        return y\n",
         """        self.calls = getattr(self, "calls", 0) + 1
-        return y if self.calls < 3 else y + 1
+        return y if self.calls < {} else y[:, :1].expand_as(y)
 """,
     )
-    verdict = bench.judge(code, problem=RELU)
-    assert (verdict.status, verdict.reason) == (Status.WRONG, "stateful") or (
-        verdict.reason == "mismatch"  # the set that came twice came before the second one
-    )
+    assert bench.judge(code.replace("{}", "2"), problem=RELU).reason == "mismatch"
+    assert bench.judge(code.replace("{}", "3"), problem=RELU).status is Status.CORRECT
+
+
+class Sets:
+    """Memory of three input sets with right outputs; remembers which were loaded."""
+
+    num_sets, is_sequence = 3, False
+
+    def __init__(self) -> None:
+        self.loaded: list[int] = []
+
+    def load(self, number: int) -> None:
+        self.loaded.append(number)
+
+    def take(self) -> None: ...
+
+    def forms(self, number: int) -> list[Any]:
+        return []
+
+    def is_unwritten(self, number: int) -> bool:
+        return False
+
+    def mismatch(self, number: int) -> str | None:
+        return None
+
+    def are_inputs_kept(self, number: int) -> bool:
+        return True
+
+    def variant(self, number: int) -> str:
+        return "given"
 
 
 def test_every_order_asks_each_set_and_one_twice() -> None:
-    import random
-    from types import SimpleNamespace
-
-    from forge.evalpool.judge.trial.cpu_trial import CpuRun
-
     orders = set()
     for seed in range(60):
-        run: Any = SimpleNamespace(
-            reference=SimpleNamespace(sets=[None] * 3), draw=random.Random(seed)
-        )
-        order = CpuRun._order(run)
-        assert len(order) == 3
-        assert {0, *order} == {0, 1, 2}
-        orders.add(tuple(order))
+        memory = Sets()
+        calls: list[int] = []
+        finding: Any = None
+        Checks(memory=memory, call=calls.append, finding=finding, draw=random.Random(seed)).run()
+        assert calls == memory.loaded
+        assert calls[0] == 0
+        assert len(calls) == 4
+        assert set(calls) == {0, 1, 2}
+        orders.add(tuple(calls))
     assert len(orders) > 5
 
 
@@ -245,7 +258,7 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
 
 class ModelNew(torch.nn.Module):
     def forward(self, x):
-        y = torch.empty(x.shape[0])
+        y = torch.empty(x.shape[0], device=x.device)
         kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=512)
         return y
 """
@@ -266,7 +279,7 @@ def test_an_extremum_that_misses_an_end_is_wrong_in_every_draw(
     other = "-" if reduce == "max" else ""
     wrong = code.format(mask=mask, other=other, reduce=reduce)
     source = problem(forward, inputs="torch.randn(8, 300)")
-    for draw in range(20):
+    for draw in range(5):
         verdict = bench.judge(wrong, problem=f"{source}# {draw}\n")
         assert verdict.status is Status.WRONG, f"draw {draw}"
     right = code.format(mask="i < n", other=other, reduce=reduce)
@@ -294,7 +307,7 @@ class ModelNew(torch.nn.Module):
 {init}
     def forward(self, x):
         k, n = self.packed.shape
-        y = torch.empty(x.shape[0], n)
+        y = torch.empty(x.shape[0], n, device=x.device)
         kernel[(x.shape[0],)](x, self.packed, self.shift, y, n, k, ROWS=16, K=32)
         return y
 """

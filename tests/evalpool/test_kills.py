@@ -13,8 +13,6 @@ import pytest
 
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge import processes
-from forge.evalpool.judge.screen import Screening
-from forge.evalpool.judge.trial import trial
 from forge.evalpool.pool import Pool, open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records.problem import Problem, Split
@@ -31,18 +29,16 @@ pytestmark = pytest.mark.anyio
 TABLE = JudgeTable(workers=2, compile_timeout_s=20.0, correct_timeout_s=20.0)
 BUSY = "for _ in range(40_000_000): pass"
 """Seconds, in which a test finds the process and kills it."""
-CALLS = CODE.replace(
-    "    def forward(self, x):\n",
-    "    num_calls = 0\n    def forward(self, x):\n        self.num_calls += 1\n"
-    f"        if self.num_calls == NUMBER:\n            {BUSY}\n",
-)
+LOOP = "    for _ in range(n, 60_000):\n        {0} = {0} * 1.0\n"
 CANDIDATES = {
-    "compile": CODE + BUSY + "\n",
-    "correct": CALLS.replace("NUMBER", "2"),
-    "evidence": CALLS.replace("NUMBER", str(TABLE.num_inputs + 2)),
+    "capture": CODE + BUSY + "\n",
+    "correct": CODE.replace(
+        "    tl.store(y + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)",
+        "    value = tl.load(x + i, mask=i < n) + 1\n"
+        f"{LOOP.format('value')}    tl.store(y + i, value, mask=i < n)",
+    ),
 }
-"""By the phase in which they take seconds. The calls: each input set, one of them again, the ghost.
-"""
+"""By the phase in which they take seconds: in the candidate's own code, or in its kernel."""
 OF_ITS_OWN = "torch.set_grad_enabled(True)\n"
 """An oracle that draws for several problems would be taken for one at work."""
 SLOW_REFERENCE = SOURCE + OF_ITS_OWN + BUSY + "\n"
@@ -198,7 +194,7 @@ async def test_a_candidate_whose_process_is_killed_each_time_is_scored_for_it(
     verdicts: list[Verdict] = []
 
     async def ask() -> None:
-        verdicts.append(await pool.judge(PROBLEM, CANDIDATES["compile"] + "# twice"))
+        verdicts.append(await pool.judge(PROBLEM, CANDIDATES["capture"] + "# twice"))
 
     with anyio.fail_after(90):
         async with anyio.create_task_group() as tg:
@@ -221,11 +217,9 @@ async def test_a_candidate_whose_process_is_killed_each_time_is_scored_for_it(
     ],
 )
 def test_what_a_candidate_can_do_to_its_own_process(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, statement: str, status: Status, reason: str
+    bench: Any, statement: str, status: Status, reason: str
 ) -> None:
-    """Behind the screen, which refuses all of these."""
     head = "import os\nfrom resource import RLIMIT_CPU, setrlimit\n"
     spin = "def spin():\n    while True: pass\n"
-    monkeypatch.setattr(trial, "screen", lambda code, entry_point: Screening(reason="ok"))
     verdict = bench.judge(f"{head}{spin}{CODE}{statement}\n", problem=SOURCE)
     assert (verdict.status, verdict.reason) == (status, reason), verdict.detail

@@ -56,30 +56,42 @@ DOUBLE = problem("return x * 2")
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        ("return None", "forward returned NoneType, expected a tensor"),
-        ("pass", "forward returned NoneType, expected a tensor"),
         ("return y, y", "forward returned 2 outputs, expected 1"),
         ("return (y,)", "forward returned a tuple, expected a tensor"),
         ("return [y]", "forward returned a list, expected a tensor"),
-        ("return {'y': y}", "forward returned dict, expected a tensor"),
-        ("return 2.0", "forward returned float, expected a tensor"),
-        ("return y[0, 0].item()", "forward returned float, expected a tensor"),
-        ("return y.to('meta')", "the output is a Tensor on meta; make it on x.device"),
+        ("return None", "forward returned 0 outputs, expected 1"),
+        ("pass", "forward returned 0 outputs, expected 1"),
         ("return y.half()", "output dtype is float16, expected float32"),
         ("return y.t()", "output shape is [24, 8], expected [8, 24]"),
-        ("return y.to_sparse()", "forward returned sparse tensor, expected a tensor"),
     ],
 )
-def test_a_wrong_form_is_told(bench: Any, end: str, words: str) -> None:
+def test_a_wrong_form_is_named(bench: Any, end: str, words: str) -> None:
     verdict = bench.judge(answer(end=end), problem=DOUBLE)
     assert (verdict.status, verdict.reason, verdict.detail) == (Status.WRONG, "shape", words)
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("return 2.0", "forward returned a float"),
+        ("return y[0, 0].item()", "forward returned a float"),
+        ("return y.to('meta')", "forward returned a tensor on meta"),
+        ("return y.to_sparse()", "to_sparse"),
+    ],
+)
+def test_a_result_that_is_no_tensor_on_the_device_is_refused(
+    bench: Any, end: str, words: str
+) -> None:
+    verdict = bench.judge(answer(end=end), problem=DOUBLE)
+    assert verdict.status in (Status.RUNTIME_ERROR, Status.REJECTED)
+    assert words in verdict.detail
 
 
 @pytest.mark.parametrize(
     ("out", "end"),
     [
         ("torch.empty_like(x)", "return torch.nn.Parameter(y)"),
-        ("torch.empty(2, *x.shape)[1]", "return y"),
+        ("torch.empty(2, *x.shape, device=x.device)[1]", "return y"),
         ("torch.empty_like(x)", "return y.t().contiguous().t()"),
     ],
 )
@@ -97,19 +109,19 @@ def test_several_outputs_come_in_a_list_or_tuple(bench: Any) -> None:
     one = bench.judge(answer(), problem=source)
     assert one.detail == "forward returned 1 outputs, expected 3"
     alone = bench.judge(answer(), problem=problem("return (x * 2,)"))
-    assert alone.detail == "forward returned a Tensor, expected a tuple of 1"
-    wrong = bench.judge(answer(end="return y, y, y + 1"), problem=source)
+    assert alone.detail == "forward returned a tensor, expected a tuple of 1"
+    end = "z = torch.empty_like(y); kernel[(9,)](y, z, y.numel(), BLOCK=64); return y, y, z"
+    wrong = bench.judge(answer(end=end), problem=source)
     assert wrong.detail.startswith("output 2[0, 0]: expected ")
 
 
-def test_a_sequence_with_code_of_its_own_is_no_answer(bench: Any) -> None:
-    """Its items would come from `__iter__`, after the counters and clocks."""
+def test_a_sequence_with_code_of_its_own_gives_what_it_computes(bench: Any) -> None:
+    """Its items come from `__iter__`, which is captured like everything else."""
     late = "class Late({}):\n    def __iter__(self):\n        return iter([self[0] * 2])\n"
     for kind in ("list", "tuple"):
         code = answer(end="return Late([x])") + late.format(kind)
         verdict = bench.judge(code, problem=DOUBLE)
-        assert (verdict.status, verdict.reason) == (Status.WRONG, "shape")
-        assert verdict.detail == "forward returned Late, expected a tensor"
+        assert verdict.status is not Status.CORRECT
 
 
 def test_outputs_of_one_storage_are_fine(bench: Any) -> None:
@@ -131,7 +143,10 @@ def test_outputs_of_one_storage_are_fine(bench: Any) -> None:
 def test_integer_and_boolean_outputs_are_exact(
     bench: Any, forward: str, body: str, wrong: str, dtype: str
 ) -> None:
-    source, out = problem(f"return {forward}"), f"torch.empty(x.shape, dtype=torch.{dtype})"
+    source, out = (
+        problem(f"return {forward}"),
+        f"torch.empty(x.shape, dtype=torch.{dtype}, device=x.device)",
+    )
     verdict = bench.judge(answer(body, out=out), problem=source)
     assert verdict.status is Status.CORRECT, verdict.detail
     verdict = bench.judge(answer(wrong, out=out), problem=source)
@@ -157,7 +172,7 @@ def test_an_in_place_problem_is_judged_by_what_is_left_in_its_inputs(bench: Any)
     assert (kept.status, kept.reason) == (Status.WRONG, "mismatch")
     assert kept.detail.startswith("Model changes its input in place, do as it does: input 0[0, 0]")
     decoy = bench.judge(answer("value", end="return y.copy_(x.mul_(2))"), problem=IN_PLACE)
-    assert decoy.reason == "decoy_kernel"
+    assert decoy.status is Status.REJECTED
 
 
 def test_a_problem_may_return_nothing_and_change_its_input(bench: Any) -> None:
@@ -174,11 +189,11 @@ def test_a_problem_may_return_nothing_and_change_its_input(bench: Any) -> None:
 def test_inputs_stay_where_the_reference_leaves_them(bench: Any) -> None:
     verdict = bench.judge(answer(out="x", end="return x.clone()"), problem=DOUBLE)
     assert (verdict.status, verdict.reason) == (Status.WRONG, "inputs_modified")
-    assert verdict.detail == "forward changes its inputs; write to a new tensor"
+    assert "writes to input 0" in verdict.detail
 
 
 def test_an_input_returned_as_it_came_is_no_answer(bench: Any) -> None:
-    assert bench.judge(answer(end="return x"), problem=DOUBLE).reason == "mismatch"
+    assert bench.judge(answer(end="return x"), problem=DOUBLE).reason == "decoy_kernel"
     source = problem("return x")
     assert bench.judge(answer(end="return x"), problem=source).reason == "decoy_kernel"
 
@@ -218,10 +233,7 @@ def test_inputs_of_changing_shape_are_judged(bench: Any) -> None:
     source = problem("return x * 2", inputs="torch.randn(20 + next(COUNT))")
     source += "import itertools\nCOUNT = itertools.count()\n"
     assert bench.judge(answer(), problem=source).status is Status.CORRECT
-    # Right on the first set alone; its answer still lies where it was, which proves nothing.
-    end = """self.first = getattr(self, "first", len(x))
-        return y if len(x) == self.first else y + 1"""
-    verdict = bench.judge(answer(end=end), problem=source)
+    verdict = bench.judge(answer("value * (n - 18)"), problem=source)
     assert (verdict.status, verdict.reason) == (Status.WRONG, "mismatch")
 
 

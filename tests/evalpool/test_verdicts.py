@@ -71,7 +71,7 @@ def test_elementwise(bench: Any) -> None:
     assert verdict.num_launches == 1
     assert verdict.timing is None
     assert (verdict.isolation, verdict.caps, verdict.device) == ("namespaces", "rlimit", "cpu")
-    assert set(verdict.phase_s) >= {"screen", "sandbox", "compile", "correct"}
+    assert set(verdict.phase_s) >= {"source", "sandbox", "capture", "structure", "correct"}
 
 
 MATMUL = (
@@ -131,8 +131,8 @@ def test_who_derives_weights_in_init_is_told_of_the_hook(bench: Any, kept: str) 
         self.fc.load_state_dict({'weight': state['fc.weight'], 'bias': state['fc.bias']})
         self.w.copy_(state['fc.weight'])
 """
-    mended = cached.replace("    def forward", f"{hook}    def forward")
-    assert bench.judge(mended, problem=LINEAR).status is Status.CORRECT
+    with_hook = cached.replace("    def forward", f"{hook}    def forward")
+    assert bench.judge(with_hook, problem=LINEAR).status is Status.CORRECT
 
 
 def test_two_outputs(bench: Any) -> None:
@@ -176,7 +176,7 @@ def test_a_wrong_shape_and_a_wrong_type_are_told(bench: Any) -> None:
     dtype = bench.judge(relu_kernel(end="return y.double()"))
     assert dtype.detail == "output dtype is float64, expected float32"
     nothing = bench.judge(relu_kernel(end="return None"))
-    assert nothing.detail == "forward returned NoneType, expected a tensor"
+    assert nothing.detail == "forward returned 0 outputs, expected 1"
 
 
 def test_an_exception_is_told_with_its_line(bench: Any) -> None:
@@ -203,7 +203,7 @@ def test_an_unknown_language_function_is_a_compile_error_with_its_line(bench: An
 def test_a_missing_argument_of_a_launch_is_a_compile_error(bench: Any) -> None:
     verdict = bench.judge(relu_kernel().replace("x.numel(), BLOCK", "BLOCK"))
     assert verdict.reason == "not_triton"
-    assert "missing 1 required positional argument: 'n'" in verdict.detail
+    assert "the launch missing 1 required positional argument: 'n'" in verdict.detail
 
 
 def test_code_that_does_not_import_is_a_compile_error(bench: Any) -> None:
@@ -214,7 +214,7 @@ def test_code_that_does_not_import_is_a_compile_error(bench: Any) -> None:
 def test_a_loop_that_does_not_end_is_a_timeout(bench: Any) -> None:
     table = JudgeTable(compile_timeout_s=1.0)
     verdict = bench.judge(relu_kernel(end="while True: pass"), table=table)
-    assert (verdict.status, verdict.reason) == (Status.TIMEOUT, "deadline:compile")
+    assert (verdict.status, verdict.reason) == (Status.TIMEOUT, "deadline:capture")
 
 
 def test_an_output_never_written_is_wrong_and_not_compiled(bench: Any) -> None:
@@ -235,17 +235,17 @@ def test_inputs_must_stay(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("end", ["return y.cuda()", "assert x.is_cuda; return y"])
-def test_who_asks_for_a_gpu_is_scored_and_told_that_there_is_none(bench: Any, end: str) -> None:
-    verdict = bench.judge(relu_kernel(end=end))
-    assert (verdict.status, verdict.reason) == (Status.RUNTIME_ERROR, "needs_gpu")
-    assert verdict.status.is_scored
-    assert "make tensors on x.device" in verdict.detail
+def test_a_candidate_sees_the_gpu_that_it_is_judged_for(bench: Any, end: str) -> None:
+    assert bench.judge(relu_kernel(end=end)).status is Status.CORRECT
 
 
-def test_a_timeout_quotes_the_limit_that_was_set(bench: Any) -> None:
-    spins = "y.sum().item() != 0 and setattr(self, 'n', getattr(self, 'n', 0) + 1)"
-    code = relu_kernel(end=f"{spins}\n        while self.n > 1: pass\n        return y")
-    verdict = bench.judge(code, table=JudgeTable(correct_timeout_s=1.5))
+ENDLESS = relu_kernel().replace(
+    "    tl.store", "    for _ in range(n, 1 << 30):\n        value = value * 0.5 + 1\n    tl.store"
+)
+
+
+def test_a_timeout_of_a_kernel_quotes_the_limit_that_was_set(bench: Any) -> None:
+    verdict = bench.judge(ENDLESS, table=JudgeTable(correct_timeout_s=1.5))
     assert (verdict.status, verdict.reason) == (Status.TIMEOUT, "deadline:correct")
     assert verdict.detail == "no answer within 1.5 s: does a loop end?"
 
@@ -254,22 +254,21 @@ def test_a_timeout_of_a_candidate_that_holds_much_memory_says_so(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "held_bytes", lambda pid: 3_000_000_000)
-    spins = "y.sum().item() != 0 and setattr(self, 'n', getattr(self, 'n', 0) + 1)"
-    code = relu_kernel(end=f"{spins}\n        while self.n > 1: pass\n        return y")
-    verdict = bench.judge(code, table=JudgeTable(correct_timeout_s=1.5))
-    assert (verdict.status, verdict.reason) == (Status.TIMEOUT, "deadline:correct")
+    code = relu_kernel(end="while True: pass")
+    verdict = bench.judge(code, table=JudgeTable(compile_timeout_s=1.5))
+    assert (verdict.status, verdict.reason) == (Status.TIMEOUT, "deadline:capture")
     assert verdict.detail == (
         "no answer within 1.5 s, when it held 3.0 GB of memory: does a loop allocate without end?"
     )
 
 
 def test_a_loop_that_waits_for_its_kernel_is_correct(bench: Any) -> None:
-    """In the ghost replay, where launches do nothing, it never ends."""
+    """It reads a value that its kernel has written: a question to the judge."""
     launch = "kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)"
     code = relu_kernel()
     assert launch in code
     code = code.replace(launch, f"while y[0, 0].isnan().item():\n            {launch}")
-    assert bench.judge(code, table=JudgeTable(correct_timeout_s=1.0)).status is Status.CORRECT
+    assert bench.judge(code, table=JudgeTable(correct_timeout_s=5.0)).status is Status.CORRECT
 
 
 # --- what earns nothing -------------------------------------------------------------------------
@@ -298,17 +297,18 @@ def test_no_constant_policy_earns_half_of_a_correct_kernel(bench: Any, policy: s
 
 
 LOAD, STORE = "tl.load(x + i, mask=i < n)", "tl.store(y + i, value, mask=i < n)"
+ATOMIC = "tl.store(y + i, value, mask=i < n); tl.atomic_{}"
 
 
 @pytest.mark.parametrize(
     ("honest", "wrong", "words"),
     [
-        (STORE, "tl.store(y + i, value, mask=i < n + 20)", "store: 20 of 252: 1000 of y"),
-        (STORE, "tl.store(y + i + 4000000000, value)", "store: 256 of 256: 4000000000 of y"),
-        (STORE, "tl.atomic_add(y + n, 1.0)", "atomic: 1 of 1: 1000 of y"),
-        (STORE, "tl.atomic_cas(y + n, 0.0, 1.0)", "atomic: 1 of 1: 1000 of y"),
-        (LOAD, "tl.load(x + i)", "load: 24 of 256: 1000 of x"),
-        (LOAD, "tl.load(x + i, mask=i < n) + tl.load(x - 1)", "load: 1 of 1: -1 of x"),
+        (STORE, "tl.store(y + i, value, mask=i < n + 20)", "store of element 1000 of y"),
+        (STORE, "tl.store(y + i + 4000000000, value)", "store of element 4000000000 of y"),
+        (STORE, ATOMIC.format("add(y + n, 1.0)"), "atomic of element 1000 of y"),
+        (STORE, ATOMIC.format("cas(y + n, 0.0, 1.0)"), "atomic of element 1000 of y"),
+        (LOAD, "tl.load(x + i)", "load of element 1000 of x"),
+        (LOAD, "tl.load(x + i, mask=i < n) + tl.load(x - 1)", "load of element -1 of x"),
     ],
 )
 def test_a_kernel_that_touches_memory_of_others_is_never_correct(
@@ -320,13 +320,11 @@ def test_a_kernel_that_touches_memory_of_others_is_never_correct(
     assert bench.judge(code, problem=source).status is Status.CORRECT
     verdict = bench.judge(code.replace(honest, wrong), problem=source)
     assert (verdict.status, verdict.reason) == (Status.RUNTIME_ERROR, "out_of_bounds")
-    doing, counts, first = words.split(": ")
     line, message = verdict.detail.split("\n")
     assert wrong in line
-    assert message == (
-        f"OutOfBounds: {doing} outside every tensor the kernel was given: {counts} elements; "
-        f"the first is element {first}, which has 1000"
-    )
+    assert words in message
+    assert message.endswith("is out of bounds")
+    assert "1000 elements)" in message
 
 
 ROWS = (
@@ -358,14 +356,14 @@ def test_a_row_too_many_is_out_of_bounds_also_in_a_helper(bench: Any) -> None:
     verdict = bench.judge(code, problem=COPY)
     assert verdict.reason == "out_of_bounds"
     assert verdict.detail.startswith("line 8: tl.store(")
-    assert "52 of 52 elements; the first is element 260 of x" in verdict.detail
+    assert "load of element 260 of x" in verdict.detail
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         # A view: its storage is larger than it.
-        ("y = torch.empty_like(x)", "y = torch.empty(9, 52)[2:7]"),
+        ("y = torch.empty_like(x)", "y = torch.empty(9, 52, device=x.device)[2:7]"),
         # Pointers into two tensors at once.
         (
             "y + row * n, n, BLOCK)",
@@ -463,7 +461,8 @@ def test_inputs_come_from_fresh_seeds_and_several_distributions(bench: Any) -> N
     """`relu` on non-negative inputs is the identity; a second distribution tells them apart."""
     source = RELU.replace("torch.randn", "torch.rand")
     verdict = bench.judge(relu_kernel("value * 2"), problem=source)
-    assert (verdict.status, verdict.reason) == (Status.WRONG, "mismatch")
+    assert verdict.status is Status.WRONG
+    assert verdict.reason in ("mismatch", "range")
 
 
 def test_a_bug_of_the_judge_is_an_infra_error_that_says_which(

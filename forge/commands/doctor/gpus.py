@@ -129,7 +129,7 @@ def check_kernel(name: str, outcome: Outcome | None) -> Finding:
     if not outcome.get("is_right"):
         found = "Triton's matrix product differs from torch's"
         return error(name, found, fix=f'"make setup" for versions that fit; {RESET}')
-    how = "interpreted" if name.endswith("CPU") else "compiled and run"
+    how = "evaluated" if name.endswith("CPU") else "compiled and run"
     return Finding(name=name, found=f"{how} in {outcome.get('seconds'):.1f} s, the result is right")
 
 

@@ -105,7 +105,7 @@ def _join(imports: dict[str, Imports]) -> Imports:
 
 async def _try_gpus(folder: Path, gpus: GpuFacts) -> GpuFacts:
     """Run the kernel on each GPU to be tried, and the probes of all together. Without any GPU the
-    kernel is interpreted."""
+    kernel is evaluated."""
     uuids, found = [gpu.uuid for gpu in gpus.tried()], dict[str, Outcome]()
 
     async def try_kernel(uuid: str) -> None:
@@ -113,7 +113,7 @@ async def _try_gpus(folder: Path, gpus: GpuFacts) -> GpuFacts:
         cache = {"TRITON_CACHE_DIR": str(folder / label)}  # so that the kernel is compiled
         found[uuid] = await run_probe(
             "kernel", label=label, folder=folder, deadline_s=KERNEL_S, gpus=[uuid] if uuid else (),
-            config={"uuid": uuid or None}, extra=cache if uuid else {"TRITON_INTERPRET": "1"},
+            config={"uuid": uuid or None}, extra=cache,
         )  # fmt: skip
 
     async def try_pairs() -> None:

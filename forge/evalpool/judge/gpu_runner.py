@@ -1,7 +1,7 @@
 """Untrusted: runs one candidate, or a reference that is timed, on a GPU. The runner's GPU side.
 
-Entered by the zygote in a fresh child as `runner.main` is on a CPU; speaks the same frames; imports
-nothing of forge but the runner and the memory calls, which the zygote has imported already.
+Entered by the zygote in a fresh child; imports nothing of forge but the runner and the memory
+calls, which the zygote has imported already.
 
     CALL context  ─▶ context, ahead of any candidate                                  ─▶ DONE
     CANDIDATE + memory ─▶ context, memory mapped                                 ─▶ DONE

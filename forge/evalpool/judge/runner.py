@@ -1,28 +1,18 @@
-"""Untrusted: runs one candidate in the sandbox and leaves its outputs in judge-owned memory.
+"""Untrusted: frames and answers of a candidate's process on a GPU; `gpu_runner` serves the judge.
 
-Forked by the zygote into a process of its own; knows nothing of forge but what the zygote has
-imported for it (`session.py` and what that needs), no reference, no tolerance, no expected output.
-What it reports of itself (launches, compiled kernels, torch's work) is evidence, not proof: the
-judge trusts only what it reads from the shared memory and from the kernel.
-
-    judge ── CANDIDATE (+ memory) ─▶ import, construct, load parameters, call 0 ── DONE | FAILED ──▶
-          ── CALL set k ───────────▶ call on inputs k                           ── DONE | FAILED ──▶
-          ── CALL ghost ───────────▶ call 0 with launches doing nothing         ── DONE | FAILED ──▶
+Forked by the zygote; knows nothing of forge but what the zygote has imported for it, no reference,
+no tolerance, no expected output. What it reports of itself (launches, compiled kernels, torch's
+work) is evidence, not proof: the judge trusts only what it reads from the shared memory.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import socket
 import struct
 import sys
 import traceback
-from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import torch
-from triton.runtime import interpreter
 
 from forge.evalpool.judge.session import KernelRefused, Session
 
@@ -32,26 +22,7 @@ if TYPE_CHECKING:
 HEADER = struct.Struct("!4sBI")
 MAGIC = b"FRG1"
 CANDIDATE, CALL, DONE, FAILED = 7, 8, 9, 10
-FILE = "/tmp/work/candidate.py"
 MAX_MESSAGE_CHARACTERS = 1000
-
-
-def main(sock: socket.socket, *, compiler: Any, refused: type[Exception], file: str = FILE) -> None:
-    """Serves the judge on `sock` until it hangs up. Never returns an answer of its own."""
-    kind, request, fds = _receive(sock)
-    if kind != CANDIDATE or not fds:
-        return
-    memory = mmap.mmap(fds[0], request["num_bytes"])
-    session = Session(request, memory=memory, compiler=compiler, refused=refused, file=file)
-    _watch_launches(session)
-    # Makes torch.empty NaN: what a kernel leaves unwritten is told from what it wrote. The public
-    # function imports the compiler stack (2 s).
-    torch._C._set_deterministic_algorithms(True, warn_only=True)
-    _answer(sock, session, _first_call)
-    while True:
-        kind, request, _ = _receive(sock)
-        session.is_ghost = bool(request["ghost"])
-        _answer(sock, session, partial(Session.call, number=request["set"], slots=request["slots"]))
 
 
 def _first_call(session: Session) -> list[Any]:
@@ -80,11 +51,8 @@ def _answer(sock: socket.socket, session: Session, work: Callable[..., Any]) -> 
 
 
 def _describe(error: BaseException, session: Session) -> dict[str, Any]:
-    """The innermost error behind the interpreter's wrappers, at the candidate's innermost line."""
+    """An error, at the candidate's innermost line."""
     line = _candidate_line(error, session.file)
-    while isinstance(error, interpreter.InterpreterError) and error.__cause__ is not None:
-        error = error.__cause__
-        line = _candidate_line(error, session.file) or line
     is_refused = isinstance(error, KernelRefused)
     return {
         "stage": "compile" if is_refused else session.stage,
@@ -105,24 +73,6 @@ def _candidate_line(error: BaseException, file: str) -> int | None:
         if frame.f_code.co_filename == file
     ]
     return lines[-1] if lines else None
-
-
-def _watch_launches(session: Session) -> None:
-    original = interpreter.InterpretedFunction.run
-
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        if warmup:
-            return None
-        try:
-            if session.launched(self, args, kwargs):
-                grid = session.settled(grid, self, args, kwargs)
-                return original(self, *args, grid=grid, warmup=False, **kwargs)
-        except BaseException as error:
-            session.failed_launch = session.failed_launch or error
-            raise
-        return None
-
-    interpreter.InterpretedFunction.run = run
 
 
 def _receive(sock: socket.socket) -> tuple[int, dict[str, Any], list[int]]:

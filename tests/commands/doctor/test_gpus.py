@@ -155,8 +155,8 @@ def test_a_sum_that_works_without_peer_access_blames_peer_access() -> None:
     assert "ACS off" in found.fix
 
 
-def test_a_machine_without_gpus_interprets_the_kernel() -> None:
+def test_a_machine_without_gpus_evaluates_the_kernel() -> None:
     found = check(kernels={"": RAN})
     assert found["GPUs"].found == "none: everything runs on the CPU"
-    expected = "interpreted in 1.2 s, the result is right"
+    expected = "evaluated in 1.2 s, the result is right"
     assert found["kernel on the CPU"].found == expected

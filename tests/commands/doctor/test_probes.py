@@ -123,10 +123,9 @@ async def test_the_sandbox_of_this_machine_is_found(tmp_path: Path) -> None:
     assert outcome.get("level") or outcome.get("refused")
 
 
-async def test_a_kernel_is_interpreted_without_a_gpu_as_in_a_judge(tmp_path: Path) -> None:
+async def test_a_kernel_is_evaluated_without_a_gpu_as_in_a_judge(tmp_path: Path) -> None:
     outcome = await run_probe(
         "kernel", label="x", folder=tmp_path, deadline_s=100.0, config={"uuid": None},
-        extra={"TRITON_INTERPRET": "1"},
     )  # fmt: skip
     assert outcome.fault == "", outcome.log
     assert outcome.get("is_right") is True

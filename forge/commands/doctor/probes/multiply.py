@@ -1,7 +1,7 @@
 # pyright: standard
 """A Triton kernel that multiplies matrices, and its comparison with torch.
 
-Imported by `kernel.py` once the lease is held; under TRITON_INTERPRET=1 Triton interprets it.
+Imported by `kernel.py` once the GPU's lease is held.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def multiply(a, b, c, SIZE: tl.constexpr):
     tl.store(c + offsets, tl.dot(tl.load(a + offsets), tl.load(b + offsets)))
 
 
-def is_product_right(device: str) -> bool:
+def is_product_right() -> bool:
     """Compile and run the kernel once. The inputs are small integers, so its sums are exact in any
     precision."""
     numbers = torch.arange(SIZE * SIZE, dtype=torch.float32).reshape(SIZE, SIZE)
-    a, b = (numbers % 7 - 3).to(device), (numbers % 5 - 2).to(device)
+    a, b = (numbers % 7 - 3).cuda(), (numbers % 5 - 2).cuda()
     c = torch.full_like(a, float("nan"))
     launch: Any = multiply[(1,)]
     launch(a, b, c, SIZE=SIZE)

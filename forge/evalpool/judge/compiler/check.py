@@ -8,7 +8,6 @@ the text has it, so a reader of the text reads what is compiled.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -50,16 +49,13 @@ def parse(text: str, target: Target) -> Any:
     """Returns a verified module, with its context. Raises ParseFailed."""
     context = ir.context()
     load_dialects(context, target)
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/kernel.ttir"  # MLIR names it in its messages
-        with open(path, "w") as file:
-            file.write(text)
+    with tempfile.NamedTemporaryFile("w", suffix=".ttir") as file:  # a child may make no folder
+        file.write(text)
+        file.flush()
         try:
-            module = ir.parse_mlir_module(path, context)
+            module = ir.parse_mlir_module(file.name, context)
         except RuntimeError as error:
             raise ParseFailed(str(error)) from error
-        finally:
-            os.unlink(path)
     module.context = context
     return module
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.trial import Finding
 
-type_name = {"list": "a list", "tuple": "a tuple", "dict": "a dict", "tensor": "a tensor"}
+RETURNED = {"list": "a list", "tuple": "a tuple", "dict": "a dict", "tensor": "a tensor"}
+"""Types that forward may return, in words."""
 
 
 class Memory(Protocol):
@@ -84,6 +85,8 @@ class Checks:
     draw: random.Random = field(default_factory=random.SystemRandom)
     judged: list[int] = field(default_factory=list[int])
     """Sets with right outputs so far, in order."""
+    is_written: bool = False
+    """True once a call has left something in an output."""
 
     def run(self) -> None:
         """Checks every set, and one of them twice. Raises Decided at the first failure."""
@@ -105,6 +108,7 @@ class Checks:
         if self.memory.is_unwritten(number):
             detail = "the output is all NaN: nothing was written to it, or every value is 0/0"
             raise Decided(self.finding(Status.WRONG, "output_not_written", detail))
+        self.is_written = True
         found = self.memory.mismatch(number)
         if found is not None:
             raise Decided(self._wrong(number, found))
@@ -129,20 +133,20 @@ class Checks:
         return self.finding(Status.WRONG, "mismatch", found)
 
 
-def require_form(program: Program, memory: Memory, finding: Report) -> None:
+def require_form(program: Program, memory: Memory, finding: Report, *, number: int = 0) -> None:
     """Compares what forward returned with what the reference returns: number, types and shapes.
 
     Raises:
-        Decided: they differ, or no kernel is launched.
+        Decided: they differ.
     """
-    forms = memory.forms(0)
+    forms = memory.forms(number)
     tensors = [program.tensors[index] for index in program.outputs]
     found = None
     if len(tensors) != len(forms):
         found = f"forward returned {len(tensors)} outputs, expected {len(forms)}"
-    elif (program.returned in ("list", "tuple")) != memory.is_sequence:
+    elif forms and (program.returned in ("list", "tuple")) != memory.is_sequence:
         wanted = f"a tuple of {len(forms)}" if memory.is_sequence else "a tensor"
-        found = f"forward returned {type_name[program.returned]}, expected {wanted}"
+        found = f"forward returned {RETURNED[program.returned]}, expected {wanted}"
     else:
         for tensor, (dtype, shape) in zip(tensors, forms, strict=True):
             if tensor.shape != shape:

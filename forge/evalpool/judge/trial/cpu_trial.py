@@ -5,7 +5,6 @@ capture ─▶ structure ─▶ (binary, if asked for) ─▶ evaluator: set 0, 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from forge.evalpool.judge.trial.structure import (
     kernel_facts,
     num_launches,
     require_structure,
+    torch_share,
 )
 from forge.evalpool.judge.trial.trial import Decided, Finding, Trials
 from forge.records.reason import Status
@@ -147,9 +147,6 @@ class CpuTrials(Trials):
                 table=self._table,
                 request=reference.request,
                 memory_fd=fd,
-                deadline=time.monotonic()
-                + self._table.compile_timeout_s
-                + self._table.correct_timeout_s,
             )
             judgement = CpuJudgement(
                 code=code,
@@ -183,7 +180,8 @@ class CpuJudgement:
     compiler: Compiler
     evaluator: Evaluator
     num_launches: int = 0
-    is_compiled: bool = False
+    torch_share: float | None = None
+    _checks: Checks | None = None
     _kept: Captured | None = None
     """Program of set 0, where it holds for every set of the same arguments."""
 
@@ -191,10 +189,10 @@ class CpuJudgement:
         """The verdict's content. Raises Decided for a candidate that fails."""
         self.memory.load(0)
         first = self._captured(0)
-        require_form(first.program, self.memory, self.report)
         self._kept = first
+        self._checks = Checks(memory=self.memory, call=self._call, finding=self.report)
         with self.evaluator.phases.timed("correct"):
-            Checks(memory=self.memory, call=self._call, finding=self.report).run()
+            self._checks.run()
         return self.report(Status.CORRECT, "ok")
 
     def report(self, status: Status, reason: str, detail: str = "") -> Finding:
@@ -203,8 +201,9 @@ class CpuJudgement:
             status=status,
             reason=reason,
             detail=detail,
-            is_compiled=self.is_compiled,
+            is_compiled=self._checks is not None and self._checks.is_written,
             num_launches=self.num_launches,
+            torch_share=self.torch_share,
         )
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
@@ -221,7 +220,6 @@ class CpuJudgement:
         data = self._program(number).data
         slots = self.reference.sets[number].slots
         self.evaluator.call(data, number=number, slots=slots, finding=self.report)
-        self.is_compiled = True
 
     def _program(self, number: int) -> Captured:
         """The program for an input set: captured again where the arguments differ from those of
@@ -246,7 +244,16 @@ class CpuJudgement:
         )
         with phases.timed("structure"):
             self.num_launches = num_launches(captured.program)
-            require_structure(captured.program, self.problem, code=self.code, finding=self.report)
+            require_form(captured.program, self.memory, self.report, number=number)
+            if self.reference.has_elements(number):
+                require_structure(
+                    captured.program,
+                    self.problem,
+                    code=self.code,
+                    finding=self.report,
+                    policy=table.policy,
+                )
+            self.torch_share = torch_share(captured.program, self.problem)
         if table.compile == "binary":
             with phases.timed("compile"):
                 self._require_binaries(captured.program)

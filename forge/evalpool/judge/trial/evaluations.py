@@ -71,8 +71,8 @@ class Evaluator:
     """`request` of the problem's draw."""
     memory_fd: int
     """Memory of the draw's layout."""
-    deadline: float
-    """For all calls together, monotonic."""
+    _deadline: float | None = None
+    """For all calls together, monotonic; from the first one on."""
     _run: EvaluatorRun | None = None
     _loaded: bytes = b""
     """The program in the child."""
@@ -102,7 +102,9 @@ class Evaluator:
 
     def _ask(self, data: bytes, body: dict[str, Any]) -> dict[str, Any]:
         limit_s = self.table.correct_timeout_s
-        left_s = max(0.05, self.deadline - time.monotonic())
+        if self._deadline is None:
+            self._deadline = time.monotonic() + limit_s
+        left_s = max(0.05, self._deadline - time.monotonic())
         with ExitStack() as held:
             kind, fds = Kind.CALL, list[int]()
             if self._run is None:

@@ -7,9 +7,10 @@ import hashlib
 import logging
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.program.format import Op, Program
+from forge.evalpool.judge.program.format import Op, Origin, Program
 from forge.evalpool.judge.program.ops import misuse
 from forge.evalpool.judge.program.policy import ProblemFacts, kinds_of
 from forge.evalpool.judge.program.policy.reference import facts_of
@@ -99,4 +100,14 @@ def known_facts(reference: Program, *, num_bytes: int) -> ProblemFacts:
     nodes = next(variants(reference))
     if any(isinstance(placed.node, Op) and misuse(placed.node) for placed in nodes):
         return ProblemFacts(num_bytes=num_bytes, kinds=kinds_of(reference))
-    return facts_of(reference)
+    facts = facts_of(reference)
+    empty = {
+        one.index for one in reference.storages if one.origin is Origin.INPUT and one.num_bytes == 0
+    }
+    is_given = len(facts.free_outputs) == len(reference.outputs) and not facts.written_inputs
+    return replace(
+        facts,
+        needed_inputs=facts.needed_inputs - empty,
+        # A reference that returns what it is given poses a copy: a kernel has to make it.
+        free_outputs=frozenset() if is_given else facts.free_outputs,
+    )

@@ -86,6 +86,11 @@ class Reference:
         places = [place for _, place in self.request["state"]]
         return self.io_bytes + sum(self.specs[place].num_bytes for place in places)
 
+    def has_elements(self, number: int) -> bool:
+        """True if a call on an input set has something to compute."""
+        one = self.sets[number]
+        return any(expected.values.size for expected in (*one.expected, *one.changed.values()))
+
     def read(self, memory: bytes, index: int) -> bytes:
         start = self.starts[index]
         return memory[start : start + self.specs[index].num_bytes]

@@ -7,9 +7,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind
+from forge.evalpool.judge.program.costs import op_bytes
 from forge.evalpool.judge.program.dataflow import Access
-from forge.evalpool.judge.program.format import Launch, Section
-from forge.evalpool.judge.program.policy import Policy, ProblemFacts, Rule, judge_policy
+from forge.evalpool.judge.program.format import Launch, Op, Section
+from forge.evalpool.judge.program.ops import MOVES, kind_of
+from forge.evalpool.judge.program.policy import Policy, ProblemFacts, Refusal, Rule, judge_policy
 from forge.evalpool.judge.program.walk import variants
 from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
 from forge.evalpool.judge.ttir.parse import parse
@@ -27,20 +29,22 @@ if TYPE_CHECKING:
 
 MAX_THREADS = 1024
 """Threads of a block."""
+WRITES_INPUT = "writes to input"
+"""Part of the message where `forward` writes to an input."""
 MAX_KERNELS = 4096
 """Kernels whose accesses are remembered."""
 
-REASONS: Mapping[Rule, Reason] = {
-    Rule.OPERATION: Reason.UNSUPPORTED,
-    Rule.OUTPUT: Reason.DECOY_KERNEL,
-    Rule.INPUT: Reason.DECOY_KERNEL,
-    Rule.STATE: Reason.STATEFUL,
-    Rule.INIT: Reason.PARAMS_CACHED_IN_INIT,
-    Rule.HEAVY: Reason.TORCH_WORK,
-    Rule.RANDOM: Reason.TORCH_WORK,
-    Rule.MOVES: Reason.TORCH_WORK,
-    Rule.INDEX: Reason.TORCH_WORK,
-    Rule.COMBINE: Reason.TORCH_WORK,
+VERDICTS: Mapping[Rule, tuple[Status, Reason]] = {
+    Rule.OPERATION: (Status.REJECTED, Reason.UNSUPPORTED),
+    Rule.OUTPUT: (Status.REJECTED, Reason.DECOY_KERNEL),
+    Rule.INPUT: (Status.REJECTED, Reason.DECOY_KERNEL),
+    Rule.STATE: (Status.WRONG, Reason.STATEFUL),
+    Rule.INIT: (Status.WRONG, Reason.PARAMS_CACHED_IN_INIT),
+    Rule.HEAVY: (Status.REJECTED, Reason.TORCH_WORK),
+    Rule.RANDOM: (Status.REJECTED, Reason.TORCH_WORK),
+    Rule.MOVES: (Status.REJECTED, Reason.TORCH_WORK),
+    Rule.INDEX: (Status.REJECTED, Reason.TORCH_WORK),
+    Rule.COMBINE: (Status.REJECTED, Reason.TORCH_WORK),
 }
 
 
@@ -72,11 +76,32 @@ def require_structure(
             raise Decided(finding(Status.COMPILE_ERROR, "not_triton", detail)) from error
     refusal = judge_policy(program, facts, policy, accesses)
     if refusal is not None:
-        message = refusal.message
-        if refusal.rule is Rule.INIT:
-            message = f"{message}\n{DERIVED_WORDS}"
-        detail = at_line(code, refusal.line or None, message)
-        raise Decided(finding(Status.REJECTED, REASONS[refusal.rule], detail))
+        raise Decided(_refused(refusal, code=code, report=finding))
+
+
+def _refused(refusal: Refusal, *, code: str, report: Report) -> Finding:
+    status, reason = VERDICTS[refusal.rule]
+    message = refusal.message
+    if refusal.rule is Rule.INIT:
+        message = f"{message}\n{DERIVED_WORDS}"
+    if refusal.rule is Rule.STATE and WRITES_INPUT in message:
+        reason = Reason.INPUTS_MODIFIED
+    return report(status, reason, at_line(code, refusal.line or None, message))
+
+
+def torch_share(program: Program, facts: ProblemFacts) -> float:
+    """Share of the problem's necessary work that torch's operations of `forward` do.
+
+    Counted in bytes, as the policy does; operations that only move data count for nothing.
+    """
+    moved = sum(
+        op_bytes(program, placed.node)
+        for placed in next(variants(program))
+        if placed.section is Section.FORWARD
+        and isinstance(placed.node, Op)
+        and kind_of(program, placed.node) not in MOVES
+    )
+    return moved / max(facts.work, 1.0)
 
 
 def kernel_facts(binary: Binary) -> dict[str, int]:

@@ -56,6 +56,8 @@ ARGUMENT_WORDS = {
 NO_GPU_WORDS = "there is no GPU here: do not ask for one, make tensors on x.device"
 PASS_ON = frozenset({"forged_frame", "runner_killed"})
 """Reasons that end a judgement also where a failure is what must be seen."""
+REFUSED_LAUNCHES = ("Unsupported function referenced", "dynamic_func()")
+"""Beginnings of Triton's errors at a launch that its compiler does not raise itself."""
 REUSED = "-reused"
 """Behind a verdict's isolation where the runner was not fresh."""
 LARGE_BYTES = 1 << 30
@@ -292,6 +294,9 @@ class Run:
             if type(line) is int and 0 < line <= self.code.count("\n") + 1
             else ""
         )
+        if str(message).startswith(REFUSED_LAUNCHES):
+            message = str(message).replace("dynamic_func()", "the launch")
+            stage = "compile"
         if stage == "compile":
             detail = words.at_line(self.code, line, f"Triton cannot compile {message}")
             return self.finding(Status.COMPILE_ERROR, "not_triton", detail)
