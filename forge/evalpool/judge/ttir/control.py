@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -121,8 +121,7 @@ def _split(condition: Array, size: int) -> list[tuple[bool, Lanes | None]]:
 def take_any(value: Any, lanes: Lanes) -> Any:
     """`take` for descriptors, too."""
     if value is None or isinstance(value, (np.ndarray, Symbolic)):
-        some: Value | None = value
-        return take(some, lanes)
+        return take(cast("Value | None", value), lanes)
     return replace(
         value,
         base=take(value.base, lanes),
