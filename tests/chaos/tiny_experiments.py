@@ -16,7 +16,7 @@ from tests.chaos.cells import Cell, Fault, Target
 from tests.chaos.machine import PYTHON_PATH
 from tests.e2e.experiments import ANSWERS, PROBLEM, teach
 
-STEPS = {"eval": 0, "sft": 12, "grpo": 16}
+STEPS = {"eval": 0, "sft": 24, "grpo": 16}
 LOOP = "```\nwhile 1:0\n@jit\ndef k():0\nclass ModelNew:0\n```"
 """A candidate that runs until its deadline."""
 LOOPING = (ANSWERS[1], LOOP, LOOP)
@@ -63,7 +63,7 @@ max_turns = 1
     "sft": """\
 [[stage]]
 kind = "sft"
-steps = 12
+steps = 24
 batch_size = 2
 learning_rate = 1e-6
 save_every = 4
