@@ -66,6 +66,11 @@ def test_in_place_operations_name_the_tensor_that_they_change(tmp_path):
     assert program.storages[program.tensors[node.results[0]].storage].origin is Origin.INPUT
 
 
+def test_a_forward_that_returns_nothing_has_no_outputs(tmp_path):
+    program = captured(tmp_path, forward("x.copy_(scaled(x))"), inputs=[[8]])
+    assert (program.outputs, program.returned) == ((), "tuple")
+
+
 def test_parameters_are_the_references(tmp_path):
     code = SCALE + (
         "class ModelNew(torch.nn.Module):\n"

@@ -222,7 +222,7 @@ class Session:
         self.tuning.begin_call()
         result = self.model(*inputs)
         self.tuning.end_benches()
-        result = () if result is None else result
+        result = () if result is None else result  # an in-place problem
         self.returned = next(
             (kind.__name__ for kind in (tuple, list, dict) if isinstance(result, kind)), "tensor"
         )
