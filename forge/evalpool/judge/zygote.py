@@ -261,6 +261,7 @@ def _import_for_cpu() -> Children:
     assert torch_nodes  # an evaluator imports it at its first operation
     schemas()  # the file is out of a child's sight
     warm_up()
+    child_cpu.warm_up()
     return Children(
         candidate=capture.main,
         others={

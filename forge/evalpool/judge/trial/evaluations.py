@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FAULTS: Mapping[str, Reason] = {
     "race": Reason.RACE,
+    "order": Reason.RACE,
     "uninitialised": Reason.UNINITIALISED,
     "unwritten": Reason.OUTPUT_NOT_WRITTEN,
 }
