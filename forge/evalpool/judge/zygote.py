@@ -255,11 +255,8 @@ def _import_for_cpu() -> Children:
     from forge.evalpool.judge.capture import child as capture
     from forge.evalpool.judge.capture.warmup import warm_up
     from forge.evalpool.judge.compiler import child as compiler
-    from forge.evalpool.judge.execute import child_cpu, torch_nodes
-    from forge.evalpool.judge.program.schema import schemas
+    from forge.evalpool.judge.execute import child_cpu
 
-    assert torch_nodes  # an evaluator imports it at its first operation
-    schemas()  # the file is out of a child's sight
     warm_up()
     child_cpu.warm_up()
     return Children(
