@@ -29,13 +29,13 @@ pytestmark = pytest.mark.anyio
 TABLE = JudgeTable(workers=2, compile_timeout_s=20.0, correct_timeout_s=20.0)
 BUSY = "for _ in range(40_000_000): pass"
 """Seconds, in which a test finds the process and kills it."""
-LOOP = "    for _ in range(n, 60_000):\n        {0} = {0} * 1.0\n"
+LOOP = "    waste = value\n    for _ in range(n, 60_000):\n        waste = tl.sin(waste + value)\n"
 CANDIDATES = {
     "capture": CODE + BUSY + "\n",
     "correct": CODE.replace(
         "    tl.store(y + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)",
         "    value = tl.load(x + i, mask=i < n) + 1\n"
-        f"{LOOP.format('value')}    tl.store(y + i, value, mask=i < n)",
+        f"{LOOP}    tl.store(y + i, value + waste * 0.0, mask=i < n)",
     ),
 }
 """By the phase in which they take seconds: in the candidate's own code, or in its kernel."""

@@ -6,8 +6,8 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "rejected", "cuda": "wrong"}
-REASON = {"cpu": "stateful", "cuda": "inputs_modified"}
+VERDICT = "wrong"
+REASON = "inputs_modified"
 SAYS = {"cpu": "outlasts the call", "cuda": "forward changes its inputs"}
 
 

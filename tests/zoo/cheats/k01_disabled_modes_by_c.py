@@ -6,9 +6,12 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_attribute"}
-SAYS = {"cpu": "NotImplementedError: Could not run", "cuda": "torch._C may not be used"}
+VERDICT = "rejected"
+REASON = {"cpu": "unsupported", "cuda": "forbidden_attribute"}
+SAYS = {
+    "cpu": "Could not run 'aten::relu' with arguments from the 'CUDA' ba",
+    "cuda": "torch._C may not be used",
+}
 
 
 @triton.jit

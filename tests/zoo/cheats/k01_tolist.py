@@ -8,7 +8,7 @@ PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = {"cpu": "unsupported", "cuda": "forbidden_attribute"}
-SAYS = {"cpu": "more than", "cuda": ".tolist may not be used"}
+SAYS = {"cpu": "a copy of", "cuda": ".tolist may not be used"}
 
 
 @triton.jit

@@ -8,7 +8,7 @@ PROBLEM = "relu"
 DEVICES = ("cpu",)
 VERDICT = "compile_error"
 REASON = "not_triton"
-SAYS = "Triton cannot compile TypeError"
+SAYS = "Triton cannot compile Unsupported"
 
 
 @triton.jit

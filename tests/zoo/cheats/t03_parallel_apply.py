@@ -8,10 +8,10 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_attribute"}
+VERDICT = "rejected"
+REASON = {"cpu": "unsupported", "cuda": "forbidden_attribute"}
 SAYS = {
-    "cpu": "RuntimeError: Cannot access accelerator device when none is",
+    "cpu": "Cannot access accelerator device when none is available.: no",
     "cuda": "torch.parallel may not be used",
 }
 

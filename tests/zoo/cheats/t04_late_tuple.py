@@ -6,10 +6,10 @@ import triton.language as tl
 
 PROBLEM = "matmul"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "rejected", "cuda": "wrong"}
-REASON = {"cpu": "torch_work", "cuda": "shape"}
+VERDICT = "wrong"
+REASON = "shape"
 SAYS = {
-    "cpu": "torch does work that a kernel should do",
+    "cpu": "forward returned a tuple, expected a tensor",
     "cuda": "forward returned Late, expected a tensor",
 }
 

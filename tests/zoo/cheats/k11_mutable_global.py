@@ -6,6 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu",)
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "TypeError: cannot pickle"
 
 
 @triton.jit
