@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.evalpool.judge.capture.pretence.card import Event
+from forge.evalpool.judge.capture.pretence.streams import Event
 from forge.evalpool.judge.capture.recorder import Recorder
 from tests.evalpool.attacks.attacking import LINEAR, RELU, Problem, attack
 from tests.evalpool.attacks.sources import model
