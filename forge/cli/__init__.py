@@ -15,8 +15,7 @@ from forge.cli import running, asking, seeing, querying, watching, exporting, kn
 from forge.cli.options import app, opened
 
 # isort: on
-from forge.errors import ConfigError
-from forge.exits import INTERRUPTED
+from forge.errors import ConfigError, Stopped
 
 __all__ = ["app", "main", "run_command"]
 
@@ -40,7 +39,7 @@ def run_command(argv: list[str]) -> int:
         with opened:
             code = app(argv, prog_name="forge", standalone_mode=False)
         sys.stdout.flush()
-        if code == INTERRUPTED:  # typer's answer to Ctrl-C, without a line
+        if code == Stopped.exit_code:  # typer's answer to Ctrl-C, without a line
             raise KeyboardInterrupt
     except BaseException as error:
         from forge.cli.explaining import explain

@@ -55,7 +55,7 @@ POLICIES: dict[str, tuple[str, Status]] = {
     ),
     "decoy": (RELU_KERNEL.replace("return y", f"return {TORCH}"), Status.REJECTED),
     "identity": (RELU_KERNEL.replace(RESULT, "value"), Status.WRONG),
-    "input as output": (RELU_KERNEL.replace("return y", "return x"), Status.WRONG),
+    "input as output": (RELU_KERNEL.replace("return y", "return x"), Status.REJECTED),
     "zeros": (RELU_KERNEL.replace(RESULT, "value * 0.0"), Status.WRONG),
     "syntax error": (RELU_KERNEL.replace("return y", "return y)"), Status.COMPILE_ERROR),
     "unknown function": (RELU_KERNEL.replace("tl.maximum", "tl.maximal"), Status.COMPILE_ERROR),

@@ -8,7 +8,9 @@ the text has it, so a reader of the text reads what is compiled.
 
 from __future__ import annotations
 
+import os
 import tempfile
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from triton._C.libtriton import ir
@@ -19,6 +21,8 @@ from forge.evalpool.judge.compiler.text import Refused, check_text, operations, 
 from forge.evalpool.judge.program import dialect, inline_assembly
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from forge.evalpool.judge.program.format import Kernel, Parameter
 
 RESERVED = ("llvm", "nvvm", "rocdl", "__nv", "__oc", "__triton", "__cuda", "amdgcn", "_ZN")
@@ -49,15 +53,32 @@ def parse(text: str, target: Target) -> Any:
     """Returns a verified module, with its context. Raises ParseFailed."""
     context = ir.context()
     load_dialects(context, target)
-    with tempfile.NamedTemporaryFile("w", suffix=".ttir") as file:  # a child may make no folder
-        file.write(text)
-        file.flush()
+    with _folder() as folder:
+        path = f"{folder}/kernel.ttir"  # MLIR names it in its messages and locations
+        with open(path, "w") as file:
+            file.write(text)
         try:
-            module = ir.parse_mlir_module(file.name, context)
+            module = ir.parse_mlir_module(path, context)
         except RuntimeError as error:
             raise ParseFailed(str(error)) from error
+        finally:
+            os.unlink(path)
     module.context = context
     return module
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """A folder for one file: a new one, or the child's own scratch where Landlock forbids more."""
+    try:
+        made = tempfile.mkdtemp()
+    except PermissionError:
+        yield tempfile.gettempdir()
+        return
+    try:
+        yield made
+    finally:
+        os.rmdir(made)
 
 
 def check_module(module: Any, *, name: str, parameters: tuple[Parameter, ...]) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -27,8 +27,6 @@ from forge.evalpool.judge.ttir.types import Scalar
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
     from forge.evalpool.judge.ttir.values import Array
 
 Function = Callable[..., "Array"]
@@ -131,7 +129,7 @@ def _join(parts: list[Array]) -> Array:
     return parts[0].astype(np.uint64) | parts[1].astype(np.uint64) << np.uint64(width)
 
 
-def _is_array(operand: Any) -> TypeIs[Array]:
+def _is_array(operand: Any) -> TypeGuard[Array]:
     return isinstance(operand, np.ndarray)
 
 
