@@ -1,12 +1,17 @@
-"""The judge child. Read `trial.py` first: one candidate from source to verdict.
+"""The judge child: a candidate from its source to its verdict.
 
-app       the trusted process: HTTP, owns the rest
-trial     screen → sandbox → compile and first call → further inputs → ghost → verdict
-screen    what the source alone may not say
-spawner   handle on the zygote; proof looks at each child's sandbox from outside
-references, oracle   what a candidate is given and compared with, made in a sandbox too; oracles:
-                     who draws for more than one problem, by `contained`
-zygote    forks children into sandbox (root, seccomp, linux: what it is made of); launcher starts it
-runner, session   untrusted: run the candidate; compile, warmup: Triton without a GPU
-frames, shm, compare, words   how they talk, share, agree, and what the model is told
+Without a GPU a candidate becomes a program, and the program is judged. Read `trial/cpu_trial.py`
+first; the rooms in its order:
+
+    capture    untrusted: the candidate's host code on fake tensors, out comes a program
+    program    the program: format, bytes, dataflow, policy
+    compiler   TTIR to binaries, checked and cached
+    ttir       TTIR parsed, verified and evaluated
+    execute    programs run: on a CPU by the evaluator, on a GPU by the driver (not in use yet)
+    numbers    inputs that wrong kernels fail on, and tolerances
+    trial      the judge's side of all that
+
+Beside them lie the trusted process (`app`), its children (`spawner`, `zygote`, `oracle`), their
+sandbox, and the judge for GPUs, which runs a candidate's own process behind a screen of its source
+(`gpu_trial`, `gpu_runner`, `screen`).
 """
