@@ -75,8 +75,6 @@ class Reason(StrEnum):
     """The module raises while it is imported."""
     EXCEPTION = "exception"
     """Constructor or forward raises."""
-    NEEDS_GPU = "needs_gpu"
-    """It asks for a GPU on a judge without one."""
     OUT_OF_BOUNDS = "out_of_bounds"
     """A kernel reads or writes outside its tensors (interpreted kernels)."""
     OUT_OF_MEMORY = "out_of_memory"

@@ -1,8 +1,8 @@
-"""One candidate, judged: screen → sandbox → compile, first call → further inputs → ghost → verdict.
+"""The frame of a judgement, on a CPU and on a GPU: from a source to a stamped verdict.
 
-Called by `app.py` in a worker thread, several at once if the config says so. The judge's side of
-the runner: it sends code and memory, waits under a deadline, reads what lies in the memory, and
-kills. Promise: every way a candidate can end gives a verdict; what is our fault is `infra_error`.
+Called by `app.py` in a worker thread, several at once if the config says so. `Run` is the judge's
+side of one child: it sends work, waits under a deadline, and kills. Promise: every way a candidate
+can end gives a verdict; a fault of the judge is `infra_error`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NO_GPU_MARKS = (
-    "Torch not compiled with CUDA enabled",
-    "Found no NVIDIA driver",
-    "No CUDA GPUs are available",
-)
-NO_GPU_LINES = ("is_cuda", '"cuda"', "'cuda'")
-"""An assertion on a line that has one of these asks for a GPU."""
 STATEFUL_WORDS = (
     "keep nothing between calls, write every element you read, and let no two programs race"
 )
@@ -53,7 +46,6 @@ ARGUMENT_WORDS = {
     "call": "forward takes what get_inputs() returns, as that of Model does",
 }
 """By the stage in which the judge's own call did not fit."""
-NO_GPU_WORDS = "there is no GPU here: do not ask for one, make tensors on x.device"
 PASS_ON = frozenset({"forged_frame", "runner_killed"})
 """Reasons that end a judgement also where a failure is what must be seen."""
 REFUSED_LAUNCHES = ("Unsupported function referenced", "dynamic_func()")
@@ -289,26 +281,15 @@ class Run:
             detail = words.at_line(self.code, line, str(message))
             return self.finding(Status.REJECTED, "unsupported", detail)
         text = f"{kind}: {message}" if message else f"{kind}"
-        source = (
-            self.code.split("\n")[line - 1]
-            if type(line) is int and 0 < line <= self.code.count("\n") + 1
-            else ""
-        )
         if str(message).startswith(REFUSED_LAUNCHES):
             message = str(message).replace("dynamic_func()", "the launch")
             stage = "compile"
         if stage == "compile":
             detail = words.at_line(self.code, line, f"Triton cannot compile {message}")
             return self.finding(Status.COMPILE_ERROR, "not_triton", detail)
-        if _asks_for_gpu(text, source, kind):
-            # Scored as what it is here: whether to ask for a GPU is the candidate's own choice.
-            detail = words.at_line(self.code, line, f"{text}\n{NO_GPU_WORDS}")
-            return self.finding(Status.RUNTIME_ERROR, "needs_gpu", detail)
         detail = words.at_line(self.code, line, text)
         if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
             return self.finding(Status.RUNTIME_ERROR, OUT_OF_MEMORY, detail)
-        if kind == "OutOfBounds":
-            return self.finding(Status.RUNTIME_ERROR, "out_of_bounds", detail)
         if stage == "import":
             return self.finding(Status.COMPILE_ERROR, "import_error", detail)
         if kind == "TypeError" and line is None and stage in ARGUMENT_WORDS:
@@ -384,12 +365,6 @@ def form_mismatch(outputs: Any, forms: list[tuple[str, list[int]]]) -> str | Non
         if got_dtype != dtype:
             return f"output dtype is {str(got_dtype)[:40]}, expected {dtype}"
     return None
-
-
-def _asks_for_gpu(text: str, source: str, kind: object) -> bool:
-    if any(mark in text for mark in NO_GPU_MARKS):
-        return True
-    return kind == "AssertionError" and any(mark in source for mark in NO_GPU_LINES)
 
 
 def count(value: object) -> int:
