@@ -116,6 +116,12 @@ async def copy_while_written(root: Path, copies: dict[str, Path]) -> None:
     make_root(root)
     async with open_writer(root, Options()) as writer:
         await writer.put(*small_run())
+        await writer.flush()
+        with anyio.fail_after(
+            30
+        ):  # a copy of files beside the checkpoint of a step end may be torn
+            while (root / "run.db-wal").stat().st_size:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
         await writer.put(turn(99))
         await writer.flush()
         for left_out, copy in copies.items():
