@@ -95,6 +95,13 @@ class HostDriver:
         self.captured: list[Callable[[], None]] | None = None
         self.lost = ""
         self.num_launches = 0
+        self.handles: set[int] = set()
+
+    def close(self) -> None:
+        """Releases the memory that a pool still holds, as the end of a process does."""
+        for handle in self.handles:
+            os.close(handle)
+        self.handles.clear()
 
     def require_virtual_memory(self, device: int) -> None:
         pass
@@ -105,12 +112,16 @@ class HostDriver:
     def create_memory(self, num_bytes: int, *, device: int, is_shareable: bool = False) -> int:
         fd = os.memfd_create("card")
         os.ftruncate(fd, num_bytes)
+        self.handles.add(fd)
         return fd
 
     def import_memory(self, fd: int) -> int:
-        return os.dup(fd)
+        handle = os.dup(fd)
+        self.handles.add(handle)
+        return handle
 
     def release_memory(self, handle: int) -> None:
+        self.handles.remove(handle)
         os.close(handle)
 
     def reserve(self, num_bytes: int) -> int:

@@ -36,6 +36,7 @@ def judge() -> Iterator[Judge]:
     yield made
     made.executor.end()
     made.block.close()
+    made.card.driver.close()
 
 
 def scaled(factor: float = 2.0) -> tuple[Made, int]:
@@ -390,6 +391,7 @@ def _directly(judge: Judge, made: Made, out: int, call: Call) -> None:
     finally:
         exchange.close()
         loaded.close()
+        card.driver.close()
 
 
 def test_programs_follow_one_another(judge: Judge) -> None:

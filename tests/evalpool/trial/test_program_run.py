@@ -99,6 +99,7 @@ def bench() -> Iterator[Bench]:
     for run in made.runs:
         run.memory.close()
     executor.end()
+    card.driver.close()
 
 
 def scaled(factor: float = 2.0) -> tuple[Made, int]:
