@@ -17,6 +17,7 @@ from forge.cli.options import (
     Overrides,
     Precision,
     Store,
+    Timeout,
     app,
     problems_app,
     require_linux,
@@ -45,6 +46,7 @@ def judge(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of judges; absent: one per core.")
     ] = None,
+    timeout: Timeout = None,
     is_timed: Annotated[
         bool, typer.Option("--timing/--no-timing", help="Time correct candidates on a GPU.")
     ] = True,
@@ -68,7 +70,7 @@ def judge(
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
-        workers=workers, url=url,
+        workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
     if is_serving:
         return view.serve(settings, given=(problem, candidate), socket=socket, listen=listen)
@@ -96,6 +98,7 @@ def check_problems(
     device: Device = "auto",
     precision: Precision = "fp32",
     isolation: Isolation = "auto",
+    timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
     """Find problems that cannot be judged, or that reward an answer that does less than asked."""
@@ -106,7 +109,7 @@ def check_problems(
 
     found = view.check_path(
         path,
-        settings=JudgeSettings(device=device, isolation=isolation),
+        settings=JudgeSettings(device=device, isolation=isolation, timeout=timeout),
         overrides=parse_overrides(overrides or ()),
         precision=precision,
         is_shown=not as_json,

@@ -47,6 +47,12 @@ Constants = Annotated[
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[str, typer.Option(help="Precision: fp32, fp16 or bf16.")]
 Isolation = Annotated[str, typer.Option(help="Sandbox level, as in judge.isolation.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS", help="Maximum time of each phase: compilation, checked calls, timing."
+    ),
+]
 Wait = Annotated[
     float | None,
     typer.Option("--wait", min=0, metavar="SECONDS", help="Maximum wait for GPUs in use."),

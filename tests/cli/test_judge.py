@@ -250,6 +250,9 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
         (["p.py", "c.py", "--compile", "x"], "--compile x: one of ttir, binary"),
         (["p.py", "c.py", "--baseline", "x"], "--baseline x: one of eager, compile"),
         (["p.py", "c.py", "--precision", "fp8"], "--precision fp8: one of fp32, fp16, bf16"),
+        (["p.py", "c.py", "--timeout", "0"], "--timeout 0: seconds above 0, at most 86400"),
+        (["p.py", "c.py", "--timeout", "nan"], "--timeout nan: seconds above 0"),
+        (["p.py", "c.py", "--url", "http://x:1", "--timeout", "2"], "--timeout must be set where"),
         (["p.py", "c.py", "--override", "dim=1"], "--override dim: p.py has no such module const"),
         (["p.py", "c.py", "--override", "rows"], "--override rows: a name and a value"),
         (["p.py", "c.py", "--url", "nonsense"], "nonsense"),
@@ -313,6 +316,13 @@ def test_a_forbidden_path_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(ConfigError, match=r"p\.py: permission denied"):
         require_sources(Path("p.py"), "-")
+
+
+def test_a_timeout_holds_for_each_phase() -> None:
+    table = JudgeSettings(device="cpu", timeout=2.5).table()
+    assert (table.compile_timeout_s, table.correct_timeout_s) == (2.5, 2.5)
+    assert table.timing_timeout_s == 2.5
+    assert JudgeSettings(device="cpu").table().correct_timeout_s == 10
 
 
 def test_a_missing_device_is_a_machine_error(

@@ -127,6 +127,12 @@ def test_a_failed_machine_differs_from_a_wrong_kernel() -> None:
     assert not Judged(jobs=[job], verdicts=[wrong], request=request).is_faulty
 
 
+def test_an_exceeded_deadline_names_the_option_that_extends_it() -> None:
+    late = Verdict(status=Status.TIMEOUT, reason="deadline:correct", detail="no answer within 2 s")
+    assert "--timeout gives each phase more time" in show(late)
+    assert "--timeout" not in show(FAST)
+
+
 def test_a_table_has_speed_ups_if_a_candidate_was_timed() -> None:
     out = io.StringIO()
     slow = Verdict(status=Status.WRONG, reason="mismatch", detail="line 1: a\n[red]b")

@@ -199,6 +199,8 @@ def _circumstances(verdict: Verdict) -> Iterator[str]:
     launches = f"{verdict.num_launches} launch{'' if verdict.num_launches == 1 else 'es'}"
     share = "" if verdict.torch_share is None else f", torch work {percent(verdict.torch_share)}"
     yield f"{launches} a call{share}; on {verdict.device}"
+    if verdict.status is Status.TIMEOUT:
+        yield "--timeout gives each phase more time"
     weakness = WEAK.get(verdict.isolation, "")
     yield f"isolation {verdict.isolation}, memory cap {verdict.caps}{weakness}"
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in verdict.phase_s.items())

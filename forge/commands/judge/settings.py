@@ -24,6 +24,9 @@ _DEVICE = re.compile(r"cuda(:\d+)?")
 MAX_JUDGES = 16
 """Default limit of judges. Each has torch and triton loaded: 0.4 GB."""
 PRECISIONS = ("fp32", "fp16", "bf16")
+PHASES = ("compile_timeout_s", "correct_timeout_s", "timing_timeout_s")
+"""Keys of the `[judge]` table that `--timeout` sets."""
+MAX_TIMEOUT_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,8 @@ class JudgeSettings:
     baseline: str = "eager"
     workers: int | None = None
     """Number of judges; absent means one per core, at most MAX_JUDGES and one per candidate."""
+    timeout: float | None = None
+    """Maximum time of each phase, in s; absent means the defaults of the `[judge]` table."""
     url: str | None = None
 
     def table(self) -> JudgeTable:
@@ -51,7 +56,16 @@ class JudgeSettings:
         for name, value in chosen.items():
             _require(f"--{name}", value, allowed=get_args(JudgeTable.model_fields[name].annotation))
         workers = self.workers or len(os.sched_getaffinity(0))
-        return _table_of({"workers": workers, **chosen})
+        return _table_of({"workers": workers, **chosen, **self._deadlines()})
+
+    def _deadlines(self) -> dict[str, float]:
+        if self.timeout is None:
+            return {}
+        if not 0 < self.timeout <= MAX_TIMEOUT_S:
+            raise ConfigError(
+                f"--timeout {self.timeout:g}: seconds above 0, at most {MAX_TIMEOUT_S:.0f}"
+            )
+        return dict.fromkeys(PHASES, self.timeout)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs to judge on; empty for the CPU.
