@@ -41,7 +41,7 @@ Constants = Annotated[
         "--override",
         "--set",
         metavar="NAME=VALUE",
-        help="Set a module constant, e.g. batch_size=16.",
+        help="Set a module constant: batch_size=16, for one problem 3_matmul:N=512, or @FILE.toml.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]

@@ -1,7 +1,7 @@
 """Problems from a directory in KernelBench's layout, with module constants overridden.
 
-Called by `load_problems`. Files are parsed, never imported: they are third-party code. All mistakes
-are reported at once.
+Called by `problems.py` and by `forge judge`. Files are parsed, never imported: they are third-party
+code. All mistakes are reported at once.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from random import Random
 from typing import TYPE_CHECKING
 
+from forge.data.overrides import Constant, Overrides
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 REQUIRED = ("Model", "get_inputs", "get_init_inputs")
 """Names that a problem file must define."""
-
-Constant = int | float | bool | str
 
 Span = tuple[int, int, int, int]
 """Position of a value in the source: first line and column, last line and end column, from 0;
@@ -66,17 +64,19 @@ def load_directory(table: ProblemsTable, *, seed: int) -> list[Problem]:
             files.append(parse_file(path))
         except ConfigError as err:
             mistakes.append(str(err))
-    mistakes.extend(_unknown_overrides(files, table.overrides))
+    overrides = Overrides.from_table(table.overrides)
+    mistakes.extend(find_mistakes(overrides, files, root=table.path, prefix="problems.overrides."))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     heldout: list[int] = []
     if len(files) >= 2 * table.num_heldout:  # with fewer, all serve both training and evaluation
         heldout = Random(seed).sample(range(len(files)), table.num_heldout)
+    names = [file.path.relative_to(table.path).as_posix() for file in files]
     return [
         to_problem(
             file,
             root=table.path,
-            overrides=table.overrides,
+            overrides=overrides.of(names[index], among=names),
             split=Split.HELDOUT if index in heldout else Split.GRPO,
         )
         for index, file in enumerate(files)
@@ -137,6 +137,24 @@ def override(file: ProblemFile, overrides: Mapping[str, Constant]) -> str:
     return b"\n".join(lines).decode()
 
 
+def find_mistakes(
+    overrides: Overrides,
+    files: Sequence[ProblemFile],
+    *,
+    root: Path,
+    prefix: str,
+    among: Sequence[str] | None = None,
+) -> Iterator[str]:
+    """A line for each override without effect: see `Overrides.mistakes`.
+
+    Args:
+        among: paths of all files below `root`; absent: `files` are all.
+    """
+    constants = {file.path.relative_to(root).as_posix(): file.constants for file in files}
+    names = list(constants) if among is None else among
+    return overrides.mistakes(constants, among=names, prefix=prefix)
+
+
 def to_problem(
     file: ProblemFile, *, root: Path, overrides: Mapping[str, Constant], split: Split
 ) -> Problem:
@@ -195,15 +213,3 @@ def _names(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
         for one_target, one_value in zip(target.elts, value.elts, strict=False):
             yield from _names(one_target, one_value)
-
-
-def _unknown_overrides(
-    files: Sequence[ProblemFile], overrides: Mapping[str, Constant]
-) -> Iterator[str]:
-    known = sorted({name for file in files for name in file.constants})
-    for name in overrides:
-        if files and name not in known:
-            close = get_close_matches(name, known, n=1)
-            there = f"there are {', '.join(known) or 'none'}"
-            hint = f"did you mean {close[0]}?" if close else there
-            yield f"problems.overrides.{name}: no file has this module constant; {hint}"

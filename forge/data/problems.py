@@ -9,7 +9,7 @@ import ast
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from forge.data.directory import Constant, load_directory, parse_file, to_problem
+from forge.data.directory import load_directory, parse_file, to_problem
 from forge.data.generator import generate_problems
 from forge.errors import ConfigError
 from forge.records import Problem, Split
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import ProblemsTable
+    from forge.data.overrides import Constant
 
 
 def load_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:

@@ -15,8 +15,10 @@ from rich.console import Console
 
 from forge import cli
 from forge.commands.judge import judge as judging
-from forge.commands.judge.files import JudgingRequest, find_problem, require_sources
+from forge.commands.judge.files import JudgingRequest, require_sources
+from forge.commands.judge.overrides import parse_overrides
 from forge.commands.judge.settings import JudgeSettings
+from forge.data.overrides import find_problem
 from forge.errors import ConfigError
 from forge.records import Status, Verdict
 
@@ -160,7 +162,7 @@ def test_a_directory_is_judged_into_a_table_and_a_summary(folder: Path) -> None:
     (answers / "deep" / "c.py").write_text("")
     (answers / "note.txt").write_text("no candidate")
     done = judge("p.py", "answers", "--workers", "2", cwd=folder)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[:3] for line in lines[1:4]] == [
         ["a.py", "p", "correct"], ["b.py", "p", "wrong"], ["deep/c.py", "p", "rejected"],
@@ -201,6 +203,74 @@ def test_a_name_finds_the_best_matching_problem_or_none() -> None:
     assert find_problem("4_x.py", known) == "level2/4_c.py"
     assert find_problem("d.py", known) is None
     assert find_problem("x.py", ["y.py"]) is None
+    assert find_problem("level2/4_c", known) == "level2/4_c.py"
+    assert find_problem("5_d", known) == find_problem("5", known) == "5_d.py"
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts without judges: correct, their detail the problem's module constants."""
+
+    async def judge_all(jobs: list[JudgeJob], *rest: Any) -> list[Verdict]:
+        return [
+            Verdict(status=Status.CORRECT, reason="ok", detail=_constants(job.problem.source))
+            for job in jobs
+        ]
+
+    monkeypatch.setattr(judging, "_judge_all", judge_all)
+
+
+def _constants(source: str) -> str:
+    return " ".join(line for line in source.splitlines() if line.startswith(("rows", "dim")))
+
+
+def make_folders(folder: Path) -> None:
+    """Two problems with an answer each, a broken problem with an answer, an answer to none."""
+    for name in ("problems", "answers"):
+        (folder / name).mkdir()
+    (folder / "problems" / "3_relu.py").write_text(f"dim = 2\n{PROBLEM}")
+    (folder / "problems" / "13_twice.py").write_text(PROBLEM)
+    (folder / "problems" / "5_broken.py").write_text("class Model: pass\n")
+    for name in ("3_mine", "13_twice", "5_mine", "helpers"):
+        (folder / "answers" / f"{name}.py").write_text(KERNEL)
+
+
+@pytest.mark.usefixtures("described")
+def test_a_problem_of_a_folder_has_sizes_of_its_own(folder: Path) -> None:
+    make_folders(folder)
+    sizes = folder / "sizes.toml"
+    sizes.write_text('dim = 4\n[3]\nrows = 7\n["problems/13_twice.py"]\nrows = 6')
+    items = ["rows=5", f"@{sizes}", "13:rows=9"]
+    request = JudgingRequest(
+        problem=folder / "problems",
+        candidate=str(folder / "answers"),
+        overrides=parse_overrides(items),
+    )
+    judged = judging.judge(request, JudgeSettings(device="cpu"))
+    shown = {
+        job.name: verdict.detail for job, verdict in zip(judged.jobs, judged.verdicts, strict=True)
+    }
+    assert shown == {"13_twice.py": "rows = 9", "3_mine.py": "dim = 4 rows = 7"}
+
+
+@pytest.mark.usefixtures("described")
+def test_files_without_a_problem_are_named_and_the_others_judged(folder: Path) -> None:
+    make_folders(folder)
+    request = JudgingRequest(problem=folder / "problems", candidate=str(folder / "answers"))
+    judged = judging.judge(request, JudgeSettings(device="cpu"))
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(judged.render())
+    lines = captured.get().splitlines()
+    assert lines[-5:-2] == ["2 candidates: 2 correct", "", "2 files not judged:"]
+    assert "5_broken.py: no get_inputs and no get_init_inputs" in lines[-2]
+    assert lines[-1].startswith("helpers.py: ")
+    assert lines[-1].endswith("problems has no single problem of this name or number")
+    shown = {each["candidate"]: each["status"] for each in judged.to_json()}
+    assert shown == {
+        "13_twice.py": "correct", "3_mine.py": "correct", "5_mine.py": None, "helpers.py": None,
+    }  # fmt: skip
+    assert not judged.is_faulty
 
 
 @pytest.mark.parametrize(("text", "status"), [(KERNEL, "correct"), ("", "rejected")])
@@ -255,6 +325,11 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
         (["p.py", "c.py", "--url", "http://x:1", "--timeout", "2"], "--timeout must be set where"),
         (["p.py", "c.py", "--override", "dim=1"], "--override dim: p.py has no such module const"),
         (["p.py", "c.py", "--override", "rows"], "--override rows: a name and a value"),
+        (["p.py", "c.py", "--override", "q:rows=1"], "--override q: no single problem of this"),
+        (["p.py", "c.py", "--override", "p:dim=1"], "p: p.py has no module constant dim; there"),
+        (["p.py", "c.py", "--override", "@no.toml"], "no.toml: cannot be read: No such file"),
+        (["p.py", "c.py", "--override", "@c.py"], "--override @c.py: "),
+        (["p.py", "c.py", "--override", "@list.toml"], "@list.toml: p.rows: not a number"),
         (["p.py", "c.py", "--url", "nonsense"], "nonsense"),
         (["p.py", "c.py", "--url", "http://x:1", "--workers", "2"], "--workers must be set where"),
         (
@@ -285,6 +360,7 @@ def test_what_cannot_be_judged_exits_2_in_one_line(
     (folder / "c.py").write_text(KERNEL)
     (folder / "binary.py").write_bytes(b"x=\xff\x00")
     (folder / "none.py").write_text("class Model: pass\n")
+    (folder / "list.toml").write_text("[p]\nrows = [1]\n")
     (folder / "empty").mkdir()
     (folder / "two").mkdir()
     (folder / "two" / "1.py").write_text(PROBLEM)

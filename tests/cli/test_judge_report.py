@@ -136,7 +136,8 @@ def test_an_exceeded_deadline_names_the_option_that_extends_it() -> None:
 def test_a_table_has_speed_ups_if_a_candidate_was_timed() -> None:
     out = io.StringIO()
     slow = Verdict(status=Status.WRONG, reason="mismatch", detail="line 1: a\n[red]b")
-    Console(file=out, width=200).print(render_table([make_job(), make_job()], [FAST, slow]))
+    table = render_table([make_job(), make_job()], [FAST, slow], skipped={})
+    Console(file=out, width=200).print(table)
     shown = out.getvalue()
     assert "2.00" in shown
     assert "line 1: a | [red]b" in shown

@@ -116,7 +116,7 @@ def test_what_cannot_be_checked_exits_2_in_one_line(
 
 def test_overrides_take_values_as_toml_and_python_write_them() -> None:
     items = ["n=16", "rate = 0.5", "flag=true", "other=False", "mode=max", "text='a b'", "e=1e-5"]
-    assert parse_overrides(items) == {
+    assert parse_overrides(items).everywhere == {
         "n": 16, "rate": 0.5, "flag": True, "other": False, "mode": "max", "text": "a b", "e": 1e-5,
     }  # fmt: skip
     with pytest.raises(ConfigError, match="--override 1x=2: a name and a value"):

@@ -6,19 +6,33 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 import anyio
 
 PLAIN_EVERY_S = 30.0
 
 
+class Advance(Protocol):
+    """Counts one item as done."""
+
+    def __call__(self, outcome: str = "") -> None:
+        """Outcomes are counted by their names, which are shown behind the label."""
+        ...
+
+
 @asynccontextmanager
 async def open_counter(
-    label: str, *, total: int, is_shown: bool
-) -> AsyncGenerator[Callable[[], None]]:
-    """Yields a function to call after each item."""
+    label: str, *, total: int, is_shown: bool, has_lines: bool = True
+) -> AsyncGenerator[Advance]:
+    """Yields a function to call after each item.
+
+    Args:
+        has_lines: print lines where there is no terminal.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as EtaColumn
@@ -31,24 +45,35 @@ async def open_counter(
     ) as progress:  # fmt: skip
         task = progress.add_task(label, total=total)
         done = 0
+        outcomes = Counter[str]()
 
-        def advance() -> None:
+        def advance(outcome: str = "") -> None:
             nonlocal done
             done += 1
-            progress.advance(task)
+            if outcome:
+                outcomes[outcome] += 1
+            progress.update(task, advance=1, description=f"{label}{_listed(outcomes)}")
 
         async def print_lines() -> None:
             began = time.monotonic()
             while True:
                 await anyio.sleep(PLAIN_EVERY_S)
-                sys.stderr.write(_line(label, done, total, time.monotonic() - began))
+                elapsed_s = time.monotonic() - began
+                line = _line(f"{label}{_listed(outcomes)}", done, total, elapsed_s)
+                sys.stderr.write(line)
                 sys.stderr.flush()
 
         async with anyio.create_task_group() as tasks:
-            if is_shown and not console.is_terminal:
+            if is_shown and has_lines and not console.is_terminal:
                 tasks.start_soon(print_lines)
             yield advance
             tasks.cancel_scope.cancel()
+
+
+def _listed(outcomes: Mapping[str, int]) -> str:
+    """` (7 correct, 3 wrong)`; empty without outcomes."""
+    found = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    return f" ({found})" if found else ""
 
 
 def _line(label: str, done: int, total: int, seconds: float) -> str:

@@ -4,12 +4,12 @@
     problem.py  -              stdin         folder/     folder/   by name: 3_x.py answers 3_x.py,
     folder/     3_x.py         by name                             or the only problem numbered 3
 
-Every file that cannot be used is a line of one ConfigError.
+In a folder, files that cannot be judged are listed and the others judged; without any other, each
+is a line of one ConfigError.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,8 @@ from pathlib import Path
 from forge.commands.judge.overrides import check_overrides
 from forge.commands.source_text import STDIN, read_source
 from forge.data.answers import extract
-from forge.data.directory import Constant, ProblemFile, find_files, parse_file, to_problem
+from forge.data.directory import ProblemFile, find_files, parse_file, to_problem
+from forge.data.overrides import Overrides, find_problem
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 
@@ -33,7 +34,7 @@ class JudgingRequest:
     """A problem file, or a directory of them."""
     candidate: str
     """A file, a directory, or `-` for stdin."""
-    overrides: Mapping[str, Constant] = field(default_factory=dict[str, Constant])
+    overrides: Overrides = field(default_factory=Overrides)
     """Values for module constants of the problem files."""
     precision: str = "fp32"
     is_timed: bool = True
@@ -69,33 +70,43 @@ def require_sources(problem: Path | None, candidate: str | None) -> tuple[Path, 
     return problem, candidate
 
 
-def read_jobs(request: JudgingRequest) -> list[JudgeJob]:
-    """All jobs, in the order of their names. Raises ConfigError."""
-    problem, candidate, overrides = request.problem, request.candidate, request.overrides
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """The candidates of a request."""
+
+    judged: Sequence[JudgeJob]
+    """Those with a problem, in the order of their names."""
+    skipped: Mapping[str, str]
+    """Reasons why others are not judged, by their names."""
+
+
+def read_jobs(request: JudgingRequest) -> Jobs:
+    """All candidates with their problems. Raises ConfigError if none can be judged."""
+    problem, candidate = request.problem, request.candidate
     root = None if candidate == STDIN else Path(candidate)
     if problem.is_dir() and root is None:
         raise ConfigError(f"{problem}: a directory; a candidate on stdin needs one problem file")
     paths = _candidates(root) if root is not None else {"stdin": None}
-    files = _problem_files(problem, list(paths))
-    check_overrides(overrides, list({file.path: file for file in files.values()}.values()))
-    folder = problem if problem.is_dir() else problem.parent
-    jobs: list[JudgeJob] = []
-    mistakes: list[str] = []
+    answered = _Answered(problem)
+    judged: list[JudgeJob] = []
+    skipped: dict[str, str] = {}
     for name, path in paths.items():
-        made = to_problem(files[name], root=folder, overrides=overrides, split=Split.HELDOUT)
         try:
-            text = read_source(STDIN if path is None else str(path))
+            file = answered.file(name)
+            code = read_source(STDIN if path is None else str(path))
         except ConfigError as error:
-            mistakes.append(str(error))
+            skipped[name] = str(error)
             continue
-        found = extract(text, entry_point=made.entry_point)
-        code = found.code if found.is_ok else text
-        jobs.append(
-            JudgeJob(name=name, problem=replace(made, precision=request.precision), code=code)
-        )
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
-    return jobs
+        judged.append(JudgeJob(name=name, problem=answered.problem(file, request), code=code))
+    if skipped and not judged:
+        raise ConfigError("\n".join(skipped.values()))
+    answered.check(request.overrides)
+    return Jobs(judged=[_extracted(job) for job in judged], skipped=skipped)
+
+
+def _extracted(job: JudgeJob) -> JudgeJob:
+    found = extract(job.code, entry_point=job.problem.entry_point)
+    return replace(job, code=found.code) if found.is_ok else job
 
 
 def require_path(path: Path) -> None:
@@ -107,20 +118,6 @@ def require_path(path: Path) -> None:
         raise ConfigError(f"{str(path)[:MAX_NAME]}: {reason}") from error
 
 
-def find_problem(name: str, known: Sequence[str]) -> str | None:
-    """The problem that a candidate's path names, by path, file name or number; None unless exactly
-    one matches best."""
-    if name in known:
-        return name
-    path, problems = Path(name), [Path(each) for each in known]
-    number = _number(path)
-    same_name = [each for each in problems if each.name == path.name]
-    same_number = [each for each in problems if number is not None and _number(each) == number]
-    beside = [each for each in same_number if each.parent == path.parent]
-    found = same_name or beside or same_number
-    return found[0].as_posix() if len(found) == 1 else None
-
-
 def _candidates(root: Path) -> dict[str, Path | None]:
     if not root.is_dir():
         return {root.name: root}
@@ -130,29 +127,40 @@ def _candidates(root: Path) -> dict[str, Path | None]:
     return {path.relative_to(root).as_posix(): path for path in paths}
 
 
-def _problem_files(problem: Path, names: Sequence[str]) -> dict[str, ProblemFile]:
-    """The problem that each candidate answers. Raises ConfigError with a line for each mistake."""
-    if not problem.is_dir():
-        file = parse_file(problem)
-        return dict.fromkeys(names, file)
-    known = {path.relative_to(problem).as_posix(): path for path in find_files(problem, include=())}
-    answered = {name: find_problem(name, list(known)) for name in names}
-    mistakes = [
-        f"{name}: {problem} has no single problem of this name or number"
-        for name, found in answered.items()
-        if found is None
-    ]
-    files: dict[str, ProblemFile] = {}
-    for found in {one for one in answered.values() if one is not None}:
-        try:
-            files[found] = parse_file(known[found])
-        except ConfigError as error:
-            mistakes.append(str(error))
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
-    return {name: files[found] for name, found in answered.items() if found is not None}
+class _Answered:
+    """The problem files that candidates answer, each parsed once."""
 
+    def __init__(self, problem: Path) -> None:
+        self._given = problem
+        self._folder = problem if problem.is_dir() else problem.parent
+        paths = find_files(problem, include=()) if problem.is_dir() else [problem]
+        self._known = {path.relative_to(self._folder).as_posix(): path for path in paths}
+        self._names = list(self._known)
+        self._files: dict[str, ProblemFile] = {}
 
-def _number(path: Path) -> str | None:
-    match = re.match(r"0*(\d+)", path.stem)
-    return match[1] if match else None
+    def file(self, candidate: str) -> ProblemFile:
+        """The problem that a candidate answers. Raises ConfigError."""
+        name = self._names[0] if self._given != self._folder else self._find(candidate)
+        if name not in self._files:
+            self._files[name] = parse_file(self._known[name])
+        return self._files[name]
+
+    def problem(self, file: ProblemFile, request: JudgingRequest) -> Problem:
+        """The problem in a file, with its constants and precision. Raises ConfigError."""
+        name = file.path.relative_to(self._folder).as_posix()
+        overrides = request.overrides.of(name, among=self._names)
+        made = to_problem(file, root=self._folder, overrides=overrides, split=Split.HELDOUT)
+        return replace(made, precision=request.precision)
+
+    def check(self, overrides: Overrides) -> None:
+        """Raises ConfigError for overrides without effect."""
+        files = list(self._files.values())
+        check_overrides(overrides, files, root=self._folder, among=self._names)
+
+    def _find(self, candidate: str) -> str:
+        found = find_problem(candidate, self._names)
+        if found is None:
+            raise ConfigError(
+                f"{candidate}: {self._given} has no single problem of this name or number"
+            )
+        return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from forge.process.sockets import open_socket_dir
 from forge.records import Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -43,6 +43,8 @@ class Judged:
     jobs: Sequence[JudgeJob]
     verdicts: Sequence[Verdict]
     request: JudgingRequest
+    skipped: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Reasons why other files of the directory were not judged, by their names."""
 
     @property
     def is_faulty(self) -> bool:
@@ -50,12 +52,17 @@ class Judged:
         return any(verdict.status is Status.INFRA_ERROR for verdict in self.verdicts)
 
     def to_json(self) -> Any:
-        """The verdict of one file; for a directory, a list, each with its candidate and problem."""
+        """The verdict of one file; for a directory, a list, each with its candidate and problem.
+        Files that were not judged come last: without a problem, their status null."""
         if not self.request.is_directory:
             return self.verdicts[0].to_json()
-        return [
+        judged = [
             {"candidate": job.name, "problem": job.problem.problem_id, **verdict.to_json()}
             for job, verdict in zip(self.jobs, self.verdicts, strict=True)
+        ]
+        return judged + [
+            {"candidate": name, "problem": None, "status": None, "detail": reason}
+            for name, reason in self.skipped.items()
         ]
 
     def render(self) -> RenderableType:
@@ -63,7 +70,7 @@ class Judged:
         from forge.commands.judge import report
 
         if self.request.is_directory:
-            return report.render_table(self.jobs, self.verdicts)
+            return report.render_table(self.jobs, self.verdicts, skipped=self.skipped)
         job, verdict = self.jobs[0], self.verdicts[0]
         return report.render(verdict, job=job, request=self.request)
 
@@ -71,23 +78,26 @@ class Judged:
 def judge(request: JudgingRequest, settings: JudgeSettings, *, is_shown: bool = False) -> Judged:
     """Judges all candidates.
 
+    Args:
+        is_shown: print the progress in a directory on stderr, even if that is no terminal.
+
     Raises:
         ConfigError: a file or option that cannot be used.
         MachineError: no sandbox works on this machine.
     """
     table, gpus = settings.table(), settings.gpus()
-    jobs = read_jobs(request)
+    read = read_jobs(request)
+    jobs = read.judged
     refused = {} if settings.url else _refuse(jobs)
     others = [job for index, job in enumerate(jobs) if index not in refused]
     most = min(settings.workers or MAX_JUDGES, len(others))
-    is_counted = is_shown and request.is_directory
     judged: list[Verdict] = []
     if others:
         table = table.model_copy(update={"workers": min(table.workers, most)})
-        judged = anyio.run(_judge_all, others, table, gpus[:most], request, is_counted)
+        judged = anyio.run(_judge_all, others, table, gpus[:most], request, is_shown)
     rest = iter(judged)
     verdicts = [refused[i] if i in refused else next(rest) for i in range(len(jobs))]
-    return Judged(jobs=jobs, verdicts=verdicts, request=request)
+    return Judged(jobs=jobs, verdicts=verdicts, request=request, skipped=read.skipped)
 
 
 def _refuse(jobs: Sequence[JudgeJob]) -> dict[int, Verdict]:
@@ -138,7 +148,9 @@ async def _judge_all(
     verdicts: dict[int, Verdict] = {}
     with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
         async with (
-            open_counter("judged", total=len(jobs), is_shown=is_shown) as advance,
+            open_counter(
+                "judged", total=len(jobs), is_shown=request.is_directory, has_lines=is_shown
+            ) as advance,
             open_pool(table, socket_dir=socket_dir, log_dir=Path(log_dir), gpus=gpus) as pool,
             anyio.create_task_group() as tasks,
         ):
@@ -150,7 +162,7 @@ async def _judge_all(
                     timing=request.is_timed,
                     profile=request.is_profiled,
                 )
-                advance()
+                advance(verdicts[index].status)
 
             for index, job in enumerate(jobs):
                 tasks.start_soon(judge_one, index, job)

@@ -1,6 +1,11 @@
-"""`--override NAME=VALUE`: values for module constants of problem files.
+"""`--override`: values for module constants of problem files.
 
-An option of `forge judge` and `forge problems check`; a run has `[problems] overrides`.
+    NAME=VALUE          for every file that has the constant
+    PROBLEM:NAME=VALUE  for one file, by path, name or number
+    @FILE               a TOML file: NAME = VALUE, and a table for each problem
+
+An option of `forge judge` and `forge problems check`; a run has `[problems] overrides`, which has
+the form of such a file.
 """
 
 from __future__ import annotations
@@ -8,58 +13,97 @@ from __future__ import annotations
 import ast
 import math
 import re
-from difflib import get_close_matches
-from typing import TYPE_CHECKING
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
+from forge.commands.source_text import read_source
+from forge.data.directory import find_mistakes
+from forge.data.overrides import Overrides
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from forge.data.directory import Constant, ProblemFile
+    from forge.data.directory import ProblemFile
+    from forge.data.overrides import Constant
 
-_ASSIGNMENT = re.compile(r"\s*([^\W\d]\w*)\s*=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"\s*(?:([^=]+):)?\s*([^\W\d]\w*)\s*=(.*)", re.DOTALL)
 BOOLEANS = {"true": True, "false": False}
 """Booleans as TOML writes them."""
 
 
-def parse_overrides(items: Iterable[str]) -> dict[str, Constant]:
-    """Values by name from `batch_size=16`, `rate=0.5`, `use_bias=true`, `mode=max`.
+def parse_overrides(items: Iterable[str]) -> Overrides:
+    """Values from `batch_size=16`, `use_bias=true`, `3_matmul:N=512`, `@sizes.toml`; later ones
+    replace earlier ones.
 
     Raises:
         ConfigError: one line for each malformed item.
     """
-    values: dict[str, Constant] = {}
+    everywhere: dict[str, Constant] = {}
+    by_problem: dict[str, dict[str, Constant]] = {}
     mistakes: list[str] = []
     for item in items:
-        match = _ASSIGNMENT.fullmatch(item)
-        if match is None:
-            mistakes.append(f"--override {item}: a name and a value, such as batch_size=16")
-            continue
         try:
-            values[match[1]] = _value(match[2].strip())
-        except ValueError:
-            mistakes.append(f"--override {item}: not a number, true, false or a string")
+            parsed = _of_file(item) if item.startswith("@") else _of_assignment(item)
+        except ConfigError as error:
+            mistakes.append(str(error))
+            continue
+        everywhere.update(parsed.everywhere)
+        for problem, values in parsed.by_problem.items():
+            by_problem.setdefault(problem, {}).update(values)
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    return values
+    return Overrides(everywhere=everywhere, by_problem=by_problem)
 
 
-def check_overrides(overrides: Mapping[str, Constant], files: Sequence[ProblemFile]) -> None:
-    """Raises ConfigError for a name that is not a module constant of any file."""
-    known = sorted({name for file in files for name in file.constants})
-    mistakes: list[str] = []
-    for name in overrides:
-        if files and name not in known:
-            close = get_close_matches(name, known, n=1)
-            allowed = (
-                f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
-            )
-            where = f"{files[0].path} has" if len(files) == 1 else "no file has"
-            no = " no" if len(files) == 1 else ""
-            mistakes.append(f"--override {name}: {where}{no} such module constant; {allowed}")
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
+def check_overrides(
+    overrides: Overrides,
+    files: Sequence[ProblemFile],
+    *,
+    root: Path,
+    among: Sequence[str] | None = None,
+) -> None:
+    """Raises ConfigError for a name that is no problem among them, or no constant of `files`."""
+    found = find_mistakes(overrides, files, root=root, prefix="--override ", among=among)
+    if mistakes := "\n".join(found):
+        raise ConfigError(mistakes)
+
+
+def _of_assignment(item: str) -> Overrides:
+    match = _ASSIGNMENT.fullmatch(item)
+    if match is None:
+        raise ConfigError(
+            f"--override {item}: a name and a value, such as batch_size=16 or 3_matmul:N=512"
+        )
+    try:
+        values = {match[2]: _value(match[3].strip())}
+    except ValueError as error:
+        raise ConfigError(f"--override {item}: not a number, true, false or a string") from error
+    if match[1] is None:
+        return Overrides(everywhere=values)
+    return Overrides(by_problem={match[1].strip(): values})
+
+
+def _of_file(item: str) -> Overrides:
+    path = item[1:]
+    try:
+        table = tomllib.loads(read_source(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--override {item}: {error}") from error
+    for name, value in table.items():
+        inner = cast("dict[str, Any]", value if isinstance(value, dict) else {"": value})
+        for key, one in inner.items():
+            if not _is_constant(one):
+                where = f"{name}.{key}" if key else name
+                raise ConfigError(
+                    f"--override {item}: {where}: not a number, true, false or a string"
+                )
+    return Overrides.from_table(table)
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, int | float | str) and value not in (math.inf, -math.inf)
 
 
 def _value(text: str) -> Constant:
@@ -72,6 +116,6 @@ def _value(text: str) -> Constant:
         raise ValueError(text) from error
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-    if not isinstance(value, int | float | str) or value in (math.inf, -math.inf):
+    if not _is_constant(value):
         raise ValueError(text)
     return value

@@ -30,11 +30,12 @@ from forge.records.examination import Examination, Flag
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from forge.commands.judge.settings import JudgeSettings
     from forge.config.schema import JudgeTable
-    from forge.data.directory import Constant, ProblemFile
+    from forge.data.directory import ProblemFile
+    from forge.data.overrides import Overrides
     from forge.process.devices import Gpu
     from forge.records import Problem
 
@@ -46,7 +47,7 @@ def check_path(
     path: Path,
     *,
     settings: JudgeSettings,
-    overrides: Mapping[str, Constant],
+    overrides: Overrides,
     precision: str,
     is_shown: bool = False,
 ) -> list[Examination]:
@@ -80,7 +81,7 @@ async def _check(
 
 
 def _find_problems(
-    path: Path, overrides: Mapping[str, Constant], precision: str
+    path: Path, overrides: Overrides, precision: str
 ) -> tuple[list[Problem], list[Examination]]:
     """The problems of a directory, or of one file; and the files that are none, with the reason."""
     require_path(path)
@@ -98,9 +99,16 @@ def _find_problems(
             reason = str(error).removeprefix(str(each)).lstrip(":")
             flags = {Flag.DOES_NOT_RUN: reason.strip()}
             broken.append(Examination(problem_id=name, flags=flags))
-    check_overrides(overrides, files)
+    names = [each.relative_to(root).as_posix() for each in paths]
+    check_overrides(overrides, files, root=root, among=names)
     problems = [
-        to_problem(file, root=root, overrides=overrides, split=Split.GRPO) for file in files
+        to_problem(
+            file,
+            root=root,
+            overrides=overrides.of(file.path.relative_to(root).as_posix(), among=names),
+            split=Split.GRPO,
+        )
+        for file in files
     ]
     return [replace(problem, precision=precision) for problem in problems], broken
 

@@ -22,7 +22,7 @@ from forge.views.text.numbers import percent
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -207,8 +207,10 @@ def _circumstances(verdict: Verdict) -> Iterator[str]:
     yield f"seconds: {phases or 'none'}"
 
 
-def render_table(jobs: Sequence[JudgeJob], verdicts: Sequence[Verdict]) -> Group:
-    """The table and the summary."""
+def render_table(
+    jobs: Sequence[JudgeJob], verdicts: Sequence[Verdict], *, skipped: Mapping[str, str]
+) -> Group:
+    """The table, the summary, and the files that were not judged."""
     is_timed = any(verdict.timing is not None for verdict in verdicts)
     names = ["candidate", "problem", "verdict", "reason"]
     table = Table(*names, *(["speed-up"] if is_timed else []), "", box=None, pad_edge=False)
@@ -222,7 +224,12 @@ def render_table(jobs: Sequence[JudgeJob], verdicts: Sequence[Verdict]) -> Group
         if is_timed:
             cells.append(Text(f"{verdict.timing.speedup:.2f}" if verdict.timing else ""))
         table.add_row(*cells, Text(_short_detail(verdict)))
-    return Group(table, Text(""), Text(summary(verdicts)))
+    parts = [table, Text(""), Text(summary(verdicts))]
+    if skipped:
+        plural = "" if len(skipped) == 1 else "s"
+        parts += [Text(""), Text(f"{len(skipped)} file{plural} not judged:", style="yellow")]
+        parts += [Text(printable(reason)) for reason in skipped.values()]
+    return Group(*parts)
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from forge.config.schema.base import PathValue, Positive, Share, Table
 
+Constant = int | float | bool | str
+
 
 class ProblemsTable(Table):
     """`[problems]`: the problems to solve."""
@@ -17,8 +19,9 @@ class ProblemsTable(Table):
     path: PathValue | None = None
     """Directory of the problems for source = "dir", relative to this file or to the working
     directory; searched recursively for *.py."""
-    overrides: dict[str, int | float | bool | str] = Field(default_factory=dict)
-    """Values for module constants of the problem files, e.g. { batch_size = 16, dim = 256 }; for
+    overrides: dict[str, Constant | dict[str, Constant]] = Field(default_factory=dict)
+    """Values for module constants of the problem files, e.g. { batch_size = 16, dim = 256 }; a
+    table by a problem's name or number, e.g. { "3_matmul" = { N = 512 } }, for that file alone. For
     source = "dir"."""
     include: list[str] = Field(default_factory=list)
     """Glob patterns of files, relative to path; empty means all files; for source = "dir"."""
