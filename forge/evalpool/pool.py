@@ -204,7 +204,7 @@ class Pool:
     async def _judge_twice(self, request: JudgeRequest) -> Verdict:
         """Judges again after an infra fault, on another judge where there is one."""
         first, seat = await self._judge_once(request)
-        if first.status.is_scored:
+        if first.status.is_scored or first.reason == Reason.PROBLEM_TOO_LARGE:
             return first
         self._num_infra += 1
         if seat is None:

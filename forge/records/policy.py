@@ -27,6 +27,7 @@ class Cause(StrEnum):
 
 _CAUSES: dict[Reason | None, Cause] = {
     Reason.REFERENCE_FAILED: Cause.SUBJECT,
+    Reason.PROBLEM_TOO_LARGE: Cause.SUBJECT,
     Reason.JUDGE_BUG: Cause.SUBJECT,
     Reason.BAD_REQUEST: Cause.SUBJECT,
     Reason.GPU_BUSY: Cause.OUTSIDE,
@@ -36,7 +37,9 @@ _CAUSES: dict[Reason | None, Cause] = {
 }
 """Infra errors with another origin than the judge."""
 _HARMFUL_ERRORS = frozenset({Reason.GPU_FAULT, Reason.CRASH, Reason.KILLED})
-_BEFORE_THE_CANDIDATE = frozenset({Reason.REFERENCE_FAILED, Reason.GPU_BUSY})
+_BEFORE_THE_CANDIDATE = frozenset(
+    {Reason.REFERENCE_FAILED, Reason.PROBLEM_TOO_LARGE, Reason.GPU_BUSY}
+)
 """Infra errors that come before anything of the candidate runs on the GPU."""
 
 

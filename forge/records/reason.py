@@ -127,6 +127,8 @@ class Reason(StrEnum):
     # Nothing is known about the candidate.
     REFERENCE_FAILED = "reference_failed"
     """The problem's own module fails."""
+    PROBLEM_TOO_LARGE = "problem_too_large"
+    """Inputs, parameters and outputs of the problem need more memory than the judge has."""
     JUDGE_BUG = "judge_bug"
     """The judge raised."""
     BAD_REQUEST = "bad_request"

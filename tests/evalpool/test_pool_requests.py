@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -153,6 +154,14 @@ async def test_an_infra_fault_is_judged_again_on_another_judge_once() -> None:
     async with kept(one, other) as pool:
         assert (await pool.judge(PROBLEM, "code")).is_correct
     assert (one.asked[0], other.asked) == ("code", ["code"])
+
+
+async def test_a_problem_that_is_too_large_is_not_judged_again() -> None:
+    large = replace(FAULT, reason="problem_too_large")
+    one, other = Script(large), Script(large)
+    async with kept(one, other) as pool:
+        assert (await pool.judge(PROBLEM, "code")).reason == "problem_too_large"
+    assert (one.asked + other.asked).count("code") == 1
 
 
 async def test_a_runner_killed_twice_is_the_candidates_fault() -> None:

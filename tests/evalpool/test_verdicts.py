@@ -398,6 +398,12 @@ def test_control_characters_and_templates_do_not_reach_the_words(bench: Any) -> 
     assert len(verdict.detail) < 600
 
 
+def test_a_message_has_no_address_of_an_object(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel(end="raise ValueError(object(), self.forward)"))
+    assert "ValueError: (<object object>, <bound method ModelNew.forward of" in verdict.detail
+    assert "0x" not in verdict.detail
+
+
 # --- the reference ------------------------------------------------------------------------------
 
 
@@ -407,6 +413,29 @@ def test_a_reference_that_fails_blames_nobody(bench: Any) -> None:
     )
     assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "reference_failed")
     assert "ValueError: x" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        ("return inputs[0] * 2", "is too large for this judge: 17,592.19 GB for 2 sets"),
+        ("return inputs[0].numpy() * 2", "is too large for this judge: 8,796.09 GB for 2"),
+    ],
+)
+def test_a_problem_larger_than_the_memory_is_refused_with_its_bytes(
+    bench: Any, forward: str, words: str
+) -> None:
+    source = problem(forward, inputs="torch.rand(1 << 20, 1 << 20)")
+    verdict = bench.judge(relu_kernel(), problem=source)
+    assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "problem_too_large")
+    assert words in verdict.detail
+
+
+def test_a_reference_that_needs_more_memory_than_it_has_is_too_large(bench: Any) -> None:
+    forward = "t = torch.zeros(1 << 40); return inputs[0] * 2"
+    verdict = bench.judge(relu_kernel(), problem=problem(forward, inputs="torch.rand(64)"))
+    assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "problem_too_large")
+    assert "its reference needs more than 4.29 GB" in verdict.detail
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class Jobs:
     """The candidates of a request."""
 
     judged: Sequence[JudgeJob]
-    """Those with a problem, in the order of their names."""
+    """Candidates with a problem, in the order of their names."""
     skipped: Mapping[str, str]
     """Reasons why others are not judged, by their names."""
 

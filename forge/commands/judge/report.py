@@ -46,7 +46,9 @@ PROFILERS = {
     "rocprofv3": "rocprofv3 --kernel-trace -- python FILE",
 }
 AGAIN: dict[str, str] = {
-    Reason.REFERENCE_FAILED: "the problem's own Model failed; --override makes a problem smaller"
+    Reason.REFERENCE_FAILED: "the problem's own Model failed; --override makes a problem smaller, "
+    "--timeout gives it more time",
+    Reason.PROBLEM_TOO_LARGE: "--override makes a problem smaller, e.g. --override batch_size=16",
 }
 """Advice by reason, for reasons where judging again does not help."""
 STYLES = {Status.CORRECT: "green", Status.INFRA_ERROR: "yellow"}

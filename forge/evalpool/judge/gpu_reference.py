@@ -24,7 +24,7 @@ from forge.evalpool.judge.gpu_layout import NUM_TIMED_SETS, GpuReference, arrang
 from forge.evalpool.judge.gpu_memory import create_block
 from forge.evalpool.judge.shm import LayoutError, offsets
 from forge.evalpool.judge.trial.oracles import Oracles
-from forge.evalpool.judge.trial.references import ReferenceFailed, parse_specs
+from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed, parse_specs
 from forge.evalpool.judge.words import clean, without_paths
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ SMALL_SHARE, LARGE_SHARE = 1 / 32, 0.75
 as many as there are candidates; one that needs more is drawn again, while no other such is."""
 
 
-class NoRoom(ReferenceFailed):
+class NoRoom(ProblemTooLarge):
     """Its tensors are more than its oracle was allowed."""
 
 

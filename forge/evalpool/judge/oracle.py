@@ -36,6 +36,7 @@ from forge.evalpool.judge.numbers.inputs.input_sets import (
 )
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.own_error import count_work, has_products
+from forge.evalpool.judge.numbers.sizes import require_room
 from forge.evalpool.judge.shm import TensorSpec, offsets
 
 if TYPE_CHECKING:
@@ -122,6 +123,13 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         torch.cuda.init()  # a generator that is made later would have torch's own seed
         torch.cuda.set_per_process_memory_fraction(request["memory_share"])
     num_ooms = _num_ooms(terms)
+    if terms.device == "cpu":
+        require_room(
+            request["source"],
+            entry_point=request["entry_point"],
+            precision=terms.precision,
+            max_bytes=terms.max_bytes,
+        )
     module = types.ModuleType("problem")
     # Tensors are made on the device: copying them there is most of KernelBench's time at full size.
     making = nullcontext() if terms.device == "cpu" else torch.device(terms.device)

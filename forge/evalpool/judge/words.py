@@ -20,6 +20,15 @@ _CONTROL = re.compile(
 """And halves of characters: JSON cannot carry them, so that the judge would seem to fail."""
 _PATH = re.compile(r"(?<![\w)\].])(?:/[\w.+-]+){2,}")
 """Absolute; `a/b/c` is a division."""
+OUT_OF_MEMORY_MARKS = (
+    "MemoryError",
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+)
+"""Parts of error messages that say that memory ran out."""
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
+"""Of an object, in its default representation: a number that differs from process to process."""
 SIGNALS: dict[int, str] = {
     signal.SIGSEGV: "segmentation fault (a load or store out of bounds?)",
     signal.SIGBUS: "bus error (a load or store out of bounds?)",
@@ -31,8 +40,8 @@ SIGNALS: dict[int, str] = {
 
 
 def clean(text: str, *, limit: int = MAX_DETAIL_CHARACTERS) -> str:
-    """Printable text: control characters gone, not too long."""
-    text = _CONTROL.sub(" ", text)
+    """Printable text, not too long, without control characters and addresses of objects."""
+    text = _ADDRESS.sub("", _CONTROL.sub(" ", text))
     text = "\n".join(line.rstrip() for line in text.strip().split("\n") if line.strip())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY_MARKS, count
-from forge.evalpool.judge.words import SIGNALS, clean, without_paths
+from forge.evalpool.judge.trial.trial import count
+from forge.evalpool.judge.words import OUT_OF_MEMORY_MARKS, SIGNALS, clean, without_paths
 from forge.process.gpu_lease import GpuLease
 from forge.records.examination import Examination, Flag
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge.evalpool.judge import frames
 from forge.evalpool.judge.contained import is_contained
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.spawner import ZygoteGone
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 MAX_DRAWS = 256
 """Of one oracle: what leaks in a library stays small."""
+
+
+class OutOfMemory(Exception):
+    """An oracle needed more memory than it may have."""
 
 
 @dataclass(slots=True)
@@ -109,8 +114,13 @@ class Oracles:
         return self._spawner.is_current(kept.child) and not _has_news(kept.child.sock)
 
     def _end_failed(self, child: SandboxedChild, error: BaseException) -> None:
-        """Raises ZygoteGone where it ended with its zygote: no reference is to blame for that."""
-        self._spawner.end(child)
+        """Raises ZygoteGone where it ended with its zygote: no reference is to blame for that; and
+        OutOfMemory where the memory cap killed it."""
+        if isinstance(error, frames.PeerGone):
+            if self._spawner.ended(child).is_out_of_memory:
+                raise OutOfMemory from error
+        else:
+            self._spawner.end(child)
         if not self._spawner.is_current(child):
             raise ZygoteGone("an oracle ended with its zygote") from error
 

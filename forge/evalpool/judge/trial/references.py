@@ -21,8 +21,8 @@ from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.numbers.compare import Expected, unwritten
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
 from forge.evalpool.judge.torch_work import parse_work
-from forge.evalpool.judge.trial.oracles import Oracles
-from forge.evalpool.judge.words import clean, without_paths
+from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
+from forge.evalpool.judge.words import OUT_OF_MEMORY_MARKS, clean, without_paths
 
 if TYPE_CHECKING:
     import mmap
@@ -44,6 +44,10 @@ Tree = list[Any]
 
 class ReferenceFailed(Exception):
     """The problem's own reference cannot be run. Infra: no candidate is to blame."""
+
+
+class ProblemTooLarge(ReferenceFailed):
+    """The problem's tensors are more than this judge has memory for."""
 
 
 def max_uses(num_expected: int) -> int:
@@ -180,7 +184,14 @@ class References:
             except frames.PeerGone:
                 with self._oracles.lent(problem) as oracle:
                     return self._ask(oracle, problem, is_plain=True)
-        except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, LayoutError) as error:
+        except OutOfMemory as error:
+            words = f"its reference needs more than {self._max_bytes / 1e9:.3g} GB"
+            raise _too_large(problem, f"{words} (judge.memory_bytes)") from error
+        except frames.DeadlinePassed as error:
+            limit = f"{self._timeout_s:g} s (judge.compile_timeout_s and judge.correct_timeout_s)"
+            words = f"the reference of {problem.problem_id} gave no results within {limit}"
+            raise ReferenceFailed(clean(words)) from error
+        except (frames.PeerGone, frames.FrameError, LayoutError) as error:
             cause = f"{type(error).__name__}: {error}"
             words = f"the reference of {problem.problem_id} ended its oracle: {cause}"
             raise ReferenceFailed(clean(without_paths(words))) from error
@@ -202,15 +213,17 @@ class References:
         frames.send(oracle.sock, Kind.PROBLEM, body)
         answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
         if answer.kind is Kind.FAILED:
-            cause = f"{answer.body.get('type')}: {answer.body.get('message')}"
-            words = f"the reference of {problem.problem_id} fails: {cause}"
+            kind, message = answer.body.get("type"), str(answer.body.get("message"))
+            if kind == "ProblemTooLarge":
+                raise _too_large(problem, message)
+            if any(mark in f"{kind}: {message}" for mark in OUT_OF_MEMORY_MARKS):
+                raise OutOfMemory
+            words = f"the reference of {problem.problem_id} fails: {kind}: {message}"
             raise ReferenceFailed(clean(without_paths(words)))
         specs = parse_specs(answer.body.get("tensors"))
         starts, num_bytes = offsets(specs)
         if num_bytes > self._max_bytes:
-            raise LayoutError(
-                f"{num_bytes} bytes of inputs and outputs; {self._max_bytes} are allowed"
-            )
+            raise OutOfMemory
         with shared_memory(num_bytes) as (fd, memory):
             frames.send(oracle.sock, Kind.FILL, {}, fds=(fd,))
             frames.receive(oracle.sock, deadline=deadline, expected=(Kind.DONE,))
@@ -336,6 +349,10 @@ class _Builder:
         if key not in self._places:
             self._places[key] = tuple(self._append(spec, unwritten(spec)) for spec in specs)
         return self._places[key]
+
+
+def _too_large(problem: ReferenceModule, words: str) -> ProblemTooLarge:
+    return ProblemTooLarge(clean(f"{problem.problem_id} is too large for this judge: {words}"))
 
 
 def _placed(tree: Tree, places: tuple[int, ...]) -> Tree:

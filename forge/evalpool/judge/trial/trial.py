@@ -22,8 +22,10 @@ from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.proof import WeakSandbox
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.torch_work import TorchShare, parse_work, torch_share
-from forge.evalpool.judge.trial.references import ReferenceFailed
+from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.source import check_source
+from forge.evalpool.judge.words import OUT_OF_MEMORY_MARKS
+from forge.records.reason import Reason
 from forge.records.verdict import JudgeOptions, Profile, Status, Timing, Verdict
 
 if TYPE_CHECKING:
@@ -57,12 +59,6 @@ LARGE_BYTES = 1 << 30
 CORRECTNESS_ALONE = JudgeOptions(timing=False)
 OUT_OF_MEMORY = "out_of_memory"
 """Reason of a candidate that asked for more than there was."""
-OUT_OF_MEMORY_MARKS = (
-    "MemoryError",
-    "can't allocate memory",
-    "not enough memory",
-    "Cannot allocate memory",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +133,9 @@ class Trials(ABC):
         except Decided as decided:
             finding = decided.finding
         except ReferenceFailed as error:
-            finding = Finding(
-                status=Status.INFRA_ERROR, reason="reference_failed", detail=str(error)
-            )
+            is_large = isinstance(error, ProblemTooLarge)
+            reason = Reason.PROBLEM_TOO_LARGE if is_large else Reason.REFERENCE_FAILED
+            finding = Finding(status=Status.INFRA_ERROR, reason=reason, detail=str(error))
         except WeakSandbox as error:
             finding = Finding(status=Status.INFRA_ERROR, reason="weak_sandbox", detail=str(error))
         except ZygoteGone as error:
