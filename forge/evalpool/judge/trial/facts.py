@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_PROBLEMS = 1024
+MAX_PROBLEMS = 256
+"""Of 1 to 2 kB each. A run seldom comes back to a problem before others have been played."""
 
 
 class Facts:

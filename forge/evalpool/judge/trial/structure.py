@@ -31,8 +31,11 @@ MAX_THREADS = 1024
 """Threads of a block."""
 WRITES_INPUT = "writes to input"
 """Part of the message where `forward` writes to an input."""
-MAX_KERNELS = 4096
-"""Kernels whose accesses are remembered."""
+MAX_KERNELS = 64
+"""Kernels whose accesses are remembered, each with its text: those of the last candidates, which
+are captured for several input sets and often alike."""
+MAX_KEPT_CHARACTERS = 64 << 10
+"""Longest text that is remembered; a candidate may send megabytes."""
 
 VERDICTS: Mapping[Rule, tuple[Status, Reason]] = {
     Rule.OPERATION: (Status.REJECTED, Reason.UNSUPPORTED),
@@ -70,7 +73,7 @@ def require_structure(
     accesses: dict[int, Sequence[Access]] = {}
     for index, kernel in enumerate(program.kernels):
         try:
-            accesses[index] = _accesses(kernel.ttir, kernel.name)
+            accesses[index] = _accesses_of(kernel)
         except InvalidModule as error:
             detail = f"kernel {kernel.name}: {error}"
             raise Decided(finding(Status.COMPILE_ERROR, "not_triton", detail)) from error
@@ -126,12 +129,25 @@ def compile_finding(failure: Failure, kernel: Kernel, *, code: str, report: Repo
             return report(Status.COMPILE_ERROR, "not_triton", detail)
 
 
-@lru_cache(maxsize=MAX_KERNELS)
-def _accesses(ttir: str, name: str) -> tuple[Access, ...]:
+def _accesses_of(kernel: Kernel) -> tuple[Access, ...]:
     """Access of a kernel to the memory behind each of its parameters. Raises InvalidModule."""
+    is_kept = len(kernel.ttir) <= MAX_KEPT_CHARACTERS
+    found = (_kept_accesses if is_kept else _accesses)(kernel.ttir, kernel.name)
+    if len(found) != len(kernel.parameters):
+        message = f"{len(found)} arguments of the function for {len(kernel.parameters)} parameters"
+        raise InvalidModule(message)
+    return found
+
+
+def _accesses(ttir: str, name: str) -> tuple[Access, ...]:
     module = parse(ttir)
     verify(module)
+    if name not in module.functions:
+        raise InvalidModule("no function of this name")
     return tuple(_access(use) for use in uses_of(module, name))
+
+
+_kept_accesses = lru_cache(maxsize=MAX_KERNELS)(_accesses)
 
 
 def _access(use: Use | None) -> Access:

@@ -1,0 +1,69 @@
+# pyright: strict
+"""Texts of kernels: those that do not fit their program are refused, and none is kept for long."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from forge.evalpool.judge.program.policy import ProblemFacts
+from forge.evalpool.judge.trial import structure
+from forge.evalpool.judge.trial.structure import MAX_KEPT_CHARACTERS, MAX_KERNELS
+from forge.evalpool.judge.trial.trial import Decided, Finding
+from forge.records.reason import Reason, Status
+from tests.evalpool.program.programs import addition
+
+TTIR = """\
+module {
+  tt.func public @add(%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %n: i32) {
+    %0 = tt.load %x : !tt.ptr<f32>
+    tt.store %y, %0 : !tt.ptr<f32>
+    tt.return
+  }
+}
+"""
+
+
+def finding(status: Status, reason: Reason | str, detail: str = "") -> Finding:
+    """The finding of no candidate in particular."""
+    return Finding(status=status, reason=Reason(reason), detail=detail)
+
+
+def check(ttir: str) -> None:
+    """Check a program of one launch whose kernel has this text."""
+    program = addition()
+    (kernel,) = program.kernels
+    changed = replace(program, kernels=(replace(kernel, ttir=ttir),))
+    structure.require_structure(changed, ProblemFacts(num_bytes=256), code="", finding=finding)
+
+
+@pytest.mark.parametrize(
+    ("changed", "to"), [("@add", "@sub"), (", %n: i32", "")], ids=["name", "arguments"]
+)
+def test_a_text_without_the_kernel_s_function_is_no_triton(changed: str, to: str) -> None:
+    with pytest.raises(Decided) as refused:
+        check(TTIR.replace(changed, to))
+    assert refused.value.finding.reason == Reason.NOT_TRITON
+
+
+@pytest.mark.parametrize(
+    ("count", "characters", "kept"),
+    [
+        (4 * MAX_KERNELS, 20_000, 1.5 * MAX_KERNELS * 20_000),
+        (16, MAX_KEPT_CHARACTERS + 1, MAX_KEPT_CHARACTERS),
+    ],
+    ids=["usual texts", "long texts"],
+)
+def test_the_texts_of_seen_kernels_are_forgotten(count: int, characters: int, kept: float) -> None:
+    check(TTIR)
+    tracemalloc.start()
+    try:
+        for number in range(1, count):
+            check(f"// {number}\n{TTIR}".ljust(characters))
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < kept
+    finally:
+        tracemalloc.stop()
