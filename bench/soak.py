@@ -10,9 +10,11 @@ learning rate at which the policy stays as good as it is, so that each step brin
 and groups with a signal. Every 50 steps it is evaluated. The clock starts when the GRPO stage has
 trained its first step; samples follow every 10 seconds.
 
-A component passes if its PSS grows by at most 2 % an hour after the warm-up (`soak_slope.py`), and
-descriptors, threads and files do not become more. The weights of every checkpoint are kept on
-purpose (`forge chat RUN@step`): those files are counted apart. Exit code 1 if anything fails.
+A component passes if its memory grows by at most 2 % an hour after the warm-up (`soak_slope.py`),
+and descriptors, threads and files do not become more. Memory is RSS, which no other program
+changes, and PSS for a judge's children, which share their pages with each other. The weights of
+every checkpoint are kept on purpose (`forge chat RUN@step`): those files are counted apart. Exit
+code 1 if anything fails.
 """
 
 from __future__ import annotations
@@ -220,11 +222,13 @@ def judge_samples(samples: Sequence[dict[str, Any]], *, warm_up_s: float) -> dic
             (each["s"], each["components"][name]) for each in late if name in each["components"]
         ]
         series = {key: [row[key] for _, row in rows] for key in rows[0][1]}
-        growth = fit_growth([at for at, _ in rows], series["pss_mb"])
+        is_group = name.endswith(" children")
+        growth = fit_growth([at for at, _ in rows], series["pss_mb" if is_group else "rss_mb"])
         more = [key for key in ("num_fds", "num_threads") if has_more(series[key])]
         components[name] = {
             **{key: round(value, 3) for key, value in asdict(growth).items()},
             "rss_mb": series["rss_mb"][-1],
+            "pss_mb": series["pss_mb"][-1],
             "uss_mb": series["uss_mb"][-1],
             "num_fds": (series["num_fds"][0], series["num_fds"][-1]),
             "num_threads": (series["num_threads"][0], series["num_threads"][-1]),
@@ -247,7 +251,7 @@ def show(found: dict[str, Any]) -> None:
     """Prints a table."""
     first, last = found["steps"]
     print(f"{found['seconds'] / 60:.0f} minutes after the warm-up, steps {first} to {last}")
-    print(f"{'PSS':20} {'MB':>8} {'to':>8}   % an hour (95 %)        fds       threads")
+    print(f"{'':20} {'MB':>8} {'to':>8}   % an hour (95 %)        fds       threads")
     for name, each in found["components"].items():
         interval = f"{each['percent_an_hour']:+6.2f} ({each['low']:+.2f} to {each['high']:+.2f})"
         fds, threads = each["num_fds"], each["num_threads"]
