@@ -53,6 +53,9 @@ def judge(
     is_profiled: Annotated[
         bool, typer.Option("--profile", help="Show GPU time by kernel.")
     ] = False,
+    is_explained: Annotated[
+        bool, typer.Option("--explain", help="Print the captured program.")
+    ] = False,
     url: Annotated[str | None, typer.Option(help="Use a served pool instead.")] = None,
     is_serving: Annotated[bool, typer.Option("--serve", help="Serve judges to clients.")] = False,
     socket: Annotated[Path | None, typer.Option(help="--serve: Unix socket to create.")] = None,
@@ -82,8 +85,10 @@ def judge(
     check_precision(precision)
     request = JudgingRequest(
         problem=problem, candidate=candidate, overrides=parse_overrides(overrides or ()),
-        precision=precision, is_timed=is_timed, is_profiled=is_profiled,
+        precision=precision, is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
     )  # fmt: skip
+    if is_explained and request.is_directory and not as_json:
+        raise ConfigError(f"--explain: {candidate} is a directory; name one file, or add --json")
     with waiting("judging", is_shown=not (as_json or request.is_directory)):
         judged = view.judge(request, settings, is_shown=not as_json)
     print_json(judged.to_json()) if as_json else print_rich(judged.render())

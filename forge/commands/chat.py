@@ -214,7 +214,7 @@ async def _open_ports(
         ):
             yield Ports(
                 generate=_StreamingGenerate(client, chat_template.stop_token_ids, say),
-                judge=pool.judge,
+                judge=partial(pool.judge, program=True),
                 sink=_SayingSink(store.writer, say),
                 prompter=TemplatePrompter(
                     chat=chat_template,

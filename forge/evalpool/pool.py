@@ -117,6 +117,7 @@ class Pool:
         *,
         timing: bool = True,
         profile: bool = False,
+        program: bool = False,
         smoke: bool = False,
     ) -> Verdict:
         """The verdict on a candidate.
@@ -124,13 +125,17 @@ class Pool:
         Args:
             timing: measure times too, on GPUs.
             profile: return samples and kernel times too, on GPUs.
+            program: return the candidate's program too.
             smoke: accept a runner that has judged other candidates; never for verdicts that count.
 
         Raises:
             Stalled: no judge was up for `seating.NO_JUDGE_TIMEOUT_S`.
         """
-        options = JudgeOptions(timing=timing and self._table.timing, profile=profile, smoke=smoke)
-        key, request = candidate_key(problem, code), JudgeRequest(problem, code, options)
+        options = JudgeOptions(
+            timing=timing and self._table.timing, profile=profile, program=program, smoke=smoke
+        )
+        key = candidate_key(problem, code, has_program=program)
+        request = JudgeRequest(problem, code, options)
         while (running := self._running.get((key, options))) is not None:
             await running.done.wait()
             if (shared := running.shared()) is not None:

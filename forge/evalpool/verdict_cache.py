@@ -2,7 +2,8 @@
 """Cache of verdicts on correctness, by candidate and kind of judge: a small model repeats itself.
 
 Called by `pool.py`. Promises: no time is cached, and no verdict that a busy or broken machine may
-have caused; the cache holds at most `MAX_REMEMBERED` verdicts, of about 1 kB each.
+have caused; the cache holds at most `MAX_REMEMBERED` verdicts, of about 1 kB each, and
+their programs, of 1 to 5 kB.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from forge.records.problem import ReferenceModule
 
 MAX_REMEMBERED = 2048
-"""2 MB. A repeated candidate is nearly always a recent one: see "Soak" in bench/RESULTS.md."""
+"""2 MB, and 10 MB with programs. A repeated candidate is nearly always a recent one: see "Soak" in
+bench/RESULTS.md."""
 NO_PHASES: Mapping[str, float] = {}
 """Phases of every cached verdict."""
 TIMING_PHASE = "time"
@@ -66,9 +68,13 @@ class VerdictCache:
             self._verdicts.popitem(last=False)
 
 
-def candidate_key(problem: ReferenceModule, code: str) -> bytes:
-    """Hash of all that decides a verdict; names and splits of problems do not."""
-    digest = hashlib.sha256()
+def candidate_key(problem: ReferenceModule, code: str, *, has_program: bool = False) -> bytes:
+    """Hash of all that decides a verdict; names and splits of problems do not.
+
+    Args:
+        has_program: the verdict has the candidate's program in it.
+    """
+    digest = hashlib.sha256(b"program" if has_program else b"")
     for part in (problem.source, problem.entry_point, problem.precision, code):
         digest.update(part.encode(errors="surrogatepass"))
         digest.update(b"\0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,12 +37,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
-    """Options of a request beyond correctness. Without effect on a CPU."""
+    """Options of a request beyond correctness. Those of time have no effect on a CPU."""
 
     timing: bool = True
     """Time the candidate if it is correct."""
     profile: bool = False
     """Return time samples and GPU time by kernel, too."""
+    program: bool = False
+    """Return the candidate's program, too, if it was captured. On a CPU as well."""
     smoke: bool = False
     """Allow a process that earlier candidates ran in, and may have changed. Never for a reward, an
     evaluation or a best kernel."""
@@ -77,6 +80,10 @@ class Profile:
         )
 
 
+MAX_PROGRAM_BYTES = 64 << 10
+"""Maximum size of a program in a verdict, compressed. A usual one has 1 to 5 kB; a larger one, with
+constants in it, is left out."""
+
 TIMING_FIELDS = tuple(Timing.__dataclass_fields__)
 
 
@@ -109,6 +116,9 @@ class Verdict:
     """Hash of judge and runner source, torch and triton versions."""
     profile: Profile | None = None
     """Only if requested."""
+    program: bytes | None = None
+    """The captured program, a zstd frame of what `judge.program.wire` reads; only if requested, and
+    None for a source that was refused, or a program larger than `MAX_PROGRAM_BYTES`."""
 
     @property
     def is_correct(self) -> bool:
@@ -122,13 +132,16 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """A flat JSON object; `timing` is `none` or `measured`, and the timing fields are null if
-        nothing was timed."""
+        nothing was timed. A program is in base64; without one, there is no such key."""
         out = asdict(self)
         out["status"] = str(self.status)
         out["phase_s"] = dict(self.phase_s)
         timing = out.pop("timing")
         if out["profile"] is None:
             del out["profile"]
+        program = out.pop("program")
+        if program is not None:
+            out["program"] = b64encode(program).decode()
         out["timing"] = "none" if timing is None else "measured"
         for name in TIMING_FIELDS:
             out[name] = None if timing is None else timing[name]
@@ -144,7 +157,17 @@ class Verdict:
             timing = Timing(**{name: data[name] for name in TIMING_FIELDS})
         if "profile" in rest:
             rest["profile"] = Profile.from_json(rest["profile"])
+        if "program" in rest:
+            rest["program"] = _program(rest["program"])
         return cls(status=Status(data["status"]), timing=timing, **rest)
+
+
+def _program(text: Any) -> bytes:
+    """Raises TypeError or ValueError if it is no program in base64 within its bound."""
+    program = b64decode(text, validate=True)
+    if len(program) > MAX_PROGRAM_BYTES:
+        raise ValueError(f"a program of {len(program)} bytes; {MAX_PROGRAM_BYTES} are allowed")
+    return program
 
 
 class Judge(Protocol):

@@ -146,11 +146,24 @@ def test_only_the_other_candidates_of_a_directory_are_given_to_judges(
 
 def test_overrides_change_what_is_judged_and_json_is_the_verdict(folder: Path) -> None:
     (folder / "c.py").write_text(f"Here:\n```python\n{KERNEL}```\n")
-    argv = ("p.py", "c.py", "--json", "--no-timing", "--compile", "ttir", "--precision", "fp16")
+    argv = (
+        "p.py",
+        "c.py",
+        "--json",
+        "--explain",
+        "--no-timing",
+        "--compile",
+        "ttir",
+        "--precision",
+        "fp16",
+    )
     done = judge(*argv, "--override", "rows=3", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
-    verdict = Verdict.from_json(json.loads(done.stdout))
+    answer = json.loads(done.stdout)
+    assert "launch kernel[1, 1, 1](x=input 0 f16[3, 64]" in answer.pop("explained")
+    verdict = Verdict.from_json(answer)
     assert verdict.is_correct
+    assert verdict.program
     assert verdict.timing is None
 
 
@@ -349,6 +362,7 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
         (["p.py", "c.py", "--listen", "h:1"], "--socket and --listen are addresses of --serve"),
         (["--serve"], "a server needs either --socket PATH or --listen HOST:PORT"),
         (["empty", "-"], "empty: a directory"),
+        (["p.py", "two", "--explain"], "--explain: two is a directory; name one file"),
         (["two", "c.py"], "c.py: two has no single problem of this name or number"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",

@@ -38,11 +38,13 @@ def make_job(code: str = "") -> JudgeJob:
 
 
 def show(
-    verdict: Verdict, *, code: str = "", is_profiled: bool = False, is_timed: bool = True
-) -> str:
+    verdict: Verdict, *, code: str = "", is_profiled: bool = False, is_timed: bool = True,
+    is_explained: bool = False,
+) -> str:  # fmt: skip
     request = JudgingRequest(
-        problem=Path("p.py"), candidate="c.py", is_profiled=is_profiled, is_timed=is_timed
-    )
+        problem=Path("p.py"), candidate="c.py", is_profiled=is_profiled, is_timed=is_timed,
+        is_explained=is_explained,
+    )  # fmt: skip
     out = io.StringIO()
     job = make_job(code)
     Console(file=out, width=200).print(render(verdict, job=job, request=request))
@@ -125,6 +127,11 @@ def test_a_failed_machine_differs_from_a_wrong_kernel() -> None:
     job = make_job()
     assert Judged(jobs=[job, job], verdicts=[wrong, lost], request=request).is_faulty
     assert not Judged(jobs=[job], verdicts=[wrong], request=request).is_faulty
+
+
+def test_an_explained_verdict_ends_with_its_program() -> None:
+    assert "no program: the candidate failed before one was" in show(FAST, is_explained=True)
+    assert "no program" not in show(FAST)
 
 
 def test_an_exceeded_deadline_names_the_option_that_extends_it() -> None:

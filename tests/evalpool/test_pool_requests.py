@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import Seating
 from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_verdict
 from forge.records.examination import Flag
-from forge.records.verdict import JudgeOptions, Status
+from forge.records.verdict import JudgeOptions, Status, Verdict
 from tests.evalpool.scripted_judges import CORRECT, FAULT, KILLED, PROBLEM, WRONG, Script, kept
 
 pytestmark = pytest.mark.anyio
@@ -43,6 +44,9 @@ def anyio_backend() -> str:
         {"phase_s": 5},
         {"timing": "measured", "speedup": "2"},
         {"status": "splendid"},
+        {"program": 7},
+        {"program": "no base64!"},
+        {"program": "A" * (100 << 10)},
         {"more": 1},
     ],
 )
@@ -54,6 +58,29 @@ async def test_a_verdict_with_fields_of_other_types_is_no_answer(changes: dict[s
     async with httpx.AsyncClient(transport=transport, base_url="http://judge") as client:
         with pytest.raises(NoAnswer, match="its answer is not a verdict"):
             await ask_verdict(client, JudgeRequest(PROBLEM, "c", JudgeOptions()), timeout_s=5.0)
+
+
+def test_a_program_in_a_verdict_survives_json() -> None:
+    verdict = replace(CORRECT, program=b"\x00\xff program")
+    assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))) == verdict
+    assert "program" not in CORRECT.to_json()
+
+
+async def test_a_cached_verdict_has_a_program_only_if_one_was_asked_for() -> None:
+    class Handing(Script):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            answer = super().answer(request)
+            program = b"p" if self.options[-1]["program"] else None
+            verdict = replace(Verdict.from_json(answer.json()), program=program)
+            return httpx.Response(200, json=verdict.to_json())
+
+    one = Handing()
+    async with kept(one) as pool:
+        assert (await pool.judge(PROBLEM, "code", timing=False)).program is None
+        for _ in range(2):
+            verdict = await pool.judge(PROBLEM, "code", timing=False, program=True)
+            assert verdict.program == b"p"
+    assert one.asked.count("code") == 2
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"NaN", b"\xff", b"{", b""])

@@ -39,6 +39,8 @@ class JudgingRequest:
     precision: str = "fp32"
     is_timed: bool = True
     is_profiled: bool = False
+    is_explained: bool = False
+    """Print the captured program."""
 
     @property
     def is_directory(self) -> bool:

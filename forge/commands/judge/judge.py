@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from forge.commands.explained import explain_packed
 from forge.commands.judge.counter import open_counter
 from forge.commands.judge.files import JudgeJob, JudgingRequest, read_jobs
 from forge.commands.judge.report import NOT_RUN
@@ -55,15 +56,25 @@ class Judged:
         """The verdict of one file; for a directory, a list, each with its candidate and problem.
         Files that were not judged come last: without a problem, their status null."""
         if not self.request.is_directory:
-            return self.verdicts[0].to_json()
+            return self._verdict_json(self.verdicts[0])
         judged = [
-            {"candidate": job.name, "problem": job.problem.problem_id, **verdict.to_json()}
+            {
+                "candidate": job.name,
+                "problem": job.problem.problem_id,
+                **self._verdict_json(verdict),
+            }
             for job, verdict in zip(self.jobs, self.verdicts, strict=True)
         ]
         return judged + [
             {"candidate": name, "problem": None, "status": None, "detail": reason}
             for name, reason in self.skipped.items()
         ]
+
+    def _verdict_json(self, verdict: Verdict) -> dict[str, Any]:
+        """The verdict; with `--explain`, its program as text, too."""
+        if not self.request.is_explained:
+            return verdict.to_json()
+        return {**verdict.to_json(), "explained": explain_packed(verdict.program)}
 
     def render(self) -> RenderableType:
         """A report of one verdict, or a table of several."""
@@ -161,6 +172,7 @@ async def _judge_all(
                     job.code,
                     timing=request.is_timed,
                     profile=request.is_profiled,
+                    program=request.is_explained,
                 )
                 advance(verdicts[index].status)
 

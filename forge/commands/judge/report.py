@@ -17,6 +17,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from forge.commands.explained import explain_packed
 from forge.records import Reason, Status
 from forge.views.text.numbers import percent
 from forge.views.text.terminal import printable
@@ -55,6 +56,7 @@ STYLES = {Status.CORRECT: "green", Status.INFRA_ERROR: "yellow"}
 """Colours of statuses; any other one is red."""
 MAX_DETAIL = 120
 """Maximum length of a detail in the table."""
+NO_PROGRAM = "no program: the candidate failed before one was captured, or it is too large"
 NOT_RUN = "not run"
 """Isolation of a candidate that was refused by its source alone."""
 WEAK = {"none": ": the candidate could reach files, sockets and other processes"}
@@ -71,6 +73,8 @@ def render(verdict: Verdict, *, job: JudgeJob, request: JudgingRequest) -> Rende
     parts += _times(verdict, request)
     if request.is_profiled:
         parts += _profile(verdict)
+    if request.is_explained:
+        parts += [Text(""), Text(printable(explain_packed(verdict.program) or NO_PROGRAM))]
     parts += [Text(""), *(Text(printable(line), style="dim") for line in _circumstances(verdict))]
     return Group(*parts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forge.data.splits import in_split
@@ -112,7 +113,7 @@ class RunContext:
         assert self.pool is not None
         return Ports(
             generate=generate or self.generate,
-            judge=self.pool.judge,
+            judge=partial(self.pool.judge, program=True),
             sink=self.writer,
             prompter=self.prompter,
         )

@@ -95,7 +95,9 @@ class Captures:
         }
         try:
             with phases.timed("capture"):
-                return self._captured(run, body, answers=answers)
+                captured = self._captured(run, body, answers=answers)
+            phases.program = phases.program or captured.data
+            return captured
         finally:
             with phases.timed("end"):
                 run.end()

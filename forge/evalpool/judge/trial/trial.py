@@ -13,8 +13,10 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import zstandard
 
 from forge.evalpool.judge import frames, words
 from forge.evalpool.judge.caps import held_bytes
@@ -26,7 +28,14 @@ from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFail
 from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.judge.words import OUT_OF_MEMORY_MARKS
 from forge.records.reason import Reason
-from forge.records.verdict import JudgeOptions, Profile, Status, Timing, Verdict
+from forge.records.verdict import (
+    MAX_PROGRAM_BYTES,
+    JudgeOptions,
+    Profile,
+    Status,
+    Timing,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,6 +65,8 @@ REUSED = "-reused"
 """Behind a verdict's isolation where the runner was not fresh."""
 LARGE_BYTES = 1 << 30
 """Memory that a runner holds only if its candidate took it: torch itself holds a quarter."""
+PROGRAM_LEVEL = 9
+"""Of zstd: 1 to 5 kB a program, in 0.3 ms."""
 CORRECTNESS_ALONE = JudgeOptions(timing=False)
 OUT_OF_MEMORY = "out_of_memory"
 """Reason of a candidate that asked for more than there was."""
@@ -73,9 +84,11 @@ class Stamp:
 
 @dataclass(slots=True)
 class Phases:
-    """Seconds by phase of one judgement."""
+    """Seconds by phase of one judgement, and the program that was captured in it."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    program: bytes | None = None
+    """Bytes of the candidate's program for the first input set, whatever became of it."""
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -148,7 +161,10 @@ class Trials(ABC):
             logger.exception("%s: a bug of the judge", problem.problem_id)
             told = words.without_paths(f"{type(error).__name__}: {error}")
             finding = Finding(status=Status.INFRA_ERROR, reason="judge_bug", detail=told)
-        return self.stamped(finding, phases=phases)
+        verdict = self.stamped(finding, phases=phases)
+        if options.program and phases.program is not None:
+            verdict = replace(verdict, program=_packed(phases.program))
+        return verdict
 
     @abstractmethod
     def close(self) -> None:
@@ -361,6 +377,12 @@ def form_mismatch(outputs: Any, forms: list[tuple[str, list[int]]]) -> str | Non
         if got_dtype != dtype:
             return f"output dtype is {str(got_dtype)[:40]}, expected {dtype}"
     return None
+
+
+def _packed(program: bytes) -> bytes | None:
+    """The program, compressed; None if it is too large even so."""
+    packed = zstandard.compress(program, level=PROGRAM_LEVEL)
+    return packed if len(packed) <= MAX_PROGRAM_BYTES else None
 
 
 def count(value: object) -> int:
