@@ -86,6 +86,7 @@ def tell_write(folder: Path, asked: argparse.Namespace) -> int:
             num_turns=asked.turns,
             text_bytes=asked.text_bytes,
             num_tokens=asked.tokens,
+            program_bytes=asked.program_bytes,
         )
     )
     print(json.dumps(asdict(found), indent=None if asked.json else 2))
@@ -125,6 +126,9 @@ def main() -> int:
     command.add_argument("--turns", type=int, default=30_000)
     command.add_argument("--text-bytes", type=int, default=12_000)
     command.add_argument("--tokens", type=int, default=400, help="of a completion, in the mean")
+    command.add_argument(
+        "--program-bytes", type=int, default=0, help="of a captured program, compressed"
+    )
     command = commands.add_parser("steps")
     command.add_argument("--turns", type=int, default=12_000)
     command.add_argument("--text-bytes", type=int, default=12_000)

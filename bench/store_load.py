@@ -79,9 +79,11 @@ class Kill:
     reader_errors: tuple[str, ...]
 
 
-async def measure_write(root: Path, *, num_turns: int, text_bytes: int, num_tokens: int) -> Written:
+async def measure_write(
+    root: Path, *, num_turns: int, text_bytes: int, num_tokens: int, program_bytes: int
+) -> Written:
     """Writes turns one by one beside three polling readers, until all are on disk."""
-    maker = Maker(text_bytes=text_bytes, num_tokens=num_tokens)
+    maker = Maker(text_bytes=text_bytes, num_tokens=num_tokens, program_bytes=program_bytes)
     records = list(maker.records(num_turns))
     puts = list(as_puts(records))
     num_turns, num_text_bytes = maker.num_turns, 0

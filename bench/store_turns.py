@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forge.records import (
@@ -46,6 +46,8 @@ class Player:
     """Characters of all texts of a turn, without the prompt, which siblings share."""
     num_tokens: int = 24
     """Mean completion tokens of a turn; they are in tokens.db and only cost time."""
+    program_bytes: int = 0
+    """Size of each captured program, compressed; equal answers have equal ones."""
     seed: int = 0
     num_turns: int = 0
     _group_id: int = 0
@@ -140,6 +142,9 @@ class Player:
         # One in ten answers is one of three that its problem often gets, as a policy narrows.
         mark = 3 * number + draw.randrange(3) if draw.random() < 0.1 else -self.num_turns
         code = f"# kernel {mark}\n" + self.text(mark, self.text_bytes * 4 // 10)
+        if self.program_bytes and verdict.reason != "no_code_block":
+            program = random.Random(mark).randbytes(self.program_bytes)
+            verdict = replace(verdict, program=program)
         pick = draw.randrange(len(self._ids))
         feedback = "" if verdict.is_correct else verdict.detail
         return Turn(

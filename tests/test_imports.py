@@ -174,6 +174,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "forge/store/__init__.py": {"store.write"},
     # A source with a fault of its own needs no judge.
     "forge/commands/judge/judge.py": {"evalpool.judge", "evalpool.judge.trial"},
+    # A stored program is read where it is printed; that takes neither torch nor a judge.
+    "forge/commands/explained.py": {"evalpool.judge.program", "evalpool.judge.program.wire"},
     # The doctor says what a machine must allow for the sandbox.
     "forge/commands/doctor/container.py": {"evalpool.judge"},
     "forge/commands/doctor/examine.py": {"evalpool.judge"},

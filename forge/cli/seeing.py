@@ -36,8 +36,23 @@ def runs(
 
 
 @app.command()
-def show(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> None:
+def show(
+    run: RunName = "last",
+    turn: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Show one turn and its captured program: g12.r3.t1."),
+    ] = None,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
     """Show the results of a run: evaluations, best kernel, counts."""
+    if turn is not None:
+        from forge.commands.turn_view import load_turn, render_turn
+        from forge.store.reader import open_run
+
+        with open_run(find(run, store)) as reader:
+            found = load_turn(reader, turn)
+        return print_json(found) if as_json else print_rich(render_turn(found))
     from forge.views.run.show import render_show, show_run
 
     data = show_run(find(run, store))

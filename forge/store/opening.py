@@ -18,13 +18,12 @@ from forge.errors import ConfigError, ForgeError, MachineError
 from forge.store.acknowledged import read_acknowledged
 from forge.store.schema.migrations import (
     RUN_MIGRATIONS,
-    RUN_VERSION,
     check_not_lowered,
     check_version,
     has_views,
     split_statements,
 )
-from forge.store.schema.run_views import PLAIN_VIEWS, VIEWS
+from forge.store.schema.run_views import OLDER_VIEWS, VIEWS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,7 +169,7 @@ def _add_temporary_views(connection: sqlite3.Connection, *, version: int) -> Non
 
     Adds none if texts are plain and the run's views are this version's.
     """
-    ours = VIEWS if version == RUN_VERSION else PLAIN_VIEWS
+    ours = OLDER_VIEWS.get(version, VIEWS)
     row = connection.execute("SELECT texts FROM main.runs").fetchone()
     is_plain = row is None or row[0] == "plain"
     if is_plain and has_views(connection, ours):

@@ -31,7 +31,14 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return out
 
 
-EMPTY_VIEWS = ("v_judge_noise", "v_replayed", "v_rewinds", "live_groups", "live_turns")
+EMPTY_VIEWS = (
+    "v_judge_noise",
+    "v_programs",
+    "v_replayed",
+    "v_rewinds",
+    "live_groups",
+    "live_turns",
+)
 
 
 @pytest.mark.parametrize("texts", ["plain", "zstd"])

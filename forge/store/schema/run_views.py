@@ -10,6 +10,7 @@ filter them by the columns that their comment names, or use LIMIT. Views without
 `v_rewinds` excludes ask first whether there are rewinds at all: once a query, not once a row.
 """
 
+from forge.store.schema.program_tables import NO_PROGRAM_VIEWS, PROGRAM_VIEWS
 from forge.store.schema.rolled_views import PLAIN, ROLLED
 
 RECORD_VIEWS = """
@@ -144,9 +145,12 @@ CREATE VIEW live_turns AS
     LEFT JOIN problems p ON p.problem_id = g.problem_id;
 """
 
-VIEWS = RECORD_VIEWS + LIVE_VIEWS + ROLLED
-PLAIN_VIEWS = RECORD_VIEWS + PLAIN
-"""Temporary views for a run of schema 1, which has no roll-ups."""
+VIEWS = RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS
+OLDER_VIEWS = {
+    1: RECORD_VIEWS + PLAIN + NO_PROGRAM_VIEWS,
+    2: RECORD_VIEWS + LIVE_VIEWS + ROLLED + NO_PROGRAM_VIEWS,
+}
+"""Temporary views for runs of older schemas: 1 has no roll-ups, 2 no programs."""
 
 
 def view_names() -> list[str]:

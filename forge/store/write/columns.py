@@ -113,6 +113,11 @@ def of_verdict(record: Turn) -> Row:
     }
 
 
+def of_turn_program(record: Turn) -> Row:
+    """Columns of `turn_programs` but for the id of the program."""
+    return {"group_id": record.group_id, "rollout": record.rollout, "turn": record.turn}
+
+
 def of_metrics(record: Metrics) -> Iterator[Row]:
     """Columns of `metrics` but for attempt, one row per metric."""
     for key, value in record.values.items():

@@ -31,7 +31,7 @@ from forge.records import (
     Turn,
 )
 from forge.store.write import columns
-from forge.store.write.texts import TextTable
+from forge.store.write.texts import ProgramTable, TextTable
 
 if TYPE_CHECKING:
     from forge.store.write.texts import EncodedTurn, TurnEncoder
@@ -82,6 +82,7 @@ class RowWriter:
         self._clock = clock
         self._record_path = record_path
         self._texts = TextTable(run, encoder=encoder)
+        self._programs = ProgramTable(run)
         self._ended: dict[tuple[int, int], Trajectory] = {}
         self._attempt: int = run.execute(
             "SELECT coalesce(max(attempt), 0) FROM attempts"
@@ -191,6 +192,10 @@ class RowWriter:
         row = columns.of_verdict(record)
         row["detail_id"] = self._texts.put(encoded.detail, within_id=feedback_id)
         self._put("verdicts", _TURN_KEY, row)
+        if encoded.program is not None:
+            row = columns.of_turn_program(record)
+            row["program_id"] = self._programs.put(encoded.program)
+            self._put("turn_programs", _TURN_KEY, row)
         self._token_row(record, encoded.tokens)
 
     def _token_row(self, record: Turn | Sample, tokens: tuple[bytes, bytes, bytes]) -> None:

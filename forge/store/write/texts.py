@@ -50,6 +50,14 @@ class EncodedText:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedProgram:
+    """A captured program, which its judge has compressed."""
+
+    digest: bytes
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class EncodedTurn:
     """Texts and tokens of a turn."""
 
@@ -61,6 +69,7 @@ class EncodedTurn:
     code: EncodedText | None
     feedback: EncodedText | None
     detail: EncodedText | None
+    program: EncodedProgram | None
 
 
 class TurnEncoder:
@@ -76,7 +85,10 @@ class TurnEncoder:
         raws: list[bytes] = []
         drafts = [self._draft(turn, raws) for turn in turns]
         frames = self._encoder.compress(raws)
-        return [_finish(texts, first, frames) for texts, first in drafts]
+        return [
+            _finish(texts, first, frames, program=_program(turn.verdict.program))
+            for turn, (texts, first) in zip(turns, drafts, strict=True)
+        ]
 
     def text(self, value: str) -> EncodedText | None:
         """Encodes one text; None for an empty one."""
@@ -139,9 +151,22 @@ def _token_bytes(
     return [ids_to_bytes(prompt_ids), ids_to_bytes(ids), logprobs_to_bytes(logprobs)]
 
 
-def _finish(texts: tuple[EncodedText | None, ...], first: int, frames: list[bytes]) -> EncodedTurn:
+def _finish(
+    texts: tuple[EncodedText | None, ...],
+    first: int,
+    frames: list[bytes],
+    *,
+    program: EncodedProgram | None,
+) -> EncodedTurn:
     tokens = (frames[first], frames[first + 1], frames[first + 2])
-    return EncodedTurn(tokens, *(text and text.with_frame(frames) for text in texts))
+    prompt, completion, code, feedback, detail = (
+        text and text.with_frame(frames) for text in texts
+    )
+    return EncodedTurn(tokens, prompt, completion, code, feedback, detail, program)
+
+
+def _program(body: bytes | None) -> EncodedProgram | None:
+    return None if body is None else EncodedProgram(hashlib.sha256(body).digest(), body)
 
 
 class TextTable:
@@ -181,3 +206,29 @@ class TextTable:
             return cursor.lastrowid
         query = "SELECT text_id FROM texts WHERE sha256 = ?"
         return self._run.execute(query, (text.digest,)).fetchone()[0]
+
+
+class ProgramTable:
+    """The table `programs` of run.db, for the writer's thread."""
+
+    def __init__(self, run: sqlite3.Connection) -> None:
+        self._run = run
+        self._program_ids: dict[bytes, int] = {}
+
+    def put(self, program: EncodedProgram) -> int:
+        """The program_id of a program, inserted if it is new."""
+        program_id = self._program_ids.get(program.digest)
+        if program_id is None:
+            program_id = self._insert(program)
+        if len(self._program_ids) >= CACHE_SIZE:
+            self._program_ids.clear()
+        self._program_ids[program.digest] = program_id
+        return program_id
+
+    def _insert(self, program: EncodedProgram) -> int:
+        query = "INSERT OR IGNORE INTO programs (sha256, body) VALUES (?, ?)"
+        cursor = self._run.execute(query, (program.digest, program.body))
+        if cursor.rowcount and cursor.lastrowid is not None:
+            return cursor.lastrowid
+        query = "SELECT program_id FROM programs WHERE sha256 = ?"
+        return self._run.execute(query, (program.digest,)).fetchone()[0]

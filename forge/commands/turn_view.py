@@ -1,0 +1,69 @@
+"""`forge show RUN --turn ID`: one turn with its code, verdict and captured program.
+
+The program is stored as its judge sent it; this version of forge may be unable to read it, which is
+said in its place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge.commands.explained import explain_packed
+from forge.errors import ConfigError
+from forge.views.run.conversation import parse_address
+from forge.views.text.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import Group as RichGroup
+
+    from forge.store.reader import RunReader
+
+COLUMNS = (
+    "turn_id, problem_id, stage, step, purpose, status, reason, detail, reward, speedup, "
+    "num_launches, torch_share, device, phase_s, harness, code"
+)
+NO_PROGRAM = "no program is stored: the answer failed before one was captured, or it was too large"
+OLDER = "no program is stored: the run was recorded by a version of forge that kept none"
+
+
+def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
+    """A turn as JSON: columns of v_turns, `program` as text or null, `note` where it is null.
+
+    Raises:
+        ConfigError: the id is none, or the run has no such turn.
+    """
+    address = parse_address(turn_id)
+    if address is None or address.rollout is None or address.turn is None:
+        raise ConfigError(f"--turn {turn_id}: not the id of a turn; write g12.r3.t1")
+    key = (address.group_id, address.rollout, address.turn)
+    where = "WHERE group_id = ? AND rollout = ? AND turn = ?"
+    row = reader.one(f"SELECT {COLUMNS} FROM v_turns {where}", key)
+    if row is None:
+        raise ConfigError(f"--turn {turn_id}: {reader.paths.name} has no such turn")
+    if reader.value("SELECT name FROM main.sqlite_master WHERE name = 'programs'") is None:
+        return {**row, "program": None, "note": OLDER}
+    packed = reader.value(
+        "SELECT body FROM programs WHERE program_id = "
+        f"(SELECT program_id FROM turn_programs {where})",
+        key,
+    )
+    try:
+        program, note = explain_packed(packed), None if packed else NO_PROGRAM
+    except ConfigError as error:
+        program, note = None, str(error)
+    return {**row, "program": program, "note": note}
+
+
+def render_turn(turn: dict[str, Any]) -> RichGroup:
+    """The same for people. A model wrote the texts: control characters are made visible."""
+    from rich.console import Group as RichGroup
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    head = f"{turn['turn_id']}  {turn['problem_id']}: {turn['status']} ({turn['reason']})"
+    parts: list[Any] = [Text(printable(head), style="bold")]
+    if turn["detail"]:
+        parts.append(Text(printable(turn["detail"])))
+    parts += [Text(""), Syntax(printable(turn["code"] or ""), "python")]
+    parts += [Text(""), Text(printable(turn["program"] or turn["note"]))]
+    return RichGroup(*parts)

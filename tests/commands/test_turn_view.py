@@ -1,0 +1,96 @@
+"""`forge show --turn`: a turn with the program that was stored for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+import zstandard
+
+from forge import cli
+from forge.evalpool.judge.program import wire
+from forge.records import Status
+from forge.store.reader import open_run
+from tests.canned import unpack
+from tests.evalpool.program.programs import addition
+from tests.store.storefactory import turn, write_run
+
+if TYPE_CHECKING:
+    from forge.records import Turn
+
+PROGRAM = zstandard.compress(wire.dumps(addition()))
+
+
+def played(group_id: int, *, program: bytes | None, status: Status = Status.CORRECT) -> Turn:
+    made = turn(group_id, status=status)
+    return replace(made, verdict=replace(made.verdict, program=program))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    turns = [
+        played(1, program=PROGRAM),
+        played(2, program=PROGRAM),
+        played(3, program=None, status=Status.REJECTED),
+        played(4, program=b"of another format"),
+    ]
+    return anyio.run(write_run, tmp_path / "toy-1", turns)
+
+
+def test_equal_programs_are_stored_once(root: Path) -> None:
+    with open_run(root) as reader:
+        rows = reader.rows("SELECT turn_id, program_id, num_bytes FROM v_programs ORDER BY turn_id")
+        bodies = [row[0] for row in reader.query("SELECT body FROM programs").rows]
+    assert [row["turn_id"] for row in rows] == ["g1.r0.t0", "g2.r0.t0", "g4.r0.t0"]
+    assert rows[0]["program_id"] == rows[1]["program_id"] != rows[2]["program_id"]
+    assert rows[0]["num_bytes"] == len(PROGRAM)
+    assert sorted(bodies) == sorted([PROGRAM, b"of another format"])
+
+
+def test_a_turn_written_again_keeps_one_program(root: Path) -> None:
+    anyio.run(write_run, root, [played(1, program=PROGRAM)])
+    with open_run(root) as reader:
+        assert reader.value("SELECT count(*) FROM turn_programs") == 3
+        assert reader.value("SELECT count(*) FROM programs") == 2
+
+
+@pytest.mark.parametrize(
+    ("turn_id", "words"),
+    [
+        ("g1.r0.t0", "launch "),
+        ("g3.r0.t0", "no program is stored: the answer failed"),
+        ("g4.r0.t0", "this version of forge cannot read the program"),
+    ],
+)
+def test_a_turn_is_shown_with_its_program_or_the_reason_for_none(
+    root: Path, turn_id: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run_command(["show", str(root), "--turn", turn_id]) == 0
+    printed = capsys.readouterr().out
+    assert words in printed
+    assert printed.startswith(f"{turn_id}  ")
+    assert "@triton.jit" in printed
+
+
+@pytest.mark.parametrize(
+    ("turn_id", "words"),
+    [("g9.r0.t0", "toy-1 has no such turn"), ("g1", "not the id of a turn; write g12.r3.t1")],
+)
+def test_a_turn_that_is_none_is_an_error(
+    root: Path, turn_id: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run_command(["show", str(root), "--turn", turn_id]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_run_of_an_older_schema_has_no_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = unpack(tmp_path, is_migrated=False)
+    with open_run(paths.root) as reader:
+        turn_id = reader.value("SELECT turn_id FROM turns LIMIT 1")
+    assert cli.run_command(["show", str(paths.root), "--turn", turn_id]) == 0
+    assert "recorded by a version of forge that kept none" in capsys.readouterr().out
