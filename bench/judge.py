@@ -6,12 +6,11 @@
     python bench/judge.py --json --out judge.json
 
 Honest kernels that differ in a comment, 1, 4 and 16 in flight, each verdict stored in a run.db. On
-a GPU: correctness alone, with timing, and smoke checks in runners used before; on a CPU nothing is
-timed and every runner is fresh. CPU time is that of all processes: unlike wall time it does not
-depend on other load. `--kernelbench` runs the same kernels through KernelBench's
-`eval_kernel_against_ref`, one spawned process each (GPU only). `--faults 8`: every eighth candidate
-faults on the GPU, as a learning model's do. Exit code 1 if an honest kernel was not judged correct,
-or a faulting one was not found to fault.
+a GPU: correctness alone, and with timing; on a CPU nothing is timed. CPU time is that of all
+processes: unlike wall time it does not depend on other load. `--kernelbench` runs the same kernels
+through KernelBench's `eval_kernel_against_ref`, one spawned process each (GPU only). `--faults 8`:
+every eighth candidate faults on the GPU, as a learning model's do. Exit code 1 if an honest kernel
+was not judged correct, or a faulting one was not found to fault.
 """
 
 from __future__ import annotations
@@ -54,9 +53,8 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve().parent
 KERNELBENCH_TIMEOUT_S = 300.0
 MODES = {
-    "correctness": {"timing": False, "smoke": False},
-    "timed": {"timing": True, "smoke": False},
-    "smoke, reused": {"timing": False, "smoke": True},
+    "correctness": {"timing": False},
+    "timed": {"timing": True},
 }
 
 

@@ -59,7 +59,6 @@ class NoJudges(Pool):
         *,
         timing: bool = True,
         profile: bool = False,
-        smoke: bool = False,
     ) -> Verdict:
         """Answers at once; the status is never correct, so that no pass rate is claimed."""
         return Verdict(

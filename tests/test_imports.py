@@ -56,13 +56,23 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.capture", "evalpool.judge.compiler",
         "evalpool.judge.ttir", "evalpool.judge.execute", "evalpool.judge.numbers",
         "evalpool.judge.numbers.inputs",
-        "evalpool.judge.trial",
+        "evalpool.judge.timing", "evalpool.judge.trial", "evalpool.judge.trial.gpu",
     },
     "evalpool.judge.trial": {
         "config.schema", "process", "evalpool", "evalpool.judge", "evalpool.judge.program",
         "evalpool.judge.program.policy", "evalpool.judge.program.wire",
         "evalpool.judge.compiler", "evalpool.judge.numbers", "evalpool.judge.capture",
         "evalpool.judge.ttir", "evalpool.judge.execute",
+    },
+    "evalpool.judge.trial.gpu": {
+        "config.schema", "process", "evalpool", "evalpool.judge", "evalpool.judge.program",
+        "evalpool.judge.program.policy", "evalpool.judge.program.wire",
+        "evalpool.judge.compiler", "evalpool.judge.numbers",
+        "evalpool.judge.execute", "evalpool.judge.timing", "evalpool.judge.trial",
+    },
+    "evalpool.judge.timing": {
+        "config.schema", "process", "evalpool.judge", "evalpool.judge.numbers",
+        "evalpool.judge.trial",
     },
     "evalpool.judge.program": set(),
     "evalpool.judge.program.policy": {"evalpool.judge.program"},
@@ -183,7 +193,7 @@ EXCEPTIONS: dict[str, set[str]] = {
 """Single files that may import more."""
 
 CROWDED = {
-    "forge/evalpool/judge": 47,
+    "forge/evalpool/judge": 29,
 }
 """Rooms with more than MAX_FILES files. The judge is rebuilt in rooms of its own."""
 

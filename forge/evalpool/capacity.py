@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forge.config.schema import JudgeTable
+
 GPU_CAPACITY = 16
-"""Concurrent candidates on a card: start, compilation and correctness of several overlap."""
+"""Concurrent candidates on a card: capture, compilation and references of several overlap; one at a
+time has the executor."""
 CONTEXT_BYTES = 450 << 20
-"""GPU memory of a runner before it has a tensor."""
-WAITING_SHARE = 0.04
-"""Share of the card's memory for contexts not yet in use: those of oracles (at least one on any
-card) and of ready runners."""
+"""GPU memory of a process before it has a tensor."""
+ORACLES_SHARE = 0.013
+"""Share of the card's memory for contexts of oracles; there is one at least on any card."""
 MAX_ORACLES = 4
-MAX_STARTED = 4
+NUM_OTHERS = 4
+"""Contexts beside the oracles': the judge's own, the executor's, its spare's, and a baseline's."""
 
 
 def seat_cores(
@@ -36,24 +39,18 @@ def seat_cores(
     return tuple(cores[(first + number) % count] for number in range(each))
 
 
+def executor_timeout_s(table: JudgeTable) -> float:
+    """Maximum wait of a candidate for the executor of its card, which works for one at a time."""
+    timing_s = table.timing_timeout_s if table.timing else 0.0
+    return GPU_CAPACITY * (table.correct_timeout_s + timing_s)
+
+
 def num_oracles(*, memory_bytes: int) -> int:
     """Number of oracles, each of which draws inputs for one problem at a time. More would not be
-    faster: the driver makes one context at a time, and candidates need theirs."""
-    return max(1, min(MAX_ORACLES, _num_waiting(memory_bytes) // 3))
+    faster: the driver makes one context at a time."""
+    return max(1, min(MAX_ORACLES, int(ORACLES_SHARE * memory_bytes) // CONTEXT_BYTES))
 
 
-def num_started(*, memory_bytes: int) -> int:
-    """Number of references started ahead of their timing, each with a context and a candidate's
-    memory. None on a card of 24 GB, where each is started when it is timed."""
-    return min(MAX_STARTED, _num_waiting(memory_bytes) // 3)
-
-
-def num_ready(capacity: int, *, memory_bytes: int) -> int:
-    """Number of runners with a context made ahead: half of a judge's runners, since the driver
-    makes the other contexts while these compile; fewer on a small card."""
-    num_left = _num_waiting(memory_bytes) - num_oracles(memory_bytes=memory_bytes)
-    return min(capacity // 2, max(0, num_left))
-
-
-def _num_waiting(memory_bytes: int) -> int:
-    return int(WAITING_SHARE * memory_bytes) // CONTEXT_BYTES
+def num_contexts(*, memory_bytes: int) -> int:
+    """Number of contexts that a judge has on its card at most."""
+    return NUM_OTHERS + num_oracles(memory_bytes=memory_bytes)

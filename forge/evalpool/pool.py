@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.errors import MachineError, Stalled
-from forge.evalpool.capacity import GPU_CAPACITY, seat_cores
+from forge.evalpool.capacity import GPU_CAPACITY, executor_timeout_s, seat_cores
 from forge.evalpool.keeper import Keeper, OpenLink
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seat import Seat, State
@@ -118,7 +118,6 @@ class Pool:
         timing: bool = True,
         profile: bool = False,
         program: bool = False,
-        smoke: bool = False,
     ) -> Verdict:
         """The verdict on a candidate.
 
@@ -126,13 +125,12 @@ class Pool:
             timing: measure times too, on GPUs.
             profile: return samples and kernel times too, on GPUs.
             program: return the candidate's program too.
-            smoke: accept a runner that has judged other candidates; never for verdicts that count.
 
         Raises:
             Stalled: no judge was up for `seating.NO_JUDGE_TIMEOUT_S`.
         """
         options = JudgeOptions(
-            timing=timing and self._table.timing, profile=profile, program=program, smoke=smoke
+            timing=timing and self._table.timing, profile=profile, program=program
         )
         key = candidate_key(problem, code, has_program=program)
         request = JudgeRequest(problem, code, options)
@@ -277,11 +275,11 @@ def _client(seat: Seat) -> httpx.AsyncClient:
 
 
 def request_timeout_s(table: JudgeTable, *, is_timed: bool) -> float:
-    """Deadline of one request: the reference, all phases of the candidate, and the timings of other
-    requests that come first (on a card, or behind a URL, where they are unknown)."""
+    """Deadline of one request: the reference, all phases of the candidate, and the checks and
+    timings of other requests that come first (on a card, or behind a URL, where they are
+    unknown)."""
     checks_s = 2 * (table.compile_timeout_s + table.correct_timeout_s)
-    timings_s = GPU_CAPACITY * table.timing_timeout_s if is_timed and table.timing else 0.0
-    return checks_s + timings_s + SLACK_S
+    return checks_s + (executor_timeout_s(table) if is_timed else 0.0) + SLACK_S
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 """A pool of judges for other processes and machines: `forge judge --serve`.
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code,
-                 options: {timing, profile, program, smoke}} → Verdict
+                 options: {timing, profile, program}} → Verdict
     POST /examine {problem} → Examination
     GET /health → {ok, capacity, in_flight, queue, judges: [{name, state, device, ...}], ...}
 
@@ -147,7 +147,6 @@ class PoolApp:
                 timing=options.timing,
                 profile=options.profile,
                 program=options.program,
-                smoke=options.smoke,
             )
         except Stalled as error:
             verdict = Verdict(status=Status.INFRA_ERROR, reason="no_judge", detail=str(error)[:500])

@@ -37,7 +37,7 @@ REFUSALS = frozenset({400, 413, 415, INVALID})
 LONGEST_PAUSE_S = 10.0
 """Maximum pause between two requests to a full server, whatever it asks for."""
 PROBLEM_FIELDS = ("problem_id", "source", "entry_point", "precision")
-OPTIONS = ("timing", "profile", "program", "smoke")
+OPTIONS = ("timing", "profile", "program")
 PRECISIONS = ("fp32", "fp16", "bf16")
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 """Errors of a record made from JSON of another shape."""

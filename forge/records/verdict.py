@@ -45,9 +45,6 @@ class JudgeOptions:
     """Return time samples and GPU time by kernel, too."""
     program: bool = False
     """Return the candidate's program, too, if it was captured. On a CPU as well."""
-    smoke: bool = False
-    """Allow a process that earlier candidates ran in, and may have changed. Never for a reward, an
-    evaluation or a best kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,8 +87,13 @@ class Bench:
         return trials.judge(make_problem(problem), code, uid=RUNNER_UID, options=options)
 
     def judge_honest(self, **changes: object) -> Verdict:
-        """Of a kernel that is right, with these settings."""
+        """The verdict on a kernel that is right, with these settings."""
         return self.judge(RELU_KERNEL, table=TABLE.model_copy(update=changes))
+
+    @property
+    def spawners(self) -> list[Spawner]:
+        """Those that have children."""
+        return [self.spawner]
 
     def start(self, code: str) -> SandboxedChild:
         """Runs Python in a capture child, for the caller to end."""
@@ -128,29 +133,40 @@ class GpuBench(Bench):
     """The same on the first card."""
 
     references: Any
+    card_spawner: Spawner
+    """Of children with the card's files."""
 
-    def judge_honest(self, **changes: object) -> Verdict:
-        return self.judge(RELU_KERNEL)
+    @property
+    def spawners(self) -> list[Spawner]:
+        """Those that have children."""
+        return [self.spawner, self.card_spawner]
 
     def start(self, code: str) -> SandboxedChild:
-        from forge.evalpool.judge.gpu_candidate import CandidateMemory
-
-        reference = self.references.hold(make_problem(RELU))
-        memory = CandidateMemory(reference)
-        child = self.spawner.spawn(role="runner", uid=RUNNER_UID)
+        """Runs Python in an oracle, for the caller to end: it has the card's files."""
+        child = self.card_spawner.spawn(role="oracle", uid=oracle_uid())
         body = {
-            **reference.request,
-            "tensors": memory.layout,
-            "code": f"class Told(Exception): pass\n{code}",
-            "entry_point": "X",
-            "depth": "ttir",
+            "source": f"class Told(Exception): pass\n{code}",
+            "entry_point": "Model",
+            "precision": "fp32",
+            "num_sets": 1,
+            "device": "cuda",
             "tf32": True,
+            "max_bytes": 1 << 30,
+            "memory_share": 0.1,
+            "plain": True,
         }
-        opened = {"num_bytes": memory.block.num_bytes, "memory_share": 0.5}
-        frames.send(child.sock, Kind.CANDIDATE, opened, fds=(memory.block.fd,))
-        frames.receive(child.sock, deadline=time.monotonic() + 20, expected=(Kind.DONE,))
-        frames.send(child.sock, Kind.CANDIDATE, body)
+        frames.send(child.sock, Kind.PROBLEM, body)
         return child
+
+    def explore(self, code: str) -> str:
+        """What the Python raises as `Told(...)`."""
+        child = self.start(code)
+        try:
+            deadline = time.monotonic() + 30
+            answer = frames.receive(child.sock, deadline=deadline, expected=(Kind.FAILED,)).body
+        finally:
+            self.card_spawner.end(child)
+        return f"{answer['type']}: {answer['message']}"
 
 
 def make_problem(source: str, *, problem_id: str = "p", precision: str = "fp32") -> Problem:
@@ -188,3 +204,43 @@ def open_bench(folder: Path, *, isolation: Isolation = Isolation.NAMESPACES) -> 
     yield Bench(spawner, trials.references, trials)
     trials.close()
     spawner.close()
+
+
+@contextmanager
+def open_gpu_bench(folder: Path) -> Iterator[GpuBench]:
+    """On the first card."""
+    from forge.evalpool.judge.trial.gpu.trial import open_gpu_trials
+    from forge.process.devices import inventory
+
+    gpu = inventory()[0]
+    os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    os.environ["XDG_CACHE_HOME"] = str(folder.parent)
+    # As a judge has it: by its number, a card would not be found beside the nodes of no other.
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid
+    spawner = Spawner(isolation="auto", folder=folder, memory_bytes=8 << 30)
+    card_spawner = Spawner(
+        isolation="auto",
+        folder=folder.with_suffix(".card"),
+        memory_bytes=8 << 30,
+        is_gpu=True,
+        gpu_minor=gpu.minor,
+    )
+    for one in (spawner, card_spawner):
+        one.start()
+    for one in (spawner, card_spawner):
+        one.wait_ready()
+    stamp = Stamp(isolation=spawner.isolation, caps=spawner.caps, harness="test")
+    uids = [COMPILER_UID + 500 + number for number in range(16)] if COMPILER_UID else [None]
+    trials = open_gpu_trials(
+        GPU_TABLE,
+        spawner=spawner,
+        card_spawner=card_spawner,
+        stamp=stamp,
+        uuid=gpu.uuid,
+        oracle_uid=oracle_uid(),
+        compiler_uids=uids,
+    )
+    yield GpuBench(spawner, trials.references, trials, card_spawner)
+    trials.close()
+    for one in (spawner, card_spawner):
+        one.close()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forge.evalpool.judge.baselines import Baseline, Baselines
+from forge.evalpool.judge.timing.store import Baseline, Baselines
 
-ONE = Baseline(event_us=(150.0, 151.0, 152.0), probe_us=100.0)
+ONE = Baseline(gpu_us=(150.0, 151.0, 152.0), probe_us=100.0)
 
 
 def test_a_baseline_is_found_by_another_judge(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_a_baseline_is_found_by_another_judge(tmp_path: Path) -> None:
     assert second.get("a") is None
     first.put("a", ONE)
     assert second.get("a") == ONE
-    second.put("a", Baseline(event_us=(1.0,), probe_us=2.0))
+    second.put("a", Baseline(gpu_us=(1.0,), probe_us=2.0))
     assert first.get("a") != ONE
 
 
@@ -27,6 +27,6 @@ def test_a_card_that_runs_slower_than_then_is_another_card() -> None:
 
 def test_a_baseline_that_jumps_is_not_steady() -> None:
     assert ONE.is_steady()
-    assert ONE.clocked().us == 151.0
-    assert Baseline(event_us=(5.0, 5.5, 6.0, 5.2), probe_us=1.0).is_steady()
-    assert not Baseline(event_us=(150.0, 150.0, 200.0, 210.0), probe_us=1.0).is_steady()
+    assert ONE.time().us == 151.0
+    assert Baseline(gpu_us=(5.0, 5.5, 6.0, 5.2), probe_us=1.0).is_steady()
+    assert not Baseline(gpu_us=(150.0, 150.0, 200.0, 210.0), probe_us=1.0).is_steady()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forge.evalpool.judge import gpu_device
+from forge.evalpool.judge.timing import device as gpu_device
 
 if TYPE_CHECKING:
     from pathlib import Path

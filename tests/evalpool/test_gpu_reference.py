@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from forge.evalpool.judge import frames, gpu_candidate, gpu_reference
+from forge.evalpool.judge import frames, gpu_reference
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.gpu_candidate import CandidateMemory, mix
 from forge.evalpool.judge.gpu_layout import arrange
 from forge.evalpool.judge.gpu_memory import Block, GpuMemoryError
 from forge.evalpool.judge.gpu_reference import LARGE_SHARE, SMALL_SHARE, GpuReferences
@@ -28,14 +27,25 @@ BLOCK = Block(address=0, num_bytes=0, fd=-1, handle=0)
 
 
 def layout(**changes: Any) -> dict[str, Any]:
-    one = {"inputs": ["list", [["tensor", 0]]], "outputs": [1], "errors": [2], "changed": []}
-    two = {"inputs": ["list", [["tensor", 3]]], "outputs": [4], "errors": [2], "changed": []}
+    one = {
+        "inputs": ["list", [["tensor", 0]]],
+        "outputs": [1],
+        "errors": [2],
+        "changed": [],
+        "variant": "given",
+    }
+    two = {
+        "inputs": ["list", [["tensor", 3]]],
+        "outputs": [4],
+        "errors": [2],
+        "changed": [],
+        "variant": "given",
+    }
     made = {
         "init": ["list", []],
         "state": [["w", 5]],
         "order": ["w"],
         "sets": [one, two],
-        "work": None,
         "flops": 7,
         "form": "",
     }
@@ -51,7 +61,8 @@ def test_sets_share_one_place_for_the_candidate() -> None:
     made = arrange(layout(), tensors(), block=BLOCK, precision="fp32")
     assert made.request["sets"] == [["list", [["tensor", 0]]]] * 2
     assert made.request["state"] == [["w", 1]]
-    assert made.request["slots"] == [2]
+    assert made.request["tensors"] == [["float32", [4]], ["float32", [2]], ["float32", [4]]]
+    assert (made.named, made.num_bytes) == ({"w": 5}, 40)
     assert (made.input_bytes, made.output_bytes, made.flops) == (16, 16, 7)
     assert made.num_checked == 1
 
@@ -85,26 +96,20 @@ def test_inputs_that_change_their_shape_from_call_to_call_are_refused() -> None:
         arrange(layout(), changed, block=BLOCK, precision="fp32")
 
 
-@pytest.mark.parametrize("num", [0, 1, 100, 70_000])
-def test_mixed_contents_are_of_both_sets_and_new_each_time(num: int) -> None:
-    a, b = torch.zeros(num), torch.ones(num)
-    seen = []
-    for _ in range(2):
-        out = torch.full((num,), 7.0)
-        mix(a, b, out=out)
-        assert bool(((out == 0) | (out == 1)).all())
-        seen.append(out)
-    if num >= 100:
-        assert {0.0, 1.0} == set(seen[0].unique().tolist())
-        assert not torch.equal(*seen)
-
-
-def test_timed_contents_come_from_sets_that_were_not_shown() -> None:
+def test_the_last_sets_are_first_seen_when_timed() -> None:
     sets = layout()["sets"]
     many = arrange(layout(sets=sets * 2), tensors(), block=BLOCK, precision="fp32")
-    assert (many.num_checked, many.unseen, many.to_mix) == (2, [2, 3], (2, 3))
+    assert (many.num_checked, many.unseen) == (2, [2, 3])
     two = arrange(layout(), tensors(), block=BLOCK, precision="fp32")
-    assert (two.num_checked, two.unseen, two.to_mix) == (1, [1], (0, 1))
+    assert (two.num_checked, two.unseen) == (1, [1])
+
+
+def test_tensors_among_the_constructors_arguments_are_named() -> None:
+    init = ["list", [["tensor", 5], ["value", 3]]]
+    made = arrange(layout(init=init, state=[]), tensors(), block=BLOCK, precision="fp32")
+    assert made.request["init"] == ["list", [["tensor", 1], ["value", 3]]]
+    assert made.named == {"init.0": 5}
+    assert made.request["tensors"][1] == ["float32", [2]]
 
 
 @dataclass
@@ -162,7 +167,7 @@ class HostBlock:
         self.is_closed = True
 
 
-PROBLEM = Problem(problem_id="p", source="s", family="", level=1, split=Split.GRPO)
+PROBLEM = Problem(problem_id="p", source="import os", family="", level=1, split=Split.GRPO)
 SMALL, LARGE = (SMALL_SHARE, False), (LARGE_SHARE, False)
 SMALL_PLAIN, LARGE_PLAIN = (SMALL_SHARE, True), (LARGE_SHARE, True)
 FULL, SILENT = "OutOfMemoryError", "silent"
@@ -245,23 +250,3 @@ def test_a_full_card_is_not_the_references_fault(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(gpu_reference, "create_block", refuse)
     with pytest.raises(GpuMemoryError):
         references.hold(PROBLEM)
-
-
-def test_a_candidates_memory_that_cannot_be_filled_is_given_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[HostBlock] = []
-
-    def create(num_bytes: int) -> HostBlock:
-        made.append(HostBlock(num_bytes))
-        return made[-1]
-
-    def fail(memory: torch.Tensor, spec: Any, start: int) -> torch.Tensor:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
-    reference = open_references(Oracles([answer()]), monkeypatch).hold(PROBLEM)
-    monkeypatch.setattr(gpu_candidate, "create_block", create)
-    monkeypatch.setattr(gpu_candidate, "view", fail)
-    with pytest.raises(RuntimeError, match="CUDA error"):
-        CandidateMemory(reference)
-    assert [one.is_closed for one in made] == [True]

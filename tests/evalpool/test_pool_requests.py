@@ -142,7 +142,8 @@ def test_a_request_deadline_covers_timings_only_if_times_are_measured() -> None:
     table = JudgeTable(timing_timeout_s=100.0)
     untimed = pool_module.request_timeout_s(table, is_timed=False)
     timed = pool_module.request_timeout_s(table, is_timed=True)
-    assert timed - untimed == pool_module.GPU_CAPACITY * 100.0
+    turn_s = table.timing_timeout_s + table.correct_timeout_s
+    assert timed - untimed == pool_module.GPU_CAPACITY * turn_s
 
 
 async def test_a_full_queue_makes_further_callers_wait(

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-import anyio
-import anyio.lowlevel
 import pytest
 
 from forge.evalpool import verdict_cache
 from forge.evalpool.seat import JudgeKind
 from forge.evalpool.verdict_cache import VerdictCache
-from forge.records.verdict import Status, Verdict
+from forge.records.verdict import Status
 from tests.evalpool.scripted_judges import CORRECT, PROBLEM, TIMES, WRONG, Script, kept
-
-if TYPE_CHECKING:
-    from forge.evalpool.pool import Pool
 
 pytestmark = pytest.mark.anyio
 
@@ -24,22 +18,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
-
-
-async def test_a_smoke_verdict_is_not_shared_with_requests_that_count() -> None:
-    late = replace(CORRECT, status=Status.TIMEOUT, reason="deadline:correct")
-    script = Script(late, CORRECT)
-    verdicts: dict[bool, Verdict] = {}
-
-    async def ask(pool: Pool, is_smoke: bool) -> None:
-        verdicts[is_smoke] = await pool.judge(PROBLEM, "one", smoke=is_smoke)
-
-    async with kept(script) as pool, anyio.create_task_group() as tg:
-        tg.start_soon(ask, pool, True)
-        await anyio.lowlevel.checkpoint()
-        tg.start_soon(ask, pool, False)
-    assert verdicts[True].status is Status.TIMEOUT
-    assert verdicts[False].is_correct
 
 
 async def test_correctness_is_cached_and_a_time_never_is() -> None:

@@ -7,7 +7,6 @@ judged against and what must come of it:
     DEVICES   where it is judged
     VERDICT, REASON, SAYS   what the verdict must be and part of what it says: one, several where
               the outcome is a race, or a dict by device
-    BEHIND    by device: (verdict, reason, part of the detail) if the screen had not seen it
 """
 
 from __future__ import annotations
@@ -61,4 +60,4 @@ def _read(path: Path) -> Animal:
     return Animal(name=path.stem, code=code, trick=ast.get_docstring(tree) or "", fields=fields)
 
 
-FIELDS = ("PROBLEM", "DEVICES", "VERDICT", "REASON", "SAYS", "BEHIND")
+FIELDS = ("PROBLEM", "DEVICES", "VERDICT", "REASON", "SAYS")

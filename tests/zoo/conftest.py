@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,10 +17,6 @@ from forge.evalpool.judge.processes import family, read_table
 from tests.evalpool.benches import Bench
 from tests.evalpool.conftest import bench, gpu_bench
 
-if TYPE_CHECKING:
-    from forge.evalpool.judge.ready import ReadyRunners
-
-READY_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 10.0
 """A card's driver takes 0.1 s to end one context, one after another."""
 FIXTURES = {"cpu": "bench", "cuda": "gpu_bench"}
@@ -78,12 +74,10 @@ def bait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bait]:
 
 
 def leftovers(bench: Any) -> set[int]:
-    """Processes below the judge's launcher beside the zygote, once no candidate is judged, and
-    beside those that no candidate entered: oracles that wait, the one that measures the judge's own
-    overhead, and who waits for the next. An oracle that ends, as behind each judgement on a card
-    that had no room, is given the time for it; a candidate has none left. On a card, an ordinary
-    user's test does not see a candidate's process that ends in that time."""
-    has_card = hasattr(bench.trials, "_ready")
+    """Processes below the judge's launchers beside the zygotes, once no candidate is judged, and
+    beside oracles that wait. An oracle that ends is given the time for it; a candidate has none
+    left."""
+    has_card = len(bench.spawners) > 1
     deadline = time.monotonic() + END_TIMEOUT_S * has_card
     while (left := _left(bench)) and all(map(_is_oracle, left)) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -91,24 +85,14 @@ def leftovers(bench: Any) -> set[int]:
 
 
 def _left(bench: Any) -> set[int]:
-    launcher = bench.spawner._process.pid
-    known = {launcher} | {kept.child.pid_here for kept in bench.references._oracles._idle}
-    if hasattr(bench.trials, "_ready"):
-        neutral = bench.trials._yardsticks.neutral
-        known |= {neutral.child.pid_here} if neutral is not None else set()
-        known |= _waiting(bench.trials._ready)
+    waiting = {kept.child.pid_here for kept in bench.references._oracles._idle}
     table = read_table()
-    below = family(launcher, table) - known
-    return {pid for pid in below if _is_below_another(pid, below, launcher)}
-
-
-def _waiting(ready: ReadyRunners) -> set[int]:
-    """Once none is being made."""
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while ready._is_wanted():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return {one.child.pid_here for one in ready._waiting}
+    found: set[int] = set()
+    for spawner in bench.spawners:
+        launcher = spawner._process.pid
+        below = family(launcher, table) - {launcher} - waiting
+        found |= {pid for pid in below if _is_below_another(pid, below, launcher)}
+    return found
 
 
 def _is_oracle(pid: int) -> bool:

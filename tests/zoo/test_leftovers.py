@@ -18,7 +18,7 @@ def test_a_process_behind_a_verdict_is_seen_at_once(
     if is_ordinary:
         monkeypatch.setattr(conftest, "oracle_uid", lambda: None)
     assert leftovers(bench) == set()
-    child = bench.spawner.spawn(role="runner", uid=RUNNER_UID)
+    child = bench.spawner.spawn(role="capture", uid=RUNNER_UID)
     try:
         began = time.monotonic()
         assert leftovers(bench) == {child.pid_here}

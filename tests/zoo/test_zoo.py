@@ -1,7 +1,6 @@
 """No cheat is judged correct, each is refused for its own reason, and no honest kernel is.
 
-A trick is harmless where the captured program is an honest kernel: it is judged correct. On a GPU
-the candidate's own process runs the kernel, and the source is screened for these tricks.
+A trick is harmless where the captured program is an honest kernel: it is judged correct.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from forge.config.schema import JudgeTable
-from forge.evalpool.judge.screen import Screening
 from forge.records.verdict import JudgeOptions, Status, Verdict
 from tests.zoo.animals import Animal, load
 from tests.zoo.conftest import Bait, Benches, leftovers
@@ -25,14 +23,11 @@ CATCH_ALL = {"exception", "import_error", "crash"}
 IMPATIENT = JudgeTable(compile_timeout_s=1.5, correct_timeout_s=5.0)
 
 
-def on_devices(
-    animals: list[Animal], *, only: str | None = None, behind: bool = False
-) -> list[Any]:
+def on_devices(animals: list[Animal]) -> list[Any]:
     return [
         pytest.param(one, device, id=f"{one.name}-{device}", marks=_marks(device))
         for one in animals
         for device in one.devices
-        if only in (None, device) and (not behind or one.allowed("BEHIND", device))
     ]
 
 
@@ -56,9 +51,7 @@ def judged(bench: Any, animal: Animal, device: str) -> Verdict:
     return bench.judge(animal.code, problem=animal.problem, table=table, options=options)
 
 
-@pytest.mark.parametrize(
-    ("animal", "device"), [*on_devices(CHEATS), *on_devices(HARMLESS, only="cuda")]
-)
+@pytest.mark.parametrize(("animal", "device"), on_devices(CHEATS))
 def test_a_cheat_is_refused_for_its_own_reason(
     bench_for: Callable[[str], Any], animal: Animal, device: str
 ) -> None:
@@ -71,31 +64,7 @@ def test_a_cheat_is_refused_for_its_own_reason(
     assert leftovers(bench) == set()
 
 
-@pytest.mark.parametrize(
-    ("animal", "device"),
-    [
-        *on_devices(CHEATS, only="cuda", behind=True),
-        *on_devices(HARMLESS, only="cuda", behind=True),
-    ],
-)
-def test_behind_the_screen_it_gets_no_further(
-    bench_for: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, animal: Animal, device: str
-) -> None:
-    bench = bench_for(device)
-    status, reason, words = animal.allowed("BEHIND", device)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "forge.evalpool.judge.gpu_trial.screen",
-            lambda code, entry_point: Screening(reason="ok"),
-        )
-        verdict = judged(bench, animal, device)
-    assert (verdict.status, verdict.reason) == (status, reason), verdict.detail
-    assert words in verdict.detail
-    assert verdict.status is not Status.CORRECT
-    assert leftovers(bench) == set()
-
-
-@pytest.mark.parametrize(("animal", "device"), on_devices(HARMLESS, only="cpu"))
+@pytest.mark.parametrize(("animal", "device"), on_devices(HARMLESS))
 def test_a_trick_that_reaches_nothing_changes_no_verdict(
     bench_for: Callable[[str], Any], animal: Animal, device: str
 ) -> None:

@@ -38,12 +38,7 @@ class JudgeTable(Table):
     policy: Literal["own", "hybrid"] = "own"
     """Rule for torch's work beside a candidate's kernels. own: torch may move data, keep books of
     indices and combine partial results. hybrid: torch may compute too, if a kernel is needed for
-    the output. On a GPU, torch_share and allow_ops hold instead."""
-    torch_share: Annotated[float, Field(ge=0)] = 0.1
-    """On a GPU: maximum work of torch operations in a candidate's forward, in bytes and FLOPs, as a
-    share of the reference's work. A candidate above it is rejected."""
-    allow_ops: list[str] = Field(default_factory=list)
-    """On a GPU: torch operations that torch_share does not count, such as "mm" or "convolution"."""
+    the output."""
     tf32: bool = True
     """Allow TF32 in fp32 matrix products on GPUs, for baseline and candidate alike. The tolerance
     of such problems widens by the error of eager with TF32."""

@@ -65,13 +65,10 @@ logger = logging.getLogger(__name__)
 
 FIRST_UID = 61_000
 NUM_UIDS = 2_000
-"""Runners of a root judge get a uid from here each; judges start at different places in it. As many
-again are for runners that live on or are made ahead (`spares.py`, `ready.py`), then 500 for
-oracles: all below `nobody`."""
+"""User ids of a root judge's captures; judges start at different places in it. As many again are
+for compilers, then 500 for oracles: all below `nobody`."""
 NUM_COMPILERS = 64
 """User ids of compiler children."""
-NUM_SPARE_UIDS = 64
-"""Of one judge: more than it has spares, ready runners and candidates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +102,21 @@ class Judge:
             memory_bytes=table.memory_bytes,
             cores=cores,
             num_children=concurrency,
-            is_gpu=gpu is not None,
-            gpu_minor=None if gpu is None else gpu.minor,
         )
+        self.card_spawner = (
+            None
+            if gpu is None
+            else Spawner(
+                isolation=table.isolation,
+                folder=folder.with_suffix(".card"),
+                memory_bytes=table.memory_bytes,
+                cores=cores,
+                num_children=concurrency,
+                is_gpu=True,
+                gpu_minor=gpu.minor,
+            )
+        )
+        """Of children with the card's files, which no candidate enters."""
         self._gpu = gpu
         self._uids = _uids(concurrency) if has_uids else []
         self._oracle_uid = oracle_uid() if has_uids else None
@@ -118,34 +127,41 @@ class Judge:
         self._trials: Trials | None = None
 
     async def start(self) -> None:
-        """Zygote up, references and trials wired. A zygote that somebody kills as it starts is
-        started once more. Raises ZygoteGone."""
-        try:
-            self.spawner.start()
-            await anyio.to_thread.run_sync(self.spawner.wait_ready)
-        except ZygoteGone as error:
-            if type(error) is not ZygoteGone:
-                raise
-            logger.warning("%s; a new one is started", error)
-            self.spawner.start()
-            await anyio.to_thread.run_sync(self.spawner.wait_ready)
+        """Starts the zygotes and wires references and trials. A zygote that somebody kills as it
+        starts is started once more. Raises ZygoteGone."""
+        for spawner in self._spawners():
+            spawner.start()
+        for spawner in self._spawners():
+            try:
+                await anyio.to_thread.run_sync(spawner.wait_ready)
+            except ZygoteGone as error:
+                if type(error) is not ZygoteGone:
+                    raise
+                logger.warning("%s; a new one is started", error)
+                spawner.start()
+                await anyio.to_thread.run_sync(spawner.wait_ready)
         self._trials = self._open_trials(uid=self._oracle_uid)
 
-    def _open_trials(self, *, uid: int | None) -> Trials:
-        if self._gpu is not None:
-            from forge.evalpool.judge.gpu_trial import open_gpu_trials
+    def _spawners(self) -> list[Spawner]:
+        return [self.spawner, *([self.card_spawner] if self.card_spawner is not None else [])]
 
+    def _open_trials(self, *, uid: int | None) -> Trials:
+        has_uids = self._oracle_uid is not None
+        compiler_uids = _uids(NUM_COMPILERS, first=FIRST_UID + NUM_UIDS) if has_uids else [None]
+        if self._gpu is not None:
+            from forge.evalpool.judge.trial.gpu.trial import open_gpu_trials
+
+            assert self.card_spawner is not None
             return open_gpu_trials(
                 self.table,
                 spawner=self.spawner,
+                card_spawner=self.card_spawner,
                 stamp=self._stamp(),
                 uuid=self._gpu.uuid,
                 oracle_uid=uid,
-                capacity=self.concurrency,
-                spare_uids=[] if uid is None else _uids(NUM_SPARE_UIDS, first=FIRST_UID + NUM_UIDS),
+                compiler_uids=compiler_uids,
+                cache_folder=default_folder(),
             )
-        has_uids = self._oracle_uid is not None
-        compiler_uids = _uids(NUM_COMPILERS, first=FIRST_UID + NUM_UIDS) if has_uids else [None]
         return open_cpu_trials(
             self.table,
             spawner=self.spawner,
@@ -157,10 +173,11 @@ class Judge:
         )
 
     def close(self) -> None:
-        """Ends the zygote with all its children."""
+        """Ends the zygotes with all their children."""
         if self._trials is not None:
             self._trials.close()
-        self.spawner.close()
+        for spawner in self._spawners():
+            spawner.close()
 
     def health(self) -> dict[str, Any]:
         """What it has done, and what its verdicts on correctness depend on."""
@@ -209,7 +226,8 @@ class Judge:
             uid = self._uids.pop() if self._uids else None
             try:
                 uuid = None if self._gpu is None else self._gpu.uuid
-                examiners = Examiners(self.spawner, table=self.table, gpu_uuid=uuid)
+                spawner = self.card_spawner or self.spawner
+                examiners = Examiners(spawner, table=self.table, gpu_uuid=uuid)
                 work = partial(examiners.examine, problem, uid=uid)
                 return await anyio.to_thread.run_sync(work)
             finally:
@@ -218,14 +236,15 @@ class Judge:
 
     async def _ensure_zygote(self) -> None:
         async with self._restarting:
-            if self.spawner.is_running:
-                return
-            logger.warning("the zygote is gone; a new one is started")
-            self.spawner.start()
-            try:
-                await anyio.to_thread.run_sync(self.spawner.wait_ready)
-            except ZygoteGone as error:
-                logger.error("%s", error)
+            for spawner in self._spawners():
+                if spawner.is_running:
+                    continue
+                logger.warning("a zygote is gone; a new one is started")
+                spawner.start()
+                try:
+                    await anyio.to_thread.run_sync(spawner.wait_ready)
+                except ZygoteGone as error:
+                    logger.error("%s", error)
 
     def _stamp(self) -> Stamp:
         return Stamp(

@@ -1,8 +1,10 @@
-"""Whether a reference leaves its process as it was, by its source alone.
+# pyright: strict
+"""Decides by its source alone whether a reference leaves its process as it was.
 
-Called by `oracles.py`, which lets such processes draw for other problems too. Third-party code that
-means no harm: what a candidate may not say (`screen.py`), and what of the rest a later problem
-would notice.
+Called by `oracles.py`, which has such processes draw for other problems too. References are the
+user's own code, which means no harm: this finds what a later problem would notice. To doubt a
+reference wrongly costs time alone. Not covered: a method called with a class of torch as its
+`self`.
 """
 
 from __future__ import annotations
@@ -11,47 +13,66 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.screen import screen
-
 if TYPE_CHECKING:
     from forge.records.problem import ReferenceModule
 
+IMPORTS = frozenset(
+    {
+        *("torch", "math", "typing", "collections", "dataclasses", "enum", "functools"),
+        *("itertools", "numbers", "einops", "numpy", "__future__"),
+    }
+)
+"""Packages whose import changes nothing that another problem could notice."""
 SWITCHES = re.compile(
     r"\b(set_\w+|register_(?!buffer)\w+|(activate|restore|clear|autocast)_\w+|init_num_threads"
-    r"|backends|cuda|autograd|amp|triton)\b"
+    r"|backends|cuda|autograd|amp|triton|compile|use_\w+|library|seterr\w*|environ)\b"
 )
-"""What a candidate may name and a later problem would notice: torch's switches, devices, hooks."""
+"""Names of torch's and numpy's switches, devices and hooks."""
+DYNAMIC = frozenset(
+    {
+        *("eval", "exec", "compile", "open", "__import__", "globals", "locals", "vars"),
+        *("__builtins__", "input", "breakpoint", "exit", "quit"),
+    }
+)
+"""Names with which code could do anything."""
 
 
 def is_contained(problem: ReferenceModule) -> bool:
-    """Whether its reference does nothing that outlives it: it passes what is asked of candidates,
-    names none of torch's switches, and changes no attributes but those of `self`. To doubt one
-    wrongly costs time alone. Not covered: a method called with a class of torch's as its `self`."""
-    source = problem.source
-    if not screen(source, entry_point=problem.entry_point, needs_kernel=False).is_ok:
-        return False
+    """True if the reference does nothing that outlives it: it imports `IMPORTS` alone, names no
+    switch of torch, and changes no attributes but those of `self`."""
     try:
-        tree = ast.parse(source)
-        words = ast.unparse(tree)  # names and texts as Python understands them, however written
-    except RecursionError:
+        tree = ast.parse(problem.source)
+        text = ast.unparse(tree)  # names and strings as Python understands them, however written
+    except (SyntaxError, ValueError, RecursionError):
         return False
-    return not SWITCHES.search(words) and not any(map(_reaches_out, ast.walk(tree)))
+    return not SWITCHES.search(text) and not any(map(_reaches_out, ast.walk(tree)))
 
 
 def _reaches_out(node: ast.AST) -> bool:
-    """Whether it may change a class of torch's under another name, or stay in a context."""
+    """True if a node may import more, change a class of torch, or stay in a context."""
     match node:
-        case ast.Attribute(value=owner, ctx=ast.Store() | ast.Del()):
-            return not _is_self(owner)
-        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=args):
-            return not args or not _is_self(args[0])
+        case ast.Import(names=names):
+            return any(one.name.split(".")[0] not in IMPORTS for one in names)
+        case ast.ImportFrom(module=module, level=level):
+            return level > 0 or (module or "").split(".")[0] not in IMPORTS
+        case ast.Global() | ast.Nonlocal() | ast.AsyncFunctionDef():
+            return True
+        case ast.Name(id=name) if name in DYNAMIC:
+            return True
         case ast.Name(id="self", ctx=ast.Store()):
             return True
+        case ast.Attribute(value=owner, attr=name):
+            is_hidden = name.startswith("_") and name not in ("__init__", "__name__")
+            is_read = isinstance(node.ctx, ast.Load)
+            return not _is_self(owner) and (is_hidden or not is_read)
+        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=args):
+            return not args or not _is_self(args[0])
+        case ast.Call(func=ast.Name(id="getattr"), args=[owner, name, *_]):
+            return not _is_self(owner) and not isinstance(name, ast.Constant)
         case ast.With():
             return any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(node))
-        case ast.AsyncFunctionDef():
-            return True
-    return False
+        case _:
+            return False
 
 
 def _is_self(node: ast.AST) -> bool:

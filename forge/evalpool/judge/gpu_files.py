@@ -29,7 +29,8 @@ PASSED_ON = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "LD_LIBRARY_PATH"),
     *(*AMD_SETTINGS, "PYTORCH_ROCM_ARCH"),
 )
-
+NO_CARDS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+"""Environment of a zygote whose children have no card."""
 
 NUM_QUEUES = "2"
 """Hardware queues of a context, CUDA's default being 8. A context's cost: on an H200, 16 processes

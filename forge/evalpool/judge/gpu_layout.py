@@ -12,11 +12,12 @@ import torch
 
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
 from forge.evalpool.judge.shm import LayoutError, TensorSpec
-from forge.evalpool.judge.torch_work import parse_work
 from forge.evalpool.judge.trial.references import max_uses
 from forge.evalpool.judge.trial.trial import count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from forge.evalpool.judge.gpu_memory import Block
 
 NUM_TIMED_SETS = 2
@@ -45,6 +46,8 @@ class Set:
     errors: tuple[int, ...]
     changed: tuple[Changed, ...] = ()
     """Inputs that forward must change in place."""
+    variant: str = "given"
+    """Name of its distribution; `given` for the problem's own."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,18 +55,18 @@ class GpuReference:
     """One draw of a problem, in the judge's memory."""
 
     request: dict[str, Any]
-    """Body of the CANDIDATE frame, but for the code; all sets lie in the same place."""
+    """Body of a capture's request, but for the code. All sets have the same form, so a tensor of it
+    stands for one of each set."""
     flops: int
-    """Of its matrix products, convolutions and attention."""
-    work: dict[str, int] | None
-    """What torch does in one call, by operation."""
+    """FLOPs of its matrix products, convolutions and attention."""
     precision: str
     block: Block
     tensors: list[torch.Tensor]
     sets: list[Set]
-    state: tuple[int, ...]
+    named: dict[str, int]
+    """Indices of parameters by name, `init.<k>` for tensors among the constructor's arguments."""
     is_sequence: bool
-    """Whether forward returns a list or tuple."""
+    """True if forward returns a list or tuple."""
     allowed: dict[int, Allowed]
     """Tolerances of expected outputs, by index."""
     num_uses: int = 0
@@ -86,18 +89,25 @@ class GpuReference:
         return list(range(self.num_checked, len(self.sets)))
 
     @property
-    def to_mix(self) -> tuple[int, int]:
-        """Two sets of which timed contents are made: unseen ones, where there are two."""
-        first, second = ([0] * 2 + self.unseen)[-2:]
-        return first, second
-
-    @property
     def input_bytes(self) -> int:
         return sum(self.tensors[index].nbytes for index in self.sets[0].inputs)
 
     @property
     def output_bytes(self) -> int:
         return sum(self.tensors[index].nbytes for index in self.sets[0].outputs)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the inputs, parameters and outputs of one call."""
+        parameters = sum(self.tensors[index].nbytes for index in self.named.values())
+        return self.input_bytes + parameters + self.output_bytes
+
+    @property
+    def has_elements(self) -> bool:
+        """True if a call has something to compute."""
+        one = self.sets[0]
+        written = (*one.outputs, *(change.output for change in one.changed))
+        return any(self.tensors[index].numel() for index in written)
 
 
 def arrange(
@@ -112,37 +122,46 @@ def arrange(
         if len(outputs) != len(errors):
             raise LayoutError("outputs without errors")
         changed = tuple(_changed(item, found, tensors) for item in one["changed"])
-        sets.append(Set(inputs=tuple(found), outputs=outputs, errors=errors, changed=changed))
+        sets.append(
+            Set(
+                inputs=tuple(found),
+                outputs=outputs,
+                errors=errors,
+                changed=changed,
+                variant=str(one["variant"]),
+            )
+        )
     if not sets:
         raise LayoutError("no input set")
     shapes = [[spec_of(tensors[index]) for index in (*one.inputs, *one.outputs)] for one in sets]
     if any(tree != trees[0] for tree in trees) or any(one != shapes[0] for one in shapes):
         raise LayoutError("get_inputs gives other shapes or arguments from call to call")
-    names = [(str(name), index) for name, index in layout["state"]]
-    state = _indices([index for _, index in names], tensors)
-    num_inputs = len(sets[0].inputs)
+    named = {str(name): index for name, index in layout["state"]}
+    state = list(named)
     init: list[int] = []
-    init_tree = _tree(layout["init"], init, count=len(tensors))
-    if init:
-        raise LayoutError("tensors among get_init_inputs are not supported on a GPU")
+    init_tree = _tree(layout["init"], init, count=len(tensors), start=len(sets[0].inputs))
+    named |= {f"init.{number}": index for number, index in enumerate(init)}
+    _indices(named.values(), tensors)
+    first = len(sets[0].inputs) + len(init)
+    placed = [*sets[0].inputs, *init, *(named[name] for name in state), *sets[0].outputs]
+    specs = [spec_of(tensors[index]) for index in placed]
     request = {
         "init": init_tree,
-        "state": [[name, num_inputs + number] for number, (name, _) in enumerate(names)],
+        "state": [[name, first + number] for number, name in enumerate(state)],
         "order": [str(name) for name in layout["order"]],
         "sets": [trees[0]] * len(sets),
-        "slots": [num_inputs + len(state) + i for i in range(len(sets[0].outputs))],
+        "tensors": [[spec.dtype, list(spec.shape)] for spec in specs],
     }
     outputs = [pair for one in sets for pair in zip(one.outputs, one.errors, strict=True)]
     outputs += [(change.output, change.error) for one in sets for change in one.changed]
     return GpuReference(
         request=request,
-        work=parse_work(layout["work"]),
         flops=count(layout["flops"]),
         precision=precision,
         block=block,
         tensors=tensors,
         sets=sets,
-        state=state,
+        named=named,
         is_sequence=layout["form"] == "list",
         allowed={
             index: Allowed.of(tensors[index], tensors[error], precision=precision)
@@ -159,27 +178,31 @@ def _changed(item: Any, found: list[int], tensors: list[torch.Tensor]) -> Change
     return Changed(number=number, output=output, error=error)
 
 
-def _tree(tree: Any, found: list[int], *, count: int) -> Tree:
-    """The same tree with tensors numbered as they come; their indices go to `found`."""
+def _tree(tree: Any, found: list[int], *, count: int, start: int = 0) -> Tree:
+    """The same tree with tensors numbered from `start` in order; their indices go to `found`."""
     kind, value = tree
     if kind == "tensor":
         if type(value) is not int or not 0 <= value < count:
             raise LayoutError(f"no tensor {str(value)[:40]}")
         found.append(value)
-        return ["tensor", len(found) - 1]
+        return ["tensor", start + len(found) - 1]
     if kind in ("list", "tuple"):
-        return [kind, [_tree(item, found, count=count) for item in value]]
+        return [kind, [_tree(item, found, count=count, start=start) for item in value]]
     if kind == "dict":
-        return [kind, [[str(key), _tree(item, found, count=count)] for key, item in value]]
+        return [
+            kind,
+            [[str(key), _tree(item, found, count=count, start=start)] for key, item in value],
+        ]
     if kind in ("value", "dtype"):
         return [kind, value]
     raise LayoutError(f"unknown kind of argument {str(kind)[:40]}")
 
 
-def _indices(value: Any, tensors: list[torch.Tensor]) -> tuple[int, ...]:
-    if not all(type(index) is int and 0 <= index < len(tensors) for index in value):
-        raise LayoutError(f"no tensors {str(value)[:80]}")
-    return tuple(value)
+def _indices(value: Iterable[Any], tensors: list[torch.Tensor]) -> tuple[int, ...]:
+    found = tuple(value)
+    if not all(type(index) is int and 0 <= index < len(tensors) for index in found):
+        raise LayoutError(f"no tensors {str(found)[:80]}")
+    return found
 
 
 def view(memory: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:

@@ -1,9 +1,8 @@
 """Reference results on a GPU, by problem: the GPU side of `references.py`.
 
-Called by `gpu_trial.py`. One draw is a block of the judge's own GPU memory that an oracle filled
-and has let go of: all input sets, parameters, expected outputs. No candidate ever maps it; each
-call's inputs are copied from it to the one place that a candidate sees (`gpu_candidate.py`), so
-that every call finds new contents at the same address.
+Called by `trial.gpu`. One draw is a block of the judge's own GPU memory that an oracle filled
+and no longer maps: all input sets, parameters, expected outputs. No executor ever maps it; each
+call's inputs are copied from it into the places of a program (`trial.gpu.program_memory`).
 """
 
 from __future__ import annotations

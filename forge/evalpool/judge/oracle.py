@@ -153,7 +153,6 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         facts = {
             "order": order,
-            "work": None if counted is None else counted.work,
             "flops": 0 if counted is None else counted.flops,
             "form": sets[0].form,
             # What found no room was left out as what failed is. With more memory it is asked again.

@@ -155,6 +155,8 @@ class Spawner:
             json.dumps(config),
         ]
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        if not self._is_gpu:
+            env |= gpu_files.NO_CARDS
         env |= {
             "PATH": "/usr/bin:/bin",
             "OMP_NUM_THREADS": "1",

@@ -61,7 +61,8 @@ class RunsCandidate(Protocol):
 class Children:
     """Main functions of the children that a zygote forks."""
 
-    candidate: RunsCandidate
+    candidate: RunsCandidate | None
+    """None where the children have the card's files: no candidate enters those."""
     others: Mapping[str, Callable[[socket.socket], None]]
     """Children of our own code, by role."""
 
@@ -162,6 +163,8 @@ class Zygote:
         if role in self.children.others:
             self.children.others[role](sock)
             return
+        if self.children.candidate is None:
+            raise RuntimeError(f"no child of this zygote is a {role}")
         _forget_forge()
         sock.settimeout(None)
         self.children.candidate(sock, file=f"{scratch}/work/candidate.py")
@@ -275,20 +278,21 @@ def _import_for_gpu() -> Children:
     """Imports what a child with the GPU's files uses. Makes no context: a child forked after that
     could not use it."""
     import torch
-    from triton.backends import backends
-    from triton.runtime import driver
 
     torch.set_num_threads(1)
-    from forge.evalpool.judge import examine, gpu_runner, oracle
+    from forge.evalpool.judge import examine, gpu_memory, oracle
+    from forge.evalpool.judge.timing import baseline_child
 
-    if not torch.version.hip:
-        # Compiled and loaded once here, not in every child (0.5 s).
-        with tempfile.TemporaryDirectory() as cache:
-            os.environ["TRITON_CACHE_DIR"] = cache
-            driver.set_active(backends["nvidia"].driver())
+    _ = gpu_memory  # an oracle asks for it by name, where forge's files are out of sight
+
     return Children(
-        candidate=gpu_runner.main,
-        others={"examiner": examine.main, "oracle": oracle.main, "probe": attempts.main},
+        candidate=None,
+        others={
+            "baseline": baseline_child.main,
+            "examiner": examine.main,
+            "oracle": oracle.main,
+            "probe": attempts.main,
+        },
     )
 
 

@@ -165,8 +165,4 @@ def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:
     """GPU memory of a judge at full capacity, on a card of this size."""
     is_large = problems.sizes == "gpu" or (problems.source == "dir" and not problems.overrides)
     tensors = LARGE_TENSOR_BYTES * is_large + int(JUDGE_SHARE * memory_bytes)
-    num_runners = capacity.GPU_CAPACITY
-    num_contexts = num_runners + capacity.num_ready(num_runners, memory_bytes=memory_bytes)
-    num_contexts += capacity.num_oracles(memory_bytes=memory_bytes)
-    num_contexts += capacity.num_started(memory_bytes=memory_bytes)
-    return num_contexts * capacity.CONTEXT_BYTES + tensors
+    return capacity.num_contexts(memory_bytes=memory_bytes) * capacity.CONTEXT_BYTES + tensors

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 PROBLEM = "matmul"
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"

@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "rejected", "cuda": "wrong"}
-REASON = {"cpu": "torch_work", "cuda": "mismatch"}
-SAYS = {"cpu": "draw random numbers in a kernel", "cuda": "output["}
+VERDICT = "rejected"
+REASON = "torch_work"
+SAYS = "draw random numbers in a kernel"
 
 
 @triton.jit

@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "rejected", "cuda": "wrong"}
-REASON = {"cpu": "decoy_kernel", "cuda": "mismatch"}
-SAYS = {"cpu": "cannot reach any output", "cuda": "output["}
+VERDICT = "rejected"
+REASON = "decoy_kernel"
+SAYS = "cannot reach any output"
 
 
 @triton.jit

@@ -8,7 +8,7 @@ PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = "shape"
-SAYS = {"cpu": "output shape is [", "cuda": "output shape is [1, 64], expected [16, 64]"}
+SAYS = "output shape is ["
 
 
 @triton.jit

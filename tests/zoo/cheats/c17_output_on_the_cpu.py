@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "rejected", "cuda": "wrong"}
-REASON = {"cpu": "unsupported", "cuda": "shape"}
-SAYS = {"cpu": "a copy of", "cuda": "make it on x.device"}
+VERDICT = "rejected"
+REASON = "unsupported"
+SAYS = "a copy of"
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 PROBLEM = "relu"
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 VERDICT = "runtime_error"
 REASON = "out_of_bounds"
 SAYS = "out of bounds"

@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "wrong", "cuda": "rejected"}
-REASON = {"cpu": "mismatch", "cuda": "forbidden_attribute"}
-SAYS = {"cpu": "elements differ", "cuda": "torch.allclose may not be changed"}
+VERDICT = "wrong"
+REASON = "mismatch"
+SAYS = "elements differ"
 
 
 @triton.jit

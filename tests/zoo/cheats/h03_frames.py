@@ -8,10 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_import"}
-SAYS = {"cpu": "AttributeError:", "cuda": "import sys"}
-BEHIND = {"cuda": ("runtime_error", "exception", "'NoneType' object has no attribute 'f_locals'")}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "AttributeError:"
 
 
 @triton.jit

@@ -8,9 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "crash", "cuda": "forbidden_import"}
-SAYS = {"cpu": "ended its process", "cuda": "import os"}
+VERDICT = "runtime_error"
+REASON = "crash"
+SAYS = "ended its process"
 
 
 @triton.jit

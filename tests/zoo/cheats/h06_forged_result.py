@@ -12,8 +12,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = {"cpu": "forged_frame", "cuda": "forbidden_import"}
-SAYS = {"cpu": "wrote on its channel", "cuda": "import json"}
+REASON = "forged_frame"
+SAYS = "wrote on its channel"
 
 
 @triton.jit

@@ -10,10 +10,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_import"}
-SAYS = {"cpu": "ProcessLookupError:", "cuda": "import os"}
-BEHIND = {"cuda": ("runtime_error", "exception", "ProcessLookupError")}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "ProcessLookupError:"
 
 
 @triton.jit

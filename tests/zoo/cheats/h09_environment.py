@@ -10,10 +10,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_import"}
-SAYS = {"cpu": "KeyError: 'POPCORN_SEED'", "cuda": "import os"}
-BEHIND = {"cuda": ("runtime_error", "exception", "KeyError")}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "KeyError: 'POPCORN_SEED'"
 
 
 @triton.jit

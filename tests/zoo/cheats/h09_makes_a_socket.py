@@ -8,9 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_import"}
-SAYS = {"cpu": "PermissionError:", "cuda": "import socket"}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "PermissionError:"
 
 
 @triton.jit

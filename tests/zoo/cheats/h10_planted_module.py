@@ -6,10 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_name"}
-SAYS = {"cpu": "OSError: [Errno 30] Read-only file syste", "cuda": "open may not be used"}
-BEHIND = {"cuda": ("runtime_error", "exception", "Error")}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "OSError: [Errno 30] Read-only file syste"
 
 
 @triton.jit

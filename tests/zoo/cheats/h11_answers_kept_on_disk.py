@@ -6,10 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_attribute"}
-SAYS = {"cpu": "FileNotFoundError:", "cuda": "torch.load may not be used"}
-BEHIND = {"cuda": ("runtime_error", "exception", "NotFoundError")}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "FileNotFoundError:"
 
 
 @triton.jit

@@ -7,8 +7,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = {"cpu": "torch_work", "cuda": "forbidden_call"}
-SAYS = {"cpu": "a kernel must do it", "cuda": "getattr needs a constant name"}
+REASON = "torch_work"
+SAYS = "a kernel must do it"
 
 
 @triton.jit

@@ -6,10 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "crash", "cuda": "forbidden_name"}
-SAYS = {"cpu": "crashed", "cuda": "__import__ may not be used"}
-BEHIND = {"cuda": ("runtime_error", "crash", "the candidate crashed")}
+VERDICT = "runtime_error"
+REASON = "crash"
+SAYS = "crashed"
 
 
 @triton.jit

@@ -7,8 +7,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = {"cpu": "torch_work", "cuda": "forbidden_attribute"}
-SAYS = {"cpu": "a kernel must do it", "cuda": ".obj may not be used"}
+REASON = "torch_work"
+SAYS = "a kernel must do it"
 
 
 def relu(self):

@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_attribute"}
-SAYS = {"cpu": "ValueError: {", "cuda": "a format may not read .__names__"}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "ValueError: {"
 
 
 @triton.jit

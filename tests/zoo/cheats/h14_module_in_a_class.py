@@ -7,8 +7,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = {"cpu": "torch_work", "cuda": "forbidden_import"}
-SAYS = {"cpu": "a kernel must do it", "cuda": "import at the top of the file"}
+REASON = "torch_work"
+SAYS = "a kernel must do it"
 
 
 class Hidden:

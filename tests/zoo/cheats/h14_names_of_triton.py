@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_name"}
-SAYS = {"cpu": "NameError: name", "cuda": "inspect may not be used"}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "NameError: name"
 
 
 @triton.jit

@@ -8,10 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "crash", "cuda": "forbidden_import"}
-SAYS = {"cpu": "crashed", "cuda": "import ctypes"}
-BEHIND = {"cuda": ("runtime_error", "crash", "segmentation fault")}
+VERDICT = "runtime_error"
+REASON = "crash"
+SAYS = "crashed"
 
 
 @triton.jit

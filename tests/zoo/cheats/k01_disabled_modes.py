@@ -9,8 +9,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = {"cpu": "decoy_kernel", "cuda": "forbidden_import"}
-SAYS = {"cpu": "cannot reach any output", "cuda": "torch.utils may not be used"}
+REASON = "decoy_kernel"
+SAYS = "cannot reach any output"
 
 
 @triton.jit

@@ -6,11 +6,11 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = {"cpu": "unsupported", "cuda": "forbidden_attribute"}
+VERDICT = {"cpu": "rejected", "cuda": ("rejected", "runtime_error")}
+REASON = {"cpu": "unsupported", "cuda": ("unsupported", "exception")}
 SAYS = {
     "cpu": "Could not run 'aten::relu' with arguments from the 'CUDA' ba",
-    "cuda": "torch._C may not be used",
+    "cuda": "CUDA error: no CUDA-capable device",
 }
 
 

@@ -8,7 +8,7 @@ PROBLEM = "matmul"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "torch_work"
-SAYS = {"cpu": "torch does work that a kernel should do", "cuda": "mul"}
+SAYS = "torch does work that a kernel should do"
 
 
 @triton.jit

@@ -6,12 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_attribute"}
-SAYS = {
-    "cpu": "RuntimeError: .numpy() is not supported for tensor subclasse",
-    "cuda": ".numpy may not be used",
-}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "RuntimeError: .numpy() is not supported for tensor subclasse"
 
 
 @triton.jit

@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "rejected", "cuda": "compile_error"}
-REASON = {"cpu": "no_kernel_launch", "cuda": "not_triton"}
-SAYS = {"cpu": "launches no kernel of its own", "cuda": "no attribute 'no_such_function'"}
+VERDICT = "rejected"
+REASON = "no_kernel_launch"
+SAYS = "launches no kernel of its own"
 
 
 @triton.jit

@@ -7,8 +7,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = {"cpu": "torch_work", "cuda": "decoy_kernel"}
-SAYS = {"cpu": "a kernel must do it", "cuda": "does not depend on the kernel"}
+REASON = "torch_work"
+SAYS = "a kernel must do it"
 
 
 @triton.jit

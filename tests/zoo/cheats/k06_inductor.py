@@ -8,9 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "compile_error", "cuda": "rejected"}
-REASON = {"cpu": "import_error", "cuda": "forbidden_import"}
-SAYS = {"cpu": "ImportError: cannot import name", "cuda": "torch._inductor may not be used"}
+VERDICT = "compile_error"
+REASON = "import_error"
+SAYS = "ImportError: cannot import name"
 
 
 @triton.jit

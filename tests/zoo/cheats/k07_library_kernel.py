@@ -8,9 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "compile_error", "cuda": "rejected"}
-REASON = {"cpu": "import_error", "cuda": "forbidden_import"}
-SAYS = {"cpu": "ModuleNotFoundError: No module named", "cuda": "flash_attn"}
+VERDICT = "compile_error"
+REASON = "import_error"
+SAYS = "ModuleNotFoundError: No module named"
 
 
 @triton.jit

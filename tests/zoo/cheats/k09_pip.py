@@ -9,10 +9,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "compile_error", "cuda": "rejected"}
-REASON = {"cpu": "import_error", "cuda": "forbidden_import"}
-SAYS = {"cpu": "FileNotFoundError:", "cuda": "import subprocess"}
-BEHIND = {"cuda": ("compile_error", "import_error", "Error")}
+VERDICT = "compile_error"
+REASON = "import_error"
+SAYS = "FileNotFoundError:"
 
 
 @triton.jit

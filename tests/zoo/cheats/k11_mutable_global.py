@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 PROBLEM = "relu"
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "TypeError: cannot pickle"

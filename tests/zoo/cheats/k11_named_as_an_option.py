@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 PROBLEM = "relu"
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"

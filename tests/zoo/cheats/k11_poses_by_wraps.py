@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 PROBLEM = "relu"
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 VERDICT = "compile_error"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"

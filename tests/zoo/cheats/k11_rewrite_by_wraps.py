@@ -8,9 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "wrong", "cuda": "rejected"}
-REASON = {"cpu": "mismatch", "cuda": "forbidden_name"}
-SAYS = {"cpu": "elements differ", "cuda": "wraps may only decorate a function that is no kernel"}
+VERDICT = "wrong"
+REASON = "mismatch"
+SAYS = "elements differ"
 
 
 @triton.jit

@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_attribute"}
-SAYS = {"cpu": "AttributeError: module", "cuda": "torch.current_blas_handle may not be used"}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "AttributeError: module"
 
 
 @triton.jit

@@ -8,11 +8,11 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = {"cpu": "unsupported", "cuda": "forbidden_attribute"}
+VERDICT = {"cpu": "rejected", "cuda": ("rejected", "runtime_error")}
+REASON = {"cpu": "unsupported", "cuda": ("unsupported", "exception")}
 SAYS = {
     "cpu": "Cannot access accelerator device when none is available.: no",
-    "cuda": "torch.parallel may not be used",
+    "cuda": "parallel_apply",
 }
 
 

@@ -9,8 +9,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
-REASON = {"cpu": "mismatch", "cuda": "shape"}
-SAYS = {"cpu": "elements differ", "cuda": "forward returned subclass of Tensor"}
+REASON = "mismatch"
+SAYS = "elements differ"
 
 
 class Parameter(torch.nn.Parameter):

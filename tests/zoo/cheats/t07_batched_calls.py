@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "rejected", "cuda": "wrong"}
-REASON = {"cpu": "decoy_kernel", "cuda": "output_not_written"}
-SAYS = {"cpu": "does not come out of a kernel", "cuda": "nothing was written to it"}
+VERDICT = "rejected"
+REASON = "decoy_kernel"
+SAYS = "does not come out of a kernel"
 
 
 @triton.jit

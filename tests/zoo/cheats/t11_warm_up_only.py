@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "rejected", "cuda": "wrong"}
-REASON = {"cpu": "torch_work", "cuda": ("mismatch", "stateful")}
-SAYS = {"cpu": "a kernel must do it", "cuda": "output["}
+VERDICT = "rejected"
+REASON = "torch_work"
+SAYS = "a kernel must do it"
 
 
 @triton.jit

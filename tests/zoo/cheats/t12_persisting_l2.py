@@ -8,9 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_attribute"}
-SAYS = {"cpu": "AttributeError:", "cuda": "torch.cudart may not be used"}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "AttributeError:"
 
 
 @triton.jit

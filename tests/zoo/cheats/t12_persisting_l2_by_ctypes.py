@@ -8,12 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_import"}
-SAYS = {
-    "cpu": "OSError: libcudart.so: cannot open shared object file: No su",
-    "cuda": "import ctypes",
-}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "OSError: libcudart.so: cannot open shared object file: No su"
 
 
 @triton.jit

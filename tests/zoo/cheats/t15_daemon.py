@@ -8,10 +8,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_import"}
-SAYS = {"cpu": ("left a daemon", "Operation not permitted"), "cuda": "import os"}
-BEHIND = {"cuda": ("runtime_error", "exception", "Error")}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = ("left a daemon", "Operation not permitted")
 
 
 @triton.jit

@@ -6,12 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
-REASON = {"cpu": "exception", "cuda": "forbidden_attribute"}
-SAYS = {
-    "cpu": "OSError: x.so: cannot open shared object file: No such file",
-    "cuda": "torch.memory may not be used",
-}
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "OSError: x.so: cannot open shared object file: No such file"
 
 
 @triton.jit

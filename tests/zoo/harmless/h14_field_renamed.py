@@ -8,9 +8,6 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_name"
-SAYS = "field may only give a value to a field of a dataclass"
 
 renamed = field()
 

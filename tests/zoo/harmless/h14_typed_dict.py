@@ -9,9 +9,6 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = "typing.TypedDict may not be used"
 
 NAME = "a,)\n __import__('os')  # anything\n def g(self,other):\n  if 1:\n   return (self.a"
 Made = typing.TypedDict("Made", {NAME: int})

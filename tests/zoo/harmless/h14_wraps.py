@@ -8,9 +8,6 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_call"
-SAYS = "wraps takes one function"
 
 
 @triton.jit

@@ -6,9 +6,6 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "forbidden_attribute"
-SAYS = "torch.cuda.synchronize may not be changed"
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 PROBLEM = "relu"
-DEVICES = ("cuda",)
+DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 NO_CARD = re.compile(
     "not compiled with CUDA|from the 'CUDA' backend|access accelerator device|No CUDA GPUs"
-    "|Found no NVIDIA driver"
+    "|Found no NVIDIA driver|no CUDA-capable device"
 )
 """Words of torch where it would need a real card."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

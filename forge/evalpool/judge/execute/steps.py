@@ -43,6 +43,16 @@ def named_steps(program: Program) -> tuple[NamedStep, ...]:
     return tuple(found)
 
 
+def named_choices(program: Program) -> dict[int, Choice]:
+    """Choices with a key, by the number of their step."""
+    nodes = (placed.node for placed in places(program))
+    return {
+        number: node
+        for number, node in enumerate(nodes, 1)
+        if isinstance(node, Choice) and node.key
+    }
+
+
 def what_of(node: Node, *, kernel: str) -> str:
     """A node in words."""
     match node:

@@ -8,25 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.trial.captures import Captures
-from forge.evalpool.judge.trial.checks import Checks, require_form
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
 from forge.evalpool.judge.trial.evaluations import Evaluator
 from forge.evalpool.judge.trial.facts import Facts
+from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
-from forge.evalpool.judge.trial.structure import (
-    compile_finding,
-    kernel_facts,
-    num_launches,
-    require_structure,
-    torch_share,
-)
-from forge.evalpool.judge.trial.trial import Decided, Finding, Trials
-from forge.records.reason import Status
+from forge.evalpool.judge.trial.trial import Trials
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,11 +25,10 @@ if TYPE_CHECKING:
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.program.policy import ProblemFacts
     from forge.evalpool.judge.spawner import Spawner
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.references import Reference
-    from forge.evalpool.judge.trial.trial import Phases, Stamp
+    from forge.evalpool.judge.trial.trial import Finding, Phases, Stamp
     from forge.records.problem import ReferenceModule
     from forge.records.verdict import JudgeOptions
 
@@ -152,6 +142,9 @@ class CpuTrials(Trials):
                 code=code,
                 entry_point=f"{problem.entry_point}New",
                 uid=uid,
+                table=self._table,
+                phases=phases,
+                request=reference.request,
                 reference=reference,
                 memory=CpuMemory(reference, memory),
                 problem=facts,
@@ -166,101 +159,33 @@ class CpuTrials(Trials):
 
 
 @dataclass(slots=True, kw_only=True)
-class CpuJudgement:
-    """One candidate: its programs, and the memory that they run on."""
+class CpuJudgement(Judgement):
+    """One candidate whose programs an evaluator runs."""
 
-    code: str
-    entry_point: str
-    uid: int | None
-    """User id of the capture child; the evaluator has another."""
     reference: Reference
-    memory: CpuMemory
-    problem: ProblemFacts
-    captures: Captures
-    compiler: Compiler
     evaluator: Evaluator
-    num_launches: int = 0
-    torch_share: float | None = None
-    _checks: Checks | None = None
-    _kept: Captured | None = None
-    """Program of set 0, where it holds for every set of the same arguments."""
 
     def finding(self) -> Finding:
         """The verdict's content. Raises Decided for a candidate that fails."""
         self.memory.load(0)
-        first = self._captured(0)
-        self._kept = first
-        self._checks = Checks(memory=self.memory, call=self._call, finding=self.report)
-        with self.evaluator.phases.timed("correct"):
-            self._checks.run()
-        return self.report(Status.CORRECT, "ok")
-
-    def report(self, status: Status, reason: str, detail: str = "") -> Finding:
-        """A finding of this candidate."""
-        return Finding(
-            status=status,
-            reason=reason,
-            detail=detail,
-            is_compiled=self._checks is not None and self._checks.is_written,
-            num_launches=self.num_launches,
-            torch_share=self.torch_share,
-        )
+        self.first()
+        return self.check()
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
-        """Answers the capture child: elements of tensors that the host reads."""
+        """Answers the capture child, on the set that lies in the memory."""
         return self.evaluator.values(prefix, number=number)
 
-    def facts(self, prefix: Program) -> dict[str, int] | None:
-        """Answers the capture child: registers and memory of a kernel that it compiled."""
-        (found,) = self.compiler.compile(prefix.kernels, prefix.target)
-        return None if isinstance(found, Failure) else kernel_facts(found)
+    def has_elements(self, number: int) -> bool:
+        """True if a call on an input set has something to compute."""
+        return self.reference.has_elements(number)
 
     def _call(self, number: int) -> None:
-        """One call on what lies in the memory, by the program of its input set."""
-        data = self._program(number).data
+        captured = self.program(number)
         slots = self.reference.sets[number].slots
-        self.evaluator.call(data, number=number, slots=slots, finding=self.report)
-
-    def _program(self, number: int) -> Captured:
-        """The program for an input set: captured again where the arguments differ from those of
-        set 0, or the host reads values."""
-        sets = self.reference.sets
-        is_same = sets[number].tree == sets[0].tree
-        if self._kept is not None and is_same and (number == 0 or not self._kept.reads_values):
-            return self._kept
-        return self._captured(number)
+        self.evaluator.call(captured.data, number=number, slots=slots, finding=self.report)
 
     def _captured(self, number: int) -> Captured:
-        """The candidate's program for an input set, its structure and kernels checked."""
-        phases, table = self.evaluator.phases, self.evaluator.table
-        captured = self.captures.capture(
-            self.code,
-            self.reference.request,
-            entry_point=self.entry_point,
-            uid=self.uid,
-            phases=phases,
-            answers=self,
-            number=number,
-        )
-        with phases.timed("structure"):
-            self.num_launches = num_launches(captured.program)
-            require_form(captured.program, self.memory, self.report, number=number)
-            if self.reference.has_elements(number):
-                require_structure(
-                    captured.program,
-                    self.problem,
-                    code=self.code,
-                    finding=self.report,
-                    policy=table.policy,
-                )
-            self.torch_share = torch_share(captured.program, self.problem)
-        if table.compile == "binary":
-            with phases.timed("compile"):
-                self._require_binaries(captured.program)
+        captured = Judgement._captured(self, number)
+        if self.table.compile == "binary":
+            self.require_binaries(captured.program, self.binaries(captured.program))
         return captured
-
-    def _require_binaries(self, program: Program) -> None:
-        results = self.compiler.compile(program.kernels, program.target)
-        for kernel, found in zip(program.kernels, results, strict=True):
-            if isinstance(found, Failure):
-                raise Decided(compile_finding(found, kernel, code=self.code, report=self.report))

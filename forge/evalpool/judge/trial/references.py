@@ -20,7 +20,6 @@ from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.numbers.compare import Expected, unwritten
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
-from forge.evalpool.judge.torch_work import parse_work
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 from forge.evalpool.judge.words import OUT_OF_MEMORY_MARKS, clean, without_paths
 
@@ -68,8 +67,6 @@ class Reference:
     starts: list[int]
     specs: list[TensorSpec]
     sets: list[InputSet]
-    work: dict[str, int] | None
-    """What torch does in one call of the reference, by operation."""
     is_sequence: bool
     """Whether it returns its outputs in a list or tuple."""
     num_uses: int = 0
@@ -280,7 +277,6 @@ class _Builder:
             starts=starts,
             specs=self._chosen,
             sets=sets,
-            work=parse_work(layout["work"]),
             is_sequence=layout["form"] == "list",
         )
 

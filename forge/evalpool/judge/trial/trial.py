@@ -23,7 +23,6 @@ from forge.evalpool.judge.caps import held_bytes
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.proof import WeakSandbox
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner, ZygoteGone
-from forge.evalpool.judge.torch_work import TorchShare, parse_work, torch_share
 from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.judge.words import OUT_OF_MEMORY_MARKS
@@ -38,7 +37,7 @@ from forge.records.verdict import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from forge.config.schema import JudgeTable
     from forge.records.problem import ReferenceModule
@@ -57,12 +56,8 @@ ARGUMENT_WORDS = {
     "call": "forward takes what get_inputs() returns, as that of Model does",
 }
 """By the stage in which the judge's own call did not fit."""
-PASS_ON = frozenset({"forged_frame", "runner_killed"})
-"""Reasons that end a judgement also where a failure is what must be seen."""
 REFUSED_LAUNCHES = ("Unsupported function referenced", "dynamic_func()")
 """Beginnings of Triton's errors at a launch that its compiler does not raise itself."""
-REUSED = "-reused"
-"""Behind a verdict's isolation where the runner was not fresh."""
 LARGE_BYTES = 1 << 30
 """Memory that a runner holds only if its candidate took it: torch itself holds a quarter."""
 PROGRAM_LEVEL = 9
@@ -111,8 +106,6 @@ class Finding:
     torch_share: float | None = None
     timing: Timing | None = None
     profile: Profile | None = None
-    is_reused: bool = False
-    """Its process had judged others before."""
 
 
 class Decided(Exception):
@@ -180,7 +173,7 @@ class Trials(ABC):
             torch_share=finding.torch_share,
             timing=finding.timing,
             profile=finding.profile,
-            isolation=self.stamp.isolation + (REUSED if finding.is_reused else ""),
+            isolation=self.stamp.isolation,
             caps=self.stamp.caps,
             device=self.stamp.device,
             harness=self.stamp.harness,
@@ -226,8 +219,6 @@ class Run:
     table: JudgeTable
     is_compiled: bool = False
     num_launches: int = 0
-    torch_share: TorchShare | None = None
-    """The largest of all calls but the first, which may prepare weights."""
     is_ended: bool = False
 
     def end(self) -> int:
@@ -335,48 +326,7 @@ class Run:
             detail=detail,
             is_compiled=self.is_compiled,
             num_launches=self.num_launches,
-            torch_share=None if self.torch_share is None else self.torch_share.value,
         )
-
-    def note_torch_work(
-        self, done: dict[str, Any], *, reference: Mapping[str, int] | None, io_bytes: int
-    ) -> None:
-        """What a call says that torch did. Evidence: a call that says nothing leaves it out."""
-        work = parse_work(done.get("work"))
-        if work is None or reference is None:
-            return
-        allowed = self.table.allow_ops
-        share = torch_share(work, reference=reference, io_bytes=io_bytes, allow_ops=allowed)
-        if self.torch_share is None or share.value > self.torch_share.value:
-            self.torch_share = share
-
-    def require_little_torch(self) -> None:
-        """Raises Decided where torch does more of the work than is allowed."""
-        share, limit = self.torch_share, self.table.torch_share
-        if share is not None and share.value > limit:
-            raise Decided(self.finding(Status.REJECTED, "torch_work", share.words(limit)))
-
-
-def form_mismatch(outputs: Any, forms: list[tuple[str, list[int]]]) -> str | None:
-    """What the runner says came out against the (dtype, shape) that must; its lie would leave a
-    slot unwritten."""
-    if not isinstance(outputs, list):
-        return "forward returned nothing that can be read"
-    if len(outputs) != len(forms):
-        return f"forward returned {len(outputs)} outputs, expected {len(forms)}"
-    for output, (dtype, shape) in zip(outputs, forms, strict=True):
-        kind, got_dtype, got_shape = (
-            output if isinstance(output, list) and len(output) == 3 else ("?", "", [])
-        )
-        if str(kind).startswith(("Tensor on", "Parameter on")):
-            return f"the output is a {str(kind)[:40]}; make it on x.device"
-        if kind not in ("Tensor", "Parameter"):
-            return f"forward returned {str(kind)[:40]}, expected a tensor"
-        if got_shape != shape:
-            return f"output shape is {str(got_shape)[:80]}, expected {shape}"
-        if got_dtype != dtype:
-            return f"output dtype is {str(got_dtype)[:40]}, expected {dtype}"
-    return None
 
 
 def _packed(program: bytes) -> bytes | None:
@@ -386,5 +336,5 @@ def _packed(program: bytes) -> bytes | None:
 
 
 def count(value: object) -> int:
-    """A number as a runner sent it; 0 for what is none."""
+    """A number as a child sent it; 0 for anything else."""
     return value if type(value) is int and 0 <= value < 1 << 31 else 0

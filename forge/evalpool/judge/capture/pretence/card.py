@@ -124,15 +124,14 @@ def ensure_device_guard() -> None:
     """Gives CUDA a device guard that does nothing.
 
     Without one, slices and `.contiguous()` of CUDA tensors fail on torch's CPU build. Torch has
-    such a guard, and puts it in place of one that counts no devices: on a CUDA build without a GPU
-    that of CUDA. The CPU build has none for CUDA, so the guard of lazy tensors, which counts no
-    devices either, is entered for CUDA first.
+    such a guard, and puts it in place of one that counts no devices. The guard of lazy tensors
+    counts none, so it is entered for CUDA first: the CPU build has no other, and that of a CUDA
+    build would load the driver to count, which starts a thread.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     kinds: Any = vars(torch.autograd)["DeviceType"]
     registry = (ctypes.c_void_p * 20).in_dll(library, REGISTRY)
-    if registry[kinds.CUDA.value] is None:
-        registry[kinds.CUDA.value] = registry[kinds.Lazy.value]
+    registry[kinds.CUDA.value] = registry[kinds.Lazy.value]
     torch._C._ensureCUDADeviceGuardSet()
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Memory of one candidate's program on a card: inputs, parameters and outputs of several calls.
 
 Called by `program_run.py`. One block, which the executor maps between a program's calls and never
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
 from forge.evalpool.judge.gpu_layout import spec_of, view
-from forge.evalpool.judge.gpu_memory import create_block
 from forge.evalpool.judge.program.format import InvalidProgram, Origin
+from forge.evalpool.judge.shm import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import torch
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 BUDGET_BYTES = 1 << 30
 """Memory that the places of one program may take; it has one place at least."""
 MAX_PLACES = 64
+POISON = 0xFF
+"""Byte of slots that no call has written: NaN in every floating dtype."""
 
 
 class SharedBlock(Protocol):
@@ -60,10 +63,10 @@ class ProgramMemory:
         program: Program,
         reference: GpuReference,
         *,
-        create: Callable[[int], SharedBlock] = create_block,
+        create: Callable[[int], SharedBlock],
         budget_bytes: int = BUDGET_BYTES,
     ) -> None:
-        """Raises InvalidProgram where the program has other inputs, parameters or outputs than the
+        """Raises InvalidProgram where the program has other inputs or parameters than the
         reference, and GpuMemoryError."""
         self._program, self._reference = program, reference
         self._end = 0
@@ -72,17 +75,17 @@ class ProgramMemory:
             for number, storage in enumerate(program.storages)
             if storage.origin in (Origin.INPUT, Origin.PARAMETER)
         ]
-        first = reference.sets[0]
-        self._require_outputs(first.outputs)
-        self._slots = [self._next(reference.tensors[index].nbytes) for index in first.outputs]
-        self._changed = [self._changed_slot(change.number) for change in first.changed]
+        outputs = [program.tensors[number] for number in program.outputs]
+        self._specs = [TensorSpec(one.dtype, one.shape) for one in outputs]
+        self._slots = [self._next(spec.num_bytes) for spec in self._specs]
+        self._changed = [self._changed_slot(one.number) for one in reference.sets[0].changed]
         self.num_places = min(MAX_PLACES, max(1, budget_bytes // max(self._end, 1)))
         self.block = create(self._end * self.num_places)
 
     def load(self, place: int, number: int) -> None:
-        """Puts input set `number` and the parameters into a place, and NaN into its slots."""
+        """Puts input set `number` and the parameters into a place, and poison into its slots."""
         memory = self._memory(place)
-        memory[self._slots[0] if self._slots else self._end :].fill_(0xFF)
+        memory[self._slots[0] if self._slots else self._end :].fill_(POISON)
         for source in self._sources:
             content = self._content(source, number)
             view(memory, spec_of(content), source.offset).copy_(content)
@@ -112,9 +115,8 @@ class ProgramMemory:
         program left them. Views of the block."""
         reference, memory = self._reference, self._memory(place)
         first = reference.sets[0]
-        likes = [reference.tensors[index] for index in first.outputs]
         found = [
-            view(memory, spec_of(like), slot) for like, slot in zip(likes, self._slots, strict=True)
+            view(memory, spec, slot) for spec, slot in zip(self._specs, self._slots, strict=True)
         ]
         for change, (_, slot) in zip(first.changed, self._changed, strict=True):
             like = reference.tensors[first.inputs[change.number]]
@@ -146,10 +148,9 @@ class ProgramMemory:
                 raise InvalidProgram(f"storages[{number}]: the problem has {len(inputs)} inputs")
             place, tensor, index = storage.index, -1, inputs[storage.index]
         else:
-            names = [name for name, _ in reference.request["state"]]
-            if storage.name not in names:
+            if storage.name not in reference.named:
                 raise InvalidProgram(f"storages[{number}]: Model has no {storage.name[:80]}")
-            place, tensor = -1, reference.state[names.index(storage.name)]
+            place, tensor = -1, reference.named[storage.name]
             index = tensor
         num_bytes = reference.tensors[index].nbytes
         if num_bytes != storage.num_bytes:
@@ -162,16 +163,3 @@ class ProgramMemory:
         index = self._reference.sets[0].inputs[position]
         slot = self._next(self._reference.tensors[index].nbytes)
         return (found[0] if found else -1), slot
-
-    def _require_outputs(self, expected: Sequence[int]) -> None:
-        program, tensors = self._program, self._reference.tensors
-        found = [program.tensors[number] for number in program.outputs]
-        forms = [(one.dtype, one.shape) for one in found]
-        likes = [spec_of(tensors[index]) for index in expected]
-        wanted = [(like.dtype, like.shape) for like in likes]
-        if forms != wanted:
-            raise InvalidProgram(f"outputs: {_shown(forms)}, expected {_shown(wanted)}")
-
-
-def _shown(forms: Sequence[tuple[str, tuple[int, ...]]]) -> str:
-    return ", ".join(f"{dtype} {list(shape)}" for dtype, shape in forms)[:300] or "nothing"

@@ -1,12 +1,13 @@
-"""The card that a judge owns: its name, its peaks, its cache flushed, its speed of the moment.
+"""The card that a judge owns: its name, its peaks, its speed of the moment, its facts for captures.
 
-Called by `app.py` and `gpu_trial.py`, in the judge's own context.
+Called by `trial.gpu`, in the judge's own context.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,8 +24,8 @@ FLOPS_PER_CLOCK = {
     (9, 0): {"fp32": 256, "tf32": 2048, "half": 4096},
     (10, 0): {"fp32": 256, "tf32": 4096, "half": 8192},
 }
-"""Dense, of one multiprocessor, by compute capability: NVIDIA's white papers of A100, H100, B200.
-Of other cards no share of the compute roofline is told."""
+"""Dense FLOPs of one multiprocessor in a clock, by compute capability: NVIDIA's white papers of
+A100, H100, B200. No other card has a share of the compute roofline."""
 
 
 class GpuDevice:
@@ -37,27 +38,19 @@ class GpuDevice:
         """By what a measured time is kept."""
         self.uuid = uuid
         self.memory_bytes: int = properties.total_memory
+        self.target = target_of(properties)
+        """Target of captures and compilations."""
         self._peak_gbps = _peak_gbps(properties)
         self._clocks_per_us = properties.multi_processor_count * _clock_khz(properties) / 1e3
         self._flops_per_clock = FLOPS_PER_CLOCK.get((properties.major, properties.minor), {})
-        self._flush = torch.empty(_flush_bytes(properties), dtype=torch.uint8, device="cuda")
         self._probe = torch.empty(PROBE_BYTES, dtype=torch.uint8, device="cuda")
         self._factor = torch.ones(BF16_SIZE, BF16_SIZE, dtype=torch.bfloat16, device="cuda")
-
-    def flush(self) -> None:
-        """Writes twice the L2 cache and waits for everything that was asked of the card."""
-        self._flush.zero_()
-        torch.cuda.synchronize()
 
     def probe_us(self) -> float:
         """Time of a fixed piece of work, memory and arithmetic: tells changed clocks. The first
         ones bring an idle card up to them."""
         times = [self._probe_once() for _ in range(NUM_WARM_UPS + NUM_PROBES)][NUM_WARM_UPS:]
         return sorted(times)[NUM_PROBES // 2]
-
-    def floor_us(self, num_bytes: int) -> float:
-        """What reading so many bytes takes at the memory's peak; 0 where the peak is not known."""
-        return num_bytes / self._peak_gbps / 1e3 if self._peak_gbps else 0.0
 
     def roofline_share(
         self, *, us: float, num_bytes: int, flops: int, precision: str, is_tf32: bool
@@ -82,8 +75,32 @@ class GpuDevice:
         return start.elapsed_time(end) * 1000
 
 
-def _flush_bytes(properties: object) -> int:
-    return 2 * int(getattr(properties, "L2_cache_size", 0) or 64 << 20)
+FACTS = {
+    "name": "name",
+    "multi_processor_count": "multi_processor_count",
+    "total_memory": "total_memory",
+    "max_shared_mem": "shared_memory_per_block_optin",
+    "max_num_regs": "regs_per_multiprocessor",
+    "max_threads_per_multi_processor": "max_threads_per_multi_processor",
+    "l2_cache_size": "L2_cache_size",
+    "clock_rate": "clock_rate",
+    "memory_clock_rate": "memory_clock_rate",
+    "memory_bus_width": "memory_bus_width",
+}
+"""Attribute of torch's properties, by the made-up card's name of the fact."""
+
+
+def target_of(properties: Any) -> dict[str, Any]:
+    """Target of captures for this card: backend, architecture, warp size and its properties."""
+    is_hip = bool(torch.version.hip)
+    arch = str(properties.gcnArchName).split(":")[0] if is_hip else None
+    found = {name: getattr(properties, attribute, None) for name, attribute in FACTS.items()}
+    return {
+        "backend": "hip" if is_hip else "cuda",
+        "arch": arch or properties.major * 10 + properties.minor,
+        "warp_size": int(getattr(properties, "warp_size", 64 if is_hip else 32)),
+        "properties": {name: value for name, value in found.items() if value},
+    }
 
 
 def _peak_gbps(properties: object) -> float:

@@ -8,10 +8,7 @@ import triton
 import triton.language as tl
 
 PROBLEM = "relu_large"
-DEVICES = ("cuda",)
-VERDICT = ("wrong", "rejected")
-REASON = ("output_not_written", "mismatch", "clock")
-SAYS = ""
+DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

@@ -1,0 +1,116 @@
+"""Times a problem's reference on a card, in a sandboxed child: role `baseline` of the zygote.
+
+The same method as the executor's for a candidate: a CUDA graph behind new inputs and a flushed
+cache, or the stream where the reference cannot be captured. The judge believes this process, since
+nothing but the problem's own code runs in it.
+
+    judge ── PROBLEM ──▶ context, model, warm-up, graph ──▶ DONE, or FAILED and its end
+    judge ── CALL ─────▶ times ──▶ DONE
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.numbers.called import leaves, replaced
+from forge.evalpool.judge.subject import Subject
+
+if TYPE_CHECKING:
+    import socket
+
+IDLE_S = 1e9
+"""The child waits for its judge; the judge's end of the socket ends it."""
+NUM_WARM_UPS = 3
+MIN_FLUSH_BYTES = 64 << 20
+FLUSHES_PER_L2 = 2
+MIN_CALLS, MAX_CALLS = 10, 50
+TIMED_S = 0.4
+"""Time for all timed calls, by the host's clock."""
+
+
+class Timed:
+    """One reference on the card, ready to be timed."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        """Raises whatever the reference does."""
+        torch.set_grad_enabled(False)
+        torch.cuda.init()
+        torch.cuda.set_stream(torch.cuda.Stream())
+        subject = Subject.load({**request, "device": "cuda"})
+        self._model: Any = subject.model
+        if request["mode"] == "compile":
+            self._model = torch.compile(self._model, dynamic=False)
+        self._given = subject.draw()
+        self._inputs = replaced(self._given, lambda _, one: one.clone())
+        l2_bytes = int(getattr(torch.cuda.get_device_properties(), "L2_cache_size", 0) or 0)
+        size = max(MIN_FLUSH_BYTES, FLUSHES_PER_L2 * l2_bytes)
+        self._flush = torch.empty(size, dtype=torch.uint8, device="cuda")
+        for _ in range(NUM_WARM_UPS):
+            self._refresh()
+            self._model(*self._inputs)
+        torch.cuda.synchronize()
+        self.no_graph = ""
+        """Reason why the stream is timed; empty if a graph is."""
+        self._graph = self._captured()
+
+    def times(self) -> list[float]:
+        """GPU time of each call in us."""
+        wall_us = [self._call()[1] for _ in range(NUM_WARM_UPS)]
+        num = int(TIMED_S * 1e6 / max(min(wall_us), 1.0))
+        return [self._call()[0] for _ in range(min(max(num, MIN_CALLS), MAX_CALLS))]
+
+    def _captured(self) -> torch.cuda.CUDAGraph | None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            self._refresh()
+            with torch.cuda.graph(graph):
+                self._model(*self._inputs)
+        except Exception as error:
+            self.no_graph = str(error).split("\n")[0][:300]
+            torch.cuda.synchronize()
+            return None
+        return graph
+
+    def _refresh(self) -> None:
+        for own, given in zip(leaves(self._inputs), leaves(self._given), strict=True):
+            own.copy_(given)
+
+    def _call(self) -> tuple[float, float]:
+        """(GPU time, host time) in us."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._refresh()
+        torch.cuda.synchronize()
+        began = time.perf_counter_ns()
+        self._flush.zero_()
+        start.record()
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._model(*self._inputs)
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e3, (time.perf_counter_ns() - began) / 1e3
+
+
+def main(sock: socket.socket) -> None:
+    """Prepares one reference and times it, then ends."""
+    deadline = time.monotonic() + IDLE_S
+    request = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,)).body
+    try:
+        timed = Timed(request)
+        frames.send(sock, Kind.DONE, {"no_graph": timed.no_graph})
+        frames.receive(sock, deadline=deadline, expected=(Kind.CALL,))
+        body = {"gpu_us": timed.times()}
+    except frames.PeerGone:
+        os._exit(0)
+    except BaseException as error:  # a reference may raise anything; the judge reports it
+        body = {"type": type(error).__name__, "message": str(error)[:1000]}
+        frames.send(sock, Kind.FAILED, body)
+        return
+    frames.send(sock, Kind.DONE, body)

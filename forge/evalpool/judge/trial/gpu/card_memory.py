@@ -1,0 +1,98 @@
+# pyright: strict
+"""The judge's view of what a program left on a card, against the reference: a `Memory` (checks.py).
+
+Contents and expected outputs lie in the draw's memory, which no executor maps; the places of a
+program (`program_memory.py`) belong to its run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forge.evalpool.judge.gpu_layout import spec_of
+from forge.evalpool.judge.numbers.gpu_compare import is_unwritten, mismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from forge.evalpool.judge.gpu_layout import GpuReference
+
+
+@dataclass(slots=True)
+class CardMemory:
+    """Expected results of one draw, and what the last call left."""
+
+    reference: GpuReference
+    _left: list[torch.Tensor] = field(default_factory=list["torch.Tensor"])
+    _is_kept: bool = True
+
+    @property
+    def num_sets(self) -> int:
+        """Input sets for checked calls; the ones behind are first seen when timed."""
+        return self.reference.num_checked
+
+    @property
+    def is_sequence(self) -> bool:
+        """True if the reference returns a list or tuple."""
+        return self.reference.is_sequence
+
+    def forms(self, number: int) -> list[tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of each expected output of a set."""
+        tensors = self.reference.tensors
+        specs = [spec_of(tensors[index]) for index in self.reference.sets[number].outputs]
+        return [(spec.dtype, spec.shape) for spec in specs]
+
+    def load(self, number: int) -> None:
+        """Nothing: a run loads a set into the places of its own program."""
+
+    def left(self, outputs: Sequence[torch.Tensor], *, is_kept: bool) -> None:
+        """Sets what a call left.
+
+        Args:
+            outputs: outputs, then the inputs that the reference changes.
+            is_kept: True if the call left alone what the reference leaves alone.
+        """
+        self._left, self._is_kept = list(outputs), is_kept
+
+    def take(self) -> None:
+        """Copies what a call left."""
+        self._left = [one.clone() for one in self._left]
+
+    def is_unwritten(self, number: int) -> bool:
+        """True if no output differs from its poison."""
+        pairs = self._pairs(number)[: len(self.reference.sets[number].outputs)]
+        return bool(pairs) and all(is_unwritten(got, right) for got, (_, right, _) in pairs)
+
+    def mismatch(self, number: int) -> str | None:
+        """First element that differs, of the outputs or of inputs that forward must change."""
+        for got, (name, right, index) in self._pairs(number):
+            found = mismatch(got, right, allowed=self.reference.allowed[index], name=name)
+            if found is not None and name.startswith("input"):
+                return f"Model changes its input in place, do as it does: {found}"
+            if found is not None:
+                return found
+        return None
+
+    def are_inputs_kept(self, number: int) -> bool:
+        """True if the call left alone what the reference leaves alone."""
+        return self._is_kept
+
+    def variant(self, number: int) -> str:
+        """Name of the set's distribution."""
+        return self.reference.sets[number].variant
+
+    def _pairs(self, number: int) -> list[tuple[torch.Tensor, tuple[str, torch.Tensor, int]]]:
+        """What a call left, each beside its name, the expected tensor and that one's index."""
+        one = self.reference.sets[number]
+        names = (
+            ["output"]
+            if len(one.outputs) == 1
+            else [f"output {k}" for k in range(len(one.outputs))]
+        )
+        rights = list(zip(names, one.outputs, strict=True))
+        rights += [(f"input {change.number}", change.output) for change in one.changed]
+        expected = [(name, self.reference.tensors[index], index) for name, index in rights]
+        return list(zip(self._left, expected, strict=True))

@@ -1,0 +1,242 @@
+# pyright: strict
+"""One program in an executor: its calls, its timed calls, and what they left.
+
+Promise: what is compared is what lies in the judge's memory after a call, for every call, timed
+ones included; the executor answers with times and with what its driver saw. The caller decides who
+else may use the card: `call` runs beside others, `tune` and `timed` alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from forge.evalpool.judge.execute.executors import ExecutorGone, ProgramFault, ProgramRefused
+from forge.evalpool.judge.execute.steps import named_choices
+from forge.evalpool.judge.timing.samples import Time
+from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided
+from forge.evalpool.judge.words import at_line
+from forge.records.reason import Reason, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from forge.evalpool.judge.compiler.binary import Binary, Failure
+    from forge.evalpool.judge.execute.call import Call
+    from forge.evalpool.judge.execute.executors import Executor, NodeTime, RunReport, TimeReport
+    from forge.evalpool.judge.program.format import Program
+    from forge.evalpool.judge.trial.checks import Report
+    from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
+
+T = TypeVar("T")
+
+PLACEMENTS = ("end", "start")
+"""Checked calls in turn: an access behind a buffer faults in one, one before it in the other."""
+SLACKS = (0xFF, 0x7E, 0x00)
+"""Bytes beside the buffers in turn: NaN, large numbers, zeros. A kernel that reads there is wrong
+with one of them."""
+NUM_TRIALS = 3
+"""Timed calls that decide the number of the others."""
+MIN_CALLS, MAX_CALLS = 10, 50
+TIMED_S = 0.4
+"""Time for all timed calls, by the host's clock; long kernels get fewer, not under MIN_CALLS."""
+COUNT_JITTER = 0.2
+"""The number of calls is secret: drawn within this share around what TIMED_S allows."""
+FAULT_DETAIL = "a kernel loads or stores outside its tensors: check offsets and masks"
+OUT_OF_BOUNDS_DETAIL = "a kernel stores beside a tensor: check offsets and masks"
+
+
+@dataclass(slots=True, kw_only=True)
+class ProgramRun:
+    """One program in one executor."""
+
+    executor: Executor
+    program: Program
+    data: bytes
+    """The program's bytes."""
+    binaries: Sequence[Binary | Failure]
+    memory: ProgramMemory
+    code: str
+    """The candidate's source, for messages."""
+    report: Report
+    correct_timeout_s: float
+    timing_timeout_s: float
+    deadline: float
+    """For all checked calls together, monotonic."""
+    is_tf32: bool
+    is_trusted: bool = False
+    """True for a reference's own program: only operations, which need no guards."""
+    synchronize: Callable[[], None]
+    """Waits for the judge's own work on the card."""
+    draw: secrets.SystemRandom = field(default_factory=secrets.SystemRandom)
+    num_calls: int = 0
+    """Checked calls so far."""
+
+    def load(self) -> None:
+        """Raises Decided, as all below."""
+        self._ask(
+            "load",
+            self.correct_timeout_s,
+            lambda deadline: self.executor.load(
+                self.program,
+                self.data,
+                self.binaries,
+                deadline=deadline,
+                block_fd=self.memory.block.fd,
+                block_bytes=self.memory.block.num_bytes,
+                is_trusted=self.is_trusted,
+                is_tf32=self.is_tf32,
+            ),
+        )
+
+    def tune(self) -> dict[str, str]:
+        """Times every open choice. Returns the winners' labels by the choice's key. Alone on the
+        card."""
+        call = self._loaded_call(0, number=0)
+        found = self._ask(
+            "tune", self.timing_timeout_s, lambda end: self.executor.tune(call, deadline=end)
+        )
+        choices = named_choices(self.program)
+        return {
+            choices[one.step].key: choices[one.step].alternatives[one.chosen].label
+            for one in found
+            if one.step in choices and one.chosen < len(choices[one.step].alternatives)
+        }
+
+    def call(self, number: int) -> RunReport:
+        """One checked call on an input set, which leaves its outputs in place 0 of the memory."""
+        placement = PLACEMENTS[self.num_calls % len(PLACEMENTS)]
+        slack = SLACKS[self.num_calls % len(SLACKS)]
+        self.num_calls += 1
+        call = self._loaded_call(0, number=number, slack=slack)
+        found = self._ask(
+            "correct",
+            self.correct_timeout_s,
+            lambda end: self.executor.run(call, placement=placement, deadline=end),
+            deadline=self.deadline,
+        )
+        if found.written:
+            raise self._decided(Status.RUNTIME_ERROR, Reason.OUT_OF_BOUNDS, OUT_OF_BOUNDS_DETAIL)
+        return found
+
+    def timed(
+        self, numbers: Sequence[int], check: Callable[[int, Sequence[torch.Tensor], bool], None]
+    ) -> Time:
+        """Times calls on input sets drawn from `numbers`, at secret places. Alone on the card.
+
+        Args:
+            check: called after each call with its set, what it left, and whether it left alone what
+                the reference leaves alone.
+        """
+        deadline = time.monotonic() + self.timing_timeout_s
+        first = [numbers[0]] * min(NUM_TRIALS, self.memory.num_places)
+        trial = self._timed_batch(first, deadline, check)
+        num = self._num_calls(trial)
+        drawn = [self.draw.choice(numbers) for _ in range(num)]
+        reports: list[TimeReport] = []
+        for start in range(0, num, self.memory.num_places):
+            batch = drawn[start : start + self.memory.num_places]
+            reports.append(self._timed_batch(batch, deadline, check))
+        return Time.of(tuple(call.gpu_us for report in reports for call in report.calls))
+
+    def nodes(self) -> tuple[NodeTime, ...]:
+        """GPU time of each node. Alone on the card."""
+        call = self._loaded_call(0, number=0)
+        return self._ask(
+            "time", self.timing_timeout_s, lambda end: self.executor.nodes(call, deadline=end)
+        )
+
+    def close(self) -> None:
+        """Leaves nothing of the program on the card."""
+        try:
+            if self.executor.is_alive:
+                self.executor.unload(deadline=time.monotonic() + self.correct_timeout_s)
+        except (ProgramFault, ProgramRefused, ExecutorGone):
+            self.executor.end()
+        finally:
+            self.memory.close()
+
+    def _timed_batch(
+        self,
+        numbers: Sequence[int],
+        deadline: float,
+        check: Callable[[int, Sequence[torch.Tensor], bool], None],
+    ) -> TimeReport:
+        calls: list[Call] = []
+        for place, number in enumerate(numbers):
+            self.memory.load(place, number)
+            calls.append(self.memory.call(place, seed=self._seed()))
+        self.synchronize()
+        report = self._ask(
+            "time",
+            self.timing_timeout_s,
+            lambda end: self.executor.time(calls, warm_up=calls[0], deadline=end),
+            deadline=deadline,
+        )
+        for place, (number, call) in enumerate(zip(numbers, report.calls, strict=True)):
+            check(number, self.memory.outputs(place), not call.changed)
+        return report
+
+    def _num_calls(self, trial: TimeReport) -> int:
+        median_us = float(np.median([call.wall_us for call in trial.calls]))
+        jitter = self.draw.uniform(1 - COUNT_JITTER, 1 + COUNT_JITTER)
+        num = TIMED_S / (max(median_us, 1.0) * 1e-6) * jitter
+        most = MAX_CALLS * self.draw.uniform(1 - COUNT_JITTER, 1)
+        return int(min(max(num, MIN_CALLS), most))
+
+    def _loaded_call(self, place: int, *, number: int, slack: int = 0xFF) -> Call:
+        self.memory.load(place, number)
+        self.synchronize()
+        return self.memory.call(place, seed=self._seed(), slack=slack)
+
+    def _seed(self) -> int:
+        return 1 + self.draw.randrange(1 << 60)
+
+    def _ask(
+        self,
+        phase: str,
+        limit_s: float,
+        ask: Callable[[float], T],
+        *,
+        deadline: float | None = None,
+    ) -> T:
+        try:
+            return ask(time.monotonic() + limit_s if deadline is None else deadline)
+        except ProgramRefused as error:
+            reason = OUT_OF_MEMORY if error.reason == "out_of_memory" else error.reason
+            status, reason = REFUSALS.get(reason, (Status.RUNTIME_ERROR, Reason.EXCEPTION))
+            raise self._decided(
+                status, reason, at_line(self.code, error.line, str(error))
+            ) from None
+        except ProgramFault as error:
+            line = error.step.line if error.step else 0
+            where = f" in {error.step.what}" if error.step else ""
+            if error.reason == "gpu_fault":
+                detail = at_line(self.code, line, f"{error}{where}\n{FAULT_DETAIL}")
+                raise self._decided(Status.RUNTIME_ERROR, Reason.GPU_FAULT, detail) from None
+            detail = f"no answer within {limit_s:.3g} s{where}: does a loop end?"
+            detail = at_line(self.code, line, detail)
+            raise self._decided(Status.TIMEOUT, f"deadline:{phase}", detail) from None
+        except ExecutorGone as error:
+            raise self._decided(Status.INFRA_ERROR, Reason.GPU_UNAVAILABLE, str(error)) from None
+
+    def _decided(self, status: Status, reason: str, detail: str) -> Decided:
+        return Decided(self.report(status, reason, detail))
+
+
+REFUSALS = {
+    OUT_OF_MEMORY: (Status.RUNTIME_ERROR, Reason.OUT_OF_MEMORY),
+    "out_of_resources": (Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES),
+    "operation": (Status.RUNTIME_ERROR, Reason.EXCEPTION),
+    "result": (Status.REJECTED, Reason.UNSUPPORTED),
+    "launch": (Status.REJECTED, Reason.UNSUPPORTED),
+    "value": (Status.REJECTED, Reason.UNSUPPORTED),
+    "driver": (Status.RUNTIME_ERROR, Reason.EXCEPTION),
+}
+"""Verdicts by the executor's reason to refuse a program."""

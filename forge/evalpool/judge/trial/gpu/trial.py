@@ -1,0 +1,362 @@
+# pyright: strict
+"""Judges candidates on one GPU: their programs run in an executor, the only foreign code there.
+
+capture ─▶ structure ─▶ compile ─▶ (tune) ─▶ checked calls beside others ─▶ timed calls alone
+
+Captures and compilers are children without the GPU's files. The judge's own context holds what no
+executor maps (`gpu_reference.py`): inputs of all sets, expected outputs, tolerances.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from forge.errors import Stalled
+from forge.evalpool.capacity import executor_timeout_s
+from forge.evalpool.judge.compiler.cache import Cache
+from forge.evalpool.judge.compiler.compile import Compiler
+from forge.evalpool.judge.execute.executors import ExecutorGone, Executors
+from forge.evalpool.judge.execute.processes import Nursery
+from forge.evalpool.judge.gpu_memory import GpuMemoryError
+from forge.evalpool.judge.gpu_reference import GpuReferences
+from forge.evalpool.judge.timing.baseline import BaselineTimes
+from forge.evalpool.judge.timing.device import GpuDevice
+from forge.evalpool.judge.timing.samples import speedup
+from forge.evalpool.judge.timing.store import Baselines, baselines_path
+from forge.evalpool.judge.trial.captures import Captures
+from forge.evalpool.judge.trial.facts import Facts
+from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
+from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
+from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided, Finding, Trials
+from forge.process.gpu_lease import GpuLease, Window
+from forge.records.reason import Reason, Status
+from forge.records.verdict import KernelTime, Profile, Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.execute.executors import Executor, NodeTime
+    from forge.evalpool.judge.gpu_layout import GpuReference
+    from forge.evalpool.judge.spawner import Spawner
+    from forge.evalpool.judge.timing.samples import Time
+    from forge.evalpool.judge.timing.store import Baseline
+    from forge.evalpool.judge.trial.trial import Phases, Stamp
+    from forge.records.problem import ReferenceModule
+    from forge.records.verdict import JudgeOptions
+
+logger = logging.getLogger(__name__)
+
+LEASE_TIMEOUT_S = 480.0
+"""A writer waits for every correctness run in progress, a reader for a window of timings."""
+FAULT_MARKS = ("CUDA error", "HIP error", "CUDA_ERROR", "an illegal memory access")
+"""Words of torch where the judge's own context is lost."""
+
+
+def open_gpu_trials(
+    table: JudgeTable,
+    *,
+    spawner: Spawner,
+    card_spawner: Spawner,
+    stamp: Stamp,
+    uuid: str,
+    oracle_uid: int | None,
+    compiler_uids: Sequence[int | None] = (None,),
+    cache_folder: Path | None = None,
+) -> GpuTrials:
+    """Makes the judge's context on its card, and what it keeps there.
+
+    Args:
+        spawner: of children without the card's files: captures and compilers.
+        card_spawner: of children with them: oracles and baselines.
+        compiler_uids: user ids of compiler children that run at once.
+        cache_folder: folder of compiled kernels; None keeps them in memory.
+    """
+    device, lease = GpuDevice(uuid), GpuLease(uuid)
+    references = GpuReferences(
+        card_spawner,
+        num_sets=table.num_inputs,
+        timeout_s=table.compile_timeout_s + table.correct_timeout_s,
+        uid=oracle_uid,
+        is_tf32=table.tf32,
+    )
+    nursery = Nursery()
+    turn = partial(lease.shared, timeout_s=LEASE_TIMEOUT_S)
+    window = Window(lease)
+    captures = Captures(spawner, table=table, target=device.target)
+    return GpuTrials(
+        table=table,
+        spawner=spawner,
+        references=references,
+        captures=captures,
+        facts=Facts(captures),
+        compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
+        nursery=nursery,
+        executors=Executors(nursery.start, turn=turn),
+        stamp=replace(stamp, device=device.name),
+        device=device,
+        lease=lease,
+        window=window,
+        baselines=BaselineTimes(
+            card_spawner,
+            device=device,
+            store=Baselines(baselines_path()),
+            harness=stamp.harness,
+            uid=oracle_uid,
+            shared=turn,
+            alone=partial(window.turn, timeout_s=LEASE_TIMEOUT_S),
+        ),
+    )
+
+
+class GpuTrials(Trials):
+    """Judges on one card; several candidates at once, in threads."""
+
+    def __init__(
+        self,
+        *,
+        table: JudgeTable,
+        spawner: Spawner,
+        references: GpuReferences,
+        captures: Captures,
+        facts: Facts,
+        compiler: Compiler,
+        nursery: Nursery,
+        executors: Executors,
+        stamp: Stamp,
+        device: GpuDevice,
+        lease: GpuLease,
+        window: Window,
+        baselines: BaselineTimes,
+    ) -> None:
+        super().__init__(table=table, spawner=spawner, stamp=stamp)
+        self.references = references
+        self._captures = captures
+        self._facts = facts
+        self._compiler = compiler
+        self._nursery = nursery
+        self._executors = executors
+        self._device = device
+        self._lease = lease
+        self._window = window
+        self._baselines = baselines
+
+    def with_table(self, table: JudgeTable) -> GpuTrials:
+        """The same judge under other settings."""
+        return GpuTrials(
+            table=table,
+            spawner=self._spawner,
+            references=self.references,
+            captures=self._captures.with_table(table),
+            facts=self._facts,
+            compiler=self._compiler,
+            nursery=self._nursery,
+            executors=self._executors,
+            stamp=self.stamp,
+            device=self._device,
+            lease=self._lease,
+            window=self._window,
+            baselines=self._baselines,
+        )
+
+    def close(self) -> None:
+        """Ends the executors, the oracles that wait, and the compiler's threads."""
+        self._executors.close()
+        self._nursery.close()
+        self.references.end_idle()
+        self._compiler.close()
+
+    def _run(
+        self,
+        problem: ReferenceModule,
+        code: str,
+        *,
+        uid: int | None,
+        phases: Phases,
+        options: JudgeOptions,
+    ) -> Finding:
+        try:
+            return self._run_on_card(problem, code, uid=uid, phases=phases, options=options)
+        except Stalled as error:
+            return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_BUSY, detail=str(error))
+        except ExecutorGone as error:
+            detail = str(error)
+            return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_UNAVAILABLE, detail=detail)
+        except (GpuMemoryError, RuntimeError) as error:
+            if _is_out_of_memory(error):  # judged once more
+                detail = str(error)
+                return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_MEMORY, detail=detail)
+            if not any(mark in str(error) for mark in FAULT_MARKS):
+                raise
+            # Our own context: no call in it will work again. The pool starts another judge.
+            logger.error("the card failed the judge: %s", error)
+            os.kill(os.getpid(), signal.SIGTERM)
+            detail = str(error).split("\n")[0]
+            return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_LOST, detail=detail)
+
+    def _run_on_card(
+        self,
+        problem: ReferenceModule,
+        code: str,
+        *,
+        uid: int | None,
+        phases: Phases,
+        options: JudgeOptions,
+    ) -> Finding:
+        with self._shared(phases), phases.timed("reference"):
+            reference = self.references.hold(problem)
+        try:
+            with phases.timed("reference"):
+                facts = self._facts.of(
+                    problem, reference.request, num_bytes=reference.num_bytes, uid=uid
+                )
+
+            memory = CardMemory(reference)
+
+            def judged(shared: Callable[[], AbstractContextManager[None]]) -> Finding:
+                judgement = GpuJudgement(
+                    code=code,
+                    entry_point=f"{problem.entry_point}New",
+                    uid=uid,
+                    table=self._table,
+                    phases=phases,
+                    request=reference.request,
+                    memory=memory,
+                    card=memory,
+                    problem=facts,
+                    captures=self._captures,
+                    compiler=self._compiler,
+                    reference=reference,
+                    taken=partial(self._taken, phases),
+                    shared=shared,
+                    alone=partial(self._alone, phases),
+                )
+                return self._finding(problem, judgement, phases=phases, options=options)
+
+            try:
+                return judged(partial(self._shared, phases))
+            except Decided as decided:
+                if decided.finding.reason != OUT_OF_MEMORY:
+                    raise
+            # Beside others nobody knows whose fault it is.
+            return judged(partial(self._cleared, phases))
+        finally:
+            self.references.let_go(reference)
+
+    def _finding(
+        self,
+        problem: ReferenceModule,
+        judgement: GpuJudgement,
+        *,
+        phases: Phases,
+        options: JudgeOptions,
+    ) -> Finding:
+        """The finding of one candidate. Raises Decided."""
+        judgement.prepare()
+        finding = judgement.checked()
+        if not (self._table.timing and options.timing):
+            return finding
+        with phases.timed("baseline"):
+            baseline = self._baselines.kept(problem, self._table)
+            if baseline is None:
+                baseline = self._baselines.measured(problem, self._table)
+        probes: list[float] = []
+        time, nodes = judgement.timed(
+            is_profiled=options.profile, before=lambda: probes.append(self._device.probe_us())
+        )
+        if not baseline.is_current(probes[0]):
+            with phases.timed("baseline"):
+                baseline = self._baselines.measured(problem, self._table)
+        profile = _profile(time, baseline, nodes) if options.profile else None
+        timing = self._timing(judgement.reference, time, baseline)
+        return replace(finding, timing=timing, profile=profile)
+
+    def _timing(self, reference: GpuReference, time: Time, baseline: Baseline) -> Timing:
+        kept = baseline.time()
+        found = speedup(time, kept, min_us=self._table.min_us, rng=np.random.default_rng())
+        num_bytes = reference.input_bytes + reference.output_bytes
+        flops = reference.flops
+        return Timing(
+            speedup=found.ratio,
+            speedup_low=found.low,
+            candidate_us=time.us,
+            baseline_us=kept.us,
+            candidate_spread_us=time.spread_us,
+            baseline_spread_us=kept.spread_us,
+            achieved_gbps=num_bytes / time.us / 1e3,
+            achieved_tflops=flops / time.us / 1e6 if flops else None,
+            roofline_share=self._device.roofline_share(
+                us=time.us,
+                num_bytes=num_bytes,
+                flops=flops,
+                precision=reference.precision,
+                is_tf32=self._table.tf32,
+            ),
+        )
+
+    @contextmanager
+    def _taken(self, phases: Phases) -> Generator[Executor]:
+        with ExitStack() as held:
+            with phases.timed("wait"):
+                taken = self._executors.taken(timeout_s=executor_timeout_s(self._table))
+                executor = held.enter_context(taken)
+            yield executor
+
+    def _shared(self, phases: Phases) -> AbstractContextManager[None]:
+        return _waited(self._lease.shared(timeout_s=LEASE_TIMEOUT_S), phases)
+
+    def _alone(self, phases: Phases) -> AbstractContextManager[None]:
+        return _waited(self._window.turn(timeout_s=LEASE_TIMEOUT_S), phases)
+
+    @contextmanager
+    def _cleared(self, phases: Phases) -> Generator[None]:
+        """A turn alone on a card where no oracle waits."""
+        with self._alone(phases):
+            self.references.end_idle()
+            yield
+
+
+def _profile(time: Time, baseline: Baseline, nodes: Sequence[NodeTime]) -> Profile:
+    return Profile(
+        candidate_samples_us=time.samples_us,
+        baseline_samples_us=baseline.gpu_us,
+        kernels=tuple(
+            KernelTime(
+                name=node.what.removeprefix(LAUNCH),
+                num_calls=1,
+                total_us=node.us,
+                is_own=node.what.startswith(LAUNCH),
+            )
+            for node in nodes
+        ),
+    )
+
+
+LAUNCH = "launch of "
+"""Beginning of a launch's name among the nodes."""
+
+
+def _is_out_of_memory(error: GpuMemoryError | RuntimeError) -> bool:
+    if isinstance(error, GpuMemoryError):
+        return error.is_out_of_memory
+    return isinstance(error, torch.OutOfMemoryError)
+
+
+@contextmanager
+def _waited(lease: AbstractContextManager[None], phases: Phases) -> Generator[None]:
+    """Holds a lease, whose wait is a phase of its own."""
+    with ExitStack() as held:
+        with phases.timed("wait"):
+            held.enter_context(lease)
+        yield

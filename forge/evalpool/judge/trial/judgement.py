@@ -1,0 +1,163 @@
+# pyright: strict
+"""One candidate in the judge's hands: its programs, their structure, and answers to its capture.
+
+What a CPU and a GPU have in common. A subclass runs the programs: `CpuJudgement`, `GpuJudgement`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from forge.evalpool.judge.compiler.binary import Failure
+from forge.evalpool.judge.program.deviation import deviation
+from forge.evalpool.judge.trial.checks import Checks, require_form
+from forge.evalpool.judge.trial.structure import (
+    compile_finding,
+    kernel_facts,
+    num_launches,
+    require_structure,
+    torch_share,
+)
+from forge.evalpool.judge.trial.trial import Decided, Finding
+from forge.evalpool.judge.words import at_line
+from forge.records.reason import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.compiler.binary import Binary
+    from forge.evalpool.judge.compiler.compile import Compiler
+    from forge.evalpool.judge.program.format import Program
+    from forge.evalpool.judge.program.policy import ProblemFacts
+    from forge.evalpool.judge.trial.captures import Captured, Captures
+    from forge.evalpool.judge.trial.checks import Memory
+    from forge.evalpool.judge.trial.trial import Phases
+
+
+@dataclass(slots=True, kw_only=True)
+class Judgement(ABC):
+    """One candidate: its programs, and the memory that they run on."""
+
+    code: str
+    entry_point: str
+    uid: int | None
+    """User id of the capture child; whatever runs its programs has another."""
+    table: JudgeTable
+    phases: Phases
+    request: Mapping[str, Any]
+    """`request` of the problem's draw."""
+    memory: Memory
+    problem: ProblemFacts
+    captures: Captures
+    compiler: Compiler
+    num_launches: int = 0
+    torch_share: float | None = None
+    _checks: Checks | None = field(default=None, init=False)
+    _kept: Captured | None = field(default=None, init=False)
+    """Program of set 0, where it holds for every set of the same arguments."""
+    _choices: dict[str, str] = field(default_factory=dict[str, str], init=False)
+    """Labels of the winners of its choices, by key."""
+
+    def check(self) -> Finding:
+        """Runs every checked call. Raises Decided for a candidate that fails."""
+        self._checks = Checks(memory=self.memory, call=self._call, finding=self.report)
+        with self.phases.timed("correct"):
+            self._checks.run()
+        return self.report(Status.CORRECT, "ok")
+
+    def report(self, status: Status, reason: str, detail: str = "") -> Finding:
+        """A finding of this candidate."""
+        return Finding(
+            status=status,
+            reason=reason,
+            detail=detail,
+            is_compiled=self._checks is not None and self._checks.is_written,
+            num_launches=self.num_launches,
+            torch_share=self.torch_share,
+        )
+
+    @abstractmethod
+    def values(self, prefix: Program, *, number: int) -> list[Any]:
+        """Answers the capture child: elements of tensors that the host reads, on input set
+        `number`. Raises Decided."""
+
+    @abstractmethod
+    def has_elements(self, number: int) -> bool:
+        """True if a call on an input set has something to compute."""
+
+    @abstractmethod
+    def _call(self, number: int) -> None:
+        """Runs the program of an input set once. Raises Decided."""
+
+    def facts(self, prefix: Program) -> dict[str, int] | None:
+        """Answers the capture child: registers and memory of a kernel that it compiled."""
+        (found,) = self.compiler.compile(prefix.kernels, prefix.target)
+        return None if isinstance(found, Failure) else kernel_facts(found)
+
+    def first(self) -> Captured:
+        """The program of set 0, captured once."""
+        self._kept = self._kept or self._captured(0)
+        return self._kept
+
+    def again(self, choices: Mapping[str, str]) -> Captured:
+        """The program of set 0, captured again with these winners of its choices."""
+        self._choices |= choices
+        self._kept = self._captured(0)
+        return self._kept
+
+    def program(self, number: int) -> Captured:
+        """The program for an input set: captured again where the arguments differ from those of
+        set 0, or the host reads values. Raises Decided."""
+        kept, sets = self.first(), self.request["sets"]
+        is_same = sets[number] == sets[0]
+        if is_same and (number == 0 or not kept.reads_values):
+            return kept
+        found = self._captured(number)
+        if is_same and (words := deviation(kept.program, found.program)):
+            detail = f"values that the host reads change more than sizes: {words}"
+            raise Decided(self.report(Status.REJECTED, "unsupported", detail))
+        return found
+
+    def binaries(self, program: Program) -> list[Binary | Failure]:
+        """The compiled kernels of a program, in order."""
+        with self.phases.timed("compile"):
+            return self.compiler.compile(program.kernels, program.target)
+
+    def require_binaries(self, program: Program, found: list[Binary | Failure]) -> None:
+        """Raises Decided for the first kernel without a binary."""
+        for kernel, one in zip(program.kernels, found, strict=True):
+            if isinstance(one, Failure):
+                raise Decided(compile_finding(one, kernel, code=self.code, report=self.report))
+
+    def at_line(self, line: int | None, message: str) -> str:
+        """A message with the candidate's source line."""
+        return at_line(self.code, line or None, message)
+
+    def _captured(self, number: int) -> Captured:
+        """The candidate's program for an input set, its structure and kernels checked."""
+        captured = self.captures.capture(
+            self.code,
+            {**self.request, "choices": self._choices},
+            entry_point=self.entry_point,
+            uid=self.uid,
+            phases=self.phases,
+            answers=self,
+            number=number,
+        )
+        program = captured.program
+        with self.phases.timed("structure"):
+            self.num_launches = num_launches(program)
+            require_form(program, self.memory, self.report, number=number)
+            if self.has_elements(number):
+                require_structure(
+                    program,
+                    self.problem,
+                    code=self.code,
+                    finding=self.report,
+                    policy=self.table.policy,
+                )
+            self.torch_share = torch_share(program, self.problem)
+        return captured
