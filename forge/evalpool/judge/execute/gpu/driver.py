@@ -68,6 +68,8 @@ ERROR_NAMES: Mapping[int, str] = {
 }
 """Used where the driver has no call for it; CUDA's and HIP's numbers agree here."""
 
+DEFAULT_STREAM = 0
+"""The stream of calls that name none."""
 PINNED, ON_DEVICE, POSIX_FD, READ_WRITE, MINIMUM_GRANULARITY = 1, 1, 1, 3, 0
 SUPPORTS_VIRTUAL_MEMORY: Final = 102
 """Device attribute."""
@@ -390,9 +392,11 @@ class Driver:
             self.call("memory_copy", *addresses, c_size_t(num_bytes), c_void_p(stream))
 
     def upload(self, address: int, data: bytes) -> None:
-        """Copies from the host and waits."""
+        """Copies from the host and waits: the driver returns from a copy of pageable memory before
+        it has reached the card."""
         if data:
             self.call("memory_upload", _long(address), data, c_size_t(len(data)))
+            self.synchronize(DEFAULT_STREAM)
 
 
 def launch_config(geometry: Geometry, *, stream: int) -> LaunchConfig:
