@@ -28,7 +28,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 CONTROLLERS = frozenset({"memory", "pids"})
 MAX_PROCESSES = 256
 """Tasks in a child's cgroup: above RLIMIT_NPROC, which counts by uid."""
-SAMPLE_S = 0.05
+SAMPLE_S = 0.25
 COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap", b"VmPTE")
 """Of /proc/PID/status, in kB: what a process holds and no file could give back."""
 REMOVE_ATTEMPTS = 100

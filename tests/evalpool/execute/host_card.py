@@ -282,7 +282,7 @@ class HostCard:
     def flush(self) -> None:
         self.num_flushes += 1
 
-    def keep_busy(self) -> None:
+    def keep_busy(self, cycles: int) -> None:
         pass
 
     def free(self) -> None:

@@ -179,14 +179,14 @@ def test_a_malformed_answer_is_the_executors_fault(body: dict[str, Any]) -> None
 @pytest.mark.parametrize("us", [-1.0, float("nan"), float("inf"), None, "x"])
 def test_a_time_that_is_none_is_the_executors_fault(us: Any) -> None:
     call = {"gpu_us": us, "wall_us": 1.0, "changed": []}
-    made, _ = executor((Message.DONE, {"calls": [call], "dry_us": [], "no_graph": ""}))
+    made, _ = executor((Message.DONE, {"calls": [call], "no_graph": ""}))
     with pytest.raises(ExecutorGone):
         made.time([Call()], warm_up=Call(), deadline=soon())
     made.end()
 
 
 def test_fewer_times_than_calls_are_the_executors_fault() -> None:
-    made, _ = executor((Message.DONE, {"calls": [], "dry_us": [], "no_graph": ""}))
+    made, _ = executor((Message.DONE, {"calls": [], "no_graph": ""}))
     with pytest.raises(ExecutorGone, match="0 times for 1 calls"):
         made.time([Call()], warm_up=Call(), deadline=soon())
     made.end()

@@ -100,8 +100,6 @@ class TimeReport:
     """Outcome of timed calls."""
 
     calls: tuple[TimedCall, ...]
-    dry_us: tuple[float, ...]
-    """The host's clock for the same without a program."""
     no_graph: str
     """Reason why the stream was timed; empty if a graph was."""
 
@@ -251,8 +249,7 @@ class Executor:
             )
             if len(found) != len(calls):
                 raise ExecutorGone(f"{len(found)} times for {len(calls)} calls")
-            dry_us = tuple(_time(one) for one in answer["dry_us"])
-            return TimeReport(calls=found, dry_us=dry_us, no_graph=str(answer["no_graph"])[:500])
+            return TimeReport(calls=found, no_graph=str(answer["no_graph"])[:500])
 
     def nodes(self, call: Call, *, deadline: float, num_runs: int = 5) -> tuple[NodeTime, ...]:
         """GPU time of each node. The caller is alone on the card."""

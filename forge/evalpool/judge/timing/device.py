@@ -13,7 +13,7 @@ import torch
 
 BF16_SIZE = 2048
 PROBE_BYTES = 256 << 20
-NUM_WARM_UPS, NUM_PROBES = 5, 11
+NUM_WARM_UPS, NUM_PROBES = 2, 5
 DOUBLE_RATE = 2
 """Transfers a clock of GPU memory."""
 AMD_DRIVER = Path("/sys/module/amdgpu/version")

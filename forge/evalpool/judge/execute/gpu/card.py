@@ -17,11 +17,14 @@ from forge.evalpool.judge.execute.gpu.driver import Driver
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-AHEAD_CYCLES = 2_000_000
+RUN_CYCLES = 2_000_000
 """About 1 ms: keeps the card busy until the host has queued a run."""
+REPLAY_CYCLES = 200_000
+"""About 0.1 ms: likewise for the replay of a graph. A flush alone (60 us on an H200) is shorter
+than the host takes now and then, and the wait for it would be part of the time."""
 FLUSH_BYTES_PER_L2 = 4
 MIN_FLUSH_BYTES = 256 << 20
-"""As in triton.testing.do_bench: long enough (about 80 us) that the replay is queued behind it."""
+"""As in triton.testing.do_bench."""
 
 
 class Memory:
@@ -128,9 +131,9 @@ class Card:
             self._flush = torch.empty(size // 4, dtype=torch.int32, device=self.device)
         self._flush.zero_()
 
-    def keep_busy(self) -> None:
-        """Queues work of `AHEAD_CYCLES`."""
-        torch.cuda._sleep(AHEAD_CYCLES)
+    def keep_busy(self, cycles: int) -> None:
+        """Queues work of so many cycles that touches no memory."""
+        torch.cuda._sleep(cycles)
 
     def free(self) -> None:
         """Frees workspaces and what torch keeps."""

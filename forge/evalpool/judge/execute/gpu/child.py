@@ -108,7 +108,6 @@ class Session:
         )
         return {
             "calls": [one.body() for one in timed],
-            "dry_us": timer.dry(),
             "no_graph": timer.no_graph,
         }
 

@@ -2,8 +2,8 @@
 
 Called by `child.py`, alone on the card. For each call: new inputs and parameters, `init` run again,
 outputs and temporaries poisoned, persisting cache lines reset, the cache flushed **last**, then the
-program between two events. The host's clock runs from before the flush until the card is idle: the
-judge holds it against the same without a program.
+program between two events. The host's clock runs from before the flush until the card is idle; it
+only decides the number of calls.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from forge.evalpool.judge.execute.gpu.card import REPLAY_CYCLES, RUN_CYCLES
 from forge.evalpool.judge.execute.gpu.driver import DriverError
 from forge.evalpool.judge.execute.gpu.places import POISON
 from forge.evalpool.judge.execute.gpu.run import CannotRun, failed
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.execute.gpu.run import Loaded, Step
 
 NUM_WARM_UPS = 3
-NUM_DRY = 5
-"""Calls without a program, for the host's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +75,13 @@ class Timer:
             for call, (gpu_us, wall_us), flag in zip(calls, times, flags, strict=True)
         ]
 
-    def dry(self) -> list[float]:
-        """Host times of calls without a program, in us."""
-        return [self._clocked(lambda: None)[1] for _ in range(NUM_DRY)]
-
     def by_node(self, call: Call, *, num_runs: int) -> list[float]:
         """Median GPU time of each node of `forward` in us, behind a card that is kept busy."""
         rows: list[list[float]] = []
         for _ in range(num_runs):
             self._exchange.prepare(call)
             self._card.flush()
-            self._card.keep_busy()
+            self._card.keep_busy(RUN_CYCLES)
             rows.append(self._run_nodes())
         return [statistics.median(column) for column in zip(*rows, strict=True)]
 
@@ -141,6 +136,7 @@ class Timer:
         self._synchronize()
         began = time.perf_counter_ns()
         card.flush()
+        card.keep_busy(REPLAY_CYCLES)
         start.record()
         work()
         end.record()

@@ -10,15 +10,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from forge.evalpool.judge.gpu_layout import spec_of
 from forge.evalpool.judge.numbers.gpu_compare import is_unwritten, mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
     from forge.evalpool.judge.gpu_layout import GpuReference
+
+
+MAX_KEPT_BYTES = 256 << 20
+"""Outputs that are kept of one candidate, for the comparison of timed calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftByCall:
+    """What a timed call left."""
+
+    number: int
+    """Its input set."""
+    outputs: Sequence[torch.Tensor]
+    """Outputs, then the inputs that the reference changes."""
+    is_kept: bool
+    """True if it left alone what the reference leaves alone."""
 
 
 @dataclass(slots=True)
@@ -26,6 +42,10 @@ class CardMemory:
     """Expected results of one draw, and what the last call left."""
 
     reference: GpuReference
+    _verified: dict[int, list[torch.Tensor]] = field(
+        default_factory=dict[int, list["torch.Tensor"]]
+    )
+    """Outputs of the candidate that were found right, by input set."""
     _left: list[torch.Tensor] = field(default_factory=list["torch.Tensor"])
     _is_kept: bool = True
 
@@ -74,7 +94,25 @@ class CardMemory:
                 return f"Model changes its input in place, do as it does: {found}"
             if found is not None:
                 return found
+        self._keep(number)
         return None
+
+    def are_verified(self, calls: Sequence[LeftByCall]) -> list[bool]:
+        """For each call, True if what it left equals to the last bit what was found right before.
+        Waits for the card once."""
+        flags: list[torch.Tensor] = []
+        places: list[int] = []
+        for place, call in enumerate(calls):
+            for got, right in zip(call.outputs, self._verified.get(call.number, ()), strict=False):
+                if got.numel():
+                    flags.append((_bits(got) != _bits(right)).any())
+                    places.append(place)
+        differs = torch.stack(flags).tolist() if flags else []
+        changed = {place for place, is_other in zip(places, differs, strict=True) if is_other}
+        return [
+            call.number in self._verified and place not in changed
+            for place, call in enumerate(calls)
+        ]
 
     def are_inputs_kept(self, number: int) -> bool:
         """True if the call left alone what the reference leaves alone."""
@@ -83,6 +121,13 @@ class CardMemory:
     def variant(self, number: int) -> str:
         """Name of the set's distribution."""
         return self.reference.sets[number].variant
+
+    def _keep(self, number: int) -> None:
+        """Keeps what the last call left, as right for its input set, where there is room."""
+        num_bytes = sum(one.nbytes for one in self._left)
+        if number in self._verified or num_bytes * self.reference.num_checked > MAX_KEPT_BYTES:
+            return
+        self._verified[number] = [one.clone() for one in self._left]
 
     def _pairs(self, number: int) -> list[tuple[torch.Tensor, tuple[str, torch.Tensor, int]]]:
         """What a call left, each beside its name, the expected tensor and that one's index."""
@@ -96,3 +141,12 @@ class CardMemory:
         rights += [(f"input {change.number}", change.output) for change in one.changed]
         expected = [(name, self.reference.tensors[index], index) for name, index in rights]
         return list(zip(self._left, expected, strict=True))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes, so that NaN equals itself and -0.0 does not equal 0.0."""
+    return (
+        tensor.contiguous().view(torch.uint8)
+        if tensor.dim()
+        else tensor.reshape(1).view(torch.uint8)
+    )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.trial.captures import Captured
-    from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
+    from forge.evalpool.judge.trial.gpu.card_memory import CardMemory, LeftByCall
     from forge.evalpool.judge.trial.gpu.program_memory import SharedBlock
     from forge.evalpool.judge.trial.trial import Finding
 
@@ -63,6 +63,8 @@ class GpuJudgement(Judgement):
     """Waits for the judge's own work on the card."""
     _executor: Executor | None = field(default=None, init=False)
     """The executor while this candidate has it."""
+    _has_turn: bool = field(default=False, init=False)
+    """True while this candidate holds the card, beside others or alone."""
     _run: ProgramRun | None = field(default=None, init=False)
     """The program that is loaded there."""
     _loaded: Captured | None = field(default=None, init=False)
@@ -83,7 +85,7 @@ class GpuJudgement(Judgement):
 
     def checked(self) -> Finding:
         """Runs every checked call. Raises Decided for a candidate that fails."""
-        with self._holding(self.shared):
+        with self.held(), self._turn(self.shared):
             self._deadline = time.monotonic() + self.table.correct_timeout_s
             return self.check()
 
@@ -101,7 +103,7 @@ class GpuJudgement(Judgement):
         """
         reads = self.first().reads_values
         numbers = self.reference.unseen[:1] if reads else range(len(self.reference.sets))
-        with self._holding(self.alone):
+        with self.held(), self._turn(self.alone):
             before()
             run = self._run_for(self.program(numbers[0]))
             with self.phases.timed("time"):
@@ -110,9 +112,10 @@ class GpuJudgement(Judgement):
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child: elements of tensors that the host reads."""
-        with self._holding(self.shared):
-            binaries = self.binaries(prefix)
-            self.require_binaries(prefix, binaries)
+        binaries = self.binaries(prefix)
+        self.require_binaries(prefix, binaries)
+        with self.held(), self._turn(self.shared):
+            self._unload()
             run = self._opened(prefix, wire.dumps(prefix), binaries)
             try:
                 run.load()
@@ -136,39 +139,59 @@ class GpuJudgement(Judgement):
         found = run.call(number)
         self.card.left(run.memory.outputs(0), is_kept=not found.changed)
 
-    def _check_timed(self, number: int, outputs: Sequence[torch.Tensor], is_kept: bool) -> None:
-        """Raises Decided unless a timed call left what the reference does."""
+    def _check_timed(self, calls: Sequence[LeftByCall]) -> None:
+        """Raises Decided unless every timed call left what the reference does. An output that
+        equals a checked one of its set to the last bit needs no second comparison."""
+        are_same = self.card.are_verified(calls)
+        for call, is_same in zip(calls, are_same, strict=True):
+            if not is_same:
+                self._check_one(call)
+            if not call.is_kept:
+                detail = "forward changes its inputs; write to a new tensor"
+                raise Decided(self.report(Status.WRONG, Reason.INPUTS_MODIFIED, detail))
+
+    def _check_one(self, call: LeftByCall) -> None:
         memory = self.card
-        memory.left(outputs, is_kept=is_kept)
-        if memory.is_unwritten(number):
+        memory.left(call.outputs, is_kept=call.is_kept)
+        if memory.is_unwritten(call.number):
             detail = "a timed call left its output unwritten"
             raise Decided(self.report(Status.WRONG, Reason.OUTPUT_NOT_WRITTEN, detail))
-        if found := memory.mismatch(number):
+        if found := memory.mismatch(call.number):
             detail = f"right in checked calls, wrong in a timed one: {found}"
             raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
-        if not is_kept:
-            detail = "forward changes its inputs; write to a new tensor"
-            raise Decided(self.report(Status.WRONG, Reason.INPUTS_MODIFIED, detail))
 
     def _tuned(self) -> dict[str, str]:
         """Labels of the winners of the program's choices, by key."""
         captured = self.first()
-        with self._holding(self.alone), self.phases.timed("tune"):
+        with self.held(), self._turn(self.alone), self.phases.timed("tune"):
             return self._run_for(captured).tune()
 
     @contextmanager
-    def _holding(self, turn: Callable[[], AbstractContextManager[None]]) -> Generator[None]:
-        """Holds the executor and a turn on the card; at once where this candidate has them."""
+    def held(self) -> Generator[None]:
+        """Holds the executor, with the program that it has loaded; may be nested."""
         if self._executor is not None:
             yield
             return
-        with self.taken() as executor, turn():
+        with self.taken() as executor:
             self._executor = executor
             try:
                 yield
             finally:
                 self._unload()
                 self._executor = None
+
+    @contextmanager
+    def _turn(self, turn: Callable[[], AbstractContextManager[None]]) -> Generator[None]:
+        """Holds the card; at once where this candidate holds it already."""
+        if self._has_turn:
+            yield
+            return
+        with turn():
+            self._has_turn = True
+            try:
+                yield
+            finally:
+                self._has_turn = False
 
     def _run_for(self, captured: Captured) -> ProgramRun:
         """The run of a program, loaded in place of another."""

@@ -18,14 +18,13 @@ import numpy as np
 from forge.evalpool.judge.execute.executors import ExecutorGone, ProgramFault, ProgramRefused
 from forge.evalpool.judge.execute.steps import named_choices
 from forge.evalpool.judge.timing.samples import Time
+from forge.evalpool.judge.trial.gpu.card_memory import LeftByCall
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided
 from forge.evalpool.judge.words import at_line
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import torch
 
     from forge.evalpool.judge.compiler.binary import Binary, Failure
     from forge.evalpool.judge.execute.call import Call
@@ -43,7 +42,7 @@ SLACKS = (0xFF, 0x7E, 0x00)
 with one of them."""
 NUM_TRIALS = 3
 """Timed calls that decide the number of the others."""
-MIN_CALLS, MAX_CALLS = 10, 50
+MIN_CALLS, MAX_CALLS = 10, 32
 TIMED_S = 0.4
 """Time for all timed calls, by the host's clock; long kernels get fewer, not under MIN_CALLS."""
 COUNT_JITTER = 0.2
@@ -125,14 +124,11 @@ class ProgramRun:
             raise self._decided(Status.RUNTIME_ERROR, Reason.OUT_OF_BOUNDS, OUT_OF_BOUNDS_DETAIL)
         return found
 
-    def timed(
-        self, numbers: Sequence[int], check: Callable[[int, Sequence[torch.Tensor], bool], None]
-    ) -> Time:
+    def timed(self, numbers: Sequence[int], check: Callable[[Sequence[LeftByCall]], None]) -> Time:
         """Times calls on input sets drawn from `numbers`, at secret places. Alone on the card.
 
         Args:
-            check: called after each call with its set, what it left, and whether it left alone what
-                the reference leaves alone.
+            check: called after calls with what they left; may raise Decided.
         """
         deadline = time.monotonic() + self.timing_timeout_s
         first = [numbers[0]] * min(NUM_TRIALS, self.memory.num_places)
@@ -166,7 +162,7 @@ class ProgramRun:
         self,
         numbers: Sequence[int],
         deadline: float,
-        check: Callable[[int, Sequence[torch.Tensor], bool], None],
+        check: Callable[[Sequence[LeftByCall]], None],
     ) -> TimeReport:
         calls: list[Call] = []
         for place, number in enumerate(numbers):
@@ -179,8 +175,13 @@ class ProgramRun:
             lambda end: self.executor.time(calls, warm_up=calls[0], deadline=end),
             deadline=deadline,
         )
-        for place, (number, call) in enumerate(zip(numbers, report.calls, strict=True)):
-            check(number, self.memory.outputs(place), not call.changed)
+        pairs = zip(numbers, report.calls, strict=True)
+        check(
+            [
+                LeftByCall(number, self.memory.outputs(place), is_kept=not call.changed)
+                for place, (number, call) in enumerate(pairs)
+            ]
+        )
         return report
 
     def _num_calls(self, trial: TimeReport) -> int:

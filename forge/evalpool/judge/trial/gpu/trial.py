@@ -263,19 +263,28 @@ class GpuTrials(Trials):
         options: JudgeOptions,
     ) -> Finding:
         """The finding of one candidate. Raises Decided."""
+        is_timed = self._table.timing and options.timing
+        baseline = self._baselines.kept(problem, self._table) if is_timed else None
         judgement.prepare()
-        finding = judgement.checked()
-        if not (self._table.timing and options.timing):
-            return finding
-        with phases.timed("baseline"):
-            baseline = self._baselines.kept(problem, self._table)
-            if baseline is None:
-                baseline = self._baselines.measured(problem, self._table)
         probes: list[float] = []
-        time, nodes = judgement.timed(
-            is_profiled=options.profile, before=lambda: probes.append(self._device.probe_us())
-        )
-        if not baseline.is_current(probes[0]):
+
+        def times() -> tuple[Time, tuple[NodeTime, ...]]:
+            return judgement.timed(
+                is_profiled=options.profile, before=lambda: probes.append(self._device.probe_us())
+            )
+
+        with judgement.held():
+            finding = judgement.checked()
+            if not is_timed:
+                return finding
+            # Nothing else may be measured while this candidate has the executor.
+            found = None if baseline is None else times()
+        if found is None or baseline is None:
+            with phases.timed("baseline"):
+                baseline = self._baselines.measured(problem, self._table)
+            found = times()
+        time, nodes = found
+        if not baseline.is_current(probes[-1]):
             with phases.timed("baseline"):
                 baseline = self._baselines.measured(problem, self._table)
         profile = _profile(time, baseline, nodes) if options.profile else None
