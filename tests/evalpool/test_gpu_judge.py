@@ -73,10 +73,10 @@ def test_correctness_alone_times_nothing(judge: Callable[..., Verdict]) -> None:
     [
         ("* 2, mask", "* 3, mask", Status.WRONG, "mismatch"),
         ("tl.maximum", "tl.relu", Status.COMPILE_ERROR, "not_triton"),
-        ("return y", "return torch.relu(x) * 2", Status.REJECTED, "decoy_kernel"),
+        ("return y", "return torch.relu(x) * 2", Status.REJECTED, "torch_work"),
         (LAUNCH, "", Status.REJECTED, "no_kernel_launch"),
         ("x + i, mask=i < n", "x + i * 100000", Status.RUNTIME_ERROR, "gpu_fault"),
-        ("return y", "return y.cpu()", Status.WRONG, "shape"),
+        ("return y", "return y.cpu()", Status.REJECTED, "unsupported"),
         ("BLOCK=1024)\n", "BLOCK=1024)\n        while True: pass\n", Status.TIMEOUT, "deadline"),
     ],
 )
@@ -106,19 +106,19 @@ FINGERPRINT = KERNEL.replace(
 ).replace("return y\n", "self.known[key] = y\n        return y\n")
 
 
-@pytest.mark.parametrize(
-    ("code", "reasons"),
-    [
-        (STREAM, {"clock", "output_not_written", "mismatch", "stateful"}),
-        (KEPT, {"stateful", "mismatch"}),
-    ],
-)
-def test_a_fake_time_is_no_time(
-    judge: Callable[..., Verdict], code: str, reasons: set[str]
-) -> None:
-    verdict = judge(code, problem=RELU, options=JudgeOptions())
-    assert verdict.status in (Status.REJECTED, Status.WRONG)
-    assert verdict.reason in reasons, verdict
+def test_work_on_another_stream_is_timed(judge: Callable[..., Verdict]) -> None:
+    """A program has one stream, in the order in which the host asked for its nodes."""
+    honest = judge(KERNEL, problem=RELU, options=JudgeOptions()).timing
+    verdict = judge(STREAM, problem=RELU, options=JudgeOptions())
+    assert verdict.status is Status.CORRECT, verdict
+    assert honest is not None
+    assert verdict.timing is not None
+    assert verdict.timing.candidate_us == pytest.approx(honest.candidate_us, rel=0.2)
+
+
+def test_an_answer_that_is_kept_is_refused(judge: Callable[..., Verdict]) -> None:
+    verdict = judge(KEPT, problem=RELU, options=JudgeOptions())
+    assert verdict.status in (Status.REJECTED, Status.WRONG), verdict
 
 
 def test_answers_kept_by_a_fingerprint_gain_nothing(judge: Callable[..., Verdict]) -> None:
@@ -198,19 +198,16 @@ def test_a_baseline_under_torch_compile_is_fused(
     code = KERNEL.replace(
         "tl.maximum(value, 0.0) * 2", "0.5 - 1 / (tl.exp(4 * tl.maximum(value, 0.0) + 2) + 1)"
     )
-    eager = gpu_bench.judge(code, problem=chain, options=JudgeOptions()).timing
+    verdict = gpu_bench.judge(code, problem=chain, options=JudgeOptions())
+    eager = verdict.timing
+    assert eager is not None, verdict
     table = gpu_bench.trials._table.model_copy(update={"baseline": "compile"})
     monkeypatch.setattr(gpu_bench.trials, "_table", table)
-    fused = gpu_bench.judge(code, problem=chain, options=JudgeOptions()).timing
+    verdict = gpu_bench.judge(code, problem=chain, options=JudgeOptions())
+    fused = verdict.timing
+    assert fused is not None, verdict
     assert eager.baseline_us > 2 * fused.baseline_us
     assert eager.candidate_us == pytest.approx(fused.candidate_us, rel=0.2)
-
-
-def test_a_smoke_check_says_that_its_process_was_used(judge: Callable[..., Verdict]) -> None:
-    options = JudgeOptions(timing=False, smoke=True)
-    first, second = (judge(KERNEL, problem=RELU, options=options) for _ in range(2))
-    assert second.isolation.endswith("-reused"), (first, second)
-    assert not judge(KERNEL, problem=RELU).isolation.endswith("-reused")
 
 
 @pytest.mark.parametrize(
@@ -227,15 +224,12 @@ def test_the_sandbox_holds_on_a_gpu_too(gpu_bench: Any, statement: str) -> None:
     gpu_bench.refused(statement)
 
 
-def test_candidates_that_fill_the_card_together_are_each_judged_alone(
-    judge: Callable[..., Verdict],
-) -> None:
-    """Each may have half of it; what one of four is refused is not its fault."""
+def test_candidates_that_fill_the_card_take_turns(judge: Callable[..., Verdict]) -> None:
     greedy = KERNEL.replace(
         "        y = torch.empty_like(x)\n",
         "        total = torch.cuda.get_device_properties(0).total_memory\n"
-        "        much = torch.empty(int(0.42 * total), dtype=torch.uint8, device=x.device)\n"
-        "        y = torch.empty_like(x)\n",
+        "        much = torch.zeros(int(0.42 * total), dtype=torch.uint8, device=x.device)\n"
+        "        y = torch.empty_like(x)\n        y[0, 0] = much[0]\n",
     )
     options = JudgeOptions(timing=False)
     with ThreadPoolExecutor(4) as several:
@@ -243,5 +237,5 @@ def test_candidates_that_fill_the_card_together_are_each_judged_alone(
             several.map(lambda _: judge(greedy, problem=RELU, options=options), range(4))
         )
     assert {one.status for one in verdicts} == {Status.CORRECT}, verdicts
-    too_much = judge(greedy.replace("0.42", "0.6"), problem=RELU, options=options)
+    too_much = judge(greedy.replace("0.42", "1.2"), problem=RELU, options=options)
     assert (too_much.status, too_much.reason) == (Status.RUNTIME_ERROR, "out_of_memory")

@@ -71,9 +71,6 @@ def child_environment() -> dict[str, str]:
         "CUDA_MODULE_LOADING": "LAZY",
         "CUDA_CACHE_DISABLE": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": NUM_QUEUES,
-        # The profiler asks for a user's name, which a sandbox's uid has not.
-        "USER": "candidate",
-        "LOGNAME": "candidate",
         # Of a baseline under torch.compile.
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",

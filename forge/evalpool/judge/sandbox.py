@@ -58,6 +58,9 @@ CHILD_ENVIRONMENT = {
     "TRITON_DEFAULT_FP_FUSION": "1",
     "PATH": "/nonexistent",
     "LANG": "C.UTF-8",
+    # Inductor asks for a user's name, which a sandbox's uid does not have.
+    "USER": "candidate",
+    "LOGNAME": "candidate",
 }
 
 

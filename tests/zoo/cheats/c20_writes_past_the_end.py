@@ -7,8 +7,8 @@ import triton.language as tl
 PROBLEM = "copy"
 DEVICES = ("cpu", "cuda")
 VERDICT = "runtime_error"
-REASON = "out_of_bounds"
-SAYS = "out of bounds"
+REASON = {"cpu": "out_of_bounds", "cuda": ("gpu_fault", "out_of_bounds")}
+SAYS = {"cpu": "out of bounds", "cuda": ("outside its tensors", "beside a tensor")}
 
 
 @triton.jit

@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "runtime_error"
-REASON = "exception"
-SAYS = "AttributeError: module"
+VERDICT = {"cpu": "runtime_error", "cuda": "rejected"}
+REASON = {"cpu": "exception", "cuda": "unsupported"}
+SAYS = {"cpu": "AttributeError: module", "cuda": "no card is here while host code runs"}
 
 
 @triton.jit

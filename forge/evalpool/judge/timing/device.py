@@ -14,6 +14,8 @@ import torch
 BF16_SIZE = 2048
 PROBE_BYTES = 256 << 20
 NUM_WARM_UPS, NUM_PROBES = 2, 5
+PROBE_CYCLES = 400_000
+"""About 0.2 ms of the card, so that the host has queued the work before its start is reached."""
 DOUBLE_RATE = 2
 """Transfers a clock of GPU memory."""
 AMD_DRIVER = Path("/sys/module/amdgpu/version")
@@ -66,6 +68,7 @@ class GpuDevice:
 
     def _probe_once(self) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(PROBE_CYCLES)
         start.record()
         self._probe.zero_()
         for _ in range(4):

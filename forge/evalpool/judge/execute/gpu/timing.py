@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.execute.gpu.exchange import Exchange
     from forge.evalpool.judge.execute.gpu.run import Loaded, Step
 
-NUM_WARM_UPS = 3
+NUM_WARM_UPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

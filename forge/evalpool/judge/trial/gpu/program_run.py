@@ -42,7 +42,7 @@ SLACKS = (0xFF, 0x7E, 0x00)
 with one of them."""
 NUM_TRIALS = 3
 """Timed calls that decide the number of the others."""
-MIN_CALLS, MAX_CALLS = 10, 32
+MIN_CALLS, MAX_CALLS = 10, 24
 TIMED_S = 0.4
 """Time for all timed calls, by the host's clock; long kernels get fewer, not under MIN_CALLS."""
 COUNT_JITTER = 0.2
