@@ -3,7 +3,7 @@
 `python -m forge.evalpool.judge.app CONFIG` serves:
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code,
-                 options: {timing, profile, program, smoke}} → Verdict
+                 options: {timing, profile, program}} → Verdict
     POST /examine {problem} → Examination: whether it can be judged and trained on
     GET /health → {ok, busy_s, num_judged, queue, capacity, device, isolation, harness}
 
