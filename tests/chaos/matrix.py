@@ -169,8 +169,10 @@ def damages() -> Iterator[Cell]:
     yield cell(T.ENGINE, P.STOPPED, F.DELETED, *LIVES, file="weights/grpo-*")
     for fault in (F.TRUNCATED, F.FLIPPED):
         yield cell(T.ENGINE, P.STOPPED, fault, *LIVES, file="weights/grpo-*/model.safetensors")
+    # An empty tokens.db is as good as none, which the advice for a damaged one asks for.
+    yield cell(T.STORE, P.STOPPED, F.EMPTIED, *LIVES, file="tokens.db")
     for fault in (F.TRUNCATED, F.EMPTIED, F.GARBAGE):
-        for file in ("run.db", "tokens.db"):
+        for file in ("run.db", "tokens.db") if fault is not F.EMPTIED else ("run.db",):
             yield cell(T.STORE, P.STOPPED, fault, MACHINE, file=file, says=file,
                        finishes=False, loses_rows=True)  # fmt: skip
     for fault in (F.TRUNCATED, F.FLIPPED, F.DELETED):
