@@ -43,6 +43,12 @@ def judge(
         str, typer.Option("--compile", help="Compilation, as in judge.compile.")
     ] = "ttir",
     baseline: Annotated[str, typer.Option(help="Baseline: eager or compile.")] = "eager",
+    protocol: Annotated[
+        str, typer.Option(help="Protocol: forge, kernelbench or drkernel, as in judge.protocol.")
+    ] = "forge",
+    also: Annotated[
+        list[str] | None, typer.Option(help="Further protocol, for comparison. Repeatable.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of judges; absent: one per core.")
     ] = None,
@@ -73,7 +79,7 @@ def judge(
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
-        workers=workers, timeout=timeout, url=url,
+        protocol=protocol, also=tuple(also or ()), workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
     if is_serving:
         return view.serve(settings, given=(problem, candidate), socket=socket, listen=listen)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.errors import MachineError, Stalled
+from forge.errors import ConfigError, MachineError, Stalled
 from forge.evalpool.capacity import GPU_CAPACITY, executor_timeout_s, seat_cores
 from forge.evalpool.keeper import Keeper, OpenLink
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
@@ -278,8 +278,20 @@ def request_timeout_s(table: JudgeTable, *, is_timed: bool) -> float:
     """Deadline of one request: the reference, all phases of the candidate, and the checks and
     timings of other requests that come first (on a card, or behind a URL, where they are
     unknown)."""
-    checks_s = 2 * (table.compile_timeout_s + table.correct_timeout_s)
+    num_protocols = 1 + len(table.also)
+    checks_s = 2 * num_protocols * (table.compile_timeout_s + table.correct_timeout_s)
     return checks_s + (executor_timeout_s(table) if is_timed else 0.0) + SLACK_S
+
+
+def _require_own_protocol(table: JudgeTable) -> None:
+    """Raises ConfigError for a protocol that judges on GPUs do not know."""
+    for key, names in (("protocol", [table.protocol]), ("also", table.also)):
+        others = [name for name in names if name != "forge"]
+        if others:
+            raise ConfigError(
+                f"judge.{key}: {', '.join(others)}: a judge on a GPU knows forge alone; "
+                "--device cpu judges correctness without one"
+            )
 
 
 @asynccontextmanager
@@ -297,9 +309,12 @@ async def open_pool(
     Yields when all are ready; on exit ends every process that it started.
 
     Raises:
+        ConfigError: judges on GPUs do not know a protocol of the table.
         MachineError: this machine has no usable sandbox, or a URL does not answer.
         ChildDied, Stalled: a judge did not become ready.
     """
+    if gpus and not table.url:
+        _require_own_protocol(table)
     opens = dict[Seat, OpenLink]()
     timeout_s = request_timeout_s(table, is_timed=True)
     for number, url in enumerate(table.url):

@@ -102,6 +102,9 @@ def _checked(verdict: Verdict) -> Verdict:
     require_types(verdict)
     if verdict.timing is not None:
         require_types(verdict.timing)
+    for name, other in verdict.also.items():
+        require_types(other)
+        str.encode(name)
     for phase, seconds in verdict.phase_s.items():
         float(seconds)
         str.encode(phase)

@@ -81,6 +81,16 @@ MAX_PROGRAM_BYTES = 64 << 10
 """Maximum size of a program in a verdict, compressed. A usual one has 1 to 5 kB; a larger one, with
 constants in it, is left out."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherVerdict:
+    """Correctness of the same candidate under another protocol (`judge.also`)."""
+
+    status: Status
+    reason: str
+    detail: str
+
+
 TIMING_FIELDS = tuple(Timing.__dataclass_fields__)
 
 
@@ -117,6 +127,9 @@ class Verdict:
     """The captured program, a zstd frame of what `judge.program.wire` reads; only if requested, and
     None for a source that was refused, or a program larger than `MAX_PROGRAM_BYTES`."""
 
+    also: Mapping[str, OtherVerdict] = field(default_factory=dict[str, OtherVerdict])
+    """Verdicts of further protocols, by name."""
+
     @property
     def is_correct(self) -> bool:
         """True if it passed every check."""
@@ -129,7 +142,8 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """A flat JSON object; `timing` is `none` or `measured`, and the timing fields are null if
-        nothing was timed. A program is in base64; without one, there is no such key."""
+        nothing was timed. A program is in base64. Without a profile, a program or other protocols,
+        there is no such key."""
         out = asdict(self)
         out["status"] = str(self.status)
         out["phase_s"] = dict(self.phase_s)
@@ -139,6 +153,8 @@ class Verdict:
         program = out.pop("program")
         if program is not None:
             out["program"] = b64encode(program).decode()
+        if not out["also"]:
+            del out["also"]
         out["timing"] = "none" if timing is None else "measured"
         for name in TIMING_FIELDS:
             out[name] = None if timing is None else timing[name]
@@ -156,7 +172,14 @@ class Verdict:
             rest["profile"] = Profile.from_json(rest["profile"])
         if "program" in rest:
             rest["program"] = _program(rest["program"])
+        if "also" in rest:
+            rest["also"] = {name: _other(value) for name, value in dict(rest["also"]).items()}
         return cls(status=Status(data["status"]), timing=timing, **rest)
+
+
+def _other(data: Any) -> OtherVerdict:
+    """Raises TypeError or ValueError if it is none."""
+    return OtherVerdict(**{**data, "status": Status(data["status"])})
 
 
 def _program(text: Any) -> bytes:

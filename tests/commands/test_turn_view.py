@@ -13,6 +13,7 @@ import zstandard
 from forge import cli
 from forge.evalpool.judge.program import wire
 from forge.records import Status
+from forge.records.verdict import OtherVerdict
 from forge.store.reader import open_run
 from tests.canned import unpack
 from tests.evalpool.program.programs import addition
@@ -94,3 +95,16 @@ def test_a_run_of_an_older_schema_has_no_programs(
         turn_id = reader.value("SELECT turn_id FROM turns LIMIT 1")
     assert cli.run_command(["show", str(paths.root), "--turn", turn_id]) == 0
     assert "recorded by a version of forge that kept none" in capsys.readouterr().out
+
+
+def test_verdicts_of_other_protocols_are_stored_beside_the_one_that_counts(tmp_path: Path) -> None:
+    other = OtherVerdict(status=Status.CORRECT, reason="ok", detail="")
+    made = played(1, program=None, status=Status.WRONG)
+    judged = replace(made, verdict=replace(made.verdict, also={"kernelbench": other}))
+    root = anyio.run(write_run, tmp_path / "toy-1", [judged])
+    anyio.run(write_run, root, [judged])
+    with open_run(root) as reader:
+        (row,) = reader.rows("SELECT * FROM v_protocols")
+    assert (row["turn_id"], row["protocol"]) == ("g1.r0.t0", "kernelbench")
+    assert (row["status"], row["own_status"], row["is_agreed"]) == ("correct", "wrong", 0)
+    assert row["own_detail"].startswith("first mismatch")

@@ -182,12 +182,12 @@ async def test_damaged_tokens_are_named_by_the_writer(tmp_path: Path) -> None:
     await write_run(root, [turn(50)])
 
 
-@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
 async def test_a_lowered_schema_number_is_named(tmp_path: Path, version: int) -> None:
     root = await write_run(tmp_path / "toy-1", small_run())
     with closing(sqlite3.connect(root / "run.db")) as connection:
         connection.execute(f"PRAGMA user_version = {version}")
-    said = rf'user_version says schema {version}, but .* schema 3 .*"PRAGMA user_version = 3"'
+    said = rf'user_version says schema {version}, but .* schema 4 .*"PRAGMA user_version = 4"'
     with pytest.raises(MachineError, match=said):
         await write_run(root, [])
     if version == 0:

@@ -34,6 +34,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 EMPTY_VIEWS = (
     "v_judge_noise",
     "v_programs",
+    "v_protocols",
     "v_replayed",
     "v_rewinds",
     "live_groups",

@@ -70,6 +70,10 @@ def render(verdict: Verdict, *, job: JudgeJob, request: JudgingRequest) -> Rende
     if verdict.detail:
         parts.append(Text(printable(verdict.detail)))
     parts += _excerpt(verdict.detail, job.code)
+    parts += [
+        Text(printable(f"{name}: {other.status} ({other.reason}) {other.detail}".rstrip()))
+        for name, other in verdict.also.items()
+    ]
     parts += _times(verdict, request)
     if request.is_profiled:
         parts += _profile(verdict)

@@ -37,6 +37,9 @@ class JudgeSettings:
     isolation: str = "auto"
     compile: str = "ttir"
     baseline: str = "eager"
+    protocol: str = "forge"
+    also: tuple[str, ...] = ()
+    """Further protocols."""
     workers: int | None = None
     """Number of judges; absent means one per core, at most MAX_JUDGES and one per candidate."""
     timeout: float | None = None
@@ -52,11 +55,18 @@ class JudgeSettings:
                         f"--url: --{option.name} must be set where the pool is served"
                     )
             return _table_of({"url": [self.url]})
-        chosen = {name: getattr(self, name) for name in ("isolation", "compile", "baseline")}
+        chosen = {
+            name: getattr(self, name) for name in ("isolation", "compile", "baseline", "protocol")
+        }
         for name, value in chosen.items():
             _require(f"--{name}", value, allowed=get_args(JudgeTable.model_fields[name].annotation))
+        for name in self.also:
+            allowed = get_args(JudgeTable.model_fields["protocol"].annotation)
+            _require("--also", name, allowed=allowed)
         workers = self.workers or len(os.sched_getaffinity(0))
-        return _table_of({"workers": workers, **chosen, **self._deadlines()})
+        return _table_of(
+            {"workers": workers, "also": list(self.also), **chosen, **self._deadlines()}
+        )
 
     def _deadlines(self) -> dict[str, float]:
         if self.timeout is None:

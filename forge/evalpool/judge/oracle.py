@@ -148,7 +148,12 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         counted = count_work(model, draw_inputs(module, terms))
         terms = replace(terms, is_tf32=terms.is_tf32 and has_products(counted))
         sets = _moved_and_drawn(
-            module, model, num_sets=request["num_sets"], terms=terms, counted=counted
+            module,
+            model,
+            num_sets=request["num_sets"],
+            terms=terms,
+            counted=counted,
+            is_moved=request.get("moved", True),
         )
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         facts = {
@@ -164,10 +169,18 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
 
 
 def _moved_and_drawn(
-    module: Any, model: Any, *, num_sets: int, terms: Terms, counted: OpCounter | None
+    module: Any,
+    model: Any,
+    *,
+    num_sets: int,
+    terms: Terms,
+    counted: OpCounter | None,
+    is_moved: bool,
 ) -> list[InputSet]:
     """Moves the parameters, as far as the reference bears it, and makes the input sets."""
     known = {} if counted is None else {"operations": counted.work, "flops": counted.flops}
+    if not is_moved:
+        return make_sets(module, model, num_sets=num_sets, terms=terms, **known)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for is_slight in (False, True):
         is_last = not parameters.move(model, is_slight=is_slight, is_tf32=terms.is_tf32)

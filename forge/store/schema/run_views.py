@@ -11,6 +11,7 @@ filter them by the columns that their comment names, or use LIMIT. Views without
 """
 
 from forge.store.schema.program_tables import NO_PROGRAM_VIEWS, PROGRAM_VIEWS
+from forge.store.schema.protocol_tables import NO_PROTOCOL_VIEWS, PROTOCOL_VIEWS
 from forge.store.schema.rolled_views import PLAIN, ROLLED
 
 RECORD_VIEWS = """
@@ -145,12 +146,13 @@ CREATE VIEW live_turns AS
     LEFT JOIN problems p ON p.problem_id = g.problem_id;
 """
 
-VIEWS = RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS
+VIEWS = RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS
 OLDER_VIEWS = {
-    1: RECORD_VIEWS + PLAIN + NO_PROGRAM_VIEWS,
-    2: RECORD_VIEWS + LIVE_VIEWS + ROLLED + NO_PROGRAM_VIEWS,
+    1: RECORD_VIEWS + PLAIN + NO_PROGRAM_VIEWS + NO_PROTOCOL_VIEWS,
+    2: RECORD_VIEWS + LIVE_VIEWS + ROLLED + NO_PROGRAM_VIEWS + NO_PROTOCOL_VIEWS,
+    3: RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + NO_PROTOCOL_VIEWS,
 }
-"""Temporary views for runs of older schemas: 1 has no roll-ups, 2 no programs."""
+"""Temporary views for runs of older schemas: 1 has no roll-ups, 2 no programs, 3 one protocol."""
 
 
 def view_names() -> list[str]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Trajectory,
         Turn,
     )
+    from forge.records.verdict import OtherVerdict
     from forge.store.write.rows import Record
 
 _STAGE = re.compile(r"^[a-z]+-(\d+)")
@@ -113,9 +114,19 @@ def of_verdict(record: Turn) -> Row:
     }
 
 
-def of_turn_program(record: Turn) -> Row:
-    """Columns of `turn_programs` but for the id of the program."""
+def of_turn_key(record: Turn) -> Row:
+    """Columns that identify a turn."""
     return {"group_id": record.group_id, "rollout": record.rollout, "turn": record.turn}
+
+
+def of_other_verdict(record: Turn, protocol: str, other: OtherVerdict) -> Row:
+    """Columns of `turn_protocols`."""
+    return of_turn_key(record) | {
+        "protocol": protocol,
+        "status": str(other.status),
+        "reason": other.reason,
+        "detail": other.detail,
+    }
 
 
 def of_metrics(record: Metrics) -> Iterator[Row]:

@@ -193,9 +193,12 @@ class RowWriter:
         row["detail_id"] = self._texts.put(encoded.detail, within_id=feedback_id)
         self._put("verdicts", _TURN_KEY, row)
         if encoded.program is not None:
-            row = columns.of_turn_program(record)
+            row = columns.of_turn_key(record)
             row["program_id"] = self._programs.put(encoded.program)
             self._put("turn_programs", _TURN_KEY, row)
+        for name, other in record.verdict.also.items():
+            row = columns.of_other_verdict(record, name, other)
+            self._put("turn_protocols", (*_TURN_KEY, "protocol"), row)
         self._token_row(record, encoded.tokens)
 
     def _token_row(self, record: Turn | Sample, tokens: tuple[bytes, bytes, bytes]) -> None:

@@ -82,6 +82,8 @@ class Checks:
     call: Callable[[int], None]
     """Runs the program once on an input set that is in place; raises Decided if it fails."""
     finding: Report
+    is_repeated: bool = True
+    """True to check one set twice, for what a program keeps between calls."""
     draw: random.Random = field(default_factory=random.SystemRandom)
     judged: list[int] = field(default_factory=list[int])
     """Sets with right outputs so far, in order."""
@@ -100,7 +102,9 @@ class Checks:
     def _order(self) -> list[int]:
         """The sets after the first, and any one a second time."""
         count = self.memory.num_sets
-        order = [*range(1, count), self.draw.randrange(count)]
+        order = list(range(1, count))
+        if self.is_repeated:
+            order.append(self.draw.randrange(count))
         self.draw.shuffle(order)
         return order
 

@@ -6,10 +6,12 @@ capture ─▶ structure ─▶ (binary, if asked for) ─▶ evaluator: set 0, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
+from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.trial.captures import Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.spawner import Spawner
     from forge.evalpool.judge.trial.captures import Captured
@@ -53,9 +56,9 @@ def open_cpu_trials(
         compiler_uids: user ids of compiler children that run at once.
         cache_folder: folder of compiled kernels; None keeps them in memory.
     """
-    references = References(
+    draws = partial(
+        References,
         spawner,
-        num_sets=table.num_inputs,
         timeout_s=table.compile_timeout_s + table.correct_timeout_s,
         uid=oracle_uid,
         max_bytes=table.memory_bytes,
@@ -64,7 +67,8 @@ def open_cpu_trials(
     return CpuTrials(
         table=table,
         spawner=spawner,
-        references=references,
+        references=draws(num_sets=table.num_inputs),
+        given=draws(num_sets=NUM_TRIALS, is_varied=False),
         captures=captures,
         facts=Facts(captures),
         compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
@@ -82,22 +86,30 @@ class CpuTrials(Trials):
         table: JudgeTable,
         spawner: Spawner,
         references: References,
+        given: References,
         captures: Captures,
         facts: Facts,
         compiler: Compiler,
         evaluator_uid: int | None,
         stamp: Stamp,
     ) -> None:
+        """
+        Args:
+            references: draws of our own protocol.
+            given: draws of the others: inputs and parameters as the problem gives them.
+        """
         super().__init__(table=table, spawner=spawner, stamp=stamp)
         self.references = references
+        self._given = given
         self._captures = captures
         self._facts = facts
         self._compiler = compiler
         self._evaluator_uid = evaluator_uid
 
     def close(self) -> None:
-        """Ends the oracle that waits, and the compiler's threads."""
+        """Ends the oracles that wait, and the compiler's threads."""
         self.references.end_idle()
+        self._given.end_idle()
         self._compiler.close()
 
     def with_table(self, table: JudgeTable) -> CpuTrials:
@@ -106,6 +118,7 @@ class CpuTrials(Trials):
             table=table,
             spawner=self._spawner,
             references=self.references,
+            given=self._given,
             captures=self._captures.with_table(table),
             facts=self._facts,
             compiler=self._compiler,
@@ -122,8 +135,35 @@ class CpuTrials(Trials):
         phases: Phases,
         options: JudgeOptions,
     ) -> Finding:
+        return self._judged(problem, code, uid=uid, phases=phases, protocol=None)
+
+    def _run_other(
+        self,
+        problem: ReferenceModule,
+        code: str,
+        *,
+        uid: int | None,
+        phases: Phases,
+        protocol: OtherProtocol,
+    ) -> Finding:
+        return self._judged(problem, code, uid=uid, phases=phases, protocol=protocol)
+
+    def _judged(
+        self,
+        problem: ReferenceModule,
+        code: str,
+        *,
+        uid: int | None,
+        phases: Phases,
+        protocol: OtherProtocol | None,
+    ) -> Finding:
+        """The finding under a protocol; None is ours."""
+        references, compare = self.references, None
+        if protocol is not None:
+            references = self._given
+            compare = protocol.comparison(problem.precision)
         with phases.timed("reference"):
-            reference = self.references.get(problem)
+            reference = references.get(problem)
             facts = self._facts.of(
                 problem, reference.request, num_bytes=reference.num_bytes, uid=uid
             )
@@ -146,11 +186,12 @@ class CpuTrials(Trials):
                 phases=phases,
                 request=reference.request,
                 reference=reference,
-                memory=CpuMemory(reference, memory),
+                memory=CpuMemory(reference, memory, compare),
                 problem=facts,
                 captures=self._captures,
                 compiler=self._compiler,
                 evaluator=evaluator,
+                is_repeated=protocol is None,
             )
             try:
                 return judgement.finding()

@@ -53,6 +53,8 @@ class Judgement(ABC):
     problem: ProblemFacts
     captures: Captures
     compiler: Compiler
+    is_repeated: bool = True
+    """True to check one input set twice."""
     num_launches: int = 0
     torch_share: float | None = None
     _checks: Checks | None = field(default=None, init=False)
@@ -63,7 +65,12 @@ class Judgement(ABC):
 
     def check(self) -> Finding:
         """Runs every checked call. Raises Decided for a candidate that fails."""
-        self._checks = Checks(memory=self.memory, call=self._call, finding=self.report)
+        self._checks = Checks(
+            memory=self.memory,
+            call=self._call,
+            finding=self.report,
+            is_repeated=self.is_repeated,
+        )
         with self.phases.timed("correct"):
             self._checks.run()
         return self.report(Status.CORRECT, "ok")

@@ -140,12 +140,25 @@ class References:
     """What oracles gave, kept. Safe to call from several threads."""
 
     def __init__(
-        self, spawner: Spawner, *, num_sets: int, timeout_s: float, uid: int | None, max_bytes: int
+        self,
+        spawner: Spawner,
+        *,
+        num_sets: int,
+        timeout_s: float,
+        uid: int | None,
+        max_bytes: int,
+        is_varied: bool = True,
     ) -> None:
+        """
+        Args:
+            is_varied: draw inputs of several distributions and move parameters; else both are as
+                the problem gives them.
+        """
         self._oracles = Oracles(spawner, uid=uid, num_kept=1)
         self._num_sets = num_sets
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
+        self._is_varied = is_varied
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, Reference] = OrderedDict()
 
@@ -204,7 +217,8 @@ class References:
             "device": "cpu",
             "tf32": False,
             "max_bytes": self._max_bytes,
-            "plain": is_plain,
+            "plain": is_plain or not self._is_varied,
+            "moved": self._is_varied,
         }
         deadline = time.monotonic() + self._timeout_s
         frames.send(oracle.sock, Kind.PROBLEM, body)

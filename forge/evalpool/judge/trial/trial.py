@@ -21,6 +21,7 @@ import zstandard
 from forge.evalpool.judge import frames, words
 from forge.evalpool.judge.caps import held_bytes
 from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.proof import WeakSandbox
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed
@@ -30,6 +31,7 @@ from forge.records.reason import Reason
 from forge.records.verdict import (
     MAX_PROGRAM_BYTES,
     JudgeOptions,
+    OtherVerdict,
     Profile,
     Status,
     Timing,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.records.problem import ReferenceModule
 
 logger = logging.getLogger(__name__)
@@ -134,18 +137,63 @@ class Trials(ABC):
     ) -> Verdict:
         """Blocks until the verdict, at most the sum of all deadlines. `uid` is the runner's own."""
         phases = Phases()
+        protocol = PROTOCOLS.get(self._table.protocol)
+        finding = self._found(
+            problem, code, uid=uid, phases=phases, options=options, protocol=protocol
+        )
+        verdict = self.stamped(finding, phases=phases)
+        if options.program and phases.program is not None:
+            verdict = replace(verdict, program=_packed(phases.program))
+        if verdict.status.is_scored and self._table.also:
+            with phases.timed("also"):
+                also = self._also(problem, code, uid=uid, finding=finding)
+            verdict = replace(verdict, also=also, phase_s=dict(phases.seconds))
+        return verdict
+
+    def _also(
+        self, problem: ReferenceModule, code: str, *, uid: int | None, finding: Finding
+    ) -> dict[str, OtherVerdict]:
+        """The verdicts of the table's other protocols, which differ in numbers alone."""
+        also: dict[str, OtherVerdict] = {}
+        for name in self._table.also:
+            if finding.status not in (Status.REJECTED, Status.COMPILE_ERROR):
+                finding = self._found(
+                    problem,
+                    code,
+                    uid=uid,
+                    phases=Phases(),
+                    options=CORRECTNESS_ALONE,
+                    protocol=PROTOCOLS.get(name),
+                )
+            detail = words.clean(finding.detail)
+            also[name] = OtherVerdict(status=finding.status, reason=finding.reason, detail=detail)
+        return also
+
+    def _found(
+        self,
+        problem: ReferenceModule,
+        code: str,
+        *,
+        uid: int | None,
+        phases: Phases,
+        options: JudgeOptions,
+        protocol: OtherProtocol | None,
+    ) -> Finding:
+        """A finding for every way in which a judgement can end."""
         try:
-            finding = self._find(problem, code, uid=uid, phases=phases, options=options)
+            return self._find(
+                problem, code, uid=uid, phases=phases, options=options, protocol=protocol
+            )
         except Decided as decided:
-            finding = decided.finding
+            return decided.finding
         except ReferenceFailed as error:
             is_large = isinstance(error, ProblemTooLarge)
             reason = Reason.PROBLEM_TOO_LARGE if is_large else Reason.REFERENCE_FAILED
-            finding = Finding(status=Status.INFRA_ERROR, reason=reason, detail=str(error))
+            return Finding(status=Status.INFRA_ERROR, reason=reason, detail=str(error))
         except WeakSandbox as error:
-            finding = Finding(status=Status.INFRA_ERROR, reason="weak_sandbox", detail=str(error))
+            return Finding(status=Status.INFRA_ERROR, reason="weak_sandbox", detail=str(error))
         except ZygoteGone as error:
-            finding = Finding(
+            return Finding(
                 status=Status.INFRA_ERROR,
                 reason="zygote_gone",
                 detail=words.without_paths(str(error)),
@@ -153,11 +201,7 @@ class Trials(ABC):
         except Exception as error:
             logger.exception("%s: a bug of the judge", problem.problem_id)
             told = words.without_paths(f"{type(error).__name__}: {error}")
-            finding = Finding(status=Status.INFRA_ERROR, reason="judge_bug", detail=told)
-        verdict = self.stamped(finding, phases=phases)
-        if options.program and phases.program is not None:
-            verdict = replace(verdict, program=_packed(phases.program))
-        return verdict
+            return Finding(status=Status.INFRA_ERROR, reason="judge_bug", detail=told)
 
     @abstractmethod
     def close(self) -> None:
@@ -188,12 +232,27 @@ class Trials(ABC):
         uid: int | None,
         phases: Phases,
         options: JudgeOptions,
+        protocol: OtherProtocol | None,
     ) -> Finding:
         with phases.timed("source"):
             fault = check_source(code, entry_point=f"{problem.entry_point}New")
         if fault is not None:
             return Finding(status=fault.status, reason=fault.reason, detail=fault.detail)
+        if protocol is not None:
+            return self._run_other(problem, code, uid=uid, phases=phases, protocol=protocol)
         return self._run(problem, code, uid=uid, phases=phases, options=options)
+
+    def _run_other(
+        self,
+        problem: ReferenceModule,
+        code: str,
+        *,
+        uid: int | None,
+        phases: Phases,
+        protocol: OtherProtocol,
+    ) -> Finding:
+        """Judges under another protocol. `open_pool` refuses them where judges know ours alone."""
+        raise NotImplementedError(f"{protocol.name} is not a protocol of this judge")
 
     @abstractmethod
     def _run(

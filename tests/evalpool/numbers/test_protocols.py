@@ -1,0 +1,78 @@
+"""The comparison of other protocols is that of `torch.allclose`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from forge.evalpool.judge.numbers.compare import Expected
+from forge.evalpool.judge.numbers.protocols import PROTOCOLS, allclose_mismatch
+from forge.evalpool.judge.shm import TensorSpec
+
+TYPES = {"float32": torch.float32, "float16": torch.float16, "int32": torch.int32}
+SPECIAL = st.sampled_from([0.0, -0.0, 1.0, 1.0001, 1.01, math.nan, math.inf, -math.inf, 1e-5])
+VALUES = st.lists(
+    st.tuples(
+        SPECIAL | st.floats(-100, 100), SPECIAL | st.floats(-100, 100) | st.just(None)
+    ),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+def found(reference: torch.Tensor, candidate: torch.Tensor, *, tolerance: float) -> str | None:
+    name = str(reference.dtype).removeprefix("torch.")
+    spec = TensorSpec(name, tuple(reference.shape))
+    data = reference.numpy().tobytes()
+    expected = Expected.make(spec, data, error=b"", precision="fp32")
+    got = candidate.numpy().tobytes()
+    return allclose_mismatch(expected, got, tolerance=tolerance, name="output")
+
+
+@settings(deadline=None, max_examples=300)
+@given(pairs=VALUES, dtype=st.sampled_from(list(TYPES)), tolerance=st.sampled_from([1e-4, 1e-2]))
+@example(pairs=[(math.nan, math.nan)], dtype="float32", tolerance=1e-2)
+@example(pairs=[(1.0, math.inf)], dtype="float32", tolerance=1e-2)
+@example(pairs=[(math.inf, math.inf)], dtype="float32", tolerance=1e-2)
+@example(pairs=[(10000.0, 10001.0)], dtype="int32", tolerance=1e-4)
+def test_outputs_agree_where_torch_allclose_says_so(
+    pairs: list[tuple[float, float | None]], dtype: str, tolerance: float
+) -> None:
+    """None as the second value: close to the first one, by one half of the tolerance."""
+    if dtype == "int32":
+        pairs = [(a, b) for a, b in pairs if math.isfinite(a) and (b is None or math.isfinite(b))]
+    near = [(a, a * (1 + tolerance / 2) if b is None else b) for a, b in pairs]
+    reference = torch.tensor([a for a, _ in near], dtype=torch.float64).to(TYPES[dtype])
+    candidate = torch.tensor([b for _, b in near], dtype=torch.float64).to(TYPES[dtype])
+    wide = reference.double(), candidate.double()
+    expected = torch.allclose(*wide, atol=tolerance, rtol=tolerance)
+    assert (found(reference, candidate, tolerance=tolerance) is None) == expected
+
+
+def test_booleans_must_be_equal() -> None:
+    """`torch.allclose` cannot subtract them: those projects judge no such output."""
+    truth = torch.tensor([True, False])
+    assert found(truth, truth, tolerance=1e-2) is None
+    assert found(truth, ~truth, tolerance=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tolerance"),
+    [
+        ("kernelbench", "fp32", 1e-4), ("kernelbench", "fp16", 1e-2), ("kernelbench", "bf16", 1e-2),
+        ("drkernel", "fp32", 1e-2),
+    ],
+)  # fmt: skip
+def test_each_protocol_has_the_tolerance_of_its_project(
+    name: str, precision: str, tolerance: float
+) -> None:
+    compare = PROTOCOLS[name].comparison(precision)
+    spec = TensorSpec("float32", (1,))
+    one = torch.ones(1)
+    expected = Expected.make(spec, one.numpy().tobytes(), error=b"", precision=precision)
+    inside, outside = one + 1.9 * tolerance, one + 2.1 * tolerance
+    assert compare(expected, inside.numpy().tobytes(), name="output") is None
+    assert compare(expected, outside.numpy().tobytes(), name="output")

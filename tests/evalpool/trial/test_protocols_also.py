@@ -1,0 +1,99 @@
+"""Verdicts of other protocols beside ours: who passes where, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forge.config.schema import JudgeTable
+from forge.errors import ConfigError
+from forge.evalpool.pool import open_pool
+from forge.process.devices import Gpu, Vendor
+from forge.records.verdict import Status, Verdict
+from tests.evalpool.benches import RELU, RELU_KERNEL, TABLE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.evalpool.benches import Bench
+
+pytestmark = pytest.mark.anyio
+
+BOTH = TABLE.model_copy(update={"also": ["kernelbench", "drkernel"]})
+CLOSE = RELU_KERNEL.replace("* 2", "* 2.006")
+"""Wrong by 3 in 1000."""
+CLIPPED = RELU_KERNEL.replace("tl.maximum(value, 0.0) * 2", "tl.clamp(value, 0.0, 8.0) * 2")
+"""Right on standard normal inputs."""
+TORCH = RELU_KERNEL.replace("return y", "return torch.relu(x) * 2 + 0 * y")
+TUPLE = RELU.replace("torch.relu(x) * 2", "torch.relu(x) * 2, x")
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.parametrize(
+    ("code", "own", "kernelbench", "drkernel"),
+    [
+        (RELU_KERNEL, "ok", "ok", "ok"),
+        (CLOSE, "mismatch", "mismatch", "ok"),
+        (CLIPPED, "range", "ok", "ok"),
+        (TORCH, "torch_work", "torch_work", "torch_work"),
+        (RELU_KERNEL.replace("return y", "return y[0]"), "shape", "shape", "shape"),
+        ("def f(:", "syntax_error", "syntax_error", "syntax_error"),
+    ],
+    ids=["right", "close", "clipped", "torch", "shape", "syntax"],
+)
+def test_each_protocol_has_a_verdict_of_its_own(
+    bench: Bench, code: str, own: str, kernelbench: str, drkernel: str
+) -> None:
+    verdict = bench.judge(code, table=BOTH)
+    assert verdict.reason == own, verdict.detail
+    reasons = {name: other.reason for name, other in verdict.also.items()}
+    assert reasons == {"kernelbench": kernelbench, "drkernel": drkernel}
+    assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+def test_a_protocol_can_decide_and_ours_be_beside_it(bench: Bench) -> None:
+    table = TABLE.model_copy(update={"protocol": "drkernel", "also": ["forge"]})
+    verdict = bench.judge(CLOSE, table=table)
+    assert verdict.status is Status.CORRECT
+    assert verdict.also["forge"].status is Status.WRONG
+    assert "expected" in verdict.also["forge"].detail
+
+
+def test_nothing_passes_where_a_protocol_compares_one_tensor_and_model_returns_two(
+    bench: Bench,
+) -> None:
+    code = RELU_KERNEL.replace("return y", "return y, x")
+    verdict = bench.judge(code, problem=TUPLE, table=BOTH)
+    assert verdict.is_correct, verdict.detail
+    assert {other.status for other in verdict.also.values()} == {Status.WRONG}
+    assert "nothing passes" in verdict.also["kernelbench"].detail
+
+
+def test_parameters_are_as_they_initialise(bench: Bench) -> None:
+    """Ours moves them, so that a kernel that leaves them out is found."""
+    scaled = RELU.replace(
+        "    def forward", "    def __init__(self):\n        super().__init__()\n"
+        "        self.scale = torch.nn.Parameter(torch.ones(1))\n    def forward",
+    ).replace("* 2", "* 2 * self.scale")  # fmt: skip
+    verdict = bench.judge(RELU_KERNEL, problem=scaled, table=BOTH)
+    assert verdict.status is not Status.CORRECT
+    assert {other.status for other in verdict.also.values()} == {Status.CORRECT}
+
+
+@pytest.mark.parametrize("changes", [{"protocol": "kernelbench"}, {"also": ["drkernel"]}])
+async def test_judges_on_gpus_refuse_other_protocols(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    gpu = Gpu(
+        vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1
+    )
+    table = JudgeTable().model_copy(update=changes)
+    (key,) = changes
+    with pytest.raises(ConfigError, match=rf"judge\.{key}: .* a judge on a GPU knows forge alone"):
+        async with open_pool(table, socket_dir=tmp_path, log_dir=tmp_path, gpus=[gpu]):
+            pass
