@@ -27,7 +27,7 @@ from forge.config.load import dump_experiment, load_experiment
 from forge.errors import ForgeError, MachineError
 from forge.exits import Ending, ending_of
 from forge.process.limits import use_one_heap
-from forge.process.sockets import open_socket_dir, remove_socket_dir
+from forge.process.sockets import open_socket_dir, remove_left_dirs, remove_socket_dir
 from forge.runner.attempt import describe_attempt
 from forge.runner.background import keep_status, log_to, record_end, record_status
 from forge.runner.control import ControlServer, serve_control
@@ -128,6 +128,7 @@ def resume_run(
         if from_step is not None:
             past = back_to_step(past, from_step, experiment=experiment, paths=paths)
         if past.state and len(past.state.finished_stages) == len(experiment.stage):
+            remove_left_dirs()  # of a run killed between its last row and its end
             console.say(f"{paths.name} has finished; there is nothing to resume")
             return paths
         with _planned(experiment, console, paths.name, wait_s) as (planned, _):

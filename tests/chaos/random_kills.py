@@ -79,8 +79,8 @@ def _kill_runs(machine: Machine, draw: random.Random, num_kills: int, result: Re
 
 
 def _begin(machine: Machine, run: RunView | None) -> tuple[RunView, Command]:
-    """Resume the run, or start one: a run that was killed before it had a store is none yet."""
-    if run is not None and (run.root / "run.db").exists():
+    """Resume the run, or start one: a run that was killed before it had tables is none yet."""
+    if run is not None and run.number("PRAGMA user_version"):
         return run, machine.start("resume", run.root.name)
     taken = [int(path.name.removeprefix("x-")) for path in (machine.root / "runs").glob("x-*")]
     root = machine.root / "runs" / f"x-{1 + max(taken, default=0)}"
