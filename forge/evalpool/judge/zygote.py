@@ -278,12 +278,20 @@ def _import_for_gpu() -> Children:
     """Imports what a child with the GPU's files uses. Makes no context: a child forked after that
     could not use it."""
     import torch
+    from triton.backends import backends
+    from triton.runtime import driver
 
     torch.set_num_threads(1)
     from forge.evalpool.judge import examine, gpu_memory, oracle
     from forge.evalpool.judge.timing import baseline_child
 
     _ = gpu_memory  # an oracle asks for it by name, where forge's files are out of sight
+    if not torch.version.hip:
+        # Triton's launcher is compiled here: for a baseline under torch.compile, whose sandbox
+        # shows no ldconfig.
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["TRITON_CACHE_DIR"] = cache
+            driver.set_active(backends["nvidia"].driver())
 
     return Children(
         candidate=None,
