@@ -180,6 +180,8 @@ def be_zygote(
         environment |= gpu_files.child_environment()
     with _telling_versions(sock), collector_paused():
         children = _import_for_gpu() if is_gpu else _import_for_cpu()
+    gc.collect()
+    linux.use_huge_pages()
     mapped_bytes = sandbox.mapped_bytes()
     num_threads = len(os.listdir("/proc/self/task"))
     namespace, proc = None, os.open("/proc", os.O_PATH | os.O_CLOEXEC)
@@ -190,7 +192,6 @@ def be_zygote(
     if isolation is not Isolation.NONE:
         sys.path[:] = root.sandbox_sys_path(plan)
         sys.path_importer_cache.clear()
-    gc.collect()
     gc.freeze()  # children write no reference counts of the collector into shared pages
     around = Surroundings(
         isolation=isolation,
