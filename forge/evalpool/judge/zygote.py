@@ -67,6 +67,11 @@ class Children:
     """Children of our own code, by role."""
 
 
+def _names_of_forge() -> tuple[str, ...]:
+    """Names of forge's modules in `sys.modules`."""
+    return tuple(name for name in sys.modules if name == "forge" or name.startswith("forge."))
+
+
 @dataclass(slots=True, kw_only=True)
 class Zygote:
     """What a fork needs to know."""
@@ -78,6 +83,9 @@ class Zygote:
     """Parent of children's scratch folders where there is no mount namespace."""
     scratch: dict[int, str] = field(default_factory=dict)
     """Of each child that lives, by pid."""
+    own_modules: tuple[str, ...] = field(default_factory=_names_of_forge)
+    """Names of forge's modules. To look for them in each child writes the reference count of every
+    module's name: 1,300 pages that it shares with the zygote."""
 
     def serve(self) -> None:
         """Forks and reaps on request, until the judge hangs up."""
@@ -165,7 +173,7 @@ class Zygote:
             return
         if self.children.candidate is None:
             raise RuntimeError(f"no child of this zygote is a {role}")
-        _forget_forge()
+        _forget(self.own_modules)
         sock.settimeout(None)
         self.children.candidate(sock, file=f"{scratch}/work/candidate.py")
 
@@ -314,8 +322,8 @@ def _silence() -> None:
     os.close(fd)
 
 
-def _forget_forge() -> None:
+def _forget(names: tuple[str, ...]) -> None:
     """`import forge` must not find what the zygote imported; nor is its source visible."""
-    for name in [name for name in sys.modules if name == "forge" or name.startswith("forge.")]:
+    for name in names:
         del sys.modules[name]
     sys.modules["__main__"] = type(sys)("__main__")
