@@ -27,6 +27,8 @@ MAX_RANK = 32
 MAX_ELEMENTS = 1 << 22
 """Elements of one block; Triton itself allows 2^20."""
 
+SPACES = " \t\r\n/"
+"""First characters of what `SPACE` matches."""
 SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*)*")
 BLANKS = re.compile(r"[ \t]*")
 WORD = re.compile(r"[A-Za-z_][\w$.\-]*")
@@ -34,6 +36,8 @@ VALUE = re.compile(r"%([\w$.\-]+)(?:#(\d+))?")
 SYMBOL = re.compile(r'@(?:"((?:[^"\\\n]|\\.)*)"|([\w$.\-]+))')
 STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 NUMBER = re.compile(r"-?(?:0x[0-9a-fA-F]+|\d+(?:\.\d*(?:[eE][+-]?\d+)?)?)")
+TYPE = re.compile(r"(?:!tt\.[\w$.\-]+|[A-Za-z_][\w$.\-]*)(?:<[\w.!]*(?:<\w*>)?>)?")
+"""The text of most types; all that such a text may be followed by ends the type."""
 SIZE = re.compile(r"(\d+)x")
 LABEL = re.compile(r"\^([\w$.\-]+)")
 ESCAPE = re.compile(r"\\([0-9a-fA-F]{2}|.)", re.DOTALL)
@@ -52,6 +56,8 @@ class Scanner:
         self.text = text
         self.position = 0
         self.depth = 0
+        self._types: dict[str, Type] = {}
+        """Types read before, by their texts."""
         self._ends = [match.start() for match in re.finditer("\n", text)]
 
     @property
@@ -65,12 +71,16 @@ class Scanner:
 
     def skip(self) -> None:
         """Moves over white space, newlines and comments."""
+        if self.text[self.position : self.position + 1] not in SPACES:
+            return
         match = SPACE.match(self.text, self.position)
         if match is not None:
             self.position = match.end()
 
     def skip_blanks(self) -> None:
         """Moves over white space of the line."""
+        if self.text[self.position : self.position + 1] not in " \t":
+            return
         match = BLANKS.match(self.text, self.position)
         if match is not None:
             self.position = match.end()
@@ -150,11 +160,21 @@ class Scanner:
 
     def type(self) -> Type:
         """A type. Raises InvalidModule for those that a kernel cannot have."""
+        self.skip()
+        start = self.position
+        match = TYPE.match(self.text, start)
+        known = None if match is None else self._types.get(match[0])
+        if match is not None and known is not None:
+            self.position = match.end()
+            return known
         self.enter()
         try:
-            return self._type()
+            found = self._type()
         finally:
             self.leave()
+        if match is not None and self.position == match.end():
+            self._types[match[0]] = found
+        return found
 
     def _type(self) -> Type:
         if self.accept("!tt.ptr"):
