@@ -17,6 +17,7 @@ from forge.evalpool.judge.program.policy.reference import facts_of
 from forge.evalpool.judge.program.walk import variants
 from forge.evalpool.judge.trial.captures import NoAnswers
 from forge.evalpool.judge.trial.trial import Decided, Phases
+from forge.records.reason import Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 MAX_PROBLEMS = 256
 """Of 1 to 2 kB each. A run seldom comes back to a problem before others have been played."""
+CHANCE = frozenset({Status.TIMEOUT, Status.INFRA_ERROR})
+"""Ends of a capture that depend on the machine and its load."""
 
 
 class Facts:
@@ -61,7 +64,9 @@ class Facts:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        found = self._make(problem, request, num_bytes=num_bytes, uid=uid)
+        found, is_sure = self._make(problem, request, num_bytes=num_bytes, uid=uid)
+        if not is_sure:
+            return found
         with self._lock:
             self._kept[key] = found
             while len(self._kept) > MAX_PROBLEMS:
@@ -75,7 +80,8 @@ class Facts:
         *,
         num_bytes: int,
         uid: int | None,
-    ) -> ProblemFacts:
+    ) -> tuple[ProblemFacts, bool]:
+        """Facts, and True if another capture would give the same."""
         asked = {**request, "precision": problem.precision, "cast": True}
         try:
             captured = self._captures.capture(
@@ -88,8 +94,9 @@ class Facts:
             )
         except Decided as decided:
             logger.info("%s: no program: %s", problem.problem_id, decided.finding.detail)
-            return ProblemFacts(num_bytes=num_bytes)
-        return known_facts(captured.program, num_bytes=num_bytes)
+            is_sure = decided.finding.status not in CHANCE
+            return ProblemFacts(num_bytes=num_bytes), is_sure
+        return known_facts(captured.program, num_bytes=num_bytes), True
 
 
 def known_facts(reference: Program, *, num_bytes: int) -> ProblemFacts:
