@@ -80,20 +80,14 @@ class Initial:
 
         with ExitStack() as stack:
             stack.enter_context(parameters_made(self.take))
-            stack.enter_context(_replaced(torch.nn.Module, "register_buffer", register_buffer))
-            for owner, name in _initialisers():
-                replacement = self._unless_taken(getattr(owner, name))
-                stack.enter_context(_replaced(owner, name, replacement))
+            stack.enter_context(replaced(torch.nn.Module, "register_buffer", register_buffer))
+            for owner, name in initialisers():
+                kept = unless(self._is_taken, getattr(owner, name))
+                stack.enter_context(replaced(owner, name, kept))
             yield
 
-    def _unless_taken(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def fill(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(tensor, torch.Tensor) and self.name_of(tensor) is not None:
-                return tensor
-            return original(tensor, *args, **kwargs)
-
-        return fill
+    def _is_taken(self, tensor: torch.Tensor) -> bool:
+        return self.name_of(tensor) is not None
 
 
 class Bare(torch.nn.Module):
@@ -129,13 +123,29 @@ def parameters_made(tell: Callable[[torch.Tensor], None]) -> Iterator[None]:
         torch.nn.Parameter.__new__ = staticmethod(original)
 
 
-def _initialisers() -> list[tuple[Any, str]]:
+def unless(
+    is_taken: Callable[[torch.Tensor], bool], fill: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A function that fills a tensor, for tensors that have not taken values."""
+
+    @functools.wraps(fill)
+    def filled(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, torch.Tensor) and is_taken(tensor):
+            return tensor
+        return fill(tensor, *args, **kwargs)
+
+    return filled
+
+
+def initialisers() -> list[tuple[Any, str]]:
+    """Owner and name of each function that initialises tensors."""
     functions = [name for name in vars(init) if name.endswith("_") and not name.startswith("_")]
     return [*((init, name) for name in functions), *((torch.Tensor, name) for name in FILLS)]
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within, an attribute has another value."""
     own = vars(owner).get(name)
     setattr(owner, name, value)
     try:

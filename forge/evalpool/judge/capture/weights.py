@@ -11,17 +11,15 @@ reference's: `Session` notices it and constructs again without values.
 
 from __future__ import annotations
 
-import functools
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import init
+
+from forge.evalpool.judge.initial import initialisers, replaced, unless
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-FILLS = ("uniform_", "normal_", "zero_", "fill_", "random_", "bernoulli_", "exponential_")
+    from collections.abc import Iterator
 
 
 class Weights:
@@ -85,19 +83,13 @@ class Weights:
         with ExitStack() as stack:
             stack.enter_context(replaced(torch.nn.Parameter, "__new__", staticmethod(parameter)))
             stack.enter_context(replaced(torch.nn.Module, "register_buffer", register_buffer))
-            for owner, name in _initialisers():
-                kept = self._unless_taken(getattr(owner, name))
+            for owner, name in initialisers():
+                kept = unless(self._is_taken, getattr(owner, name))
                 stack.enter_context(replaced(owner, name, kept))
             yield
 
-    def _unless_taken(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def fill(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(tensor, torch.Tensor) and self.name_of(tensor) is not None:
-                return tensor
-            return original(tensor, *args, **kwargs)
-
-        return fill
+    def _is_taken(self, tensor: torch.Tensor) -> bool:
+        return self.name_of(tensor) is not None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -147,22 +139,3 @@ def load(own: dict[str, torch.Tensor], state: dict[str, Any], found: dict[str, s
         target, value = own[name], state[source]
         if target.untyped_storage()._cdata != value.untyped_storage()._cdata:
             target.copy_(value)
-
-
-def _initialisers() -> list[tuple[Any, str]]:
-    functions = [name for name in vars(init) if name.endswith("_") and not name.startswith("_")]
-    return [*((init, name) for name in functions), *((torch.Tensor, name) for name in FILLS)]
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within, an attribute has another value."""
-    own = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
