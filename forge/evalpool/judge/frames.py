@@ -60,6 +60,8 @@ class Kind(IntEnum):
     """Capture child to judge: a question with the program until now (`capture/channel.py`)."""
     ANSWER = 31
     """Judge to capture child: the answer."""
+    RELEASE = 32
+    """Judge to evaluator: give up everything of the candidate."""
 
 
 class FrameError(Exception):

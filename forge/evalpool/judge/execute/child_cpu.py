@@ -1,11 +1,18 @@
 # pyright: strict
-"""Serves the judge in a sandboxed child without a GPU: runs one candidate's program on its memory.
+"""Serves the judge in a sandboxed child without a GPU: runs candidates' programs on their memory.
 
     judge ── CANDIDATE (+ memory, program) ─▶ load, init, call of one set ── DONE | FAILED ─▶
           ── CALL set k (+ program) ────────▶ call on what lies there     ── DONE | FAILED ─▶
+          ── RELEASE ───────────────────────▶ unmap, forget                       ── DONE ─▶
 
 Forked by the zygote as the role `evaluator`. The code here is the judge's, the program is not: a
 program that finds an error in it gains a process without network, files or expected outputs.
+
+One candidate after the other. Promise: DONE after RELEASE says that nothing of a candidate is left
+but plans of kernels, which depend on their text alone: Python refuses to unmap memory that any
+array still refers to, and the child ends where it does. Freed memory keeps its bytes: an allocation
+of a program is poisoned before anything can read it, and the judge keeps no child that ran torch's
+computations (`trial/evaluations.py`).
 
 Body of CANDIDATE: `Reference.request` (`num_bytes`, `tensors`, `state`, `init`, `sets`, `slots`)
 and optionally `set` (0) and `is_question`. Body of CALL: `set`, `slots`, and optionally
@@ -16,6 +23,7 @@ begin with the memory's. A question's program ends where a value is read: nothin
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import time
@@ -60,12 +68,27 @@ def warm_up() -> None:
 def main(sock: socket.socket) -> None:
     """Serves the judge until it hangs up."""
     deadline = time.monotonic() + IDLE_S
-    first = frames.receive(sock, deadline=deadline, expected=(Kind.CANDIDATE,), takes_fds=True)
+    while True:
+        first = frames.receive(sock, deadline=deadline, expected=(Kind.CANDIDATE,), takes_fds=True)
+        memory = _serve_candidate(sock, first, deadline=deadline)
+        gc.collect()  # errors refer to the frames that they came through
+        memory.close()
+        frames.send(sock, Kind.DONE, {})
+
+
+def _serve_candidate(sock: socket.socket, first: frames.Frame, *, deadline: float) -> mmap.mmap:
+    """Serves the judge until it releases a candidate. Returns its memory, still mapped."""
     memory_fd, *rest = first.fds
-    session = Session(request=first.body, memory=mmap.mmap(memory_fd, first.body["num_bytes"]))
+    memory = mmap.mmap(memory_fd, first.body["num_bytes"])
+    os.close(memory_fd)
+    session = Session(request=first.body, memory=memory)
     _serve(sock, session, first.body, rest)
     while True:
-        frame = frames.receive(sock, deadline=deadline, expected=(Kind.CALL,), takes_fds=True)
+        frame = frames.receive(
+            sock, deadline=deadline, expected=(Kind.CALL, Kind.RELEASE), takes_fds=True
+        )
+        if frame.kind is Kind.RELEASE:
+            return memory
         _serve(sock, session, frame.body, list(frame.fds))
 
 

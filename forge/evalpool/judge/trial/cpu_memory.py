@@ -46,6 +46,11 @@ class CpuMemory:
         """Writes an input set in place and poisons the output slots."""
         self.reference.load(self.memory, number)
 
+    def restore(self, number: int) -> None:
+        """Writes everything as it is before the first call on an input set."""
+        self.memory[:] = self.reference.image
+        self.load(number)
+
     def take(self) -> None:
         """Copies what a call left."""
         self._left = self.memory[:]

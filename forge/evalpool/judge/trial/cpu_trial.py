@@ -15,7 +15,7 @@ from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.trial.captures import Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
-from forge.evalpool.judge.trial.evaluations import Evaluator
+from forge.evalpool.judge.trial.evaluations import Evaluator, Evaluators
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
@@ -72,7 +72,7 @@ def open_cpu_trials(
         captures=captures,
         facts=Facts(captures),
         compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
-        evaluator_uid=evaluator_uid,
+        evaluators=Evaluators(spawner, uid=evaluator_uid),
         stamp=stamp,
     )
 
@@ -90,7 +90,7 @@ class CpuTrials(Trials):
         captures: Captures,
         facts: Facts,
         compiler: Compiler,
-        evaluator_uid: int | None,
+        evaluators: Evaluators,
         stamp: Stamp,
     ) -> None:
         """
@@ -104,12 +104,13 @@ class CpuTrials(Trials):
         self._captures = captures
         self._facts = facts
         self._compiler = compiler
-        self._evaluator_uid = evaluator_uid
+        self._evaluators = evaluators
 
     def close(self) -> None:
-        """Ends the oracles that wait, and the compiler's threads."""
+        """Ends the children that wait, and the compiler's threads."""
         self.references.end_idle()
         self._given.end_idle()
+        self._evaluators.close()
         self._compiler.close()
 
     def with_table(self, table: JudgeTable) -> CpuTrials:
@@ -122,7 +123,7 @@ class CpuTrials(Trials):
             captures=self._captures.with_table(table),
             facts=self._facts,
             compiler=self._compiler,
-            evaluator_uid=self._evaluator_uid,
+            evaluators=self._evaluators,
             stamp=self.stamp,
         )
 
@@ -169,14 +170,15 @@ class CpuTrials(Trials):
             )
         with shared_memory(len(reference.image)) as (fd, memory):
             memory[:] = reference.image
+            mapped = CpuMemory(reference, memory, compare)
             evaluator = Evaluator(
                 code=code,
-                spawner=self._spawner,
-                uid=self._evaluator_uid,
+                evaluators=self._evaluators,
                 phases=phases,
                 table=self._table,
                 request=reference.request,
                 memory_fd=fd,
+                restore=mapped.restore,
             )
             judgement = CpuJudgement(
                 code=code,
@@ -186,7 +188,7 @@ class CpuTrials(Trials):
                 phases=phases,
                 request=reference.request,
                 reference=reference,
-                memory=CpuMemory(reference, memory, compare),
+                memory=mapped,
                 problem=facts,
                 captures=self._captures,
                 compiler=self._compiler,
@@ -223,7 +225,7 @@ class CpuJudgement(Judgement):
     def _call(self, number: int) -> None:
         captured = self.program(number)
         slots = self.reference.sets[number].slots
-        self.evaluator.call(captured.data, number=number, slots=slots, finding=self.report)
+        self.evaluator.call(captured, number=number, slots=slots, finding=self.report)
 
     def _captured(self, number: int) -> Captured:
         captured = Judgement._captured(self, number)

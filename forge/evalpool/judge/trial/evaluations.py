@@ -1,32 +1,59 @@
 # pyright: strict
-"""Runs a candidate's programs on a CPU in a sandboxed child: the judge's side of `child_cpu`.
+"""Runs candidates' programs on a CPU in sandboxed children: the judge's side of `child_cpu`.
 
-The child is our own code, and what it runs is hostile text: it holds the inputs, parameters and
-slots of one judgement and nothing else.
+A child is our own code, and what it runs is hostile text: it holds the inputs, parameters and slots
+of one judgement at a time and nothing else. It serves one judgement after the other, since to fork
+and end it takes longer than most programs. A fresh one takes its place once
+
+- it crashed, was silent, ran out of memory or failed for a reason of its own;
+- a program had torch operations that compute: a large library on hostile arguments;
+- its candidate had much memory, of which some stays with the allocator;
+- it has served `MAX_CANDIDATES`.
+
+A failure of the first kind in a child that had served others is no verdict: the call is repeated in
+a fresh one.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.program import wire
+from forge.evalpool.judge.program.format import Op
+from forge.evalpool.judge.program.ops import KINDS, MOVES, packet
+from forge.evalpool.judge.program.walk import places
+from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.shm import shared_memory
+from forge.evalpool.judge.spawner import ZygoteGone
 from forge.evalpool.judge.trial.trial import Decided, Run
 from forge.evalpool.judge.words import at_line
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.spawner import Spawner
+    from forge.evalpool.judge.spawner import SandboxedChild, Spawner
+    from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.checks import Report
     from forge.evalpool.judge.trial.trial import Phases
+
+MAX_CANDIDATES = 256
+"""Candidates of one child: what leaks in a library stays small."""
+MAX_IDLE = 16
+"""Children that wait for a candidate."""
+MAX_KEPT_BYTES = 64 << 20
+"""Memory of a candidate after which its child is kept."""
+RELEASE_TIMEOUT_S = 5.0
+SPENT = frozenset({"memory", "internal"})
+"""Failures, by the executor's name, after which a child serves nobody else."""
 
 FAULTS: Mapping[str, Reason] = {
     "race": Reason.RACE,
@@ -49,42 +76,151 @@ FAILURES: Mapping[str, tuple[Status, Reason]] = {
 """Ends of a call, by the executor's name."""
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A child and its past."""
+
+    child: SandboxedChild
+    num_served: int = 0
+
+
+class Evaluators:
+    """The children of one judge. Safe to call from several threads.
+
+    Args:
+        uid: user id of the children.
+    """
+
+    def __init__(self, spawner: Spawner, *, uid: int | None) -> None:
+        self.spawner = spawner
+        self._uid = uid
+        self._lock = threading.Lock()
+        self._idle: list[_Kept] = []
+        """The one that worked last is the last."""
+
+    def take(self) -> _Kept:
+        """A child without a candidate. Raises ZygoteGone or WeakSandbox."""
+        while True:
+            with self._lock:
+                kept = self._idle.pop() if self._idle else None
+            if kept is None:
+                return self.fresh()
+            if self.spawner.is_current(kept.child) and _is_released(kept.child):
+                return kept
+            self._end(kept)
+
+    def fresh(self) -> _Kept:
+        """A child that has served nobody. Raises ZygoteGone or WeakSandbox."""
+        return _Kept(self.spawner.spawn(role="evaluator", uid=self._uid))
+
+    def give_back(self, kept: _Kept) -> None:
+        """Keeps a child for another candidate, or ends it. Does not wait for it."""
+        kept.num_served += 1
+        # Without a sandbox a candidate could enter the process that judges the next one.
+        is_kept = kept.num_served < MAX_CANDIDATES and self.spawner.isolation is not Isolation.NONE
+        with suppress(frames.PeerGone, frames.DeadlinePassed):
+            if is_kept:
+                frames.send(kept.child.sock, Kind.RELEASE, {}, timeout_s=RELEASE_TIMEOUT_S)
+                with self._lock:
+                    if len(self._idle) < MAX_IDLE:
+                        self._idle.append(kept)
+                        return
+        self._end(kept)
+
+    def close(self) -> None:
+        """Ends the children that wait."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for kept in idle:
+            self._end(kept)
+
+    def _end(self, kept: _Kept) -> None:
+        with suppress(ZygoteGone):
+            self.spawner.end(kept.child)
+
+
+def _is_released(child: SandboxedChild) -> bool:
+    """True once a child has given up its last candidate."""
+    deadline = time.monotonic() + RELEASE_TIMEOUT_S
+    try:
+        frames.receive(child.sock, deadline=deadline, expected=(Kind.DONE,))
+    except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError):
+        return False
+    return True
+
+
+def is_plain(program: Program) -> bool:
+    """True if torch computes nothing in a program: its operations fill, copy, cast and pad."""
+    return all(
+        KINDS.get(packet(placed.node.name)) in MOVES
+        for placed in places(program)
+        if isinstance(placed.node, Op)
+    )
+
+
 class EvaluatorRun(Run):
-    """The child, whose failures are those of the program in it."""
+    """A child with a candidate, whose failures are those of the program in it."""
+
+    is_spent: bool = False
+    """True if the child must serve nobody else."""
+
+    def ask(
+        self,
+        kind: Kind,
+        body: dict[str, Any],
+        *,
+        phase: str,
+        left_s: float,
+        limit_s: float,
+        fds: tuple[int, ...] = (),
+    ) -> frames.Frame:
+        """Sends work and waits for it. Raises Decided for whatever went wrong."""
+        before, self.is_spent = self.is_spent, True
+        found = super().ask(kind, body, phase=phase, left_s=left_s, limit_s=limit_s, fds=fds)
+        self.is_spent = before
+        return found
 
     def failed(self, body: dict[str, Any]) -> Any:
         """The finding of a FAILED frame."""
         kind, message = str(body.get("type")), str(body.get("message"))
+        self.is_spent = kind in SPENT or kind not in FAILURES
         status, reason = FAILURES.get(kind, FAILURES["internal"])
         return self.finding(status, reason, at_line(self.code, body.get("line") or None, message))
 
 
 @dataclass(slots=True, kw_only=True)
 class Evaluator:
-    """One judgement's child; it starts with the first program."""
+    """One judgement's part of a child; it takes one with the first program."""
 
     code: str
-    spawner: Spawner
-    uid: int | None
+    evaluators: Evaluators
     phases: Phases
     table: JudgeTable
     request: Mapping[str, Any]
     """`request` of the problem's draw."""
     memory_fd: int
     """Memory of the draw's layout."""
+    restore: Callable[[int], None]
+    """Writes the memory as it is before the first call on an input set."""
     _deadline: float | None = None
     """For all calls together, monotonic; from the first one on."""
+    _kept: _Kept | None = None
     _run: EvaluatorRun | None = None
     _loaded: bytes = b""
     """The program in the child."""
+    _is_plain: bool = True
+    """True if torch computed nothing in the child."""
 
-    def call(self, data: bytes, *, number: int, slots: tuple[int, ...], finding: Report) -> None:
+    def call(
+        self, captured: Captured, *, number: int, slots: tuple[int, ...], finding: Report
+    ) -> None:
         """Runs a program once on the input set that lies in the memory.
 
         Raises:
             Decided: the program failed, accessed memory wrongly or did not end in time.
         """
-        answer = self._ask(data, {"set": number, "slots": list(slots)})
+        body = {"set": number, "slots": list(slots)}
+        answer = self._ask(captured.program, captured.data, body)
         for fault in answer.get("faults", ()):
             reason = FAULTS[fault["kind"]]
             detail = at_line(self.code, fault["line"] or None, fault["message"])
@@ -92,41 +228,66 @@ class Evaluator:
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """The elements of a prefix's outputs on the set that lies in the memory. Raises Decided."""
-        answer = self._ask(wire.dumps(prefix), {"set": number, "is_question": True})
+        answer = self._ask(prefix, wire.dumps(prefix), {"set": number, "is_question": True})
         return list(answer["values"])
 
     def close(self) -> None:
-        """Ends the child."""
-        if self._run is not None:
-            with self.phases.timed("end"):
+        """Gives the child back, or ends it."""
+        if self._run is None or self._kept is None:
+            return
+        with self.phases.timed("end"):
+            is_small = self.request["num_bytes"] <= MAX_KEPT_BYTES
+            if self._is_plain and is_small and not self._run.is_spent:
+                self.evaluators.give_back(self._kept)
+            else:
                 self._run.end()
 
-    def _ask(self, data: bytes, body: dict[str, Any]) -> dict[str, Any]:
-        limit_s = self.table.correct_timeout_s
+    def _ask(self, program: Program, data: bytes, body: dict[str, Any]) -> dict[str, Any]:
         if self._deadline is None:
-            self._deadline = time.monotonic() + limit_s
+            self._deadline = time.monotonic() + self.table.correct_timeout_s
+        if data != self._loaded:
+            self._is_plain = self._is_plain and is_plain(program)
+        if self._run is None:
+            self._start(self.evaluators.take)
+        try:
+            return self._sent(data, body)
+        except Decided as decided:
+            assert self._run is not None
+            assert self._kept is not None
+            is_own = not self._run.is_spent or decided.finding.status is Status.TIMEOUT
+            if is_own or not self._kept.num_served:
+                raise
+            self._run.end()
+        self._start(self.evaluators.fresh)
+        self.restore(body["set"])
+        return self._sent(data, body)
+
+    def _sent(self, data: bytes, body: dict[str, Any]) -> dict[str, Any]:
+        assert self._run is not None
+        assert self._deadline is not None
         left_s = max(0.05, self._deadline - time.monotonic())
         with ExitStack() as held:
             kind, fds = Kind.CALL, list[int]()
-            if self._run is None:
-                self._run = self._started()
+            if not self._loaded:
                 kind, fds, body = Kind.CANDIDATE, [self.memory_fd], {**self.request, **body}
             if data != self._loaded:
                 program_fd, memory = held.enter_context(shared_memory(len(data)))
                 memory[:] = data
                 fds.append(program_fd)
                 self._loaded = data
+            limit_s = self.table.correct_timeout_s
             return self._run.ask(
                 kind, body, phase="correct", left_s=left_s, limit_s=limit_s, fds=tuple(fds)
             ).body
 
-    def _started(self) -> EvaluatorRun:
+    def _start(self, take: Callable[[], _Kept]) -> None:
         with self.phases.timed("sandbox"):
-            child = self.spawner.spawn(role="evaluator", uid=self.uid)
-        return EvaluatorRun(
+            self._kept = take()
+        self._loaded = b""
+        self._run = EvaluatorRun(
             code=self.code,
-            spawner=self.spawner,
-            child=child,
+            spawner=self.evaluators.spawner,
+            child=self._kept.child,
             phases=self.phases,
             table=self.table,
         )

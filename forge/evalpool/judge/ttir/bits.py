@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.values import Array, dtype_of
+from forge.evalpool.judge.ttir.values import Array, dtype_of, fixed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,7 +77,7 @@ def float8_values(name: str) -> NDArray[np.float32]:
         values[top] = np.where(fraction[top] == 0, sign[top] * np.inf, np.nan)
     else:
         values[0x80] = np.nan
-    return values.astype(np.float32)
+    return fixed(values.astype(np.float32))
 
 
 @cache
@@ -85,7 +85,7 @@ def _sorted_codes(name: str) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     values = float8_values(name)
     codes = np.flatnonzero(~np.isnan(values) & (np.arange(256) != 0x80))
     order = codes[np.argsort(values[codes], kind="stable")]
-    return values[order], order.astype(np.uint8)
+    return fixed(values[order]), fixed(order.astype(np.uint8))
 
 
 def _encode_float8(values: Array, name: str) -> Array:

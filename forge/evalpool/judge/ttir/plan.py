@@ -20,7 +20,7 @@ from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Block, Descriptor, Scalar, Type, element_of, shape_of
-from forge.evalpool.judge.ttir.values import Unsupported, dtype_of
+from forge.evalpool.judge.ttir.values import Unsupported, dtype_of, fixed
 from forge.evalpool.judge.ttir.verify import operations_of, uses_of, verify
 
 if TYPE_CHECKING:
@@ -247,12 +247,12 @@ def _constant(operation: Operation) -> Any:
         raise Unsupported("arith.constant of pointers")
     dtype = dtype_of(element)
     if isinstance(value, np.ndarray):
-        return value.reshape(1, *shape).astype(dtype)
+        return fixed(value.reshape(1, *shape).astype(dtype))
     is_sum = shape and not element.is_float and element.name != "i1"
     if is_sum:
         return Symbolic.constant(int(value), len(shape))
     with np.errstate(all="ignore"):
-        return np.full((1,) * (len(shape) + 1), value, dtype)
+        return fixed(np.full((1,) * (len(shape) + 1), value, dtype))
 
 
 ARITHMETIC = ("arith.", "math.", "tt.extern_elementwise", "tt.precise_", "tt.clampf")

@@ -15,7 +15,7 @@ from forge.evalpool.judge.ttir.memory.atomics import UPDATES, atomic_step, updat
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Pointer, Scalar, Type, element_of, shape_of
-from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
+from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, fixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,7 +208,8 @@ def _width_step(operation: Operation) -> Step:
 def _make_range(operation: Operation) -> Step:
     start, end = operation.attributes["start"], operation.attributes["end"]
     (result,) = operation.results
-    values = Symbolic((np.arange(start, end, dtype=np.int64)[None],), start, end - 1)
+    line = fixed(np.arange(start, end, dtype=np.int64)[None])
+    values = Symbolic((line,), start, end - 1)
 
     def step(env: Environment, group: Group) -> None:
         env[result] = values

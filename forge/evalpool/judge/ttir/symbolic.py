@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forge.evalpool.judge.ttir.values import fixed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -45,7 +47,7 @@ class Symbolic:
     @classmethod
     def constant(cls, value: int, rank: int) -> Symbolic:
         """One number for all lanes of a block with `rank` axes."""
-        return cls((np.full((1,) * (rank + 1), value, np.int64),), value, value)
+        return cls((fixed(np.full((1,) * (rank + 1), value, np.int64)),), value, value)
 
     def array(self, dtype: np.dtype[Any]) -> Array:
         """The sum as a compact array of this integer type."""
@@ -60,7 +62,7 @@ class Symbolic:
             else:
                 for term in self.terms[1:]:
                     total = total + term
-            found = self._arrays[dtype] = total.astype(dtype, copy=False)
+            found = self._arrays[dtype] = fixed(total.astype(dtype, copy=False))
         return found
 
     def fits(self, bits: int) -> bool:

@@ -97,6 +97,13 @@ def dtype_of(kind: Scalar) -> np.dtype[Any]:
     return DTYPES[kind.name]
 
 
+def fixed(array: Array) -> Array:
+    """The array, which nothing can write to any more: plans outlive the candidate that they are
+    made for."""
+    array.flags.writeable = False
+    return array
+
+
 def expanded(array: Array, shape: Sequence[int]) -> Array:
     """The array with its block axes at full size, as a view; the instances' axis as it is.
 

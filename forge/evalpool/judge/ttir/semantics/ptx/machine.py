@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -63,7 +63,7 @@ class Template:
     """Bits of each declared register; 1 for predicates."""
 
 
-@cache
+@lru_cache(maxsize=64)
 def parse(text: str) -> Template:
     """Parse a template.
 
