@@ -86,10 +86,27 @@ class Lowering:
     def _fresh_context(self) -> Any:
         """The MLIR context of this capture, with all dialects."""
         if self._context is None:
-            self._context = ir.context()
-            ir.load_dialects(self._context)
-            self._backend.load_dialects(self._context)
+            made = _made_ahead.pop(type(self._backend), None)
+            self._context = _make_context(self._backend) if made is None else made
         return self._context
+
+
+_made_ahead: dict[type, Any] = {}
+"""A context for the next capture, by its backend's type."""
+
+
+def make_ahead(target: Any) -> None:
+    """Makes the context of the next capture for a target, in a process that will be forked. A
+    context starts its threads with its first work, so none is running then."""
+    backend = make_backend(target)
+    _made_ahead[type(backend)] = _make_context(backend)
+
+
+def _make_context(backend: Any) -> Any:
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    return context
 
 
 class Watched:
