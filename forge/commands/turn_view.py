@@ -27,7 +27,8 @@ OLDER = "no program is stored: the run was recorded by a version of forge that k
 
 
 def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
-    """A turn as JSON: columns of v_turns, `program` as text or null, `note` where it is null.
+    """A turn as JSON: columns of v_turns; `also`, the verdicts of further protocols; `program` as
+    text or null, and `note` where it is null.
 
     Raises:
         ConfigError: the id is none, or the run has no such turn.
@@ -40,6 +41,8 @@ def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
     row = reader.one(f"SELECT {COLUMNS} FROM v_turns {where}", key)
     if row is None:
         raise ConfigError(f"--turn {turn_id}: {reader.paths.name} has no such turn")
+    also = f"SELECT protocol, status, reason, detail FROM v_protocols {where} ORDER BY protocol"
+    row["also"] = reader.rows(also, key)
     if reader.value("SELECT name FROM main.sqlite_master WHERE name = 'programs'") is None:
         return {**row, "program": None, "note": OLDER}
     packed = reader.value(
@@ -64,6 +67,9 @@ def render_turn(turn: dict[str, Any]) -> RichGroup:
     parts: list[Any] = [Text(printable(head), style="bold")]
     if turn["detail"]:
         parts.append(Text(printable(turn["detail"])))
+    for other in turn["also"]:
+        line = f"{other['protocol']}: {other['status']} ({other['reason']}) {other['detail']}"
+        parts.append(Text(printable(line.rstrip())))
     parts += [Text(""), Syntax(printable(turn["code"] or ""), "python")]
     parts += [Text(""), Text(printable(turn["program"] or turn["note"]))]
     return RichGroup(*parts)

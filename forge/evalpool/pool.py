@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.errors import ConfigError, MachineError, Stalled
+from forge.errors import MachineError, Stalled
 from forge.evalpool.capacity import GPU_CAPACITY, executor_timeout_s, seat_cores
 from forge.evalpool.keeper import Keeper, OpenLink
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
+from forge.evalpool.protocols import require_known_protocols
 from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import NoJudge, Seating
 from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
@@ -283,17 +284,6 @@ def request_timeout_s(table: JudgeTable, *, is_timed: bool) -> float:
     return checks_s + (executor_timeout_s(table) if is_timed else 0.0) + SLACK_S
 
 
-def _require_own_protocol(table: JudgeTable) -> None:
-    """Raises ConfigError for a protocol that judges on GPUs do not know."""
-    for key, names in (("protocol", [table.protocol]), ("also", table.also)):
-        others = [name for name in names if name != "forge"]
-        if others:
-            raise ConfigError(
-                f"judge.{key}: {', '.join(others)}: a judge on a GPU knows forge alone; "
-                "--device cpu judges correctness without one"
-            )
-
-
 @asynccontextmanager
 async def open_pool(
     table: JudgeTable,
@@ -313,8 +303,7 @@ async def open_pool(
         MachineError: this machine has no usable sandbox, or a URL does not answer.
         ChildDied, Stalled: a judge did not become ready.
     """
-    if gpus and not table.url:
-        _require_own_protocol(table)
+    require_known_protocols(table, has_gpus=bool(gpus) and not table.url)
     opens = dict[Seat, OpenLink]()
     timeout_s = request_timeout_s(table, is_timed=True)
     for number, url in enumerate(table.url):

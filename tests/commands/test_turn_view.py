@@ -97,7 +97,9 @@ def test_a_run_of_an_older_schema_has_no_programs(
     assert "recorded by a version of forge that kept none" in capsys.readouterr().out
 
 
-def test_verdicts_of_other_protocols_are_stored_beside_the_one_that_counts(tmp_path: Path) -> None:
+def test_verdicts_of_other_protocols_are_stored_beside_the_one_that_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = OtherVerdict(status=Status.CORRECT, reason="ok", detail="")
     made = played(1, program=None, status=Status.WRONG)
     judged = replace(made, verdict=replace(made.verdict, also={"kernelbench": other}))
@@ -108,3 +110,5 @@ def test_verdicts_of_other_protocols_are_stored_beside_the_one_that_counts(tmp_p
     assert (row["turn_id"], row["protocol"]) == ("g1.r0.t0", "kernelbench")
     assert (row["status"], row["own_status"], row["is_agreed"]) == ("correct", "wrong", 0)
     assert row["own_detail"].startswith("first mismatch")
+    assert cli.run_command(["show", str(root), "--turn", "g1.r0.t0"]) == 0
+    assert "kernelbench: correct (ok)\n" in capsys.readouterr().out

@@ -32,10 +32,10 @@ class JudgeTable(Table):
     protocol: Literal["forge", "kernelbench", "drkernel"] = "forge"
     """Inputs and tolerance of the verdict. forge: inputs as given, spiked and scaled, tolerances by
     row and column. kernelbench, drkernel: five sets as given and torch.allclose, as those projects
-    check (1e-4 and 1e-2 in fp32); without a GPU."""
+    check (1e-4 and 1e-2 in fp32). Judges on a GPU know forge alone."""
     also: list[Literal["forge", "kernelbench", "drkernel"]] = Field(default_factory=list)
     """Further protocols that judge each candidate, for comparison alone: their verdicts are stored
-    beside the one that counts (v_protocols). Each takes as long as the first; without a GPU."""
+    beside the one that counts (v_protocols). Each takes as long as the first."""
     compile_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Maximum time for import, first call and compilation of a candidate."""
     correct_timeout_s: Annotated[float, Field(gt=0)] = 10.0
