@@ -16,9 +16,9 @@ from forge.evalpool.judge.contained import is_contained
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.shm import offsets, shared_memory
-from forge.evalpool.judge.spawner import SandboxedChild, ZygoteGone
+from forge.evalpool.judge.spawner import Ending, SandboxedChild, ZygoteGone
 from forge.evalpool.judge.trial import oracles
-from forge.evalpool.judge.trial.oracles import Oracles
+from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 from forge.evalpool.judge.trial.references import parse_specs
 from tests.evalpool.benches import RELU, make_problem
 
@@ -36,6 +36,7 @@ class Zygote:
     def __init__(self) -> None:
         self.isolation = Isolation.NAMESPACES
         self.generation = 0
+        self.is_out_of_memory = False
         self.living: dict[int, socket.socket] = {}
         self.ours: list[socket.socket] = []
 
@@ -53,6 +54,12 @@ class Zygote:
         child.sock.close()
         self.living.pop(child.pid).close()
         return 0
+
+    def ended(self, child: SandboxedChild) -> Ending:
+        self.end(child)
+        if not self.is_current(child):
+            raise ZygoteGone("a child ended with its zygote")
+        return Ending(status=0, was_running=False, is_out_of_memory=self.is_out_of_memory)
 
     def close(self) -> None:
         for one in (*self.ours, *self.living.values()):
@@ -171,6 +178,12 @@ def test_who_draws_while_the_zygote_is_replaced_is_not_to_blame(
 
     with pytest.raises(ZygoteGone), opened(zygote).lent(problem):
         fail()
+
+
+def test_an_oracle_that_its_memory_limit_killed_is_reported_as_such(zygote: Zygote) -> None:
+    zygote.is_out_of_memory = True
+    with pytest.raises(OutOfMemory), opened(zygote).lent(OPEN):
+        raise frames.PeerGone("closed")
 
 
 def ask(child: SandboxedChild, source: str) -> dict[str, Any]:

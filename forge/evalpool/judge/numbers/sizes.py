@@ -54,8 +54,18 @@ def count_sizes(source: str, *, entry_point: str, precision: str, max_bytes: int
         max_bytes: memory. Outputs are 0 where inputs and parameters take little of it, or where
             `forward` fails on `meta`.
     """
-    is_half = precision in HALVES
     module = types.ModuleType("problem")
+    try:
+        return _counted(
+            module, source, entry_point, is_half=precision in HALVES, max_bytes=max_bytes
+        )
+    finally:
+        module.__dict__.clear()  # typing remembers its classes, and they its constants
+
+
+def _counted(
+    module: types.ModuleType, source: str, entry_point: str, *, is_half: bool, max_bytes: int
+) -> Sizes | None:
     try:
         with torch.no_grad(), torch.device("meta"):
             exec(compile(source, "problem.py", "exec"), module.__dict__)
