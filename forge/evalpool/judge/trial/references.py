@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_PROBLEMS = 32
-"""More than are usually played at once. They hold 10 to 400 kB each, and each change leaves holes in
-the heap: 2.5 MB with 64 of them, half with 32 (bench/RESULTS.md, "Soak")."""
+"""More than are usually played at once. Each holds 10 to 400 kB, and each change leaves holes
+in the heap: 2.5 MB with 64 of them, half with 32 (bench/RESULTS.md, "Soak")."""
 MAX_CACHED_BYTES = 256 << 20
 MAX_USES = 32
 """Candidates judged on one draw of inputs and parameters: a group of 8 with 3 turns on 2 judges
