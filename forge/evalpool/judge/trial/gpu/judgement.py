@@ -101,14 +101,17 @@ class GpuJudgement(Judgement):
         Raises:
             Decided: a timed call failed or was wrong.
         """
-        reads = self.first().reads_values
-        numbers = self.reference.unseen[:1] if reads else range(len(self.reference.sets))
-        with self.held(), self._turn(self.alone):
-            before()
-            run = self._run_for(self.program(numbers[0]))
-            with self.phases.timed("time"):
-                found = run.timed(numbers, self._check_timed)
-                return found, run.nodes() if is_profiled else ()
+        numbers: Sequence[int] = range(len(self.reference.sets))
+        if self.first().reads_values:  # such a program holds for one set alone
+            numbers = self.reference.unseen[:1] or [0]
+        with self.held():
+            captured = self.program(numbers[0])
+            with self._turn(self.alone):
+                before()
+                run = self._run_for(captured)
+                with self.phases.timed("time"):
+                    found = run.timed(numbers, self._check_timed)
+                    return found, run.nodes() if is_profiled else ()
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child: elements of tensors that the host reads."""
