@@ -27,7 +27,7 @@ MAX_KEPT_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class LeftByCall:
-    """What a timed call left."""
+    """The result of a timed call."""
 
     number: int
     """Its input set."""
@@ -98,8 +98,8 @@ class CardMemory:
         return None
 
     def are_verified(self, calls: Sequence[LeftByCall]) -> list[bool]:
-        """For each call, True if what it left equals to the last bit what was found right before.
-        Waits for the card once."""
+        """For each call, True if its outputs equal to the last bit those found right before. Waits
+        for the card once."""
         flags: list[torch.Tensor] = []
         places: list[int] = []
         for place, call in enumerate(calls):
@@ -130,7 +130,7 @@ class CardMemory:
         self._verified[number] = [one.clone() for one in self._left]
 
     def _pairs(self, number: int) -> list[tuple[torch.Tensor, tuple[str, torch.Tensor, int]]]:
-        """What a call left, each beside its name, the expected tensor and that one's index."""
+        """Tensors that the last call left, each beside its name, the expected tensor and that one's index."""
         one = self.reference.sets[number]
         names = (
             ["output"]
