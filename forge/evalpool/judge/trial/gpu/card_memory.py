@@ -8,7 +8,7 @@ program (`program_memory.py`) belong to its run.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -107,8 +107,9 @@ class CardMemory:
                 if got.numel():
                     flags.append((_bits(got) != _bits(right)).any())
                     places.append(place)
-        differs = torch.stack(flags).tolist() if flags else []
-        changed = {place for place, is_other in zip(places, differs, strict=True) if is_other}
+        found = torch.stack(flags).nonzero().flatten() if flags else torch.empty(0)
+        differs = cast("list[int]", found.tolist())  # pyright: ignore[reportUnknownMemberType]
+        changed = {places[int(number)] for number in differs}
         return [
             call.number in self._verified and place not in changed
             for place, call in enumerate(calls)
@@ -130,7 +131,8 @@ class CardMemory:
         self._verified[number] = [one.clone() for one in self._left]
 
     def _pairs(self, number: int) -> list[tuple[torch.Tensor, tuple[str, torch.Tensor, int]]]:
-        """Tensors that the last call left, each beside its name, the expected tensor and that one's index."""
+        """Tensors that the last call left, each beside its name, the expected tensor and the index
+        of that."""
         one = self.reference.sets[number]
         names = (
             ["output"]
