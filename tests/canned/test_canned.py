@@ -15,7 +15,7 @@ from tests.canned.make import MAX_BYTES
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
-EMPTY_VIEWS = {"v_replayed", "v_rewinds", "v_judge_noise"}
+EMPTY_VIEWS = {"v_replayed", "v_rewinds", "v_judge_noise", "v_programs", "v_protocols"}
 """The run was never resumed, and kernels are not timed on a CPU."""
 
 
@@ -31,7 +31,7 @@ def test_it_holds_every_stage_and_every_step(canned_run: RunPaths) -> None:
     assert (canned_run.root / "logs" / "latest" / "supervisor.log").read_text()
 
 
-def test_every_view_but_two_has_rows(canned_run: RunPaths) -> None:
+def test_every_view_but_these_has_rows(canned_run: RunPaths) -> None:
     with open_run(canned_run) as reader:
         names = [
             n for (n,) in reader.query("SELECT name FROM sqlite_master WHERE type='view'").rows

@@ -169,6 +169,7 @@ raise Told("started")
 """
     assert bench.explore(code) == "Told: started"
     bench.references.end_idle()
+    bench.trials._evaluators.close()
     launcher = bench.spawner._process.pid
     left = family(launcher, read_table()) - {launcher}
     assert len(left) == 1, "the zygote"

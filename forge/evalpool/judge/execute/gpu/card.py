@@ -24,7 +24,7 @@ REPLAY_CYCLES = 200_000
 than the host takes now and then, and the wait for it would be part of the time."""
 FLUSH_BYTES_PER_L2 = 4
 MIN_FLUSH_BYTES = 256 << 20
-"""As in triton.testing.do_bench."""
+"""The size that `do_bench` of Triton flushes with."""
 
 
 class Memory:
