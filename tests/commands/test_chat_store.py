@@ -66,7 +66,7 @@ class Prompter:
         return "wrong"
 
 
-async def judge_wrong(problem: Any, code: str) -> Verdict:
+async def judge_wrong(problem: Any, code: str, **options: bool) -> Verdict:
     return Verdict(status=Status.WRONG, reason="mismatch", detail="")
 
 
