@@ -16,7 +16,9 @@ from tests.chaos.cells import Cell, Fault, Target
 from tests.chaos.machine import PYTHON_PATH
 from tests.e2e.experiments import ANSWERS, PROBLEM, teach
 
-STEPS = {"eval": 0, "sft": 24, "grpo": 16}
+PACE = 4 if (os.cpu_count() or 1) >= 8 else 1
+"""Factor of the steps: on a fast machine a short run ends before the driver has met its phase."""
+STEPS = {"eval": 0, "sft": 24 * PACE, "grpo": 16 * PACE}
 LOOP = "```\nwhile 1:0\n@jit\ndef k():0\nclass ModelNew:0\n```"
 """A candidate that runs until its deadline."""
 LOOPING = (ANSWERS[1], LOOP, LOOP)
@@ -60,22 +62,22 @@ samples = 8
 greedy = false
 max_turns = 1
 """,
-    "sft": """\
+    "sft": f"""\
 [[stage]]
 kind = "sft"
-steps = 24
+steps = {STEPS["sft"]}
 batch_size = 2
 learning_rate = 1e-6
 save_every = 4
-step_timeout_s = {step_timeout_s}
+step_timeout_s = {{step_timeout_s}}
 """,
-    "grpo": """\
+    "grpo": f"""\
 [[stage]]
 kind = "grpo"
-steps = 16
+steps = {STEPS["grpo"]}
 learning_rate = 1e-6
 save_every = 2
-step_timeout_s = {step_timeout_s}
+step_timeout_s = {{step_timeout_s}}
 """,
 }
 NOTIFY = '[notify]\ncommand = "true"\ntimeout_s = 3\n'
