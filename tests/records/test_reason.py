@@ -37,8 +37,6 @@ def used_by_the_judge() -> set[tuple[str | None, str]]:
                 reason = rest[0] if rest else None
             case ast.Name(id="Finding"):
                 status, reason = keywords["status"], keywords["reason"]
-            case ast.Name(id="Screening"):
-                status, reason = None, keywords["reason"]
             case ast.Name(id="_Found"):
                 status, reason = None, status
             case _:

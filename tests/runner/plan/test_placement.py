@@ -82,7 +82,7 @@ def test_a_shared_card_is_named_and_its_engine_limited():
     assert sum(held.values()) <= 141 << 30
     assert placement.memory_share is not None
     assert placement.memory_share < 0.85
-    assert any("the engine takes 7" in reason for reason in placement.reasons)
+    assert any("the engine takes 8" in reason for reason in placement.reasons)
 
 
 def test_too_few_cards_are_refused_with_the_split_and_advice():

@@ -223,7 +223,9 @@ def test_unusable_problem_files_are_named(tmp_path):
         plan(experiment.model_copy(update={"problems": table}), machine=make_machine())
     with (tmp_path / "problem.py").open("a") as file:
         file.write("def get_init_inputs(): ...\n")
-    with pytest.raises(ConfigError, match=r"DIN: no file has this.*did you mean DIM"):
+    with pytest.raises(
+        ConfigError, match=r"DIN: problem.py has no such module constant; did you mean DIM"
+    ):
         plan(experiment.model_copy(update={"problems": table}), machine=make_machine())
 
 
