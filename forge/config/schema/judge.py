@@ -12,6 +12,9 @@ from forge.config.schema.base import Positive, Table
 JUDGE_URL = re.compile(r"https?://[^/\s]+|unix:/\S+")
 
 
+ProtocolName = Literal["forge", "kernelbench", "drkernel"]
+
+
 class JudgeTable(Table):
     """`[judge]`: compiling, checking and timing candidates."""
 
@@ -29,11 +32,11 @@ class JudgeTable(Table):
     """Independent random inputs that a candidate must answer correctly, each of another
     distribution: as given, with spikes, of unlike scale, one more. With one, returning the output
     of the first call would pass."""
-    protocol: Literal["forge", "kernelbench", "drkernel"] = "forge"
+    protocol: ProtocolName = "forge"
     """Inputs and tolerance of the verdict. forge: inputs as given, spiked and scaled, tolerances by
     row and column. kernelbench, drkernel: five sets as given and torch.allclose, as those projects
     check (1e-4 and 1e-2 in fp32). Judges on a GPU know forge alone."""
-    also: list[Literal["forge", "kernelbench", "drkernel"]] = Field(default_factory=list)
+    also: list[ProtocolName] = Field(default_factory=list["ProtocolName"])
     """Further protocols that judge each candidate, for comparison alone: their verdicts are stored
     beside the one that counts (v_protocols). Each takes as long as the first."""
     compile_timeout_s: Annotated[float, Field(gt=0)] = 10.0
