@@ -5,8 +5,8 @@
     python bench/judge.py --device cuda --sizes small --modes timed --faults 8
     python bench/judge.py --json --out judge.json
 
-Honest kernels that differ in a comment, 1, 4 and 16 in flight, each verdict stored in a run.db. On
-a GPU: correctness alone, and with timing; on a CPU nothing is timed. CPU time is that of all
+Honest kernels that differ in a comment (`--cold`: in the kernel's name too, so that each is
+compiled), 1, 4 and 16 in flight, each verdict stored in a run.db. On a GPU: correctness alone, and with timing; on a CPU nothing is timed. CPU time is that of all
 processes: unlike wall time it does not depend on other load. `--kernelbench` runs the same kernels
 through KernelBench's `eval_kernel_against_ref`, one spawned process each (GPU only). `--faults 8`:
 every eighth candidate faults on the GPU, as a learning model's do. Exit code 1 if an honest kernel
@@ -187,7 +187,11 @@ async def measure_all(given: argparse.Namespace) -> list[Row]:
                 for mode in given.modes if gpus else ["correctness"]:
                     for in_flight in given.in_flight:
                         work = repeated(
-                            found, num=given.num, siblings=given.siblings, faults=given.faults
+                            found,
+                            num=given.num,
+                            siblings=given.siblings,
+                            faults=given.faults,
+                            is_cold=given.cold,
                         )
                         work = [renamed(task, offset) for task in work]
                         offset += 1
@@ -259,6 +263,7 @@ def main() -> int:
     parser.add_argument("--problems", type=int, default=20, help="of the quickstart's")
     parser.add_argument("--siblings", type=int, default=8, help="candidates a problem in a row")
     parser.add_argument("--faults", type=int, default=0, metavar="N", help="on a GPU: each N'th")
+    parser.add_argument("--cold", action="store_true", help="no kernel's binary is cached")
     parser.add_argument("--workers", type=int, help="judges on a CPU; default: one a core")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--kernelbench", type=Path, metavar="DIR", help="a checkout")

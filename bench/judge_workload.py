@@ -6,6 +6,7 @@ of commit 423217d), `small` the same problems at sizes that Triton's interpreter
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -177,16 +178,24 @@ def tasks(size: str, *, num: int) -> list[Task]:
     return [_task(name, template, size) for name, template in KERNELBENCH.items()]
 
 
-def repeated(found: list[Task], *, num: int, siblings: int, faults: int = 0) -> list[Task]:
-    """`num` different candidates: `siblings` per problem, as in a group. A comment makes each
-    unique, so that no verdict is cached. With `faults`, every `faults`-th writes out of bounds.
+def repeated(
+    found: list[Task], *, num: int, siblings: int, faults: int = 0, is_cold: bool = False
+) -> list[Task]:
+    """`num` different candidates: `siblings` per problem, as in a group.
+
+    A comment makes each unique, so that no verdict is cached; with `is_cold` its kernel has a name
+    of its own too, so that no binary is. With `faults`, every `faults`-th writes out of bounds.
     """
     out: list[Task] = []
     while len(out) < num:
         task = found[len(out) // siblings % len(found)]
         if faults and len(out) % faults == faults - 1:
             task = _faulty(found[0])
-        out.append(Task(problem=task.problem, code=f"{task.code}\n# candidate {len(out)}\n"))
+        code = task.code
+        if is_cold:
+            name = f"kernel_{os.urandom(4).hex()}"
+            code = code.replace("def kernel(", f"def {name}(").replace("kernel[", f"{name}[")
+        out.append(Task(problem=task.problem, code=f"{code}\n# candidate {len(out)}\n"))
     return out
 
 
