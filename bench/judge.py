@@ -6,7 +6,8 @@
     python bench/judge.py --json --out judge.json
 
 Honest kernels that differ in a comment (`--cold`: in the kernel's name too, so that each is
-compiled), 1, 4 and 16 in flight, each verdict stored in a run.db. On a GPU: correctness alone, and with timing; on a CPU nothing is timed. CPU time is that of all
+compiled), 1, 4 and 16 in flight, each verdict stored in a run.db. On a GPU: correctness alone, and
+with timing; on a CPU nothing is timed. CPU time is that of all
 processes: unlike wall time it does not depend on other load. `--kernelbench` runs the same kernels
 through KernelBench's `eval_kernel_against_ref`, one spawned process each (GPU only). `--faults 8`:
 every eighth candidate faults on the GPU, as a learning model's do. Exit code 1 if an honest kernel
