@@ -181,7 +181,8 @@ def described(rows: int = 4096, columns: int = 4096) -> Case:
             tensor=tensor, shape=(rows, columns), strides=(columns, 1), block_shape=(64, 64)
         )
 
-    arguments = (descriptor(x), descriptor(out), rows, columns)
+    sizes = (rows, columns, columns, 1)  # shape and strides, as Triton passes them
+    arguments = (descriptor(x), *sizes, descriptor(out), *sizes, rows, columns)
     made.nodes.append(made.launch(kernel, (rows // 64, columns // 64, 1), *arguments))
     a = torch.randn(rows, columns, device=DEVICE)
     return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x * 2])

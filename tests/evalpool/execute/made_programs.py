@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forge.evalpool.judge.capture.lowering import parameters
 from forge.evalpool.judge.compiler.binary import Binary, Failure, TensorMap
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import (
@@ -15,7 +16,6 @@ from forge.evalpool.judge.program.format import (
     Node,
     Options,
     Origin,
-    Parameter,
     Program,
     Section,
     Storage,
@@ -131,7 +131,7 @@ class Made:
                 name=compiled.metadata.name,
                 ttir=compiled.asm["ttir"],
                 options=chosen,
-                parameters=tuple(Parameter(name=n, type=t) for n, t in types.items()),
+                parameters=tuple(parameters(dict(types))),
             )
         )
         return len(self.kernels) - 1

@@ -2,7 +2,8 @@
 """Packs a launch's arguments for the driver and plans tensor maps. Pure, but for the encoding.
 
 Called by `run.py` at load. A kernel's parameters are, in order: its arguments (a descriptor becomes
-a tensor map, its shape and its strides), then the addresses of two scratch buffers.
+a tensor map), then the addresses of two scratch buffers. A descriptor's shape and strides, which
+Triton passes behind it, are arguments of their own.
 """
 
 from __future__ import annotations
@@ -200,23 +201,16 @@ def _add_descriptor(
     spec = map_spec(descriptor, dtype=dtype, facts=facts)
     packed.maps.append(Mapped(tensor=descriptor.tensor, spec=spec, value=value, buffer=buffer))
     packed.values.append(value)
-    _add_shape(packed, descriptor)
 
 
 def _add_decomposed(packed: Packed, program: Program, descriptor: Descriptor) -> None:
-    """For targets without tensor maps: base, shape, strides, padding, then shape and strides."""
+    """For targets without tensor maps: base, shape, strides and padding."""
     address = _address_of(program, descriptor.tensor)
     packed.addresses.append(address)
     packed.values.append(address.value)
     sizes = (*descriptor.shape, *descriptor.strides)
     packed.values += [ctypes.c_int64(size) for size in sizes]
     packed.values.append(ctypes.c_int8(descriptor.padding == "nan"))
-    _add_shape(packed, descriptor)
-
-
-def _add_shape(packed: Packed, descriptor: Descriptor) -> None:
-    packed.values += [ctypes.c_int32(size) for size in descriptor.shape]
-    packed.values += [ctypes.c_int64(stride) for stride in descriptor.strides]
 
 
 def _facts_of(binary: Binary, number: int) -> MapFacts | None:
