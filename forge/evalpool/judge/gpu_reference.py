@@ -93,11 +93,19 @@ class GpuReferences:
         self._cache.move_to_end(key)
         limit = CACHE_SHARE * self._memory_bytes
         while len(self._cache) > 1 and (
-            len(self._cache) > MAX_PROBLEMS
-            or sum(one.block.num_bytes for one in self._cache.values()) > limit
+            len(self._cache) > MAX_PROBLEMS or self._kept_bytes() > limit
         ):
             self._retire(next(iter(self._cache)))
         return reference
+
+    def _make_room(self) -> None:
+        """Retires draws, the oldest first, until the kept ones take no more than their share."""
+        with self._lock:
+            while self._kept_bytes() > CACHE_SHARE * self._memory_bytes:
+                self._retire(next(iter(self._cache)))
+
+    def _kept_bytes(self) -> int:
+        return sum(one.block.num_bytes for one in self._cache.values())
 
     def _retire(self, key: str) -> None:
         reference = self._cache.pop(key, None)
@@ -115,6 +123,7 @@ class GpuReferences:
             return self._draw_within(problem, memory_share=SMALL_SHARE)
         except NoRoom:
             with self._large:
+                self._make_room()
                 return self._draw_within(problem, memory_share=LARGE_SHARE)
 
     def _draw_within(self, problem: ReferenceModule, *, memory_share: float) -> GpuReference:
