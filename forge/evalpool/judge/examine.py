@@ -23,6 +23,7 @@ import torch
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.numbers.called import dtype_name, leaves, replaced
+from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.inputs.input_sets import FIRST, OTHERS
 from forge.evalpool.judge.numbers.inputs.variations import (
     agrees,
@@ -129,7 +130,7 @@ class Study:
         if max_bytes is not None and num_bytes > max_bytes:
             words = f"inputs and outputs take {num_bytes / 1e9:.3g} GB of {max_bytes / 1e9:.3g} GB"
             found.flags[Flag.OUT_OF_MEMORY] = words
-        num_bad = sum(int((~torch.isfinite(one)).sum()) for one in self.outputs)
+        num_bad = sum(int((~torch.isfinite(widened(one))).sum()) for one in self.outputs)
         if num_bad:
             share = num_bad / max(1, sum(one.numel() for one in self.outputs))
             found.flags[Flag.NON_FINITE] = f"{share:.1%} of the output is NaN or infinite"
@@ -239,7 +240,7 @@ class Study:
         for name in [*FIRST, *OTHERS][1 : self.request["num_sets"]]:
             inputs = replaced(self.subject.draw(), lambda _, value, name=name: varied(value, name))
             outputs = self.subject.try_run(inputs)
-            if outputs is not None and all(bool(torch.isfinite(one).all()) for one in outputs):
+            if outputs is not None and are_finite(outputs):
                 yield inputs, outputs
 
     def _other_values(self, index: int, leaf: torch.Tensor) -> Iterator[torch.Tensor]:

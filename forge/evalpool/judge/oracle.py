@@ -25,6 +25,7 @@ import torch
 from forge.evalpool.judge import frames, initial
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name
+from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.input_sets import (
     InputSet,
@@ -186,7 +187,7 @@ def _moved_and_drawn(
         is_last = not parameters.move(model, is_slight=is_slight, is_tf32=terms.is_tf32)
         try:
             sets = make_sets(module, model, num_sets=num_sets, terms=terms, **known)
-            if is_last or all(bool(torch.isfinite(one).all()) for one in sets[0].outputs):
+            if is_last or are_finite(sets[0].outputs):
                 return sets
         except Exception:
             if is_last:

@@ -45,7 +45,8 @@ def gqa(Q, K, V, S, O, HQ, HK, scale, N: tl.constexpr, D: tl.constexpr, BM: tl.c
     v = tl.load(V + ((b * HK + kv) * N + n[:, None]) * D + d[None, :])
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     s -= tl.abs(m[:, None] - n[None, :]) * slope
-    s = tl.softmax(s, dim=1)
+    s = tl.exp(s - tl.max(s, 1, keep_dims=True))
+    s = s / tl.sum(s, 1, keep_dims=True)
     tl.store(
         O + ((b * HQ + h) * N + m[:, None]) * D + d[None, :], tl.dot(s, v, input_precision="ieee")
     )

@@ -6,7 +6,7 @@ import torch.nn as nn
 
 class Model(nn.Module):
     def forward(self, a, b, sa, sb):
-        return (a.long() @ b.long()).float() * sa[:, None] * sb[None, :]
+        return (a.double() @ b.double()).float() * sa[:, None] * sb[None, :]
 
 
 def get_inputs():

@@ -1,7 +1,6 @@
 """One call of a reference and its results, and the tensors of nested values.
 
-Called by the oracle. Imports nothing of a problem; everything is run on copies, since a reference
-may work in place.
+Called by the oracle. Everything runs on copies, since a reference may work in place.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from forge.evalpool.judge.numbers.finite import widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +102,9 @@ def fingerprint(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
+    return torch.equal(one, other) or torch.equal(
+        widened(one).nan_to_num(), widened(other).nan_to_num()
+    )
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -128,6 +131,7 @@ def replaced(value: Any, change: Callable[[int, torch.Tensor], torch.Tensor]) ->
 def is_categorical(tensor: torch.Tensor) -> bool:
     """True if a tensor has at most two values, judged by a sample of its rows, or any that is not
     finite."""
+    tensor = widened(tensor)
     sample = rows_of(tensor.reshape(1) if tensor.ndim == 0 else tensor)
     if not sample.numel():
         return True

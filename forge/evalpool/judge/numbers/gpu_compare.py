@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from forge.evalpool.judge.numbers.compare import describe
+from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.slabs import CHUNK, Block, Slabs, blocks, root_mean_squares
 from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floor_of, tolerance
 
@@ -31,10 +32,11 @@ class Allowed:
         """For `expected`, whose own errors are a packed `Slabs` or empty."""
         if not expected.is_floating_point():
             return cls(close=0.0, scales=None, errors=None)
+        floor = floor_of(_name(expected.dtype), precision)
         errors = Slabs.unpack(tuple(expected.shape), error) if error.numel() else None
         return cls(
             close=tolerance(_name(expected.dtype), precision, is_error_known=errors is not None),
-            scales=root_mean_squares(expected, floor=floor_of(_name(expected.dtype), precision)),
+            scales=root_mean_squares(widened(expected), floor=floor),
             errors=errors,
         )
 
@@ -104,8 +106,8 @@ def is_near(got: torch.Tensor, expected: torch.Tensor, *, allowed: Allowed) -> b
 def _is_near(got: torch.Tensor, expected: torch.Tensor, allowed: Allowed, block: Block) -> bool:
     if not expected.is_floating_point():
         return torch.equal(got, expected)
-    difference = (got.double() - expected.double()).abs_()
-    near = difference <= allowed.at(block, expected.double())
+    got, expected = got.double(), expected.double()
+    near = (got - expected).abs_() <= allowed.at(block, expected)
     if bool(near.all()):
         return True
     same = (got == expected) | (got.isnan() & expected.isnan())
@@ -120,7 +122,9 @@ def is_unwritten(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _is_all_nan(tensor: torch.Tensor) -> bool:
-    return all(bool(tensor[block].isnan().all()) for block in blocks(tuple(tensor.shape), CHUNK))
+    return all(
+        bool(widened(tensor[block]).isnan().all()) for block in blocks(tuple(tensor.shape), CHUNK)
+    )
 
 
 def _add(

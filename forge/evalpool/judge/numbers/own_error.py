@@ -23,6 +23,7 @@ from forge.evalpool.judge.numbers.called import (
     leaves,
     replaced,
 )
+from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.slabs import (
     CHUNK,
     Block,
@@ -110,8 +111,8 @@ class _Measure:
 
     def __init__(self, output: torch.Tensor, exact: torch.Tensor, precision: str) -> None:
         floor = floor_of(dtype_name(output), precision)
-        self._output, self._exact = output, exact
-        self._scales = root_mean_squares(output, floor=floor)
+        self._output, self._exact = widened(output), exact
+        self._scales = root_mean_squares(self._output, floor=floor)
         self._close = tolerance(dtype_name(output), precision)
         self._nudged: torch.Tensor | None = None
         self._everywhere = 0.0

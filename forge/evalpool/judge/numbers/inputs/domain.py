@@ -13,6 +13,7 @@ from enum import StrEnum
 import torch
 
 from forge.evalpool.judge.numbers.called import is_categorical, rows_of
+from forge.evalpool.judge.numbers.finite import widened
 
 MIN_SORTED = 8
 """Elements of a row that are not sorted by chance."""
@@ -54,6 +55,7 @@ class Domain:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Domain:
         """The domain of a floating tensor with at least one element."""
+        tensor = widened(tensor)
         low, high = (float(one) for one in torch.aminmax(tensor))
         form, axis = _form(tensor)
         return cls(

@@ -27,6 +27,7 @@ from forge.evalpool.judge.numbers.called import (
     leaves,
     replaced,
 )
+from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
@@ -216,10 +217,11 @@ class Draws:
             return inputs
         earlier = leaves(self._given) if self._given is not None else []
         is_adverse = self._terms.is_tf32 and recipe.variant != "given"
+        kept = _kept_by_huge(inputs) if recipe.variant == HUGE else ()
 
         def change(number: int, value: torch.Tensor) -> torch.Tensor:
             first = earlier[number] if number < len(earlier) else None
-            made = _varied(value, first, recipe)
+            made = value if number in kept else _varied(value, first, recipe)
             return avoid_bf16_(made) if is_adverse else made
 
         return replaced(inputs, change)
@@ -356,7 +358,7 @@ class Draws:
         del called  # at full size inputs are gigabytes
         if not outputs:
             raise Unjudgeable("the reference returns nothing and changes no input")
-        if is_finite_only and not all(bool(torch.isfinite(one).all()) for one in outputs):
+        if is_finite_only and not are_finite(outputs):
             return None
         errors = errors_of(
             self._model,
@@ -406,6 +408,18 @@ def _varied(value: torch.Tensor, first: torch.Tensor | None, recipe: Recipe) -> 
     if not recipe.freedom.discrete:
         return value
     return redraw(value, first, variant=recipe.variant)
+
+
+def _kept_by_huge(inputs: list[Any]) -> list[int]:
+    """Numbers of the continuous inputs that stay as they are, all but one: with several huge ones
+    their products would be out of every kernel's range."""
+    found = [
+        number
+        for number, one in enumerate(leaves(inputs))
+        if one.is_floating_point() and one.numel() > 1
+        if Domain.of(one).form is not Form.CATEGORICAL
+    ]
+    return random.sample(found, max(0, len(found) - 1))
 
 
 def _kept(_: int, value: torch.Tensor) -> torch.Tensor:
@@ -473,13 +487,14 @@ def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
     """Raises Unjudgeable where a second run gives other outputs: dropout, random numbers. On a GPU
     the order of atomic additions may differ: there it must agree within the tolerance."""
     again = call(model, made.inputs).results(made.changed)
-    for first, second in zip(made.outputs, again, strict=True):
+    for output, repeated in zip(made.outputs, again, strict=True):
+        first, second = widened(output), widened(repeated)
         if first.is_floating_point() and first.numel() and not bool(torch.isfinite(first).any()):
             raise Unjudgeable("no value of the reference is finite: any answer would do")
         a, b = first.nan_to_num(), second.nan_to_num()
         if torch.equal(a, b):
             continue
-        close = tolerance(dtype_name(first), terms.precision)
+        close = tolerance(dtype_name(output), terms.precision)
         rms = a.double().square().mean().sqrt()
         if terms.device == "cpu" or float((a - b).abs().max()) > close * float(rms):
             raise Unjudgeable("nondeterministic: two runs on the same inputs differ")

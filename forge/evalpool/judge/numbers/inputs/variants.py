@@ -9,7 +9,7 @@ again from its seed instead of being kept.
     unlike    rows, columns and every other axis of unlike scale
     near_one  positive values near 1: products of thousands neither vanish nor overflow
     centred, shifted, wide   other means and sizes
-    huge      for products in TF32: a candidate that computes in fp16 overflows
+    huge      for products in TF32: one input overflows fp16, in which a candidate may compute
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ OUTER_RANGE, INNER_RANGE = 3.0, 1.5
 those between."""
 NEAR_ONE = 0.25
 """Largest standard deviation of the logarithms of `near_one`."""
-HUGE_SCALE = 2.0**17
+HUGE_VALUE = 2.0**17
+"""The largest element of `huge`, twice that of fp16. Scores of attention stay below the 1e6 that
+honest kernels subtract to mask them."""
 NATURAL_SCALE = 0.5
 """Size of what is added to inputs that are all zero."""
 
@@ -107,7 +109,9 @@ def _wide(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
 
 
 def _huge(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
-    value.mul_(HUGE_SCALE)
+    largest = float(value.abs().max())
+    if 0 < largest < HUGE_VALUE:
+        value.mul_(HUGE_VALUE / largest)
 
 
 def _near_one(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:

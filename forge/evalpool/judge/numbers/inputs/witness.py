@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from forge.evalpool.judge.numbers.finite import are_finite
+
 Outputs = list[torch.Tensor]
 Runs = Callable[[list[Any]], Outputs | None]
 """The reference; None where it does not bear the inputs."""
@@ -82,7 +84,7 @@ def blind_spots(
     if not spots:
         return set()
     outputs = run(inputs)
-    if outputs is None or not all(bool(torch.isfinite(output).all()) for output in outputs):
+    if outputs is None or not are_finite(outputs):
         return spots
     found: set[Spot] = set()
     for spot in sorted(spots):

@@ -1,0 +1,22 @@
+# pyright: strict
+"""Values of every floating type: torch computes little in the types of one byte."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in float32 if the tensor's type is a float of one byte; else the tensor."""
+    is_narrow = tensor.is_floating_point() and tensor.itemsize == 1
+    return tensor.float() if is_narrow else tensor
+
+
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """True if no element is NaN or infinite."""
+    return all(bool(torch.isfinite(widened(one)).all()) for one in tensors)
