@@ -27,9 +27,10 @@ PRECISION = {"float16": "fp16", "bfloat16": "bf16"}
 """By the type of an output. Any other says nothing."""
 HALF = ("fp16", "bf16")
 ERROR_FACTOR = 4.0
-FLOOR = 2.0**-8
+FLOOR = 2.0**-6
 """Least scale of a slab, in rms of the whole output, times 1e-4 / tol: an honest kernel may lose
-eight roundings of an intermediate result that cancels in a whole row or column."""
+thirteen roundings of an intermediate result that cancels in a whole row or column, as 2σ(2x) - 1
+does for a tanh near 0 by fast division."""
 HALF_FLOOR = 0.25
 """The same for half precision, whose rounding is coarser than its tolerance is loose."""
 MIN_SLAB = 16
