@@ -228,7 +228,7 @@ def test_candidates_that_fill_the_card_take_turns(judge: Callable[..., Verdict])
     greedy = KERNEL.replace(
         "        y = torch.empty_like(x)\n",
         "        total = torch.cuda.get_device_properties(0).total_memory\n"
-        "        much = torch.zeros(int(0.42 * total), dtype=torch.uint8, device=x.device)\n"
+        "        much = torch.zeros(int(0.3 * total), dtype=torch.uint8, device=x.device)\n"
         "        y = torch.empty_like(x)\n        y[0, 0] = much[0]\n",
     )
     options = JudgeOptions(timing=False)
@@ -237,5 +237,5 @@ def test_candidates_that_fill_the_card_take_turns(judge: Callable[..., Verdict])
             several.map(lambda _: judge(greedy, problem=RELU, options=options), range(4))
         )
     assert {one.status for one in verdicts} == {Status.CORRECT}, verdicts
-    too_much = judge(greedy.replace("0.42", "1.2"), problem=RELU, options=options)
+    too_much = judge(greedy.replace("0.3", "1.2"), problem=RELU, options=options)
     assert (too_much.status, too_much.reason) == (Status.RUNTIME_ERROR, "out_of_memory")
