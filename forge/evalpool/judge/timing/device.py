@@ -5,7 +5,9 @@ Called by `trial.gpu`, in the judge's own context.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ PROBE_BYTES = 256 << 20
 NUM_WARM_UPS, NUM_PROBES = 2, 5
 PROBE_CYCLES = 400_000
 """About 0.2 ms of the card, so that the host has queued the work before its start is reached."""
+PROBE_S = 0.5
+"""Age up to which a probe tells the card's speed."""
 DOUBLE_RATE = 2
 """Transfers a clock of GPU memory."""
 AMD_DRIVER = Path("/sys/module/amdgpu/version")
@@ -47,12 +51,20 @@ class GpuDevice:
         self._flops_per_clock = FLOPS_PER_CLOCK.get((properties.major, properties.minor), {})
         self._probe = torch.empty(PROBE_BYTES, dtype=torch.uint8, device="cuda")
         self._factor = torch.ones(BF16_SIZE, BF16_SIZE, dtype=torch.bfloat16, device="cuda")
+        self._probed = -math.inf, 0.0
+        """Time of the last probe, monotonic, and its result in us."""
 
     def probe_us(self) -> float:
         """Time of a fixed piece of work, memory and arithmetic: tells changed clocks. The first
         ones bring an idle card up to them."""
         times = [self._probe_once() for _ in range(NUM_WARM_UPS + NUM_PROBES)][NUM_WARM_UPS:]
-        return sorted(times)[NUM_PROBES // 2]
+        self._probed = time.monotonic(), sorted(times)[NUM_PROBES // 2]
+        return self._probed[1]
+
+    def recent_probe_us(self) -> float:
+        """The last probe if it is younger than `PROBE_S`; else a new one."""
+        at, found = self._probed
+        return found if time.monotonic() - at < PROBE_S else self.probe_us()
 
     def roofline_share(
         self, *, us: float, num_bytes: int, flops: int, precision: str, is_tf32: bool

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 RESOLUTION_US = 0.5
 """Resolution of a CUDA event, and the least time that a call can have."""
+STEADY_SHARE = 0.02
+"""Interquartile range of steady times, relative to their median."""
 NUM_RESAMPLES = 1000
 LOW_PERCENTILE = 2.5
 
@@ -29,6 +31,10 @@ class Time:
     samples_us: tuple[float, ...]
     spread_us: float
     """Interquartile range."""
+
+    def is_steady(self) -> bool:
+        """True if more calls would not change the median by much."""
+        return self.spread_us <= max(RESOLUTION_US, STEADY_SHARE * self.us)
 
     @classmethod
     def of(cls, samples_us: tuple[float, ...]) -> Time:

@@ -13,8 +13,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
 from forge.evalpool.judge.execute.executors import ExecutorGone, ProgramFault, ProgramRefused
 from forge.evalpool.judge.execute.steps import named_choices
 from forge.evalpool.judge.timing.samples import Time
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.compiler.binary import Binary, Failure
     from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.execute.executors import Executor, NodeTime, RunReport, TimeReport
+    from forge.evalpool.judge.execute.executors import Executor, NodeTime, RunReport
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.checks import Report
     from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
@@ -40,13 +38,11 @@ PLACEMENTS = ("end", "start")
 SLACKS = (0xFF, 0x7E, 0x00)
 """Bytes beside the buffers in turn: NaN, large numbers, zeros. A kernel that reads there is wrong
 with one of them."""
-NUM_TRIALS = 3
-"""Timed calls that decide the number of the others."""
-MIN_CALLS, MAX_CALLS = 10, 24
+FEW_CALLS, MANY_CALLS = (10, 12), (20, 24)
+"""Timed calls, drawn from these: a program must not know which is the last. Many where the times
+of few are not steady."""
 TIMED_S = 0.4
-"""Time for all timed calls, by the host's clock; long kernels get fewer, not under MIN_CALLS."""
-COUNT_JITTER = 0.2
-"""The number of calls is secret: drawn within this share around what TIMED_S allows."""
+"""Time after which few calls are enough, comparisons included."""
 FAULT_DETAIL = "a kernel loads or stores outside its tensors: check offsets and masks"
 OUT_OF_BOUNDS_DETAIL = "a kernel stores beside a tensor: check offsets and masks"
 
@@ -130,16 +126,19 @@ class ProgramRun:
         Args:
             check: called after calls with what they left; may raise Decided.
         """
-        deadline = time.monotonic() + self.timing_timeout_s
-        first = [numbers[0]] * min(NUM_TRIALS, self.memory.num_places)
-        trial = self._timed_batch(first, deadline, check)
-        num = self._num_calls(trial)
-        drawn = [self.draw.choice(numbers) for _ in range(num)]
-        reports: list[TimeReport] = []
-        for start in range(0, num, self.memory.num_places):
-            batch = drawn[start : start + self.memory.num_places]
-            reports.append(self._timed_batch(batch, deadline, check))
-        return Time.of(tuple(call.gpu_us for report in reports for call in report.calls))
+        began = time.monotonic()
+        times_us: list[float] = []
+        for least, most in (FEW_CALLS, MANY_CALLS):
+            num = self.draw.randint(least, most)
+            while len(times_us) < num:
+                batch = [self.draw.choice(numbers) for _ in range(num - len(times_us))]
+                batch = batch[: len(self._timed_places)]
+                deadline = began + self.timing_timeout_s
+                times_us += self._timed_batch(batch, numbers[0], deadline=deadline, check=check)
+            found = Time.of(tuple(times_us))
+            if found.is_steady() or time.monotonic() - began > TIMED_S:
+                break
+        return found
 
     def nodes(self) -> tuple[NodeTime, ...]:
         """GPU time of each node. Alone on the card."""
@@ -158,42 +157,47 @@ class ProgramRun:
         finally:
             self.memory.close()
 
+    @property
+    def _timed_places(self) -> range:
+        """Places of timed calls: place 0 is that of the warm-ups, unless it is the only one."""
+        num = self.memory.num_places
+        return range(1 if num > 1 else 0, num)
+
     def _timed_batch(
         self,
         numbers: Sequence[int],
+        warm_up: int,
+        *,
         deadline: float,
         check: Callable[[Sequence[LeftByCall]], None],
-    ) -> TimeReport:
-        calls: list[Call] = []
-        for place, number in enumerate(numbers):
-            self.memory.load(place, number)
-            calls.append(self.memory.call(place, seed=self._seed()))
+    ) -> list[float]:
+        """Times of one call on each input set in us. `warm_up` is the set of calls before them."""
+        places = self._timed_places[: len(numbers)]
+        calls = [self._filled(*one) for one in zip(places, numbers, strict=True)]
+        before = self._filled(0, warm_up) if places.start else calls[0]
         self.synchronize()
         report = self._ask(
             "time",
             self.timing_timeout_s,
-            lambda end: self.executor.time(calls, warm_up=calls[0], deadline=end),
+            lambda end: self.executor.time(calls, warm_up=before, deadline=end),
             deadline=deadline,
         )
-        pairs = zip(numbers, report.calls, strict=True)
         check(
             [
                 LeftByCall(number, self.memory.outputs(place), is_kept=not call.changed)
-                for place, (number, call) in enumerate(pairs)
+                for place, number, call in zip(places, numbers, report.calls, strict=True)
             ]
         )
-        return report
-
-    def _num_calls(self, trial: TimeReport) -> int:
-        median_us = float(np.median([call.wall_us for call in trial.calls]))
-        jitter = self.draw.uniform(1 - COUNT_JITTER, 1 + COUNT_JITTER)
-        num = TIMED_S / (max(median_us, 1.0) * 1e-6) * jitter
-        most = MAX_CALLS * self.draw.uniform(1 - COUNT_JITTER, 1)
-        return int(min(max(num, MIN_CALLS), most))
+        return [call.gpu_us for call in report.calls]
 
     def _loaded_call(self, place: int, *, number: int, slack: int = 0xFF) -> Call:
-        self.memory.load(place, number)
+        call = self._filled(place, number, slack=slack)
         self.synchronize()
+        return call
+
+    def _filled(self, place: int, number: int, *, slack: int = 0xFF) -> Call:
+        """The call on an input set in a place, whose contents are on their way there."""
+        self.memory.load(place, number)
         return self.memory.call(place, seed=self._seed(), slack=slack)
 
     def _seed(self) -> int:

@@ -270,7 +270,8 @@ class GpuTrials(Trials):
 
         def times() -> tuple[Time, tuple[NodeTime, ...]]:
             return judgement.timed(
-                is_profiled=options.profile, before=lambda: probes.append(self._device.probe_us())
+                is_profiled=options.profile,
+                before=lambda: probes.append(self._device.recent_probe_us()),
             )
 
         with judgement.held():
