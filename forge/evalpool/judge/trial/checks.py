@@ -109,11 +109,11 @@ class Checks:
         return order
 
     def _require(self, number: int) -> None:
-        if self.memory.is_unwritten(number):
+        found = self.memory.mismatch(number)
+        if found is not None and self.memory.is_unwritten(number):
             detail = "the output is all NaN: nothing was written to it, or every value is 0/0"
             raise Decided(self.finding(Status.WRONG, "output_not_written", detail))
         self.is_written = True
-        found = self.memory.mismatch(number)
         if found is not None:
             raise Decided(self._wrong(number, found))
         if not self.memory.are_inputs_kept(number):

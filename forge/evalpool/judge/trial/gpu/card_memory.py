@@ -97,6 +97,10 @@ class CardMemory:
         self._keep(number)
         return None
 
+    def knows(self, number: int) -> bool:
+        """True if outputs of the candidate that were found right are kept for an input set."""
+        return number in self._verified
+
     def are_verified(self, calls: Sequence[LeftByCall]) -> list[bool]:
         """For each call, True if its outputs equal to the last bit those found right before. Waits
         for the card once."""

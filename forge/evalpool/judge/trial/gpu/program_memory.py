@@ -81,6 +81,7 @@ class ProgramMemory:
         self._changed = [self._changed_slot(one.number) for one in reference.sets[0].changed]
         self.num_places = min(MAX_PLACES, max(1, budget_bytes // max(self._end, 1)))
         self.block = create(self._end * self.num_places)
+        self._bytes: torch.Tensor | None = self.block.bytes()
 
     def load(self, place: int, number: int) -> None:
         """Puts input set `number` and the parameters into a place, and poison into its slots."""
@@ -124,11 +125,14 @@ class ProgramMemory:
         return found
 
     def close(self) -> None:
+        """Frees the block, and with it what `outputs` gave."""
+        self._bytes = None
         self.block.close()
 
     def _memory(self, place: int) -> torch.Tensor:
         assert 0 <= place < self.num_places
-        return self.block.bytes()[place * self._end : (place + 1) * self._end]
+        assert self._bytes is not None
+        return self._bytes[place * self._end : (place + 1) * self._end]
 
     def _content(self, source: _Source, number: int) -> torch.Tensor:
         reference = self._reference
