@@ -32,7 +32,6 @@ from forge.errors import MachineError, Stalled
 from forge.evalpool.capacity import GPU_CAPACITY, executor_timeout_s, seat_cores
 from forge.evalpool.keeper import Keeper, OpenLink
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
-from forge.evalpool.protocols import require_known_protocols
 from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import NoJudge, Seating
 from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
@@ -299,11 +298,9 @@ async def open_pool(
     Yields when all are ready; on exit ends every process that it started.
 
     Raises:
-        ConfigError: judges on GPUs do not know a protocol of the table.
         MachineError: this machine has no usable sandbox, or a URL does not answer.
         ChildDied, Stalled: a judge did not become ready.
     """
-    require_known_protocols(table, has_gpus=bool(gpus) and not table.url)
     opens = dict[Seat, OpenLink]()
     timeout_s = request_timeout_s(table, is_timed=True)
     for number, url in enumerate(table.url):

@@ -224,6 +224,20 @@ def test_the_sandbox_holds_on_a_gpu_too(gpu_bench: Any, statement: str) -> None:
     gpu_bench.refused(statement)
 
 
+def test_other_protocols_have_verdicts_beside_ours(gpu_bench: Any) -> None:
+    table = gpu_bench.trials._table.model_copy(update={"also": ["kernelbench", "drkernel"]})
+    clipped = KERNEL.replace("tl.maximum(value, 0.0)", "tl.clamp(value, 0.0, 8.0)")
+    close = KERNEL.replace("* 2, mask", "* 2.006, mask")
+    for code, reasons in (
+        (KERNEL, ("ok", "ok", "ok")),
+        (clipped, ("range", "ok", "ok")),
+        (close, ("mismatch", "mismatch", "ok")),
+    ):
+        verdict = gpu_bench.judge(code, problem=RELU, table=table)
+        found = (verdict.reason, *(one.reason for one in verdict.also.values()))
+        assert found == reasons, (verdict.detail, verdict.also)
+
+
 def test_candidates_that_fill_the_card_take_turns(judge: Callable[..., Verdict]) -> None:
     greedy = KERNEL.replace(
         "        y = torch.empty_like(x)\n",

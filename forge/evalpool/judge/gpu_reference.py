@@ -48,8 +48,21 @@ class GpuReferences:
     """What oracles gave, kept. Safe to call from several threads."""
 
     def __init__(
-        self, spawner: Spawner, *, num_sets: int, timeout_s: float, uid: int | None, is_tf32: bool
+        self,
+        spawner: Spawner,
+        *,
+        num_sets: int,
+        timeout_s: float,
+        uid: int | None,
+        is_tf32: bool,
+        is_varied: bool = True,
     ) -> None:
+        """
+        Args:
+            num_sets: input sets for checked calls, beside those that are first seen when timed.
+            is_varied: False for inputs and parameters as the problem gives them alone.
+        """
+        self._is_varied = is_varied
         self._num_sets = num_sets + NUM_TIMED_SETS
         self._timeout_s = timeout_s
         self._is_tf32 = is_tf32
@@ -129,7 +142,7 @@ class GpuReferences:
     def _draw_within(self, problem: ReferenceModule, *, memory_share: float) -> GpuReference:
         """Where the reference fails on inputs that it does not give itself, from those alone."""
         left_s = self._timeout_s
-        for is_plain in (False, True):
+        for is_plain in (False, True) if self._is_varied else (True,):
             began = time.monotonic()
             try:
                 with self._oracles.lent(problem) as oracle:
@@ -176,6 +189,7 @@ class GpuReferences:
             "device": "cuda",
             "tf32": self._is_tf32,
             "max_bytes": int(DRAW_SHARE * self._memory_bytes),
+            "moved": self._is_varied,
         }
         frames.send(oracle.sock, Kind.PROBLEM, body)
         answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))

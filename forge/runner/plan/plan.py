@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
-from forge.evalpool.protocols import require_known_protocols
 from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan.machine import Machine, this_machine
 from forge.runner.plan.model_shape import model_shape
@@ -111,7 +110,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     """Plans a run on a machine; the default is this machine.
 
     Raises:
-        ConfigError: judges on GPUs do not know a protocol, problems cannot be loaded, a stage has
+        ConfigError: problems cannot be loaded, a stage has
             none, or the trainer cannot do a stage.
         MachineError: GPUs, disk, an engine or a package are missing.
     """
@@ -121,7 +120,6 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     placement = place(experiment, machine, engine=engine)
     shared = reasons(experiment, gpus=placement.train)
     placement = replace(placement, reasons=(*why, *placement.reasons, *shared))
-    require_known_protocols(experiment.judge, has_gpus=bool(placement.judge))
     require_disk(experiment, machine)
     require_engine(experiment, machine, placement)
     num_heldout = require_problems(experiment, machine)

@@ -1,4 +1,4 @@
-"""The comparison of other protocols is that of `torch.allclose`."""
+"""The comparison of other protocols is that of `torch.allclose`, on a CPU and on a card."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from forge.evalpool.judge.numbers import gpu_compare
 from forge.evalpool.judge.numbers.compare import Expected
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS, allclose_mismatch
 from forge.evalpool.judge.shm import TensorSpec
@@ -29,7 +30,10 @@ def found(reference: torch.Tensor, candidate: torch.Tensor, *, tolerance: float)
     data = reference.numpy().tobytes()
     expected = Expected.make(spec, data, error=b"", precision="fp32")
     got = candidate.numpy().tobytes()
-    return allclose_mismatch(expected, got, tolerance=tolerance, name="output")
+    found = allclose_mismatch(expected, got, tolerance=tolerance, name="output")
+    by_torch = gpu_compare.allclose_mismatch(candidate, reference, tolerance=tolerance)
+    assert (found is None) == (by_torch is None)
+    return found
 
 
 @settings(deadline=None, max_examples=300)

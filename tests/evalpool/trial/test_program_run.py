@@ -19,6 +19,7 @@ from forge.evalpool.judge.execute.executors import Executor
 from forge.evalpool.judge.gpu_layout import Changed, GpuReference, Set
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
+from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program.format import InvalidProgram, Op, Origin
 from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.trial.captures import Captured
@@ -26,7 +27,7 @@ from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
 from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
 from forge.evalpool.judge.trial.gpu.trial import GpuTrials
-from forge.evalpool.judge.trial.trial import Decided, Phases, Stamp
+from forge.evalpool.judge.trial.trial import Candidate, Decided, Stamp
 from forge.process.gpu_lease import GpuLease, Window
 from forge.records.verdict import Status
 from tests.evalpool.benches import RELU_KERNEL, make_problem
@@ -101,17 +102,21 @@ class Bench:
     executor: Executor
 
     def judgement(
-        self, made: Made, *outputs: int, problem: GpuReference | None = None, **options: Any
+        self,
+        made: Made,
+        *outputs: int,
+        problem: GpuReference | None = None,
+        protocol: str = "forge",
+        **options: Any,
     ) -> GpuJudgement:
         program, problem = made.done(*outputs), problem or reference()
         captured = Captured(program=program, data=data_of(program), reads_values=False)
-        memory = CardMemory(problem)
+        other = PROTOCOLS.get(protocol)
+        memory = CardMemory(problem, other)
+        task = make_problem("class Model: ...")
         found = GpuJudgement(
-            code=CODE,
-            entry_point="ModelNew",
-            uid=None,
+            candidate=Candidate(problem=task, code=CODE, uid=None, protocol=other),
             table=JudgeTable(**{"correct_timeout_s": 30.0, "timing_timeout_s": 30.0, **options}),
-            phases=Phases(),
             request=problem.request,
             memory=memory,
             card=memory,
@@ -187,6 +192,18 @@ def test_a_program_that_is_wrong_only_when_timed_is_found(
     monkeypatch.setitem(KERNELS, "scale", (sometimes, types))
     status, reason, _ = decided(lambda: timed(run))
     assert (status, reason) == (Status.WRONG, "output_not_written")
+
+
+def test_another_protocol_has_its_own_tolerance_and_looks_at_no_input(bench: Bench) -> None:
+    made, out = scaled(2.01)
+    made.nodes.append(launched(made, "overwrite", use(0), NUM))
+    for protocol, status in (("drkernel", Status.CORRECT), ("kernelbench", Status.WRONG)):
+        judgement = bench.judgement(made, out, protocol=protocol)
+        if status is Status.CORRECT:
+            assert judgement.checked().status is status
+            timed(judgement)
+        else:
+            assert decided(judgement.checked)[:2] == (status, "mismatch")
 
 
 def test_an_output_that_nothing_writes_is_named(bench: Bench) -> None:
@@ -344,6 +361,7 @@ def test_a_card_in_trouble_is_nobodys_score(
         table=JudgeTable(),
         spawner=nothing,
         references=failing,
+        given=failing,
         captures=nothing,
         facts=nothing,
         compiler=nothing,

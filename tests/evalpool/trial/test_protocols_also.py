@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.config.schema import JudgeTable
-from forge.errors import ConfigError
-from forge.evalpool.pool import open_pool
-from forge.process.devices import Gpu, Vendor
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.benches import RELU, RELU_KERNEL, TABLE
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.evalpool.benches import Bench
-
-pytestmark = pytest.mark.anyio
 
 BOTH = TABLE.model_copy(update={"also": ["kernelbench", "drkernel"]})
 CLOSE = RELU_KERNEL.replace("* 2", "* 2.006")
@@ -27,11 +19,6 @@ CLIPPED = RELU_KERNEL.replace("tl.maximum(value, 0.0) * 2", "tl.clamp(value, 0.0
 """Right on standard normal inputs."""
 TORCH = RELU_KERNEL.replace("return y", "return torch.relu(x) * 2 + 0 * y")
 TUPLE = RELU.replace("torch.relu(x) * 2", "torch.relu(x) * 2, x")
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.mark.parametrize(
@@ -83,17 +70,3 @@ def test_parameters_are_as_they_initialise(bench: Bench) -> None:
     verdict = bench.judge(RELU_KERNEL, problem=scaled, table=BOTH)
     assert verdict.status is not Status.CORRECT
     assert {other.status for other in verdict.also.values()} == {Status.CORRECT}
-
-
-@pytest.mark.parametrize("changes", [{"protocol": "kernelbench"}, {"also": ["drkernel"]}])
-async def test_judges_on_gpus_refuse_other_protocols(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
-    gpu = Gpu(
-        vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1
-    )
-    table = JudgeTable().model_copy(update=changes)
-    (key,) = changes
-    with pytest.raises(ConfigError, match=rf"judge\.{key}: .* a judge on a GPU knows forge alone"):
-        async with open_pool(table, socket_dir=tmp_path, log_dir=tmp_path, gpus=[gpu]):
-            pass

@@ -45,15 +45,6 @@ def plan_of(*overrides: str, machine: Machine | None = None) -> Plan:
     return plan(experiment, machine=machine or make_machine())
 
 
-def test_a_protocol_that_judges_on_gpus_do_not_know_is_refused_by_the_plan():
-    assert plan_of('judge.also=["kernelbench"]').placement.judge == ()
-    machine = make_machine(num_gpus=2, cores=64)
-    with pytest.raises(ConfigError, match=r"judge\.also: found kernelbench; a judge on a GPU"):
-        plan_of(
-            'judge.also=["kernelbench"]', "devices.judge=1", "devices.gpus=auto", machine=machine
-        )
-
-
 def test_the_quickstart_plans_on_a_machine_with_cards():
     assert plan_of(machine=make_machine(num_gpus=8, cores=64)).placement.gpus == ()
 

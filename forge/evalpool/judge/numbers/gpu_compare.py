@@ -78,18 +78,20 @@ def mismatch(
     found = Differences()
     for block in blocks(tuple(expected.shape), CHUNK):
         _add(found, got[block], expected[block], allowed, block)
-    if found.num_differing == 0:
-        return None
-    return describe(
-        index=found.first,
-        expected=_number(expected[found.first]),
-        got=_number(got[found.first]),
-        num_differing=found.num_differing,
-        size=expected.numel(),
-        largest=found.largest,
-        num_unset=found.num_unset,
-        name=name,
-    )
+    return _described(found, got, expected, name)
+
+
+def allclose_mismatch(
+    got: torch.Tensor, expected: torch.Tensor, *, tolerance: float, name: str = "output"
+) -> str | None:
+    """The first mismatch in the sense of `torch.allclose(reference, candidate)`, as
+    `protocols.allclose_mismatch` finds it: NaN differs from everything, and the relative tolerance
+    is of the candidate's value. Booleans must be equal."""
+    found = Differences()
+    for block in blocks(tuple(expected.shape), CHUNK):
+        if expected.numel():
+            _add_far(found, got[block], expected[block], tolerance, block)
+    return _described(found, got, expected, name)
 
 
 def is_near(got: torch.Tensor, expected: torch.Tensor, *, allowed: Allowed) -> bool:
@@ -144,7 +146,28 @@ def _add(
         return
     # Infinite and NaN elements are among those that differ so far.
     same = (got == expected) | (got.isnan() & expected.isnan())
-    differs = differs & ~(same & ~expected.isfinite())
+    _count(found, differs & ~(same & ~expected.isfinite()), got, expected, block)
+
+
+def _add_far(
+    found: Differences, got: torch.Tensor, expected: torch.Tensor, tolerance: float, block: Block
+) -> None:
+    is_exact = expected.dtype is torch.bool
+    got, expected = got.double(), expected.double()
+    allowed = got.abs().mul_(0.0 if is_exact else tolerance).add_(0.0 if is_exact else tolerance)
+    near = ((got - expected).abs_() <= allowed) & got.isfinite()
+    differs = ~(near | (got == expected))
+    _count(found, differs, got, expected, block)
+
+
+def _count(
+    found: Differences,
+    differs: torch.Tensor,
+    got: torch.Tensor,
+    expected: torch.Tensor,
+    block: Block,
+) -> None:
+    """Adds the elements of one block that differ."""
     num = int(differs.count_nonzero())
     if not num:
         return
@@ -155,8 +178,26 @@ def _add(
         )
     found.num_differing += num
     found.num_unset += int((got.isnan() & ~expected.isnan()).count_nonzero())
-    finite = difference.nan_to_num_(0.0, 0.0, 0.0)
+    finite = (got - expected).abs_().nan_to_num_(0.0, 0.0, 0.0)
     found.largest = max(found.largest, float(finite.max()))
+
+
+def _described(
+    found: Differences, got: torch.Tensor, expected: torch.Tensor, name: str
+) -> str | None:
+    """The differences in one line; None without any."""
+    if found.num_differing == 0:
+        return None
+    return describe(
+        index=found.first,
+        expected=_number(expected[found.first]),
+        got=_number(got[found.first]),
+        num_differing=found.num_differing,
+        size=expected.numel(),
+        largest=found.largest,
+        num_unset=found.num_unset,
+        name=name,
+    )
 
 
 def _number(value: torch.Tensor) -> float:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.numbers.compare import is_unwritten, mismatch
-
-ONE_TENSOR = "Model returns several tensors, and this protocol compares one: nothing passes"
+from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 
 if TYPE_CHECKING:
     import mmap

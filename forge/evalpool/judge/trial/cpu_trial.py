@@ -26,14 +26,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.spawner import Spawner
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.references import Reference
-    from forge.evalpool.judge.trial.trial import Finding, Phases, Stamp
-    from forge.records.problem import ReferenceModule
-    from forge.records.verdict import JudgeOptions
+    from forge.evalpool.judge.trial.trial import Candidate, Finding, Stamp
 
 
 ASSUMED_TARGET = {"backend": "cuda", "arch": 90, "warp_size": 32}
@@ -127,52 +124,21 @@ class CpuTrials(Trials):
             stamp=self.stamp,
         )
 
-    def _run(
-        self,
-        problem: ReferenceModule,
-        code: str,
-        *,
-        uid: int | None,
-        phases: Phases,
-        options: JudgeOptions,
-    ) -> Finding:
-        return self._judged(problem, code, uid=uid, phases=phases, protocol=None)
-
-    def _run_other(
-        self,
-        problem: ReferenceModule,
-        code: str,
-        *,
-        uid: int | None,
-        phases: Phases,
-        protocol: OtherProtocol,
-    ) -> Finding:
-        return self._judged(problem, code, uid=uid, phases=phases, protocol=protocol)
-
-    def _judged(
-        self,
-        problem: ReferenceModule,
-        code: str,
-        *,
-        uid: int | None,
-        phases: Phases,
-        protocol: OtherProtocol | None,
-    ) -> Finding:
-        """The finding under a protocol; None is ours."""
+    def _run(self, candidate: Candidate) -> Finding:
+        problem, protocol, phases = candidate.problem, candidate.protocol, candidate.phases
         references, compare = self.references, None
         if protocol is not None:
-            references = self._given
-            compare = protocol.comparison(problem.precision)
+            references, compare = self._given, protocol.comparison(problem.precision)
         with phases.timed("reference"):
             reference = references.get(problem)
             facts = self._facts.of(
-                problem, reference.request, num_bytes=reference.num_bytes, uid=uid
+                problem, reference.request, num_bytes=reference.num_bytes, uid=candidate.uid
             )
         with shared_memory(len(reference.image)) as (fd, memory):
             memory[:] = reference.image
             mapped = CpuMemory(reference, memory, compare)
             evaluator = Evaluator(
-                code=code,
+                code=candidate.code,
                 evaluators=self._evaluators,
                 phases=phases,
                 table=self._table,
@@ -181,11 +147,8 @@ class CpuTrials(Trials):
                 restore=mapped.restore,
             )
             judgement = CpuJudgement(
-                code=code,
-                entry_point=f"{problem.entry_point}New",
-                uid=uid,
+                candidate=candidate,
                 table=self._table,
-                phases=phases,
                 request=reference.request,
                 reference=reference,
                 memory=mapped,
@@ -193,7 +156,6 @@ class CpuTrials(Trials):
                 captures=self._captures,
                 compiler=self._compiler,
                 evaluator=evaluator,
-                is_repeated=protocol is None,
             )
             try:
                 return judgement.finding()

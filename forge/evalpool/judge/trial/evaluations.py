@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from forge.evalpool.judge.words import at_line
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.program.format import Program
@@ -164,21 +164,13 @@ class EvaluatorRun(Run):
     is_spent: bool = False
     """True if the child must serve nobody else."""
 
-    def ask(
-        self,
-        kind: Kind,
-        body: dict[str, Any],
-        *,
-        phase: str,
-        left_s: float,
-        limit_s: float,
-        fds: tuple[int, ...] = (),
-    ) -> frames.Frame:
-        """Sends work and waits for it. Raises Decided for whatever went wrong."""
+    @contextmanager
+    def answering(self, *, phase: str, limit_s: float) -> Generator[None]:
+        """Within, any end but an answer is the candidate's and spends the child: raises Decided."""
         before, self.is_spent = self.is_spent, True
-        found = super().ask(kind, body, phase=phase, left_s=left_s, limit_s=limit_s, fds=fds)
+        with super().answering(phase=phase, limit_s=limit_s):
+            yield
         self.is_spent = before
-        return found
 
     def failed(self, body: dict[str, Any]) -> Any:
         """The finding of a FAILED frame."""

@@ -34,27 +34,21 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.policy import ProblemFacts
     from forge.evalpool.judge.trial.captures import Captured, Captures
     from forge.evalpool.judge.trial.checks import Memory
-    from forge.evalpool.judge.trial.trial import Phases
+    from forge.evalpool.judge.trial.trial import Candidate, Phases
 
 
 @dataclass(slots=True, kw_only=True)
 class Judgement(ABC):
     """One candidate: its programs, and the memory that they run on."""
 
-    code: str
-    entry_point: str
-    uid: int | None
-    """User id of the capture child; whatever runs its programs has another."""
+    candidate: Candidate
     table: JudgeTable
-    phases: Phases
     request: Mapping[str, Any]
     """`request` of the problem's draw."""
     memory: Memory
     problem: ProblemFacts
     captures: Captures
     compiler: Compiler
-    is_repeated: bool = True
-    """True to check one input set twice."""
     num_launches: int = 0
     torch_share: float | None = None
     _checks: Checks | None = field(default=None, init=False)
@@ -63,13 +57,23 @@ class Judgement(ABC):
     _choices: dict[str, str] = field(default_factory=dict[str, str], init=False)
     """Labels of the winners of its choices, by key."""
 
+    @property
+    def code(self) -> str:
+        """The candidate's source."""
+        return self.candidate.code
+
+    @property
+    def phases(self) -> Phases:
+        """Times of the judgement."""
+        return self.candidate.phases
+
     def check(self) -> Finding:
         """Runs every checked call. Raises Decided for a candidate that fails."""
         self._checks = Checks(
             memory=self.memory,
             call=self._call,
             finding=self.report,
-            is_repeated=self.is_repeated,
+            is_repeated=self.candidate.protocol is None,
         )
         with self.phases.timed("correct"):
             self._checks.run()
@@ -148,8 +152,8 @@ class Judgement(ABC):
         captured = self.captures.capture(
             self.code,
             {**self.request, "choices": self._choices},
-            entry_point=self.entry_point,
-            uid=self.uid,
+            entry_point=self.candidate.entry_point,
+            uid=self.candidate.uid,
             phases=self.phases,
             answers=self,
             number=number,

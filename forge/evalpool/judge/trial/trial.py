@@ -98,6 +98,29 @@ class Phases:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A source to judge, and the terms of its judgement."""
+
+    problem: ReferenceModule
+    code: str
+    uid: int | None
+    """User id of its capture child; whatever runs its programs has another."""
+    options: JudgeOptions = CORRECTNESS_ALONE
+    protocol: OtherProtocol | None = None
+    """None for ours."""
+    phases: Phases = field(default_factory=Phases)
+
+    @property
+    def entry_point(self) -> str:
+        """Name of the class or function that answers the problem."""
+        return f"{self.problem.entry_point}New"
+
+    def under(self, protocol: OtherProtocol | None) -> Candidate:
+        """The same source under another protocol, for correctness alone."""
+        return replace(self, protocol=protocol, options=CORRECTNESS_ALONE, phases=Phases())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """A verdict without its stamp."""
 
@@ -136,54 +159,35 @@ class Trials(ABC):
         options: JudgeOptions = CORRECTNESS_ALONE,
     ) -> Verdict:
         """Blocks until the verdict, at most the sum of all deadlines. `uid` is the runner's own."""
-        phases = Phases()
         protocol = PROTOCOLS.get(self._table.protocol)
-        finding = self._found(
-            problem, code, uid=uid, phases=phases, options=options, protocol=protocol
+        candidate = Candidate(
+            problem=problem, code=code, uid=uid, options=options, protocol=protocol
         )
+        phases = candidate.phases
+        finding = self._found(candidate)
         verdict = self.stamped(finding, phases=phases)
         if options.program and phases.program is not None:
             verdict = replace(verdict, program=_packed(phases.program))
         if verdict.status.is_scored and self._table.also:
             with phases.timed("also"):
-                also = self._also(problem, code, uid=uid, finding=finding)
+                also = self._also(candidate, finding)
             verdict = replace(verdict, also=also, phase_s=dict(phases.seconds))
         return verdict
 
-    def _also(
-        self, problem: ReferenceModule, code: str, *, uid: int | None, finding: Finding
-    ) -> dict[str, OtherVerdict]:
+    def _also(self, candidate: Candidate, finding: Finding) -> dict[str, OtherVerdict]:
         """The verdicts of the table's other protocols, which differ in numbers alone."""
         also: dict[str, OtherVerdict] = {}
         for name in self._table.also:
             if finding.status not in (Status.REJECTED, Status.COMPILE_ERROR):
-                finding = self._found(
-                    problem,
-                    code,
-                    uid=uid,
-                    phases=Phases(),
-                    options=CORRECTNESS_ALONE,
-                    protocol=PROTOCOLS.get(name),
-                )
+                finding = self._found(candidate.under(PROTOCOLS.get(name)))
             detail = words.clean(finding.detail)
             also[name] = OtherVerdict(status=finding.status, reason=finding.reason, detail=detail)
         return also
 
-    def _found(
-        self,
-        problem: ReferenceModule,
-        code: str,
-        *,
-        uid: int | None,
-        phases: Phases,
-        options: JudgeOptions,
-        protocol: OtherProtocol | None,
-    ) -> Finding:
+    def _found(self, candidate: Candidate) -> Finding:
         """A finding for every way in which a judgement can end."""
         try:
-            return self._find(
-                problem, code, uid=uid, phases=phases, options=options, protocol=protocol
-            )
+            return self._find(candidate)
         except Decided as decided:
             return decided.finding
         except ReferenceFailed as error:
@@ -199,9 +203,9 @@ class Trials(ABC):
                 detail=words.without_paths(str(error)),
             )
         except Exception as error:
-            logger.exception("%s: a bug of the judge", problem.problem_id)
-            told = words.without_paths(f"{type(error).__name__}: {error}")
-            return Finding(status=Status.INFRA_ERROR, reason="judge_bug", detail=told)
+            logger.exception("%s: a bug of the judge", candidate.problem.problem_id)
+            detail = words.without_paths(f"{type(error).__name__}: {error}")
+            return Finding(status=Status.INFRA_ERROR, reason="judge_bug", detail=detail)
 
     @abstractmethod
     def close(self) -> None:
@@ -224,46 +228,15 @@ class Trials(ABC):
             phase_s=dict(phases.seconds),
         )
 
-    def _find(
-        self,
-        problem: ReferenceModule,
-        code: str,
-        *,
-        uid: int | None,
-        phases: Phases,
-        options: JudgeOptions,
-        protocol: OtherProtocol | None,
-    ) -> Finding:
-        with phases.timed("source"):
-            fault = check_source(code, entry_point=f"{problem.entry_point}New")
+    def _find(self, candidate: Candidate) -> Finding:
+        with candidate.phases.timed("source"):
+            fault = check_source(candidate.code, entry_point=candidate.entry_point)
         if fault is not None:
             return Finding(status=fault.status, reason=fault.reason, detail=fault.detail)
-        if protocol is not None:
-            return self._run_other(problem, code, uid=uid, phases=phases, protocol=protocol)
-        return self._run(problem, code, uid=uid, phases=phases, options=options)
-
-    def _run_other(
-        self,
-        problem: ReferenceModule,
-        code: str,
-        *,
-        uid: int | None,
-        phases: Phases,
-        protocol: OtherProtocol,
-    ) -> Finding:
-        """Judges under another protocol. `open_pool` refuses them where judges know ours alone."""
-        raise NotImplementedError(f"{protocol.name} is not a protocol of this judge")
+        return self._run(candidate)
 
     @abstractmethod
-    def _run(
-        self,
-        problem: ReferenceModule,
-        code: str,
-        *,
-        uid: int | None,
-        phases: Phases,
-        options: JudgeOptions,
-    ) -> Finding:
+    def _run(self, candidate: Candidate) -> Finding:
         """Judges a source that has no fault of its own. Raises what `judge` makes a verdict of."""
 
 

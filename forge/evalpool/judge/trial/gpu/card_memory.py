@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from forge.evalpool.judge.gpu_layout import spec_of
-from forge.evalpool.judge.numbers.gpu_compare import is_unwritten, mismatch
+from forge.evalpool.judge.numbers.gpu_compare import allclose_mismatch, is_unwritten, mismatch
+from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.evalpool.judge.gpu_layout import GpuReference
+    from forge.evalpool.judge.numbers.protocols import OtherProtocol
 
 
 MAX_KEPT_BYTES = 256 << 20
@@ -42,6 +44,8 @@ class CardMemory:
     """Expected results of one draw, and what the last call left."""
 
     reference: GpuReference
+    protocol: OtherProtocol | None = None
+    """Another project's, which compares one output and looks at no input; None for ours."""
     _verified: dict[int, list[torch.Tensor]] = field(
         default_factory=dict[int, list["torch.Tensor"]]
     )
@@ -88,6 +92,11 @@ class CardMemory:
 
     def mismatch(self, number: int) -> str | None:
         """First element that differs, of the outputs or of inputs that forward must change."""
+        if self.protocol is not None:
+            found = self._mismatch_by(self.protocol, number)
+            if found is None:
+                self._keep(number)
+            return found
         for got, (name, right, index) in self._pairs(number):
             found = mismatch(got, right, allowed=self.reference.allowed[index], name=name)
             if found is not None and name.startswith("input"):
@@ -121,11 +130,19 @@ class CardMemory:
 
     def are_inputs_kept(self, number: int) -> bool:
         """True if the call left alone what the reference leaves alone."""
-        return self._is_kept
+        return self._is_kept or self.protocol is not None
 
     def variant(self, number: int) -> str:
         """Name of the set's distribution."""
         return self.reference.sets[number].variant
+
+    def _mismatch_by(self, protocol: OtherProtocol, number: int) -> str | None:
+        one = self.reference.sets[number]
+        if len(one.outputs) != 1 or self.is_sequence:
+            return ONE_TENSOR
+        right = self.reference.tensors[one.outputs[0]]
+        tolerance = protocol.tolerances[self.reference.precision]
+        return allclose_mismatch(self._left[0], right, tolerance=tolerance)
 
     def _keep(self, number: int) -> None:
         """Keeps what the last call left, as right for its input set, where there is room."""

@@ -152,7 +152,8 @@ class GpuJudgement(Judgement):
         for call, is_same in zip(calls, are_same, strict=True):
             if not is_same and firsts.get(call.number) is not call:
                 self._check_one(call)
-            if not call.is_kept:
+            self.card.left(call.outputs, is_kept=call.is_kept)
+            if not self.card.are_inputs_kept(call.number):
                 detail = "forward changes its inputs; write to a new tensor"
                 raise Decided(self.report(Status.WRONG, Reason.INPUTS_MODIFIED, detail))
 

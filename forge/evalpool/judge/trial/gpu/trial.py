@@ -28,6 +28,7 @@ from forge.evalpool.judge.execute.executors import ExecutorGone, Executors
 from forge.evalpool.judge.execute.processes import Nursery
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_reference import GpuReferences
+from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.timing.baseline import BaselineTimes
 from forge.evalpool.judge.timing.device import GpuDevice
 from forge.evalpool.judge.timing.samples import speedup
@@ -49,12 +50,11 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.execute.executors import Executor, NodeTime
     from forge.evalpool.judge.gpu_layout import GpuReference
+    from forge.evalpool.judge.program.policy import ProblemFacts
     from forge.evalpool.judge.spawner import Spawner
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.timing.store import Baseline
-    from forge.evalpool.judge.trial.trial import Phases, Stamp
-    from forge.records.problem import ReferenceModule
-    from forge.records.verdict import JudgeOptions
+    from forge.evalpool.judge.trial.trial import Candidate, Phases, Stamp
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +84,9 @@ def open_gpu_trials(
         cache_folder: folder of compiled kernels; None keeps them in memory.
     """
     device, lease = GpuDevice(uuid), GpuLease(uuid)
-    references = GpuReferences(
+    draws = partial(
+        GpuReferences,
         card_spawner,
-        num_sets=table.num_inputs,
         timeout_s=table.compile_timeout_s + table.correct_timeout_s,
         uid=oracle_uid,
         is_tf32=table.tf32,
@@ -98,7 +98,8 @@ def open_gpu_trials(
     return GpuTrials(
         table=table,
         spawner=spawner,
-        references=references,
+        references=draws(num_sets=table.num_inputs),
+        given=draws(num_sets=NUM_TRIALS, is_varied=False),
         captures=captures,
         facts=Facts(captures),
         compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
@@ -129,6 +130,7 @@ class GpuTrials(Trials):
         table: JudgeTable,
         spawner: Spawner,
         references: GpuReferences,
+        given: GpuReferences,
         captures: Captures,
         facts: Facts,
         compiler: Compiler,
@@ -140,8 +142,14 @@ class GpuTrials(Trials):
         window: Window,
         baselines: BaselineTimes,
     ) -> None:
+        """
+        Args:
+            references: draws of our own protocol.
+            given: draws of the others: inputs and parameters as the problem gives them.
+        """
         super().__init__(table=table, spawner=spawner, stamp=stamp)
         self.references = references
+        self._given = given
         self._captures = captures
         self._facts = facts
         self._compiler = compiler
@@ -158,6 +166,7 @@ class GpuTrials(Trials):
             table=table,
             spawner=self._spawner,
             references=self.references,
+            given=self._given,
             captures=self._captures.with_table(table),
             facts=self._facts,
             compiler=self._compiler,
@@ -175,19 +184,12 @@ class GpuTrials(Trials):
         self._executors.close()
         self._nursery.close()
         self.references.end_idle()
+        self._given.end_idle()
         self._compiler.close()
 
-    def _run(
-        self,
-        problem: ReferenceModule,
-        code: str,
-        *,
-        uid: int | None,
-        phases: Phases,
-        options: JudgeOptions,
-    ) -> Finding:
+    def _run(self, candidate: Candidate) -> Finding:
         try:
-            return self._run_on_card(problem, code, uid=uid, phases=phases, options=options)
+            return self._run_on_card(candidate)
         except Stalled as error:
             return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_BUSY, detail=str(error))
         except ExecutorGone as error:
@@ -205,64 +207,57 @@ class GpuTrials(Trials):
             detail = str(error).split("\n")[0]
             return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_LOST, detail=detail)
 
-    def _run_on_card(
-        self,
-        problem: ReferenceModule,
-        code: str,
-        *,
-        uid: int | None,
-        phases: Phases,
-        options: JudgeOptions,
-    ) -> Finding:
+    def _run_on_card(self, candidate: Candidate) -> Finding:
+        problem, phases = candidate.problem, candidate.phases
+        references = self.references if candidate.protocol is None else self._given
         with self._shared(phases), phases.timed("reference"):
-            reference = self.references.hold(problem)
+            reference = references.hold(problem)
         try:
             with phases.timed("reference"):
                 facts = self._facts.of(
-                    problem, reference.request, num_bytes=reference.num_bytes, uid=uid
+                    problem, reference.request, num_bytes=reference.num_bytes, uid=candidate.uid
                 )
-
-            memory = CardMemory(reference)
-
-            def judged(shared: Callable[[], AbstractContextManager[None]]) -> Finding:
-                judgement = GpuJudgement(
-                    code=code,
-                    entry_point=f"{problem.entry_point}New",
-                    uid=uid,
-                    table=self._table,
-                    phases=phases,
-                    request=reference.request,
-                    memory=memory,
-                    card=memory,
-                    problem=facts,
-                    captures=self._captures,
-                    compiler=self._compiler,
-                    reference=reference,
-                    taken=partial(self._taken, phases),
-                    shared=shared,
-                    alone=partial(self._alone, phases),
-                )
-                return self._finding(problem, judgement, phases=phases, options=options)
-
+            judged = partial(self._judged, candidate, reference, facts)
             try:
-                return judged(partial(self._shared, phases))
+                return judged(shared=partial(self._shared, phases))
             except Decided as decided:
                 if decided.finding.reason != OUT_OF_MEMORY:
                     raise
             # Beside others nobody knows whose fault it is.
-            return judged(partial(self._cleared, phases))
+            return judged(shared=partial(self._cleared, phases))
         finally:
-            self.references.let_go(reference)
+            references.let_go(reference)
 
-    def _finding(
+    def _judged(
         self,
-        problem: ReferenceModule,
-        judgement: GpuJudgement,
+        candidate: Candidate,
+        reference: GpuReference,
+        facts: ProblemFacts,
         *,
-        phases: Phases,
-        options: JudgeOptions,
+        shared: Callable[[], AbstractContextManager[None]],
     ) -> Finding:
-        """The finding of one candidate. Raises Decided."""
+        """The finding on one draw; `shared` holds the card for checked calls. Raises Decided."""
+        memory = CardMemory(reference, candidate.protocol)
+        judgement = GpuJudgement(
+            candidate=candidate,
+            table=self._table,
+            request=reference.request,
+            memory=memory,
+            card=memory,
+            problem=facts,
+            captures=self._captures,
+            compiler=self._compiler,
+            reference=reference,
+            taken=partial(self._taken, candidate.phases),
+            shared=shared,
+            alone=partial(self._alone, candidate.phases),
+        )
+        return self._finding(judgement)
+
+    def _finding(self, judgement: GpuJudgement) -> Finding:
+        """Checks a candidate, and times it if asked for. Raises Decided."""
+        candidate, phases = judgement.candidate, judgement.phases
+        problem, options = candidate.problem, candidate.options
         is_timed = self._table.timing and options.timing
         baseline = self._baselines.kept(problem, self._table) if is_timed else None
         judgement.prepare()
@@ -334,6 +329,7 @@ class GpuTrials(Trials):
         """A turn alone on a card where no oracle waits."""
         with self._alone(phases):
             self.references.end_idle()
+            self._given.end_idle()
             yield
 
 
