@@ -1,7 +1,7 @@
 """Shared buffers: sealed memfds owned by the judge, and where each tensor lies in one.
 
 A layout is a list of `TensorSpec` (dtype, shape); both sides compute the same offsets from it. On
-a GPU these will be device allocations passed the same way (design, section 6, row 6).
+a GPU the buffer is a block of device memory (`gpu_memory.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ ITEM_BYTES = {
     "float32": 4,
     "float16": 2,
     "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
     "int64": 8,
     "int32": 4,
     "int16": 2,

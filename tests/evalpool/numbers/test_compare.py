@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.numbers.compare import Expected, mismatch, unwritten
+from forge.evalpool.judge.numbers.compare import Expected, decode, mismatch, unwritten
 from forge.evalpool.judge.numbers.tolerance import families
 from forge.evalpool.judge.shm import TensorSpec
 
@@ -18,6 +20,17 @@ def expected(values: np.ndarray, *, error: float = 0.0, precision: str = "fp32")
     num_slabs = sum(math.prod(values.shape[a] for a in axes) for axes in families(values.shape))
     errors = np.full(num_slabs, error, np.float32).tobytes()
     return Expected.make(spec, values.tobytes(), error=errors, precision=precision)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_narrow_floats_have_the_values_that_torch_gives_them(kind: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    spec = TensorSpec(str(kind).removeprefix("torch."), (256,))
+    found = decode(spec, codes.numpy().tobytes())
+    assert np.array_equal(found, codes.view(kind).double().numpy(), equal_nan=True)
+    one = Expected.make(spec, codes.numpy().tobytes(), error=b"", precision="fp32")
+    assert mismatch(one, codes.numpy().tobytes()) is None
+    assert mismatch(one, unwritten(spec)) is not None
 
 
 def test_the_first_mismatch_is_told_with_statistics() -> None:

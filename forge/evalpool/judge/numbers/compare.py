@@ -32,7 +32,7 @@ NUMPY_TYPES = {
     "uint8": np.uint8,
     "bool": np.uint8,
 }
-FLOATING = ("float64", "float32", "float16", "bfloat16")
+FLOATING = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 UNWRITTEN_BYTE = 0xA5
 """Fills slots that have no NaN."""
 
@@ -111,7 +111,27 @@ def decode(spec: TensorSpec, data: bytes) -> NDArray[np.float64]:
     if spec.dtype == "bfloat16":
         wide = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
         return wide.astype(np.float64).reshape(spec.shape)
+    if spec.dtype in NARROW:
+        return NARROW[spec.dtype][np.frombuffer(data, np.uint8)].reshape(spec.shape)
     return np.frombuffer(data, NUMPY_TYPES[spec.dtype]).astype(np.float64).reshape(spec.shape)
+
+
+def _e5m2() -> NDArray[np.float64]:
+    """[256] values of float8_e5m2, which is the upper byte of float16."""
+    return (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float64)
+
+
+def _e4m3() -> NDArray[np.float64]:
+    """[256] values of float8_e4m3fn: its exponent's bias is 8 less than float16's, and of each sign
+    the last value is NaN."""
+    codes = np.arange(128, dtype=np.uint16)
+    half = (codes << 7).view(np.float16).astype(np.float64) * 256
+    half[-1] = np.nan
+    return np.concatenate([half, -half])
+
+
+NARROW = {"float8_e4m3fn": _e4m3(), "float8_e5m2": _e5m2()}
+"""Value of each byte."""
 
 
 def _integers(spec: TensorSpec, data: bytes) -> Values:

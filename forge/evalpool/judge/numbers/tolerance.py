@@ -2,9 +2,9 @@
 
     |got - ref| ≤ tol · (scale + |ref|) + 4 · e
 
-    tol    1e-4 for fp32, 1e-2 for fp16 and bf16: the looser of the problem's precision's and the
-           output's own type's (a reference may make half-precision tensors itself); 1e-10 for
-           float64 of a problem that is not in half precision
+    tol    1e-4 for fp32, 1e-2 for fp16 and bf16, a step of the type for fp8: the looser of the
+           problem's precision's and the output's own type's (a reference may make half-precision
+           tensors itself); 1e-10 for float64 of a problem that is not in half precision
     scale  the smallest rms of the finite reference elements in the element's slabs (`families`),
            at least `floor_of` times the rms of all
     e      the smallest of the largest own errors in its slabs (own_error.py): what an honest
@@ -21,11 +21,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
+TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2, "e4m3": 0.125, "e5m2": 0.25}
 DOUBLE_TOLERANCE = 1e-10
-PRECISION = {"float16": "fp16", "bfloat16": "bf16"}
+PRECISION = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
 """By the type of an output. Any other says nothing."""
-HALF = ("fp16", "bf16")
+HALF = ("fp16", "bf16", "e4m3", "e5m2")
 ERROR_FACTOR = 4.0
 FLOOR = 2.0**-6
 """Least scale of a slab, in rms of the whole output, times 1e-4 / tol: an honest kernel may lose
