@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,76 +21,113 @@ from forge.cli.options import (
 from forge.cli.printing import print_json, print_rich, waiting
 from forge.errors import ConfigError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.commands.judge.files import JudgingRequest
+    from forge.commands.judge.settings import JudgeSettings
+
+
+Problem = Annotated[
+    Path | None, typer.Argument(metavar="PROBLEM", help="Problem file, or directory.")
+]
+Candidate = Annotated[
+    str | None,
+    typer.Argument(metavar="CANDIDATE", help="Kernel or answer: file, directory or -."),
+]
+Compile = Annotated[str, typer.Option("--compile", help="Compilation, as in judge.compile.")]
+Baseline = Annotated[str, typer.Option(help="Baseline: eager or compile.")]
+Protocol = Annotated[
+    str, typer.Option(help="Protocol: forge, kernelbench or drkernel, as in judge.protocol.")
+]
+Also = Annotated[
+    list[str] | None, typer.Option(help="Further protocol, for comparison. Repeatable.")
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Number of judges; absent: one per core.")]
+IsTimed = Annotated[
+    bool, typer.Option("--timing/--no-timing", help="Time correct candidates on a GPU.")
+]
+IsProfiled = Annotated[bool, typer.Option("--profile", help="Show GPU time by kernel.")]
+IsExplained = Annotated[bool, typer.Option("--explain", help="Print the captured program.")]
+Url = Annotated[str | None, typer.Option(help="Use a served pool instead.")]
+IsServing = Annotated[bool, typer.Option("--serve", help="Serve judges to clients.")]
+Socket = Annotated[Path | None, typer.Option(help="--serve: Unix socket to create.")]
+Listen = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="--serve: address to listen on.")
+]
+
 
 @app.command()
 def judge(
-    problem: Annotated[
-        Path | None, typer.Argument(metavar="PROBLEM", help="Problem file, or directory.")
-    ] = None,
-    candidate: Annotated[
-        str | None,
-        typer.Argument(metavar="CANDIDATE", help="Kernel or answer: file, directory or -."),
-    ] = None,
+    problem: Problem = None,
+    candidate: Candidate = None,
     overrides: Constants = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     isolation: Isolation = "auto",
-    compile_to: Annotated[
-        str, typer.Option("--compile", help="Compilation, as in judge.compile.")
-    ] = "ttir",
-    baseline: Annotated[str, typer.Option(help="Baseline: eager or compile.")] = "eager",
-    protocol: Annotated[
-        str, typer.Option(help="Protocol: forge, kernelbench or drkernel, as in judge.protocol.")
-    ] = "forge",
-    also: Annotated[
-        list[str] | None, typer.Option(help="Further protocol, for comparison. Repeatable.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of judges; absent: one per core.")
-    ] = None,
+    compile_to: Compile = "ttir",
+    baseline: Baseline = "eager",
+    protocol: Protocol = "forge",
+    also: Also = None,
+    workers: Workers = None,
     timeout: Timeout = None,
-    is_timed: Annotated[
-        bool, typer.Option("--timing/--no-timing", help="Time correct candidates on a GPU.")
-    ] = True,
-    is_profiled: Annotated[
-        bool, typer.Option("--profile", help="Show GPU time by kernel.")
-    ] = False,
-    is_explained: Annotated[
-        bool, typer.Option("--explain", help="Print the captured program.")
-    ] = False,
-    url: Annotated[str | None, typer.Option(help="Use a served pool instead.")] = None,
-    is_serving: Annotated[bool, typer.Option("--serve", help="Serve judges to clients.")] = False,
-    socket: Annotated[Path | None, typer.Option(help="--serve: Unix socket to create.")] = None,
-    listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="--serve: address to listen on.")
-    ] = None,
+    is_timed: IsTimed = True,
+    is_profiled: IsProfiled = False,
+    is_explained: IsExplained = False,
+    url: Url = None,
+    is_serving: IsServing = False,
+    socket: Socket = None,
+    listen: Listen = None,
     as_json: Json = False,
 ) -> None:
     """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients."""
     require_linux()
-    from forge.commands.judge import judge as view
-    from forge.commands.judge.files import JudgingRequest, require_sources
-    from forge.commands.judge.overrides import parse_overrides
-    from forge.commands.judge.settings import JudgeSettings, check_precision
+    from forge.commands.judge.settings import JudgeSettings
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
         protocol=protocol, also=tuple(also or ()), workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
     if is_serving:
-        return view.serve(settings, given=(problem, candidate), socket=socket, listen=listen)
+        from forge.commands.judge.judge import serve
+
+        return serve(settings, given=(problem, candidate), socket=socket, listen=listen)
     if socket is not None or listen is not None:
         raise ConfigError(
             "--socket and --listen are addresses of --serve; --url names a served pool"
         )
+    request = _request(
+        problem, candidate, overrides=overrides or (), precision=precision,
+        is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
+    )  # fmt: skip
+    _print_judged(request, settings, as_json=as_json)
+
+
+def _request(
+    problem: Path | None, candidate: str | None, *, overrides: Sequence[str], precision: str,
+    is_timed: bool, is_profiled: bool, is_explained: bool,
+) -> JudgingRequest:  # fmt: skip
+    """The arguments as a request. Raises ConfigError for those that cannot be used."""
+    from forge.commands.judge.files import JudgingRequest, require_sources
+    from forge.commands.judge.overrides import parse_overrides
+    from forge.commands.judge.settings import check_precision
+
     problem, candidate = require_sources(problem, candidate)
     check_precision(precision)
-    request = JudgingRequest(
-        problem=problem, candidate=candidate, overrides=parse_overrides(overrides or ()),
+    return JudgingRequest(
+        problem=problem, candidate=candidate, overrides=parse_overrides(overrides),
         precision=precision, is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
     )  # fmt: skip
-    if is_explained and request.is_directory and not as_json:
-        raise ConfigError(f"--explain: {candidate} is a directory; name one file, or add --json")
+
+
+def _print_judged(request: JudgingRequest, settings: JudgeSettings, *, as_json: bool) -> None:
+    """Judges and prints the verdicts; exit code 3 if the judge itself failed."""
+    from forge.commands.judge import judge as view
+
+    if request.is_explained and request.is_directory and not as_json:
+        raise ConfigError(
+            f"--explain: {request.candidate} is a directory; name one file, or add --json"
+        )
     with waiting("judging", is_shown=not (as_json or request.is_directory)):
         judged = view.judge(request, settings, is_shown=not as_json)
     print_json(judged.to_json()) if as_json else print_rich(judged.render())
