@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.store.codec import (
     Body,
@@ -169,13 +169,48 @@ def _program(body: bytes | None) -> EncodedProgram | None:
     return None if body is None else EncodedProgram(hashlib.sha256(body).digest(), body)
 
 
+class HashedTable:
+    """A table of run.db whose rows are found by the hash of their content, each stored once. For
+    the writer's thread."""
+
+    def __init__(self, run: sqlite3.Connection, *, insert: str, find: str) -> None:
+        """
+        Args:
+            insert: inserts a row, unless its hash is there.
+            find: selects the id of a row by its hash.
+        """
+        self._run = run
+        self._insert = insert
+        self._find = find
+        self._ids: dict[bytes, int] = {}
+
+    def known(self, digest: bytes) -> int | None:
+        """The id of a row that was put recently."""
+        return self._ids.get(digest)
+
+    def put(self, digest: bytes, row: tuple[Any, ...]) -> int:
+        """The id of a row, inserted if it is new; a single statement then, the usual case."""
+        cursor = self._run.execute(self._insert, row)
+        if cursor.rowcount and cursor.lastrowid is not None:
+            found = cursor.lastrowid
+        else:
+            found = self._run.execute(self._find, (digest,)).fetchone()[0]
+        if len(self._ids) >= CACHE_SIZE:
+            self._ids.clear()
+        self._ids[digest] = found
+        return found
+
+
 class TextTable:
     """The table `texts` of run.db, for the writer's thread."""
 
     def __init__(self, run: sqlite3.Connection, *, encoder: TurnEncoder) -> None:
-        self._run = run
         self._encoder = encoder
-        self._text_ids: dict[bytes, int] = {}
+        self._table = HashedTable(
+            run,
+            insert="INSERT OR IGNORE INTO texts (sha256, num_bytes, body) VALUES (?, ?, ?)",
+            find="SELECT text_id FROM texts WHERE sha256 = ?",
+        )
 
     def put(self, text: EncodedText | None, *, within_id: int | None = None) -> int | None:
         """The text_id of a text, inserted if it is new; None for an empty one.
@@ -185,50 +220,31 @@ class TextTable:
         """
         if text is None:
             return None
-        text_id = self._text_ids.get(text.digest)
-        if text_id is None:
-            text_id = self._insert(text, within_id)
-        if len(self._text_ids) >= CACHE_SIZE:
-            self._text_ids.clear()
-        self._text_ids[text.digest] = text_id
-        return text_id
+        known = self._table.known(text.digest)
+        if known is not None:
+            return known
+        row = (text.digest, text.num_bytes, self._body(text, within_id))
+        return self._table.put(text.digest, row)
 
-    def _insert(self, text: EncodedText, within_id: int | None) -> int:
-        """Inserts a text or finds its row; a single statement for a new one, the usual case."""
-        body = text.body
+    def _body(self, text: EncodedText, within_id: int | None) -> Body:
         if text.part is not None and within_id is not None:
-            body = text.part.body(within_id)
-        if body is None:
-            body = self._encoder.body(text.value)
-        query = "INSERT OR IGNORE INTO texts (sha256, num_bytes, body) VALUES (?, ?, ?)"
-        cursor = self._run.execute(query, (text.digest, text.num_bytes, body))
-        if cursor.rowcount and cursor.lastrowid is not None:
-            return cursor.lastrowid
-        query = "SELECT text_id FROM texts WHERE sha256 = ?"
-        return self._run.execute(query, (text.digest,)).fetchone()[0]
+            return text.part.body(within_id)
+        return self._encoder.body(text.value) if text.body is None else text.body
 
 
 class ProgramTable:
     """The table `programs` of run.db, for the writer's thread."""
 
     def __init__(self, run: sqlite3.Connection) -> None:
-        self._run = run
-        self._program_ids: dict[bytes, int] = {}
+        self._table = HashedTable(
+            run,
+            insert="INSERT OR IGNORE INTO programs (sha256, body) VALUES (?, ?)",
+            find="SELECT program_id FROM programs WHERE sha256 = ?",
+        )
 
     def put(self, program: EncodedProgram) -> int:
         """The program_id of a program, inserted if it is new."""
-        program_id = self._program_ids.get(program.digest)
-        if program_id is None:
-            program_id = self._insert(program)
-        if len(self._program_ids) >= CACHE_SIZE:
-            self._program_ids.clear()
-        self._program_ids[program.digest] = program_id
-        return program_id
-
-    def _insert(self, program: EncodedProgram) -> int:
-        query = "INSERT OR IGNORE INTO programs (sha256, body) VALUES (?, ?)"
-        cursor = self._run.execute(query, (program.digest, program.body))
-        if cursor.rowcount and cursor.lastrowid is not None:
-            return cursor.lastrowid
-        query = "SELECT program_id FROM programs WHERE sha256 = ?"
-        return self._run.execute(query, (program.digest,)).fetchone()[0]
+        known = self._table.known(program.digest)
+        if known is not None:
+            return known
+        return self._table.put(program.digest, (program.digest, program.body))
