@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from forge.data.overrides import Constant, Overrides
+from forge.data.overrides import Overrides
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import ProblemsTable
+    from forge.config.schema.problems import Constant
 
 REQUIRED = ("Model", "get_inputs", "get_init_inputs")
 """Names that a problem file must define."""

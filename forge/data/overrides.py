@@ -16,10 +16,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge.config.schema.problems import Constant
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-Constant = int | float | bool | str
 OverridesTable = Mapping[str, Constant | Mapping[str, Constant]]
 """A constant's value, or a problem's table of such values."""
 

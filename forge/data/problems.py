@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import ProblemsTable
-    from forge.data.overrides import Constant
+    from forge.config.schema.problems import Constant
 
 
 def load_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:

@@ -266,6 +266,17 @@ def test_a_problem_of_a_folder_has_sizes_of_its_own(folder: Path) -> None:
     assert shown == {"13_twice.py": "rows = 9", "3_mine.py": "dim = 4 rows = 7"}
 
 
+@pytest.mark.parametrize("value", ["nan", "-inf", "[1]"])
+def test_an_override_from_a_file_has_a_literal_in_python(tmp_path: Path, value: str) -> None:
+    sizes = tmp_path / "sizes.toml"
+    sizes.write_text(f"N = {value}\n")
+    with pytest.raises(ConfigError, match=r"sizes\.toml: N: not a number"):
+        parse_overrides([f"@{sizes}"])
+    sizes.write_text(f"[3_matmul]\nN = {value}\n")
+    with pytest.raises(ConfigError, match=r"sizes\.toml: 3_matmul\.N: not a number"):
+        parse_overrides([f"@{sizes}"])
+
+
 @pytest.mark.usefixtures("described")
 def test_files_without_a_problem_are_named_and_the_others_judged(folder: Path) -> None:
     make_folders(folder)

@@ -23,10 +23,10 @@ from forge.data.overrides import Overrides
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from forge.config.schema.problems import Constant
     from forge.data.directory import ProblemFile
-    from forge.data.overrides import Constant
 
 _ASSIGNMENT = re.compile(r"\s*(?:([^=]+):)?\s*([^\W\d]\w*)\s*=(.*)", re.DOTALL)
 BOOLEANS = {"true": True, "false": False}
@@ -91,23 +91,31 @@ def _of_file(item: str) -> Overrides:
         table = tomllib.loads(read_source(path))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"--override {item}: {error}") from error
-    for name, value in table.items():
-        inner = cast("dict[str, Any]", value if isinstance(value, dict) else {"": value})
-        for key, one in inner.items():
-            if not _is_constant(one):
-                where = f"{name}.{key}" if key else name
-                raise ConfigError(
-                    f"--override {item}: {where}: not a number, true, false or a string"
-                )
+    for where, value in _values(table):
+        if not _is_constant(value):
+            raise ConfigError(f"--override {item}: {where}: not a number, true, false or a string")
     return Overrides.from_table(table)
 
 
+def _values(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Place and value of each constant in a file's table: `N`, `3_matmul.N`."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            inner = cast("dict[str, Any]", value)
+            yield from ((f"{name}.{key}", one) for key, one in inner.items())
+        else:
+            yield name, value
+
+
 def _is_constant(value: Any) -> bool:
-    return isinstance(value, int | float | str) and value not in (math.inf, -math.inf)
+    """True if the value has a literal in Python: neither a list nor infinity nor NaN."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int | str)
 
 
 def _value(text: str) -> Constant:
-    """Raises ValueError for other types such as lists, and for infinity, which has no literal."""
+    """Raises ValueError for a value that is no constant."""
     if text in BOOLEANS:
         return BOOLEANS[text]
     try:

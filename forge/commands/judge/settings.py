@@ -59,10 +59,9 @@ class JudgeSettings:
             name: getattr(self, name) for name in ("isolation", "compile", "baseline", "protocol")
         }
         for name, value in chosen.items():
-            _require(f"--{name}", value, allowed=get_args(JudgeTable.model_fields[name].annotation))
+            _require(f"--{name}", value, allowed=_allowed(name))
         for name in self.also:
-            allowed = get_args(JudgeTable.model_fields["protocol"].annotation)
-            _require("--also", name, allowed=allowed)
+            _require("--also", name, allowed=_allowed("protocol"))
         workers = self.workers or len(os.sched_getaffinity(0))
         return _table_of(
             {"workers": workers, "also": list(self.also), **chosen, **self._deadlines()}
@@ -100,6 +99,11 @@ class JudgeSettings:
                 f"--device {self.device}: this machine has {has}; --device cpu needs none"
             )
         return (gpus[number],)
+
+
+def _allowed(key: str) -> tuple[str, ...]:
+    """Values of a key of the `[judge]` table."""
+    return get_args(JudgeTable.model_fields[key].annotation)
 
 
 def check_precision(precision: str) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field
 from forge.config.schema.base import PathValue, Positive, Share, Table
 
 Constant = int | float | bool | str
+"""Value of a module constant of a problem file."""
 
 
 class ProblemsTable(Table):
