@@ -129,7 +129,7 @@ def _print_judged(request: JudgingRequest, settings: JudgeSettings, *, as_json: 
             f"--explain: {request.candidate} is a directory; name one file, or add --json"
         )
     with waiting("judging", is_shown=not (as_json or request.is_directory)):
-        judged = view.judge(request, settings, is_shown=not as_json)
+        judged = view.judge(request, settings, has_lines=not as_json)
     print_json(judged.to_json()) if as_json else print_rich(judged.render())
     if judged.is_faulty:
         raise typer.Exit(3)

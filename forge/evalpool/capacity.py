@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
 
 GPU_CAPACITY = 16
-"""Concurrent candidates on a card: capture, compilation and references of several overlap; one at a
-time has the executor."""
+"""Concurrent candidates on a card: capture, compilation and references of several overlap; the
+executor runs one at a time."""
 CONTEXT_BYTES = 450 << 20
 """GPU memory of a process before it has a tensor."""
 ORACLES_SHARE = 0.013
-"""Share of the card's memory for contexts of oracles; there is one at least on any card."""
+"""Share of the card's memory for contexts of oracles; a card has at least one."""
 MAX_ORACLES = 4
-NUM_OTHERS = 4
-"""Contexts beside the oracles': the judge's own, the executor's, its spare's, and a baseline's."""
+NUM_OTHER_CONTEXTS = 4
+"""Contexts of the judge, the executor, its spare and a baseline; oracles come on top."""
 
 
 def seat_cores(
@@ -40,7 +40,7 @@ def seat_cores(
 
 
 def executor_timeout_s(table: JudgeTable) -> float:
-    """Maximum wait of a candidate for the executor of its card, which works for one at a time."""
+    """Maximum wait of a candidate for the executor of its card, which runs one at a time."""
     timing_s = table.timing_timeout_s if table.timing else 0.0
     return GPU_CAPACITY * (table.correct_timeout_s + timing_s)
 
@@ -52,5 +52,5 @@ def num_oracles(*, memory_bytes: int) -> int:
 
 
 def num_contexts(*, memory_bytes: int) -> int:
-    """Number of contexts that a judge has on its card at most."""
-    return NUM_OTHERS + num_oracles(memory_bytes=memory_bytes)
+    """Maximum number of contexts that a judge has on its card."""
+    return NUM_OTHER_CONTEXTS + num_oracles(memory_bytes=memory_bytes)

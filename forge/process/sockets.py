@@ -55,9 +55,9 @@ def open_private_dir(parent: Path) -> Generator[Path]:
             remove_socket_dir(directory)
 
 
-def remove_left_dirs(*, base: Path | None = None) -> None:
-    """Remove the directories of killed processes, for one that makes none itself."""
-    _sweep(Path(base if base is not None else tempfile.gettempdir()))
+def remove_left_dirs() -> None:
+    """Remove the directories of killed processes, for a process that makes none itself."""
+    _sweep(Path(tempfile.gettempdir()))
 
 
 def remove_socket_dir(directory: Path) -> None:

@@ -126,7 +126,6 @@ class Verdict:
     program: bytes | None = None
     """The captured program, a zstd frame of what `judge.program.wire` reads; only if requested, and
     None for a source that was refused, or a program larger than `MAX_PROGRAM_BYTES`."""
-
     also: Mapping[str, OtherVerdict] = field(default_factory=dict[str, OtherVerdict])
     """Verdicts of further protocols, by name."""
 

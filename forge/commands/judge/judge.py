@@ -86,11 +86,11 @@ class Judged:
         return report.render(verdict, job=job, request=self.request)
 
 
-def judge(request: JudgingRequest, settings: JudgeSettings, *, is_shown: bool = False) -> Judged:
+def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool = False) -> Judged:
     """Judges all candidates.
 
     Args:
-        is_shown: print the progress in a directory on stderr, even if that is no terminal.
+        has_lines: print the progress in a directory where stderr is no terminal, too.
 
     Raises:
         ConfigError: a file or option that cannot be used.
@@ -105,7 +105,7 @@ def judge(request: JudgingRequest, settings: JudgeSettings, *, is_shown: bool = 
     judged: list[Verdict] = []
     if others:
         table = table.model_copy(update={"workers": min(table.workers, most)})
-        judged = anyio.run(_judge_all, others, table, gpus[:most], request, is_shown)
+        judged = anyio.run(_judge_all, others, table, gpus[:most], request, has_lines)
     rest = iter(judged)
     verdicts = [refused[i] if i in refused else next(rest) for i in range(len(jobs))]
     return Judged(jobs=jobs, verdicts=verdicts, request=request, skipped=read.skipped)
@@ -154,13 +154,13 @@ async def _judge_all(
     table: JudgeTable,
     gpus: Sequence[Gpu],
     request: JudgingRequest,
-    is_shown: bool,
+    has_lines: bool,
 ) -> list[Verdict]:
     verdicts: dict[int, Verdict] = {}
     with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
         async with (
             open_counter(
-                "judged", total=len(jobs), is_shown=request.is_directory, has_lines=is_shown
+                "judged", total=len(jobs), is_shown=request.is_directory, has_lines=has_lines
             ) as advance,
             open_pool(table, socket_dir=socket_dir, log_dir=Path(log_dir), gpus=gpus) as pool,
             anyio.create_task_group() as tasks,

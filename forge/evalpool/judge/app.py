@@ -140,12 +140,12 @@ class Judge:
                 logger.warning("%s; a new one is started", error)
                 spawner.start()
                 await anyio.to_thread.run_sync(spawner.wait_ready)
-        self._trials = self._open_trials(uid=self._oracle_uid)
+        self._trials = self._open_trials()
 
     def _spawners(self) -> list[Spawner]:
         return [self.spawner, *([self.card_spawner] if self.card_spawner is not None else [])]
 
-    def _open_trials(self, *, uid: int | None) -> Trials:
+    def _open_trials(self) -> Trials:
         has_uids = self._oracle_uid is not None
         compiler_uids = _uids(NUM_COMPILERS, first=FIRST_UID + NUM_UIDS) if has_uids else [None]
         if self._gpu is not None:
@@ -158,7 +158,7 @@ class Judge:
                 card_spawner=self.card_spawner,
                 stamp=self._stamp(),
                 uuid=self._gpu.uuid,
-                oracle_uid=uid,
+                oracle_uid=self._oracle_uid,
                 compiler_uids=compiler_uids,
                 cache_folder=default_folder(),
             )
@@ -166,7 +166,7 @@ class Judge:
             self.table,
             spawner=self.spawner,
             stamp=self._stamp(),
-            oracle_uid=uid,
+            oracle_uid=self._oracle_uid,
             evaluator_uid=evaluator_uid() if has_uids else None,
             compiler_uids=compiler_uids,
             cache_folder=default_folder(),

@@ -40,13 +40,14 @@ CAP_DAC_READ_SEARCH = 1 << 2
 """To enter folders and read files whoever owns them."""
 
 CAPABILITY_VERSION_3 = 0x2008_0522
+LAST_CAPABILITY = 63
+"""The kernel refuses numbers it does not know; asking for more than there are is harmless."""
+
 MADV_HUGEPAGE = 14
 MADV_COLLAPSE = 25
 """Linux 6.1 and later."""
 HUGE_PAGE_BYTES = 2 << 20
 
-LAST_CAPABILITY = 63
-"""The kernel refuses numbers it does not know; asking for more than there are is harmless."""
 PIVOT_ROOT_NUMBERS = {"x86_64": 155, "aarch64": 41}
 
 _libc = ctypes.CDLL(None, use_errno=True)
