@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge import frames, initial
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.construct import construct, parameters_made
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name
 from forge.evalpool.judge.numbers.finite import are_finite
@@ -140,8 +141,8 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         seed_everything(fresh_seed())
         init = placed(list(getattr(module, "get_init_inputs", list)()), terms)
         made: list[torch.Tensor] = []
-        with initial.parameters_made(made.append):
-            model = initial.construct(getattr(module, request["entry_point"]), init)
+        with parameters_made(made.append):
+            model = construct(getattr(module, request["entry_point"]), init)
             model = model.to(terms.device)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         order = [names[id(parameter)] for parameter in made if id(parameter) in names]

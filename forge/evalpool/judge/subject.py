@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.initial import construct
+from forge.evalpool.judge.construct import construct
 from forge.evalpool.judge.numbers.called import Unjudgeable, flatten, leaves, replaced
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.input_sets import DTYPES, MAX_OWN_ERROR, MAX_TF32_ERROR

@@ -17,7 +17,6 @@ import torch
 import triton
 from triton.compiler.errors import CompilationError
 
-from forge.evalpool.judge import initial
 from forge.evalpool.judge.capture import weights
 from forge.evalpool.judge.capture.asking import Asking
 from forge.evalpool.judge.capture.building import Parts, build, difference, hoisted, storages_of
@@ -27,6 +26,7 @@ from forge.evalpool.judge.capture.pretence.card import Card
 from forge.evalpool.judge.capture.recorder import Recorder
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.capture.tuning import Tuning
+from forge.evalpool.judge.construct import construct
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Choice, Node, Origin, Section
 
@@ -190,7 +190,7 @@ class Session:
         self.step = "init"
         arguments = self._decode(self.request["init"], self._argument)
         with values.applied(), torch.device("cuda"):
-            model = initial.construct(getattr(module, self.request["entry_point"]), arguments)
+            model = construct(getattr(module, self.request["entry_point"]), arguments)
         if isinstance(model, torch.nn.Module):
             model = model.to("cuda")
         taken = values.names_in(model)

@@ -11,15 +11,18 @@ reference's: `Session` notices it and constructs again without values.
 
 from __future__ import annotations
 
+import functools
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-
-from forge.evalpool.judge.initial import initialisers, replaced, unless
+from torch.nn import init
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+FILLS = ("uniform_", "normal_", "zero_", "fill_", "random_", "bernoulli_", "exponential_")
+"""Methods of tensors that initialise."""
 
 
 class Weights:
@@ -81,11 +84,11 @@ class Weights:
             return make(cls, data, *args, **kwargs)
 
         with ExitStack() as stack:
-            stack.enter_context(replaced(torch.nn.Parameter, "__new__", staticmethod(parameter)))
-            stack.enter_context(replaced(torch.nn.Module, "register_buffer", register_buffer))
-            for owner, name in initialisers():
-                kept = unless(self._is_taken, getattr(owner, name))
-                stack.enter_context(replaced(owner, name, kept))
+            stack.enter_context(_replaced(torch.nn.Parameter, "__new__", staticmethod(parameter)))
+            stack.enter_context(_replaced(torch.nn.Module, "register_buffer", register_buffer))
+            for owner, name in _initialisers():
+                kept = _unless(self._is_taken, getattr(owner, name))
+                stack.enter_context(_replaced(owner, name, kept))
             yield
 
     def _is_taken(self, tensor: torch.Tensor) -> bool:
@@ -139,3 +142,37 @@ def load(own: dict[str, torch.Tensor], state: dict[str, Any], found: dict[str, s
         target, value = own[name], state[source]
         if target.untyped_storage()._cdata != value.untyped_storage()._cdata:
             target.copy_(value)
+
+
+def _unless(
+    is_taken: Callable[[torch.Tensor], bool], fill: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The function `fill`, without effect on tensors that have taken values."""
+
+    @functools.wraps(fill)
+    def filled(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, torch.Tensor) and is_taken(tensor):
+            return tensor
+        return fill(tensor, *args, **kwargs)
+
+    return filled
+
+
+def _initialisers() -> list[tuple[Any, str]]:
+    """Owner and name of each function that initialises tensors."""
+    functions = [name for name in vars(init) if name.endswith("_") and not name.startswith("_")]
+    return [*((init, name) for name in functions), *((torch.Tensor, name) for name in FILLS)]
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives an attribute another value while inside."""
+    own = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
