@@ -1,4 +1,4 @@
-"""Loading problems: from the generator, a directory, one file, or a bare function.
+"""Loads problems: from the generator, a directory, or text.
 
 Called by the runner, by `forge chat` and by `forge.solve`.
 """
@@ -9,17 +9,13 @@ import ast
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from forge.data.directory import load_directory, parse_file, to_problem
+from forge.data.directory import load_directory
 from forge.data.generator import generate_problems
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from forge.config.schema import ProblemsTable
-    from forge.config.schema.problems import Constant
 
 
 def load_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
@@ -27,12 +23,6 @@ def load_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
     if table.source == "dir":
         return load_directory(table, seed=seed)
     return generate_problems(table, seed=seed)
-
-
-def load_problem(path: Path, *, overrides: Mapping[str, Constant] | None = None) -> Problem:
-    """The problem in one file. Raises ConfigError for a file that is no problem."""
-    file = parse_file(path)
-    return to_problem(file, root=path.parent, overrides=overrides or {}, split=Split.HELDOUT)
 
 
 def from_source(source: str, *, name: str = "stdin", shape: tuple[int, ...] = (4, 64)) -> Problem:

@@ -8,7 +8,7 @@ import pytest
 
 from forge.config.schema import ProblemsTable
 from forge.data.directory import find_files, level_of, override, parse_file
-from forge.data.problems import from_source, load_problem, load_problems
+from forge.data.problems import from_source, load_problems
 from forge.data.splits import in_split
 from forge.errors import ConfigError
 from forge.records import Problem, Split
@@ -89,8 +89,8 @@ def test_constants_that_share_a_value_must_be_overridden_alike(folder: Path) -> 
 
 
 def test_only_constants_of_the_module_are_overridden(folder: Path) -> None:
-    problem = load_problem(folder / "level1/1_Relu.py", overrides={"rows": 16})
-    assert "        rows = 1\n" in problem.source
+    file = parse_file(folder / "level1/1_Relu.py")
+    assert "        rows = 1\n" in override(file, {"rows": 16})
 
 
 def test_an_override_of_an_unknown_constant_is_refused_with_a_suggestion(folder: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import signal
 import socket
@@ -29,8 +28,6 @@ from forge.process.child import describe_exit
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 """Imports of torch and triton on a busy machine."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from forge.evalpool.judge.program.explain import explain
 from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
-from forge.evalpool.judge.program.policy import ProblemFacts, judge_policy, kinds_of, prepacking
+from forge.evalpool.judge.program.policy import ProblemFacts, judge_policy, kinds_of
 from forge.evalpool.judge.program.schema import schemas
 from forge.evalpool.judge.program.wire import dumps, loads
 from forge.evalpool.judge.program.wire.layout import HEAD_BYTES, MAGIC
@@ -163,7 +163,6 @@ def _judged(program: Program) -> str:
     assert loads(dumps(program)) == program
     assert_inside(program)
     explain(program)
-    prepacking(program)
     facts = ProblemFacts(num_bytes=4096, kinds=kinds_of(program), needed_inputs=frozenset({0}))
     found = [judge_policy(program, facts, policy) for policy in ("own", "hybrid")]
     refusal = found[0] or found[1]

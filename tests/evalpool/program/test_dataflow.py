@@ -10,7 +10,6 @@ from forge.evalpool.judge.program.dataflow import (
     Content,
     Flow,
     covers_storage,
-    dead_nodes,
     trace,
 )
 from forge.evalpool.judge.program.format import Program, Tensor, Value
@@ -136,7 +135,7 @@ def test_a_value_that_the_host_read_reaches_all_that_follows() -> None:
     assert flow(program, KNOWN).contents[2].inputs == {0, 1}
 
 
-def test_dead_nodes() -> None:
+def test_nodes_on_which_nothing_depends_are_not_live() -> None:
     program = built(
         forward=[
             op("aten.exp.default", "t0", results=(4,)),
@@ -146,14 +145,13 @@ def test_dead_nodes() -> None:
         ]
     )
     [nodes] = variants(program)
-    dead = dead_nodes(nodes, trace(program, nodes, KNOWN))
-    assert [placed.path for placed in dead] == ["forward[0]", "forward[3]"]
+    assert trace(program, nodes, KNOWN).live == {"forward[1]", "forward[2]"}
 
 
-def test_writes_to_inputs_are_alive() -> None:
+def test_writes_to_inputs_are_live() -> None:
     program = built(forward=[op("aten.relu_.default", "t0", results=(0,))])
     [nodes] = variants(program)
-    assert dead_nodes(nodes, trace(program, nodes)) == []
+    assert trace(program, nodes).live == {"forward[0]"}
 
 
 def test_each_open_alternative_stands_in_a_variant() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from forge.evalpool.judge.program.explain import explain, node_name
+from forge.evalpool.judge.program.explain import explain, node_names
 from forge.evalpool.judge.program.format import Value
 from tests.evalpool.program.programs import addition, build, launch, op, pointers, tuned
 
@@ -24,15 +24,16 @@ def test_a_node_is_named_by_its_kind_count_subject_and_line() -> None:
         ],
         outputs=[0],
     )
-    assert node_name(program, "forward[2]") == "launch 2 of 2: softmax_kernel, line 31"
-    assert node_name(program, "forward[1]") == "op 1 of 1: aten.sum, line 40"
-    assert node_name(program, "forward[3]") == "value 1 of 1: buffer 1 f32[1]"
-    assert node_name(program, "init[0]") == "init: op 1 of 1: aten.fill_.Scalar"
+    names = node_names(program)
+    assert names["forward[2]"] == "launch 2 of 2: softmax_kernel, line 31"
+    assert names["forward[1]"] == "op 1 of 1: aten.sum, line 40"
+    assert names["forward[3]"] == "value 1 of 1: buffer 1 f32[1]"
+    assert names["init[0]"] == "init: op 1 of 1: aten.fill_.Scalar"
 
 
 def test_a_node_of_an_alternative_is_counted_within_it() -> None:
     path = "forward[0].alternatives[1].nodes[1]"
-    assert node_name(tuned(), path) == "launch 1 of 1: add, line 31"
+    assert node_names(tuned())[path] == "launch 1 of 1: add, line 31"
 
 
 def test_a_program_is_explained_line_by_line() -> None:

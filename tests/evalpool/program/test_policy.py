@@ -24,7 +24,6 @@ from forge.evalpool.judge.program.policy import (
     Rule,
     judge_policy,
     kinds_of,
-    prepacking,
 )
 from tests.evalpool.program.programs import build, dense, launch, op, pointers
 
@@ -326,18 +325,6 @@ def test_a_launch_of_init_is_no_evidence() -> None:
 def test_init_draws_no_random_numbers_that_matter() -> None:
     made = program(launch(1, X, PACKED, Y), init=[into("aten.uniform_.default", PACKED, to=PACKED)])
     assert rule(made) == Rule.INIT
-
-
-def test_prepacking_is_reported() -> None:
-    made = program(
-        RUN,
-        init=[
-            into("aten.clone.default", W, to=PACKED),
-            into("aten.mm.default", W, W, to=PACKED),
-            launch(0, W, PACKED),
-        ],
-    )
-    assert prepacking(made) == ["init: op 2 of 2: aten.mm, line 12", "init: launch 1 of 1: kernel"]
 
 
 # --- state

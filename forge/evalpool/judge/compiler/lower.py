@@ -13,7 +13,6 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
-import triton
 from triton import knobs
 from triton.backends.compiler import Language
 
@@ -145,8 +144,3 @@ def _tensor_map(facts: dict[str, Any]) -> TensorMap:
         )
     except KeyError as error:
         raise CompileFailed(f"a tensor map of another kind: no {error}") from error
-
-
-def compiler_version() -> str:
-    """Version that a binary depends on beside its text, options and target."""
-    return triton.__version__

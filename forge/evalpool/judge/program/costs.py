@@ -8,7 +8,6 @@ executor checks that results have the shapes that the program says.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from forge.evalpool.judge.program.format import ITEM_BYTES, Op, Program, Tensor
 from forge.evalpool.judge.program.ops import packet
@@ -20,17 +19,6 @@ PRODUCTS = {
 }
 CONVOLUTIONS = {"convolution", "_convolution", "cudnn_convolution"}
 ATTENTION = "_scaled_dot_product"
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    num_bytes: int
-    flops: int
-
-
-def cost(program: Program, op: Op) -> Cost:
-    """The least that an operation moves and computes."""
-    return Cost(op_bytes(program, op), op_flops(program, op))
 
 
 def op_bytes(program: Program, op: Op) -> int:

@@ -268,8 +268,3 @@ def _live(program: Program, steps: Sequence[tuple[Placed, Effects]]) -> frozense
         wanted -= step.replaces
         wanted |= step.reads
     return frozenset(live)
-
-
-def dead_nodes(nodes: Sequence[Placed], flow: Flow) -> list[Placed]:
-    """The nodes whose work nothing depends on."""
-    return [placed for placed in nodes if placed.path not in flow.live]

@@ -44,11 +44,6 @@ INDENT = "  "
 # --- names of nodes
 
 
-def node_name(program: Program, path: str) -> str:
-    """Name of the node at `path`, as messages use it; `node_names` has those of all nodes."""
-    return node_names(program)[path]
-
-
 def node_names(program: Program) -> dict[str, str]:
     """Names of all nodes by their paths.
 

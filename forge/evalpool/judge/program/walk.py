@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -105,18 +104,3 @@ def tensors_of(node: Node) -> Iterator[int]:
                 yield from alternative.restored
         case _:
             yield node.tensor
-
-
-def with_chosen(program: Program, chosen: Iterable[int | None]) -> Program:
-    """The program whose choices, in order of `places`, have these winners."""
-    winners = iter(chosen)
-
-    def decided(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return tuple(
-            dataclasses.replace(node, chosen=next(winners)) if isinstance(node, Choice) else node
-            for node in nodes
-        )
-
-    return dataclasses.replace(
-        program, init=decided(program.init), forward=decided(program.forward)
-    )

@@ -8,8 +8,8 @@ combine partial results up to `COMBINE_SHARE`. Under `hybrid` torch may do heavy
 of the candidate's kernels is then measured, and one of them at least must be necessary.
 
 Under both, `init` may do any work on parameters, because that is prepacking: layout, casts, padding
-and products of weights (`W @ V`) alike. It runs untimed and again for each set of parameters, and
-`prepacking` lists what it computes. An output that no input reaches may not be computed there.
+and products of weights (`W @ V`) alike. It runs untimed and again for each set of parameters. An
+output that no input reaches may not be computed there.
 
 Structure does not tell a kernel that copies from one that computes; what is left for it to copy is
 bounded instead: under `own`, torch can have computed at most a hundredth of the necessary work.
@@ -22,7 +22,7 @@ from forge.evalpool.judge.program.policy.facts import (
     Rule,
     kinds_of,
 )
-from forge.evalpool.judge.program.policy.judge import judge_policy, prepacking
+from forge.evalpool.judge.program.policy.judge import judge_policy
 
 __all__ = [
     "Policy",
@@ -31,5 +31,4 @@ __all__ = [
     "Rule",
     "judge_policy",
     "kinds_of",
-    "prepacking",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program.costs import op_bytes
-from forge.evalpool.judge.program.dataflow import Content, Flow, computes_on_data, trace
+from forge.evalpool.judge.program.dataflow import Content, Flow, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
 from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section
 from forge.evalpool.judge.program.ops import MOVES, Kind, kind_of, misuse
@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from forge.evalpool.judge.program.dataflow import Accesses
-
-
-def prepacking(program: Program) -> list[str]:
-    """Names of the nodes of `init` that compute: legal, and reported."""
-    names = node_names(program)
-    return [
-        names[placed.path]
-        for placed in places(program)
-        if placed.section == Section.INIT
-        and (isinstance(placed.node, Launch) or computes_on_data(program, placed.node))
-    ]
 
 
 def judge_policy(

@@ -3,7 +3,7 @@
 Called by the evaluator of `ttir`; `values.py` there says how values are represented, and has the
 types of what is exported here. Computes no error bounds: the model of the errors that hardware
 makes within its freedom (approximate functions, contraction, order of sums) belongs into a module
-of its own, beside `costs`.
+of its own.
 """
 
 from forge.evalpool.judge.ttir.semantics.operations import OPERATIONS
