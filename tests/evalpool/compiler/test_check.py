@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from forge.evalpool.judge.compiler.backend import open_target
-from forge.evalpool.judge.compiler.binary import Depth
 from forge.evalpool.judge.compiler.check import check_ttir
 from forge.evalpool.judge.compiler.lower import CompileFailed, lower
 from forge.evalpool.judge.compiler.signature import takes
@@ -218,7 +217,7 @@ def test_an_option_out_of_bounds_is_refused(change: dict[str, object]) -> None:
     kernel = make_kernel(options=options)
     target = open_target(TARGET)
     with pytest.raises((Refused, CompileFailed), match=next(iter(change))):
-        lower(None, kernel, target, depth=Depth.ASSEMBLY, key="0" * 64)
+        lower(None, kernel, target, key="0" * 64)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pytest
 
 from forge.evalpool.judge.compiler.binary import (
     Binary,
-    Depth,
     Failure,
     FailureKind,
     InvalidBinary,
@@ -51,18 +50,17 @@ def test_a_kernel_becomes_a_binary(binary: Binary) -> None:
 def test_equal_kernels_are_compiled_once(compiler: Compiler, server: ForkServer) -> None:
     before = server.num_spawned
     kernel = make_kernel(DOUBLE.replace("addf", "mulf"))
-    made = compiler.compile([kernel] * 5, TARGET, depth=Depth.ASSEMBLY)
-    again = compiler.compile([kernel], TARGET, depth=Depth.ASSEMBLY)
+    made = compiler.compile([kernel] * 5, TARGET)
+    again = compiler.compile([kernel], TARGET)
     assert server.num_spawned == before + 1
     assert all(one == again[0] for one in made)
     assert isinstance(again[0], Binary)
-    assert again[0].code == b""
 
 
 def test_a_failure_stands_at_the_kernels_own_line(compiler: Compiler) -> None:
     text = DOUBLE.replace("tensor<128xi32>\n    %3", "tensor<64xi32>\n    %3")
     kernels = [make_kernel(text, lines=tuple(range(at, at + 20))) for at in (10, 50)]
-    found = compiler.compile(kernels, TARGET, depth=Depth.ASSEMBLY)
+    found = compiler.compile(kernels, TARGET)
     assert [one.kind for one in found if isinstance(one, Failure)] == ["compile_error"] * 2
     assert [one.line for one in found if isinstance(one, Failure)] == [14, 54]
 
@@ -77,7 +75,7 @@ def test_a_refused_word_needs_no_child(compiler: Compiler, server: ForkServer) -
 
 def test_a_module_that_is_refused_names_its_operation(compiler: Compiler) -> None:
     kernel = make_kernel(types=("*fp32", "*fp16"))
-    (found,) = compiler.compile([kernel], TARGET, depth=Depth.ASSEMBLY)
+    (found,) = compiler.compile([kernel], TARGET)
     assert isinstance(found, Failure)
     assert (found.kind, found.operation) == (FailureKind.REFUSED, "tt.func")
 
@@ -85,7 +83,7 @@ def test_a_module_that_is_refused_names_its_operation(compiler: Compiler) -> Non
 def test_a_text_that_crashes_the_parser_is_its_kernels_failure(compiler: Compiler) -> None:
     deep = "scf.if %t {\n" * 5000 + "}\n" * 5000
     text = DOUBLE.replace("    tt.return", f"    %t = arith.constant true\n{deep}    tt.return")
-    (found,) = compiler.compile([make_kernel(text)], TARGET, depth=Depth.ASSEMBLY)
+    (found,) = compiler.compile([make_kernel(text)], TARGET)
     assert isinstance(found, Failure)
     assert found.kind is FailureKind.COMPILE_ERROR
     assert found.message.startswith("the compiler crashed: killed by signal 11")
@@ -208,17 +206,16 @@ def test_a_launch_over_the_cards_limits_is_named(binary: Binary) -> None:
 
 def test_a_key_is_of_all_that_a_binary_depends_on() -> None:
     kernel = make_kernel()
-    facts: dict[str, Any] = {"target": TARGET, "depth": Depth.BINARY, "version": "3.9.0"}
+    facts: dict[str, Any] = {"target": TARGET, "version": "3.9.0"}
     keys = {
         key_of(kernel, **facts),
         key_of(kernel, **{**facts, "target": "cuda:80:32"}),
-        key_of(kernel, **{**facts, "depth": Depth.ASSEMBLY}),
         key_of(kernel, **{**facts, "version": "3.6.0"}),
         key_of(make_kernel(options=Options(num_warps=8)), **facts),
         key_of(make_kernel(DOUBLE + "\n"), **facts),
         key_of(make_kernel(types=("*fp32", "*fp16")), **facts),
     }
-    assert len(keys) == 7
+    assert len(keys) == 6
     assert key_of(make_kernel(lines=(1, 2)), **facts) == key_of(kernel, **facts)
 
 
@@ -288,9 +285,7 @@ def test_many_threads_share_a_compiler(compiler: Compiler) -> None:
     kernels = [make_kernel(DOUBLE.replace("addf", name)) for name in ("maximumf", "minimumf")]
     results: list[Any] = []
     threads = [
-        threading.Thread(
-            target=lambda: results.append(compiler.compile(kernels, TARGET, depth=Depth.ASSEMBLY))
-        )
+        threading.Thread(target=lambda: results.append(compiler.compile(kernels, TARGET)))
         for _ in range(4)
     ]
     for thread in threads:

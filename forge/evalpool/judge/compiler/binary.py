@@ -20,18 +20,8 @@ MAX_CODE_BYTES = 8 << 20
 """Largest binary; the largest seen is 0.4 MB."""
 MAX_SCRATCH_BYTES = 64 << 20
 """Global scratch memory of one program instance."""
-MAX_ACCESSES = 100_000
+MAX_DIMENSIONS = 8
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,511}")
-
-
-class Depth(StrEnum):
-    """Last stage of a compilation."""
-
-    ASSEMBLY = "assembly"
-    """PTX or AMDGCN: tells whether a kernel compiles, without ptxas. `Binary.code` is empty."""
-    BINARY = "binary"
-    BOUNDED = "bounded"
-    """A binary of the kernel that `bounded.py` rewrote: it checks each of its accesses."""
 
 
 class FailureKind(StrEnum):
@@ -81,12 +71,12 @@ class Binary:
     """A kernel compiled for one target, with the facts that a launch needs."""
 
     key: str
-    """Cache key: SHA-256 of text, options, parameters, target, depth and compiler version."""
+    """Cache key: SHA-256 of text, options, parameters, target and compiler version."""
     target: str
     name: str
     """Entry symbol."""
     code: bytes
-    """Cubin or hsaco; empty at `Depth.ASSEMBLY`."""
+    """Cubin or hsaco."""
     shared_bytes: int
     """Dynamic shared memory of a launch."""
     num_warps: int
@@ -104,15 +94,11 @@ class Binary:
     tensor_memory: int
     """Columns of tensor memory (Blackwell)."""
     num_registers: int
-    """For each thread; 0 at `Depth.ASSEMBLY`."""
+    """For each thread."""
     num_spills: int
     """Local memory of a thread in 32-bit words, as Triton counts spills."""
     launch_cooperative_grid: bool
     launch_pdl: bool
-    num_bounds: int = 0
-    """Pairs of bounds that follow the kernel's parameters; only at `Depth.BOUNDED`."""
-    access_lines: tuple[int, ...] = ()
-    """Line of the kernel's text of each checked access, by its number less 1; 0 where unknown."""
 
     def header(self) -> dict[str, Any]:
         """Returns all fields but `code`, as JSON takes them."""
@@ -155,8 +141,6 @@ def parse_binary(header: Header, code: bytes) -> Binary:
         num_spills=_integer(header, "num_spills", most=1 << 20),
         launch_cooperative_grid=_boolean(header, "launch_cooperative_grid"),
         launch_pdl=_boolean(header, "launch_pdl"),
-        num_bounds=_integer(header, "num_bounds", most=256),
-        access_lines=_integers(header, "access_lines", most=1 << 24, count=MAX_ACCESSES, least=0),
     )
 
 
@@ -180,12 +164,10 @@ def _integer(header: Header, name: str, *, least: int = 0, most: int) -> int:
     return value
 
 
-def _integers(
-    header: Header, name: str, *, most: int, least: int = 1, count: int = 8
-) -> tuple[int, ...]:
+def _integers(header: Header, name: str, *, most: int) -> tuple[int, ...]:
     values = _list(header, name)
-    fits = all(type(one) is int and least <= one <= most for one in values)
-    if len(values) > count or not fits:
+    fits = all(type(one) is int and 1 <= one <= most for one in values)
+    if len(values) > MAX_DIMENSIONS or not fits:
         raise InvalidBinary(f"{name} is {str(values)[:80]}")
     return tuple(values)
 

@@ -21,14 +21,14 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.compiler.binary import Binary, Depth, InvalidBinary, parse_binary
+from forge.evalpool.judge.compiler.binary import Binary, InvalidBinary, parse_binary
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Kernel
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Version of key and file: raised when `Binary`, the closed list or a stage's options change."""
 MAX_DISK_BYTES = 2 << 30
 """About 50,000 kernels."""
@@ -45,13 +45,12 @@ def default_folder() -> Path:
     return Path(cache).expanduser() / "forge" / "kernels"
 
 
-def key_of(kernel: Kernel, *, target: str, depth: Depth, version: str) -> str:
+def key_of(kernel: Kernel, *, target: str, version: str) -> str:
     """Returns 64 hexadecimal digits. `version` is the compiler's."""
     parts = {
         "format": FORMAT,
         "version": version,
         "target": target,
-        "depth": depth,
         "name": kernel.name,
         "options": dataclasses.asdict(kernel.options),
         "parameters": [one.type for one in kernel.parameters],

@@ -18,7 +18,7 @@ from typing import Any
 
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.compiler import backend, check, lower
-from forge.evalpool.judge.compiler.binary import Depth, Failure, FailureKind
+from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.compiler.text import Refused
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
@@ -53,7 +53,7 @@ def warm_up(target: str) -> None:
     )
     opened = backend.open_target(target)
     module = check.check_ttir(kernel, opened)
-    lower.lower(module, kernel, opened, depth=Depth.BINARY, key="0" * 64)
+    lower.lower(module, kernel, opened, key="0" * 64)
 
 
 def main(sock: socket.socket) -> None:
@@ -82,9 +82,8 @@ def answer(request: dict[str, Any], memory: mmap.mmap) -> tuple[Kind, dict[str, 
     with _Words() as words:
         try:
             target = backend.open_target(request["target"])
-            depth = Depth(request["depth"])
             module = check.check_ttir(kernel, target)
-            binary = lower.lower(module, kernel, target, depth=depth, key=request["key"])
+            binary = lower.lower(module, kernel, target, key=request["key"])
         except Exception as error:
             failure = _failure(error, kernel, words.read())
             return Kind.FAILED, {

@@ -22,7 +22,6 @@ from forge.evalpool.judge import frames, proof
 from forge.evalpool.judge.compiler.binary import (
     MAX_CODE_BYTES,
     Binary,
-    Depth,
     Failure,
     FailureKind,
     InvalidBinary,
@@ -101,7 +100,6 @@ class Compiler:
         kernels: Sequence[Kernel],
         target: str,
         *,
-        depth: Depth = Depth.BINARY,
         budget_s: float = BUDGET_S,
     ) -> list[Binary | Failure]:
         """Compiles kernels side by side.
@@ -115,7 +113,7 @@ class Compiler:
             One result for each kernel, in order.
         """
         end = time.monotonic() + budget_s
-        futures = [self._submit(kernel, target, depth) for kernel in kernels]
+        futures = [self._submit(kernel, target) for kernel in kernels]
         results: list[Binary | Failure] = []
         for future, kernel in zip(futures, kernels, strict=True):
             try:
@@ -126,9 +124,9 @@ class Compiler:
             results.append(_at_line(found, kernel))
         return results
 
-    def _submit(self, kernel: Kernel, target: str, depth: Depth) -> Future[Binary | Failure]:
+    def _submit(self, kernel: Kernel, target: str) -> Future[Binary | Failure]:
         version = self._spawner.versions.get("triton", "")
-        key = key_of(kernel, target=target, depth=depth, version=version)
+        key = key_of(kernel, target=target, version=version)
         with self._lock:
             if key in self._pending:
                 return self._pending[key]
@@ -137,23 +135,23 @@ class Compiler:
         known = (
             self._failures.get(key)
             or self._cache.recall(key)
-            or self._from_disk(kernel, target, depth, key)
+            or self._from_disk(kernel, target, key)
         )
         if known is not None:
             self._settle(key, future, known)
         else:
-            self._pool.submit(self._work, kernel, target, depth, key, future)
+            self._pool.submit(self._work, kernel, target, key, future)
         return future
 
-    def _from_disk(self, kernel: Kernel, target: str, depth: Depth, key: str) -> Binary | None:
+    def _from_disk(self, kernel: Kernel, target: str, key: str) -> Binary | None:
         """A sample of what the disk has is compiled again behind the caller's back."""
         found = self._cache.load(key)
         if found is not None and random.random() < self._recheck_share:
-            self._pool.submit(self._recheck, kernel, target, depth, found)
+            self._pool.submit(self._recheck, kernel, target, found)
         return found
 
-    def _recheck(self, kernel: Kernel, target: str, depth: Depth, known: Binary) -> None:
-        made = self._compile(kernel, target, depth, known.key)
+    def _recheck(self, kernel: Kernel, target: str, known: Binary) -> None:
+        made = self._compile(kernel, target, known.key)
         self.num_rechecked += 1
         if isinstance(made, Binary) and made != known:
             self.num_unequal += 1
@@ -161,10 +159,10 @@ class Compiler:
             self._cache.put(made)
 
     def _work(
-        self, kernel: Kernel, target: str, depth: Depth, key: str, future: Future[Binary | Failure]
+        self, kernel: Kernel, target: str, key: str, future: Future[Binary | Failure]
     ) -> None:
         try:
-            result = self._make(kernel, target, depth, key)
+            result = self._make(kernel, target, key)
         except BaseException as error:
             with self._lock:
                 del self._pending[key]
@@ -177,12 +175,12 @@ class Compiler:
             del self._pending[key]
         future.set_result(result)
 
-    def _make(self, kernel: Kernel, target: str, depth: Depth, key: str) -> Binary | Failure:
+    def _make(self, kernel: Kernel, target: str, key: str) -> Binary | Failure:
         try:
             check_text(kernel.ttir)
         except Refused as error:
             return _refused(error)
-        result = self._compile(kernel, target, depth, key)
+        result = self._compile(kernel, target, key)
         if isinstance(result, Binary):
             self._cache.put(result)
         elif result.kind is not FailureKind.INFRA:
@@ -192,14 +190,14 @@ class Compiler:
                 self._failures[key] = result
         return result
 
-    def _compile(self, kernel: Kernel, target: str, depth: Depth, key: str) -> Binary | Failure:
+    def _compile(self, kernel: Kernel, target: str, key: str) -> Binary | Failure:
         """In a child. A zygote that dies meanwhile is infra."""
         with self._lock:
             uid = self._uids.pop() if self._uids else None
         try:
             child = self._spawner.spawn(role=ROLE, uid=uid)
             self.num_compiled += 1
-            return self._ask(child, kernel, target, depth, key)
+            return self._ask(child, kernel, target, key)
         except (ZygoteGone, proof.WeakSandbox) as error:
             return Failure(kind=FailureKind.INFRA, message=str(error))
         finally:
@@ -208,17 +206,16 @@ class Compiler:
                     self._uids.append(uid)
 
     def _ask(
-        self, child: SandboxedChild, kernel: Kernel, target: str, depth: Depth, key: str
+        self, child: SandboxedChild, kernel: Kernel, target: str, key: str
     ) -> Binary | Failure:
         text = kernel.ttir.encode("ascii")
         code_at = -(-len(text) // _PAGE) * _PAGE
-        num_bytes = code_at + (0 if depth is Depth.ASSEMBLY else MAX_CODE_BYTES)
+        num_bytes = code_at + MAX_CODE_BYTES
         request = {
             "name": kernel.name,
             "options": dataclasses.asdict(kernel.options),
             "parameters": [[one.name, one.type] for one in kernel.parameters],
             "target": target,
-            "depth": depth,
             "key": key,
             "text_bytes": len(text),
             "code_at": code_at,
@@ -235,7 +232,7 @@ class Compiler:
                 )
                 if answer.kind is Kind.FAILED:
                     return _failure(answer.body)
-                return _binary(answer.body, memory[code_at:], kernel, target, key, depth)
+                return _binary(answer.body, memory[code_at:], kernel, target, key)
         except frames.DeadlinePassed:
             message = f"not compiled within {self._deadline_s:g} s"
         except frames.PeerGone:
@@ -251,7 +248,7 @@ class Compiler:
 
 
 def _binary(
-    body: dict[str, Any], room: bytes, kernel: Kernel, target: str, key: str, depth: Depth
+    body: dict[str, Any], room: bytes, kernel: Kernel, target: str, key: str
 ) -> Binary | Failure:
     """The child's answer, checked. Raises InvalidBinary or InvalidElf."""
     size, header = body.get("code_bytes"), body.get("header")
@@ -267,13 +264,12 @@ def _binary(
         options.launch_pdl,
     ):
         raise InvalidBinary("launch options that are not the kernel's")
-    if depth is not Depth.ASSEMBLY:
-        elf = check_code(binary.code, name=kernel.name, backend=target.split(":")[0])
-        if target.startswith("cuda") and (elf.num_registers, elf.num_spills) != (
-            binary.num_registers,
-            binary.num_spills,
-        ):
-            raise InvalidBinary("registers that are not the binary's")
+    elf = check_code(binary.code, name=kernel.name, backend=target.split(":")[0])
+    if target.startswith("cuda") and (elf.num_registers, elf.num_spills) != (
+        binary.num_registers,
+        binary.num_spills,
+    ):
+        raise InvalidBinary("registers that are not the binary's")
     message = over_limits(binary)
     return Failure(kind=FailureKind.OUT_OF_RESOURCES, message=message) if message else binary
 
