@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.judge.program.costs import op_bytes, op_flops
+from forge.evalpool.judge.program.costs import op_bytes
 from forge.evalpool.judge.program.format import NamedConstant, Op, Program, Tensor
 from forge.evalpool.judge.program.ops import KINDS, NAMES, Kind, kind_of, misuse, packet
 from forge.evalpool.judge.program.schema import PATH, schemas
@@ -146,28 +146,14 @@ def test_a_move_by_index_that_adds_combines() -> None:
     assert kind_of(held, op("aten.index_select.default", "t0", 1, "t1", results=(0,))) == Kind.INDEX
 
 
-def test_costs_of_products() -> None:
+def test_an_operation_moves_its_operands_and_its_result() -> None:
     held = program(dense(0, 8, 16), dense(0, 16, 4), dense(1, 8, 4))
     made = op("aten.mm.default", "t0", "t1", results=(2,))
     assert op_bytes(held, made) == 4 * (128 + 64 + 32)
-    assert op_flops(held, made) == 2 * 8 * 16 * 4
-
-
-def test_costs_of_convolutions() -> None:
-    held = program(dense(0, 2, 3, 8, 8), dense(0, 5, 3, 3, 3), dense(1, 2, 5, 6, 6))
-    arguments = ("t0", "t1", None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    made = op("aten.convolution.default", *arguments, results=(2,))
-    assert op_flops(held, made) == 2 * (2 * 5 * 6 * 6) * (3 * 3 * 3)
-
-
-def test_costs_of_attention() -> None:
-    held = program(dense(0, 2, 3, 7, 16), dense(0, 2, 3, 11, 16), dense(1, 2, 3, 7, 16))
-    name = "aten._scaled_dot_product_flash_attention.default"
-    assert op_flops(held, op(name, "t0", "t1", "t1", results=(2,))) == 2 * 42 * 11 * 32
 
 
 def test_an_expanded_tensor_costs_its_elements() -> None:
     expanded = Tensor(storage=0, offset=0, shape=(1000, 4), strides=(0, 1), dtype="float32")
     held = program(expanded, dense(1, 4))
     made = op("aten.sum.dim_IntList", "t0", [0], results=(1,))
-    assert (op_bytes(held, made), op_flops(held, made)) == (16016, 4000)
+    assert op_bytes(held, made) == 16016
