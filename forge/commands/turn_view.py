@@ -1,7 +1,7 @@
 """`forge show RUN --turn ID`: one turn with its code, verdict and captured program.
 
-The program is stored as its judge sent it; this version of forge may be unable to read it, which is
-said in its place.
+The program is stored as its judge sent it. If this version of forge cannot read it, the reason is
+shown instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
     text or null, and `note` where it is null.
 
     Raises:
-        ConfigError: the id is none, or the run has no such turn.
+        ConfigError: the id is not one of a turn, or the run has no such turn.
     """
     address = parse_address(turn_id)
     if address is None or address.rollout is None or address.turn is None:
@@ -58,7 +58,7 @@ def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
 
 
 def render_turn(turn: dict[str, Any]) -> RichGroup:
-    """The same for people. A model wrote the texts: control characters are made visible."""
+    """The turn as text. A model wrote parts of it, so control characters are made visible."""
     from rich.console import Group as RichGroup
     from rich.syntax import Syntax
     from rich.text import Text

@@ -34,7 +34,7 @@ class Overrides:
     by_problem: Mapping[str, Mapping[str, Constant]] = field(
         default_factory=dict[str, Mapping[str, Constant]]
     )
-    """Values for one file each, by a name that finds it; they come before those for all."""
+    """Values for one file each, by a name that finds it; they take precedence over `everywhere`."""
 
     @classmethod
     def from_table(cls, table: OverridesTable) -> Overrides:
@@ -55,10 +55,10 @@ class Overrides:
     def mistakes(
         self, constants: Mapping[str, Collection[str]], *, among: Sequence[str], prefix: str
     ) -> Iterator[str]:
-        """A line for each name that stands for no problem, or for no constant.
+        """A line for each override that names no problem, or no constant.
 
         Args:
-            constants: module constants of files by their paths; of all, or of those that are used.
+            constants: module constants of files by their paths; of all files, or of those in use.
             among: paths of all files of the folder.
             prefix: beginning of each line, `problems.overrides.` or `--override `.
         """
@@ -73,7 +73,7 @@ class Overrides:
             if path is None:
                 yield f"{prefix}{problem}: no single problem of this name or number"
                 continue
-            own = constants.get(path, values)  # a file that nobody answers is not parsed
+            own = constants.get(path, values)  # a file without a candidate is not parsed
             for name in sorted(values.keys() - own):
                 hint = _hint(name, own)
                 yield f"{prefix}{problem}: {path} has no module constant {name}; {hint}"

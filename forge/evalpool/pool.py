@@ -10,9 +10,9 @@ Promises: a dead judge is always restarted; a kernel is never blamed for a judge
 `MAX_QUEUED` requests are queued and further callers wait; identical candidates are judged once for
 correctness while the cache holds the verdict; a time is never shared between requests.
 
-A runner that got a SIGKILL, and not from the judge, may have been killed by an operator or by the
-kernel for memory: an infra error, which is judged again. If that happens twice, the candidate
-caused it (`runtime_error: killed`), so that no candidate gains by ending itself.
+A candidate whose process got a SIGKILL, and not from the judge, may have been killed by an operator
+or by the kernel for memory: an infra error, which is judged again. If that happens twice, the
+candidate caused it (`runtime_error: killed`), so that no candidate gains by ending itself.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ logger = logging.getLogger(__name__)
 MAX_QUEUED = 256
 """Maximum number of requests that wait for a judge; further callers wait to be queued."""
 CPU_CAPACITY = 1
-"""Concurrent candidates of a judge on the CPU: a runner is one busy thread, and there is one judge
-for each core."""
+"""Concurrent candidates of a judge on the CPU: a candidate keeps one thread busy, and there is one
+judge for each core."""
 START_TIMEOUT_S = 180.0
 SLACK_S = 60.0
 """Added to the deadlines of all phases, for forks, frames and the wait for the card."""

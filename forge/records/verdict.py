@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Measured times of a correct candidate. Absent on CPU."""
+    """Measured times of a correct candidate. Absent on a CPU."""
 
     speedup: float
     """baseline_us / candidate_us."""
@@ -37,14 +37,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
-    """Options of a request beyond correctness. Those of time have no effect on a CPU."""
+    """Options of a request beyond correctness. On a CPU, only `program` has an effect."""
 
     timing: bool = True
     """Time the candidate if it is correct."""
     profile: bool = False
     """Return time samples and GPU time by kernel, too."""
     program: bool = False
-    """Return the candidate's program, too, if it was captured. On a CPU as well."""
+    """Return the candidate's program, too, if it was captured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +118,9 @@ class Verdict:
     """Mechanism of the memory limit: cgroup, rlimit, watch or none."""
     device: str = "cpu"
     phase_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds by phase: extract, screen, compile, correct, ..."""
+    """Seconds by phase: source, reference, capture, compile, correct, ..."""
     harness: str = ""
-    """Hash of judge and runner source, torch and triton versions."""
+    """Hash of the judge's source and of the versions of torch and triton."""
     profile: Profile | None = None
     """Only if requested."""
     program: bytes | None = None
@@ -177,7 +177,7 @@ class Verdict:
 
 
 def _other(data: Any) -> OtherVerdict:
-    """Raises TypeError or ValueError if it is none."""
+    """Raises TypeError or ValueError if it is no such verdict."""
     return OtherVerdict(**{**data, "status": Status(data["status"])})
 
 

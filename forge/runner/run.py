@@ -128,7 +128,7 @@ def resume_run(
         if from_step is not None:
             past = back_to_step(past, from_step, experiment=experiment, paths=paths)
         if past.state and len(past.state.finished_stages) == len(experiment.stage):
-            remove_left_dirs()  # of a run killed between its last row and its end
+            remove_left_dirs()  # this run may have been killed after its last row
             console.say(f"{paths.name} has finished; there is nothing to resume")
             return paths
         with _planned(experiment, console, paths.name, wait_s) as (planned, _):

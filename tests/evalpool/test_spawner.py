@@ -21,7 +21,7 @@ from forge.evalpool.judge.spawner import (
     ZygoteGone,
     _failure,
 )
-from forge.evalpool.judge.zygote import telling
+from forge.evalpool.judge.zygote import reporting_refusals
 from tests.evalpool.benches import ROOT, RUNNER_UID
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def test_a_failed_step_is_told_as_a_refusal_or_as_a_limit(
 ) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        with pytest.raises(type(error)), telling(theirs):
+        with pytest.raises(type(error)), reporting_refusals(theirs):
             raise error
         frame = frames.receive(ours, deadline=time.monotonic() + 5, expected=(frames.Kind.FAILED,))
     assert type(_failure(frame)) is kind

@@ -4,8 +4,8 @@
     problem.py  -              stdin         folder/     folder/   by name: 3_x.py answers 3_x.py,
     folder/     3_x.py         by name                             or the only problem numbered 3
 
-In a folder, files that cannot be judged are listed and the others judged; without any other, each
-is a line of one ConfigError.
+In a folder, files that cannot be judged are listed and the other files are judged; if none can be
+judged, each is a line of one ConfigError.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Jobs:
     judged: Sequence[JudgeJob]
     """Candidates with a problem, in the order of their names."""
     skipped: Mapping[str, str]
-    """Reasons why others are not judged, by their names."""
+    """Reasons why other files are not judged, by the names of the files."""
 
 
 def read_jobs(request: JudgingRequest) -> Jobs:

@@ -45,7 +45,7 @@ class Judged:
     verdicts: Sequence[Verdict]
     request: JudgingRequest
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Reasons why other files of the directory were not judged, by their names."""
+    """Reasons why other files of the directory were not judged, by the names of the files."""
 
     @property
     def is_faulty(self) -> bool:
@@ -71,7 +71,7 @@ class Judged:
         ]
 
     def _verdict_json(self, verdict: Verdict) -> dict[str, Any]:
-        """The verdict; with `--explain`, its program as text, too."""
+        """The verdict; with `--explain`, also its program as text."""
         if not self.request.is_explained:
             return verdict.to_json()
         return {**verdict.to_json(), "explained": explain_packed(verdict.program)}

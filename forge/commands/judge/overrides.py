@@ -64,7 +64,8 @@ def check_overrides(
     root: Path,
     among: Sequence[str] | None = None,
 ) -> None:
-    """Raises ConfigError for a name that is no problem among them, or no constant of `files`."""
+    """Raises ConfigError for an override that names no file in `among`, or no constant of
+    `files`."""
     found = find_mistakes(overrides, files, root=root, prefix="--override ", among=among)
     if mistakes := "\n".join(found):
         raise ConfigError(mistakes)

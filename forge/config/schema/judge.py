@@ -46,9 +46,9 @@ class JudgeTable(Table):
     memory_bytes: Annotated[int, Field(ge=1 << 20)] = 4 << 30
     """Memory limit of the process that runs a candidate."""
     policy: Literal["own", "hybrid"] = "own"
-    """Rule for torch's work beside a candidate's kernels. own: torch may move data, keep books of
-    indices and combine partial results. hybrid: torch may compute too, if a kernel is needed for
-    the output."""
+    """Rule for torch's work beside a candidate's kernels. own: torch may move data, do index
+    bookkeeping and combine partial results. hybrid: torch may compute too, if a kernel is needed
+    for the output."""
     tf32: bool = True
     """Allow TF32 in fp32 matrix products on GPUs, for baseline and candidate alike. The tolerance
     of such problems widens by the error of eager with TF32."""

@@ -27,8 +27,8 @@ class ProblemsTable(Table):
     include: list[str] = Field(default_factory=list)
     """Glob patterns of files, relative to path; empty means all files; for source = "dir"."""
     sizes: Literal["small", "gpu"] = "small"
-    """Tensor sizes of generated problems. small: for Triton's interpreter on the CPU. gpu: large
-    enough for 100 µs or more on a GPU."""
+    """Tensor sizes of generated problems. small: for judges without a GPU. gpu: large enough for
+    100 µs or more on a GPU."""
     num_problems: Annotated[int, Field(ge=64)] = 3200
     """Number of generated problems, all different, divided among SFT, GRPO and evaluation."""
     num_heldout: Positive = 64

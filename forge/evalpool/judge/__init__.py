@@ -3,14 +3,14 @@
 A candidate becomes a program, and the program is judged. Read `trial/judgement.py` first; the rooms
 in its order:
 
-    capture    untrusted: the candidate's host code on fake tensors, out comes a program
+    capture    untrusted: runs the candidate's host code on fake tensors, records a program
     program    the program: format, bytes, dataflow, policy
     compiler   TTIR to binaries, checked and cached
     ttir       TTIR parsed, verified and evaluated
     execute    programs run: on a CPU by the evaluator, on a GPU by the driver
     numbers    inputs that wrong kernels fail on, and tolerances
     timing     times on a GPU, speed-ups, measured baselines
-    trial      the judge's side of all that; `trial/gpu` on a GPU
+    trial      the judge's side: a candidate's steps to its verdict; `trial/gpu` on a GPU
 
 Beside them lie the trusted process (`app`), its children (`spawner`, `zygote`, `oracle`), their
 sandbox, and the references on a GPU.

@@ -8,8 +8,8 @@
     GET /health → {ok, busy_s, num_judged, queue, capacity, device, isolation, harness}
 
 Holds seeds, tolerances, expected outputs and the verdict; imports neither torch nor any problem's
-or candidate's code. Owns a zygote, which forks oracles and runners; a zygote that dies is
-replaced here, from the main thread.
+or candidate's code. Owns a zygote, which forks its children; on a GPU also a second one, whose
+children have the card's files. A zygote that dies is replaced here, from the main thread.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_UID = 61_000
 NUM_UIDS = 2_000
-"""User ids of a root judge's captures; judges start at different places in it. As many again are
-for compilers, then 500 for oracles: all below `nobody`."""
+"""User ids of a root judge's captures; each judge starts at a different one. As many follow for
+compilers, then 500 for oracles and 30 for evaluators: all below `nobody`."""
 NUM_COMPILERS = 64
 """User ids of compiler children."""
 
@@ -77,11 +77,11 @@ class Gpu:
 
     uuid: str
     minor: int | None
-    """Of its node, /dev/nvidia<minor>; None shows candidates every node."""
+    """Number of its device file, /dev/nvidia<minor>; None shows children all such files."""
 
 
 class Judge:
-    """What the routes share."""
+    """State that the routes share."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Judge:
                 gpu_minor=gpu.minor,
             )
         )
-        """Of children with the card's files, which no candidate enters."""
+        """Spawner of children with the card's files; no candidate runs in them."""
         self._gpu = gpu
         self._uids = _uids(concurrency) if has_uids else []
         self._oracle_uid = oracle_uid() if has_uids else None
@@ -127,7 +127,7 @@ class Judge:
         self._trials: Trials | None = None
 
     async def start(self) -> None:
-        """Starts the zygotes and wires references and trials. A zygote that somebody kills as it
+        """Starts the zygotes and wires references and trials. A zygote that is killed while it
         starts is started once more. Raises ZygoteGone."""
         for spawner in self._spawners():
             spawner.start()
@@ -180,7 +180,7 @@ class Judge:
             spawner.close()
 
     def health(self) -> dict[str, Any]:
-        """What it has done, and what its verdicts on correctness depend on."""
+        """Counters, and the facts that verdicts on correctness depend on."""
         assert self._trials is not None
         stamp = self._trials.stamp
         return {
@@ -220,7 +220,7 @@ class Judge:
         return verdict
 
     async def examine(self, problem: ReferenceModule) -> Examination:
-        """What is wrong with a problem. Waits for a free slot; raises ZygoteGone."""
+        """The faults of a problem. Waits for a free slot; raises ZygoteGone."""
         async with self._slots:
             await self._ensure_zygote()
             uid = self._uids.pop() if self._uids else None
@@ -307,7 +307,7 @@ def main() -> None:
 
 
 def _uids(count: int, *, first: int = FIRST_UID) -> list[int]:
-    """Uids for concurrent runners; none where we are not root and cannot give them."""
+    """User ids for concurrent children; empty unless this process is root."""
     if os.geteuid() != 0:
         return []
     start = os.getpid() * (count + 1) % NUM_UIDS
@@ -324,7 +324,7 @@ def evaluator_uid() -> int | None:
 
 
 def _refuse(error: ZygoteGone) -> None:
-    """No sandbox, no judge: says so where the supervisor reads it, and ends with its exit code."""
+    """Logs the error where the supervisor reads it, and ends with its exit code."""
     kind: type[ForgeError] = MachineError
     if isinstance(error, UnusableInstallation):
         message = (

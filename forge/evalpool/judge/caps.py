@@ -1,12 +1,12 @@
-"""What caps the memory of a child and all it starts: a cgroup, address space, or the judge's eye.
+"""Caps the memory of a child and of all that it starts: by a cgroup, address space or sampling.
 
-Called by the spawner. In the order of strength: `cgroup` where a cgroup v2 with the controllers for
-memory and processes is ours to write; `rlimit` (RLIMIT_AS, set in the sandbox) on a CPU; `watch`
-on a GPU, where CUDA reserves more address space than there is memory: the judge samples and kills.
+Called by the spawner. In the order of strength: `cgroup` where this process may write to a cgroup
+v2 with the controllers for memory and processes; `rlimit` (RLIMIT_AS, set in the sandbox) on a CPU;
+`watch` on a GPU, where CUDA reserves more address space than there is memory: the judge samples and
+kills.
 
-Not covered: `rlimit` holds each process to the limit, and seccomp their number's sum (memfd is
-refused on a CPU); `watch` may see 50 ms too late, and sees neither pipes nor memfd pages that
-nobody maps.
+Not covered: `rlimit` limits each process, and seccomp their number (memfd is refused on a CPU);
+`watch` may be 250 ms late, and sees neither pipes nor memfd pages that no process maps.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ logger = logging.getLogger(__name__)
 CGROUPS = Path("/sys/fs/cgroup")
 CONTROLLERS = frozenset({"memory", "pids"})
 MAX_PROCESSES = 256
-"""Tasks in a child's cgroup: above RLIMIT_NPROC, which counts by uid."""
+"""Maximum number of tasks in a child's cgroup: above RLIMIT_NPROC, which counts by uid."""
 SAMPLE_S = 0.25
+"""Pause between two samples of `WatchCaps`."""
 COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap", b"VmPTE")
-"""Of /proc/PID/status, in kB: what a process holds and no file could give back."""
+"""Fields of /proc/PID/status, in kB: memory that cannot be dropped and read again from a file."""
 REMOVE_ATTEMPTS = 100
 REMOVE_PAUSE_S = 0.01
 
 
 class CapsKind(StrEnum):
-    """How memory is capped. Recorded in every verdict."""
+    """Mechanism that caps memory. Recorded in every verdict."""
 
     CGROUP = "cgroup"
     RLIMIT = "rlimit"
@@ -44,24 +45,24 @@ class CapsKind(StrEnum):
 
 
 class Caps(Protocol):
-    """Called with pids as the judge numbers them."""
+    """Memory caps of children. Pids are those of the judge's namespace."""
 
     kind: CapsKind
 
     def enclose(self, pid: int) -> None:
-        """Before anything untrusted runs in it."""
+        """Caps a process. Called before anything untrusted runs in it."""
         ...
 
     def release(self, pid: int) -> bool:
-        """Before it is reaped; does nothing for a pid that was not enclosed. Answers whether it
-        was killed for its memory."""
+        """Ends the cap of a process. Called before it is reaped; does nothing for a pid that was
+        not enclosed. Returns True if it was killed for its memory."""
         ...
 
     def close(self) -> None: ...
 
 
 def open_caps(*, memory_bytes: int, is_gpu: bool, cgroups: Path = CGROUPS) -> Caps:
-    """The strongest that this machine gives."""
+    """The strongest mechanism that this machine has."""
     base = find_delegated(cgroups)
     if base is not None:
         return CgroupCaps(base, memory_bytes=memory_bytes)
@@ -69,7 +70,7 @@ def open_caps(*, memory_bytes: int, is_gpu: bool, cgroups: Path = CGROUPS) -> Ca
 
 
 class RlimitCaps:
-    """Nothing to do from outside: the limit is set in the sandbox."""
+    """The sandbox sets the limit; nothing is done from outside."""
 
     kind = CapsKind.RLIMIT
 
@@ -126,7 +127,8 @@ class WatchCaps:
     def __init__(self, *, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._at_start: dict[int, int] = {}
-        """What each child held when it was enclosed: the zygote's pages, shared by all."""
+        """Memory of each child when it was enclosed: the zygote's pages, which all children
+        share."""
         self._killed: set[int] = set()
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
@@ -150,7 +152,7 @@ class WatchCaps:
     def _watch(self) -> None:
         while not self._is_closed.wait(SAMPLE_S):
             try:
-                with self._lock:  # a pid is reaped only after it was released: none is another's
+                with self._lock:  # a pid is not reused before its release
                     self._sample()
             except Exception:  # without this thread no child's memory is capped
                 logger.exception("the memory of children was not sampled")
@@ -170,7 +172,7 @@ class WatchCaps:
 
 
 def held_bytes(pid: int) -> int:
-    """Memory of a process that only its end gives back; 0 when it is gone."""
+    """Bytes of a process that only its end frees; 0 after its end."""
     try:
         # As bytes: a process names itself, and not always in UTF-8.
         lines = Path(f"/proc/{pid}/status").read_bytes().split(b"\n")
@@ -181,7 +183,7 @@ def held_bytes(pid: int) -> int:
 
 
 def _has_oom_kill(folder: Path) -> bool:
-    """Whether the kernel ended something in a cgroup for its limit."""
+    """True if the kernel killed a process of a cgroup at its limit."""
     with contextlib.suppress(FileNotFoundError):
         words = (folder / "memory.events").read_text().split()
         return int(dict(zip(words[::2], words[1::2], strict=True)).get("oom_kill", 0)) > 0
@@ -191,9 +193,8 @@ def _has_oom_kill(folder: Path) -> bool:
 def find_delegated(
     cgroups: Path = CGROUPS, *, own: Path = Path("/proc/self/cgroup")
 ) -> Path | None:
-    """A cgroup v2 that we may make children in, with the controllers we need: our own, or (as it
-    holds processes, and the kernel lets only empty ones have controlled children) its parent.
-    """
+    """A cgroup v2 with the needed controllers in which this process may create children: its own or
+    the parent, since only a cgroup without processes may have controlled children."""
     line = next((line for line in own.read_text().splitlines() if line.startswith("0::")), None)
     if line is None or not (cgroups / "cgroup.controllers").exists():
         return None
@@ -214,7 +215,7 @@ def _is_delegated(folder: Path) -> bool:
 
 
 def _remove_left(base: Path) -> None:
-    """What judges left that were killed. One with somebody in it cannot be removed."""
+    """Removes the cgroups of killed judges. One with a process in it cannot be removed."""
     for folder in base.glob("forge-*-*"):
         judge = folder.name.split("-")[1]
         if not Path("/proc", judge).exists():
@@ -223,7 +224,7 @@ def _remove_left(base: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """It is busy until the last process in it is gone."""
+    """Removes a cgroup, which is busy until its last process has ended."""
     wait = threading.Event()
     for _ in range(REMOVE_ATTEMPTS):
         try:
@@ -234,4 +235,4 @@ def _remove(folder: Path) -> None:
             wait.wait(REMOVE_PAUSE_S)
         else:
             return
-    logger.warning("%s could not be removed: something in it lives on", folder)
+    logger.warning("%s could not be removed: a process in it is alive", folder)

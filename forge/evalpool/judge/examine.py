@@ -1,14 +1,14 @@
 """Runs a problem's reference in many ways, to learn whether it can be judged and trained on.
 
 Forked by the zygote (role "examiner"), one a problem, sandboxed as an oracle is. The judge's side
-is `examiner.py`. Says what it found after each step, so that of a problem which hangs or dies the
-judge knows where it was:
+is `examiner.py`. It reports its findings after each step, so that the judge knows the step in which
+a problem hung or died:
 
     judge ── EXAMINE ──▶ load, run, repeat, exact, draws, inputs, parameters ── FOUND each ──▶ judge
                          what raises                                         ── FAILED ──▶
 
-"Within tolerance" is what the judge accepts of a candidate (`compare.py`). Not covered: a problem
-that lies. Its own code runs here, and could say of itself that all is well.
+"Within tolerance" is what the judge accepts of a candidate (`compare.py`). Not covered: a hostile
+problem. Its code runs in this process, and could report that it has no fault.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NUM_DRAWS = 4
-"""Of inputs as given, to tell a constant: each costs a forward pass."""
+"""Draws of inputs as given, to find a constant output. Each costs a forward pass."""
 MAX_NAMES = 4
-"""Of parameters that are named in one flag."""
+"""Maximum number of parameters that one flag names."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """What one step adds."""
+    """Findings of one step."""
 
     flags: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -73,13 +73,13 @@ def main(sock: socket.socket) -> None:
                     return
     except frames.PeerGone:
         raise
-    except BaseException as error:  # a reference may raise anything; the judge is told
+    except BaseException as error:  # a reference may raise anything; the judge gets it
         body = {"type": type(error).__name__, "message": str(error)[:1000], "line": _line_of(error)}
         frames.send(sock, Kind.FAILED, {"step": name, **body})
 
 
 class Study:
-    """One problem and what is known of it by now."""
+    """One problem and the facts known about it so far."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
@@ -87,12 +87,12 @@ class Study:
         self.inputs: list[Any] = []
         self.outputs: Outputs = []
         self.allowed: Outputs = []
-        """What an answer to `inputs` may be off by."""
+        """Tolerances of `outputs`."""
         self.load_s = self.draw_s = self.forward_s = 0.0
         self.ends_at = time.monotonic() + request["budget_s"]
 
     def steps(self) -> Iterator[tuple[str, Callable[[], Found]]]:
-        """In order; each relies on those before it."""
+        """The steps in order; each relies on those before it."""
         yield "load", self.load
         yield "run", self.run
         yield "repeat", self.repeat
@@ -102,14 +102,14 @@ class Study:
         yield "parameters", self.change_parameters
 
     def load(self) -> Found:
-        """The module and its model."""
+        """Loads the module and its model."""
         started = time.monotonic()
         self.subject = Subject.load(self.request)
         self.load_s = time.monotonic() - started
         return Found()
 
     def run(self) -> Found:
-        """Inputs and one forward pass."""
+        """Draws inputs and runs one forward pass."""
         started = time.monotonic()
         self.inputs = self.subject.draw()
         self.draw_s = time.monotonic() - started
@@ -137,7 +137,7 @@ class Study:
         return found
 
     def repeat(self) -> Found:
-        """The same inputs again must give the same outputs."""
+        """Runs the same inputs again, which must give the same outputs."""
         again = self.subject.run(self.inputs)
         if len(again) == len(self.outputs) and all(
             one.shape == other.shape and self.subject.is_repeated(one, other)
@@ -147,7 +147,7 @@ class Study:
         return Found(flags={Flag.NONDETERMINISTIC: "two runs on the same inputs differ"})
 
     def compare_with_exact(self) -> Found:
-        """Eager against itself in float64, and how long a judge would wait for all of it."""
+        """Compares eager with float64, and estimates the time that a judge would wait for it."""
         started = time.monotonic()
         exact = self.subject.run_exact(self.inputs)
         exact_s = time.monotonic() - started
@@ -173,8 +173,8 @@ class Study:
         return found
 
     def compare_draws(self) -> Found:
-        """Fresh inputs, as given and of the judge's other distributions: is one answer, or one
-        input, right for all of them?"""
+        """Draws fresh inputs, as given and of the judge's other distributions, and finds one
+        answer, or one input, that is right for all of them."""
         low = [one.double() for one in self.outputs]
         high, allowed = list(low), [self.subject.allowed(one) for one in self.outputs]
         copied = self._copied(self.inputs, self.outputs)
@@ -200,7 +200,7 @@ class Study:
         return found
 
     def change_inputs(self) -> Found:
-        """Each tensor among the inputs alone: does the output follow?"""
+        """Changes each tensor among the inputs alone, and finds those that the output ignores."""
         every = leaves(self.inputs)
         ignored: list[str] = []
         for index, leaf in enumerate(every):
@@ -212,7 +212,7 @@ class Study:
         return _ignoring(Flag.INPUT_INSENSITIVE, ignored, 0)
 
     def change_parameters(self) -> Found:
-        """Each parameter alone, by about its own size."""
+        """Changes each parameter alone by about its own size, and finds those without effect."""
         named = list(self.subject.parameters())
         ignored: list[str] = []
         num_weights = num_unchecked = 0
@@ -233,7 +233,8 @@ class Study:
         return _ignoring(flag, ignored, num_unchecked)
 
     def _draws(self) -> Iterator[tuple[list[Any], Outputs]]:
-        """Other inputs with their outputs; those of other distributions where it bears them."""
+        """Other inputs with their outputs; those of other distributions only with finite
+        outputs."""
         for _ in range(NUM_DRAWS - 1):
             inputs = self.subject.draw()
             yield inputs, self.subject.run(inputs)
@@ -244,7 +245,7 @@ class Study:
                 yield inputs, outputs
 
     def _other_values(self, index: int, leaf: torch.Tensor) -> Iterator[torch.Tensor]:
-        """What the input could be instead; possibly itself, where there is nothing else."""
+        """Other values for an input; possibly the same value, where there is no other."""
         fresh = leaves(self.subject.draw())[index]
         is_other = fresh.shape == leaf.shape and not torch.equal(fresh, leaf)
         yield fresh if is_other else disturbed(leaf)
@@ -264,7 +265,8 @@ class Study:
         )
 
     def _copied(self, inputs: list[Any], outputs: Outputs) -> int | None:
-        """Which input all outputs are equal to, whatever its shape."""
+        """Index of the input that all outputs are equal to, whatever its shape; None without
+        one."""
         for index, leaf in enumerate(leaves(inputs)):
             sizes = {leaf.numel(), *(one.numel() for one in outputs)}
             if len(sizes) == 1 and all(

@@ -1,9 +1,8 @@
 """Fixed-format frames between the judge and its children: a header, a JSON object, descriptors.
 
-Both ends of every socket pair in this folder use it, but for the runner, which carries its own
-copy of the reading side (it imports nothing of forge). Promise: a peer that lies about lengths,
-sends rubbish or nothing costs the reader at most `MAX_BODY_BYTES` and the deadline; nothing that
-arrives is ever unpickled or evaluated.
+Both ends of every socket pair in this folder use it. Promise: a peer that sends wrong lengths,
+invalid data or nothing costs the reader at most `MAX_BODY_BYTES` and the deadline; received data is
+never unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -28,34 +27,34 @@ ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_FDS) + socket.CMSG_SPACE(12)
 
 
 class Kind(IntEnum):
-    """What a frame says."""
+    """Kinds of frames."""
 
     READY = 1
-    """Zygote: imported everything; facts about itself."""
+    """Zygote to judge: it has imported everything; its isolation and versions."""
     SPAWN = 2
     """Judge to zygote: fork a sandboxed child onto the attached socket."""
     SPAWNED = 3
     REAP = 4
-    """Judge to zygote: kill this child and say how it ended."""
+    """Judge to zygote: kill this child and report its wait status."""
     REAPED = 5
     HELLO = 6
-    """Runner or oracle: stands in its sandbox and waits to be inspected."""
+    """Child to judge: it is in its sandbox and waits for an inspection."""
     CANDIDATE = 7
-    """Judge to runner: code, constructor arguments, layout of the attached memory; does call 0."""
+    """Judge to capture child: code and request. To evaluator: the program, its memory, call 0."""
     CALL = 8
-    """Judge to runner: call once more."""
+    """Judge to child: one more call, compilation, timing or test."""
     DONE = 9
     FAILED = 10
     PROBLEM = 11
     """Judge to oracle: source of a reference."""
     LAYOUT = 12
-    """Oracle: the tensors it has computed."""
+    """Oracle to judge: forms of the tensors that it has computed."""
     FILL = 13
-    """Judge to oracle: write them into the attached memory."""
+    """Judge to oracle: write the tensors into the attached memory."""
     EXAMINE = 20
     """Judge to examiner: a problem."""
     FOUND = 21
-    """Examiner: what one step of its study gave."""
+    """Examiner to judge: the findings of one step."""
     ASK = 30
     """Capture child to judge: a question with the program until now (`capture/channel.py`)."""
     ANSWER = 31
@@ -69,7 +68,7 @@ class FrameError(Exception):
 
 
 class PeerGone(Exception):
-    """The peer closed its end: it ended."""
+    """The peer closed its end."""
 
 
 class DeadlinePassed(Exception):
@@ -81,7 +80,7 @@ class Frame:
     kind: Kind
     body: dict[str, Any]
     fds: tuple[int, ...] = ()
-    """Ours to close."""
+    """The receiver closes them."""
 
 
 def send(

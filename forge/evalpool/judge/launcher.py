@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from forge.evalpool.judge import gpu_files, levels, linux, processes, root, sandbox
-from forge.evalpool.judge.zygote import be_zygote, telling
+from forge.evalpool.judge.zygote import be_zygote, reporting_refusals
 
 SIGNALLED = 128
 """Added to the number of the signal that ended the zygote, as a shell does."""
@@ -32,7 +32,7 @@ def main() -> None:
     files = gpu_files.find_gpu_files(minor=config["gpu_minor"]) if is_gpu else None
     plan = root.plan_root(files)
     sock = socket.socket(fileno=fd)
-    with telling(sock):
+    with reporting_refusals(sock):
         isolation = levels.strongest(config["isolation"], is_gpu=is_gpu)
         if isolation.has_namespaces:
             sandbox.enter_zygote_namespaces()

@@ -1,7 +1,7 @@
-"""The system calls that a sandbox is made of and that Python 3.11 has no name for.
+"""System calls of the sandbox that Python 3.11 does not have.
 
 Called by `root.py`, `sandbox.py` and the zygote, in processes of one thread. Each raises OSError
-naming what was refused.
+with the refused step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PR_CAP_AMBIENT_RAISE = 2
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 CAP_DAC_READ_SEARCH = 1 << 2
-"""To enter folders and read files whoever owns them."""
+"""Permission to enter folders and read files of any owner."""
 
 CAPABILITY_VERSION_3 = 0x2008_0522
 LAST_CAPABILITY = 63
@@ -86,7 +86,7 @@ def setns(fd: int, *, kind: int) -> None:
 
 
 def pivot_root(new_root: str) -> None:
-    """Makes `new_root` (a mount point) the root and lets go of the old one."""
+    """Makes `new_root` (a mount point) the root and unmounts the old one."""
     os.chdir(new_root)
     number = PIVOT_ROOT_NUMBERS[os.uname().machine]
     _check(_libc.syscall(ctypes.c_long(number), b".", b"."), f"pivot_root to {new_root}")
@@ -108,7 +108,7 @@ def call(number: int, *arguments: Any, doing: str) -> int:
 
 
 def take_uid(uid: int) -> None:
-    """All ids become `uid`. What capabilities we may have stays, for `drop_capabilities` to end."""
+    """Sets all ids to `uid`. Capabilities stay until `drop_capabilities`."""
     os.setgroups([])
     prctl(PR_SET_KEEPCAPS, 1)
     os.setresgid(uid, uid, uid)
@@ -116,9 +116,8 @@ def take_uid(uid: int) -> None:
 
 
 def drop_bounding_set(*, kept: int = 0) -> None:
-    """No capability but these (a mask) can be gained again. Needs CAP_SETPCAP: comes before the uid
-    changes.
-    """
+    """Restricts the capabilities that can be gained again to a mask. Needs CAP_SETPCAP, so it
+    precedes the change of uid."""
     for number in range(LAST_CAPABILITY):
         if kept >> number & 1:
             continue
@@ -127,7 +126,7 @@ def drop_bounding_set(*, kept: int = 0) -> None:
 
 
 def drop_capabilities(*, kept: int = 0) -> None:
-    """Leaves these (a mask below 1 << 32), also to what is executed; by default none."""
+    """Drops all capabilities but a mask (below 1 << 32), which executed programs keep, too."""
     _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = _CapHeader(CAPABILITY_VERSION_3, 0)
     sets = (ctypes.c_uint32 * 6)(kept, kept, kept)

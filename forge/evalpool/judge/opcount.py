@@ -1,13 +1,12 @@
-"""What torch itself does in a forward call, by operation: bytes that it moves plus FLOPs.
+"""Counts the work of torch in a forward call, by operation: bytes that it moves plus FLOPs.
 
-Used by the runner on the candidate and by the oracle on the reference, below autograd, where every
-way to call an operation looks the same. Imports nothing of forge. Views, allocations and fills cost
-nothing: they read no data. Nor does a copy onto itself, which is how Triton's interpreter returns
-its arguments. FLOPs are counted for matrix products, convolutions and attention, and for what
+Used by oracles on references, below autograd, where every way to call an operation looks the same.
+Imports nothing of forge. Views, allocations and fills cost nothing: they read no data. Nor does a
+copy onto itself. FLOPs are counted for matrix products, convolutions and attention, and for what
 could stand for them (Fourier transforms, solvers, distances, bags, whole layers); whatever else
 torch computes is bound by its bytes. A number read into Python costs what the call is worth.
 
-Not covered: a candidate that leaves the mode or computes elsewhere than in torch. It is evidence.
+Not covered: a reference that leaves the mode or computes elsewhere than in torch.
 """
 
 from __future__ import annotations

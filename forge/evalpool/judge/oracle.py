@@ -2,8 +2,8 @@
 
 Forked by the zygote, for one draw of a problem or several (`oracles.py`): seeds from the OS,
 parameters moved away from their defaults, inputs of several distributions, eager outputs, and the
-error of eager against float64; then writes all of it into memory that the judge owns, and holds
-nothing of it when it says so.
+error of eager against float64; then writes all of it into memory that the judge owns, and unmaps it
+before it reports that.
 
     judge ── PROBLEM ──▶ compute ── LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
                               └───── FAILED ──▶ ends
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 Tree = list[Any]
 IDLE_S = 1e9
-"""An oracle waits for its judge for ever; the judge's end of the socket ends it."""
+"""Wait for the judge: no limit, since an oracle ends when the judge closes the socket."""
 FIRST_SEED = torch.initial_seed()
-"""Torch's own: a constant that a source draws at import is one that a candidate can draw too."""
+"""Torch's default: a candidate, too, can draw the constants that a source draws at import."""
 
 
 class Describer:
@@ -89,12 +89,12 @@ def main(sock: socket.socket) -> None:
 
 
 def _draw(sock: socket.socket) -> bool:
-    """Whether another may come."""
+    """Serves one problem. Returns True if another may follow."""
     deadline = time.monotonic() + IDLE_S
     request = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,)).body
     try:
         layout, tensors = _compute(request)
-    except BaseException as error:  # a reference may raise anything; the judge is told
+    except BaseException as error:  # a reference may raise anything; the judge gets it
         body = {"type": type(error).__name__, "message": str(error)[:1000]}
         frames.send(sock, Kind.FAILED, body)
         return False
@@ -106,7 +106,7 @@ def _draw(sock: socket.socket) -> bool:
     _fill(fill, tensors)
     tensors.clear()
     gc.collect()  # a model refers to itself
-    if is_gpu:  # while the judge has the card: nothing of ours is to move on it later
+    if is_gpu:  # while the judge has the card: no later work here
         torch.cuda.empty_cache()
     frames.send(sock, Kind.DONE, {})
     return True
@@ -162,7 +162,8 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
             "order": order,
             "flops": 0 if counted is None else counted.flops,
             "form": sets[0].form,
-            # What found no room was left out as what failed is. With more memory it is asked again.
+            # A set without room was left out, as a failed one is: the judge asks for it once more,
+            # with more memory.
             "is_short": _num_ooms(terms) > num_ooms,
         }
     module.__dict__.clear()  # typing remembers its classes, and they its constants
@@ -179,7 +180,7 @@ def _moved_and_drawn(
     counted: OpCounter | None,
     is_moved: bool,
 ) -> list[InputSet]:
-    """Moves the parameters, as far as the reference bears it, and makes the input sets."""
+    """Moves the parameters, as far as outputs stay finite, and makes the input sets."""
     known = {} if counted is None else {"operations": counted.work, "flops": counted.flops}
     if not is_moved:
         return make_sets(module, model, num_sets=num_sets, terms=terms, **known)
@@ -198,7 +199,7 @@ def _moved_and_drawn(
 
 
 def _num_ooms(terms: Terms) -> int:
-    """Times that torch found no room in this process."""
+    """Number of allocations on the card that failed in this process."""
     return 0 if terms.device == "cpu" else torch.cuda.memory_stats().get("num_ooms", 0)
 
 
@@ -245,7 +246,7 @@ def _fill(frame: frames.Frame, tensors: list[torch.Tensor]) -> None:
 
 
 def _fill_block(fd: int, num_bytes: int, tensors: list[torch.Tensor], starts: list[int]) -> None:
-    """The same into GPU memory of the judge's."""
+    """Writes the tensors into GPU memory of the judge."""
     from forge.evalpool.judge import gpu_memory
 
     torch.cuda.empty_cache()

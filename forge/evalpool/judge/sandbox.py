@@ -1,27 +1,27 @@
-"""Putting a process into its sandbox: the zygote's own, once, and a smaller one for each child.
+"""Puts a process into its sandbox: the zygote's own, once, and a smaller one for each child.
 
     judge ─spawns─▶ launcher ──unshare pid, mount, ipc, net (+ user)──▶ zygote: pid 1, in the root
-       zygote ─unshare pid─▶ child (runner or oracle): pid 1 of its own, with its own mount and ipc
-                             namespace, /proc, tmpfs and uid, and no capability
+       zygote ─unshare pid─▶ child: pid 1 of its own, with its own mount and ipc namespace, /proc,
+                             tmpfs and uid, and no capability
 
-The zygote being pid 1 of a namespace, its end is the end of every child, whatever a child did; a
-child being pid 1 of its own, killing it kills all that it started. So no warden process is needed:
-one fork of a large process less a candidate.
+The zygote is pid 1 of a namespace, so its end ends every child, whatever a child did; a child is
+pid 1 of its own, so killing it kills all that it started. A warden process is not needed, which
+saves a fork of a large process per candidate.
 
 Each level, and what it does not cover (`levels.py` chooses, `proof.py` and `attempts.py` prove):
 
     namespaces         all of the above. The network namespace is shared by the children of one
-                       judge (with loopback down), who may not make sockets (seccomp).
+                       judge (with loopback down), which may not create sockets (seccomp).
     namespaces-noproc  the same, but no /proc can be mounted (masked, as in Docker): on a CPU the
-                       child has none; on a GPU it sees the host's, so names, arguments and load of
+                       child has none; on a GPU it sees the host's: names, arguments and load of
                        other processes, but (uid, Landlock) neither their memory nor environment.
-    landlock           no namespaces: Landlock, seccomp, limits, own uid where we are root. A child
-                       stands in the host's pid, network and IPC namespaces and can learn which
-                       paths exist (stat), and on a GPU what /proc says of others to everybody; its
-                       files are capped one by one, not in sum. Where we are root, it keeps
-                       CAP_DAC_READ_SEARCH: what it reads is Landlock's word alone. If zygote and
-                       launcher are killed at the same instant, what it started may outlive it. An
-                       ordinary user's child shares his uid and his limit of processes.
+    landlock           no namespaces: Landlock, seccomp, limits, own uid under root. A child is in
+                       the host's pid, network and IPC namespaces and can find out which paths
+                       exist (stat), and on a GPU the public part of /proc; the size of each file is
+                       limited, not their sum. Under root it keeps CAP_DAC_READ_SEARCH, and only
+                       Landlock limits its reads. If zygote and launcher are killed at the same
+                       instant, its own children may outlive it. An ordinary user's child shares the
+                       user's uid and limit of processes.
     none               limits and no_new_privs only: files, sockets and processes are in reach.
 """
 
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 SCRATCH_BYTES = 64 << 20
 SCRATCH_FILES = 4096
 MAX_PROCESSES = 64
-"""Processes and threads of a child. The kernel counts by uid and user namespace: an ordinary
-user's children have one count, and so together what they may have each."""
+"""Maximum number of processes and threads of a child. The kernel counts by uid and user namespace,
+so an ordinary user's children share one count."""
 MAX_FILE_BYTES = 64 << 20
 MAX_OPEN_FILES = 256
 PROBE_UID = 60_999
-"""Of who tries the sandbox before a candidate does, where we are root."""
+"""User id, under root, of the child that tests the sandbox."""
 OOM_SCORE = 1000
-"""The kernel ends a child before anybody else."""
+"""Highest score: the kernel ends a child before any other process."""
 SCRATCH_FOLDERS = ("work", "home", "shm", "triton")
 CHILD_ENVIRONMENT = {
     "HOME": "/tmp/home",
@@ -71,14 +71,14 @@ LIMIT_FLAGS = {
     resource.RLIMIT_NOFILE: "-n",
     resource.RLIMIT_CORE: "-c",
 }
-"""Limits of a child, as a shell sets them."""
+"""Flags of `ulimit` for the limits of a child."""
 SYSCTLS = {
     "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
     "kernel.unprivileged_userns_clone": ("0", "1"),
     "user.max_user_namespaces": ("0", "16384"),
 }
-"""Each by itself forbids an ordinary user's namespaces: (the value that does, one that does not).
-The first is Ubuntu's, since 23.10; the second Debian's; the third every kernel's."""
+"""Settings that can forbid an ordinary user's namespaces: (a value that forbids, one that allows).
+The first is Ubuntu's, since 23.10; the second Debian's; every kernel has the third."""
 
 
 class LimitTooLow(Exception):
@@ -86,14 +86,14 @@ class LimitTooLow(Exception):
 
 
 class Isolation(StrEnum):
-    """How strong the sandbox is. Recorded in every verdict."""
+    """Level of the sandbox. Recorded in every verdict."""
 
     NAMESPACES = "namespaces"
-    """Own pid, mount, ipc and net namespaces, allow-list root, own uid where we are root."""
+    """Own pid, mount, ipc and net namespaces, allow-list root, own uid under root."""
     NAMESPACES_NOPROC = "namespaces-noproc"
     """The same where no fresh /proc can be mounted."""
     LANDLOCK = "landlock"
-    """Landlock, seccomp, limits, own uid where we are root; killed by process group."""
+    """Landlock, seccomp, limits, own uid under root; killed by process group."""
     NONE = "none"
     """Limits and no_new_privs only: files, sockets and other processes are within reach."""
 
@@ -104,22 +104,22 @@ class Isolation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildLimits:
-    """What one child may use."""
+    """Limits of one child."""
 
     uid: int | None
-    """Its own uid, where we are root."""
+    """User id of its own; None unless the judge runs as root."""
     memory_bytes: int | None
-    """Beyond what is mapped already; None where address space cannot be capped: CUDA reserves more
-    than there is memory."""
+    """Address space beyond the mapped one; None on a GPU, where CUDA reserves more than there is
+    memory."""
     core: int | None = None
-    """The only one that it and all it starts may run on."""
+    """The only core that it and its own children may run on."""
     num_siblings: int = 1
-    """Children at once, this one too."""
+    """Number of concurrent children, this one included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the zygote knows and every child of it enters."""
+    """Facts of the zygote that the sandbox of each child needs."""
 
     isolation: Isolation
     plan: root.RootPlan
@@ -128,13 +128,13 @@ class Surroundings:
     environment: Mapping[str, str]
     is_gpu: bool
     own_pid_namespace: int | None
-    """Descriptor; None where there are no namespaces."""
+    """Descriptor; None without namespaces."""
     proc: int
-    """Descriptor of a /proc: a child may have none in sight when it needs it."""
+    """Descriptor of a /proc, for a child that sees none."""
 
 
 def advice(*, uid: int, sysctls: Mapping[str, str]) -> str:
-    """What to change on a machine that refuses the namespaces. `sysctls` as `read_sysctls` has."""
+    """Fix for a machine that refuses the namespaces. `sysctls` is from `read_sysctls`."""
     if uid == 0:
         return (
             "root lacks CAP_SYS_ADMIN here, as in a container by default: start it with --cap-add "
@@ -149,13 +149,13 @@ def advice(*, uid: int, sysctls: Mapping[str, str]) -> str:
 
 
 def read_sysctls() -> dict[str, str]:
-    """Those of SYSCTLS that this kernel has."""
+    """Values of the SYSCTLS that this kernel has."""
     paths = {name: Path("/proc/sys", *name.split(".")) for name in SYSCTLS}
     return {name: path.read_text().strip() for name, path in paths.items() if path.exists()}
 
 
 def enter_zygote_namespaces() -> None:
-    """First half, in the launcher: namespaces for what follows. The next fork is pid 1 there."""
+    """First half, in the launcher: enters the namespaces. The next fork is pid 1 there."""
     uid, gid = os.geteuid(), os.getegid()
     flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWNET
     if uid == 0:
@@ -174,8 +174,9 @@ def enter_zygote_namespaces() -> None:
 def enter_root(
     plan: root.RootPlan, *, at: str, isolation: Isolation = Isolation.NAMESPACES
 ) -> None:
-    """Second half, in the zygote: the allow-list root, with the /proc of its own pid namespace. Of
-    a /proc that cannot be mounted, the host's for a GPU (CUDA reads its own there), else none.
+    """Second half, in the zygote: enters the allow-list root, with the /proc of its own pid
+    namespace. If it cannot be mounted, the root has the host's for a GPU (CUDA reads its own
+    entry), else none.
     """
     root.build_root(plan, at=at)
     if isolation is Isolation.NAMESPACES:
@@ -187,14 +188,14 @@ def enter_root(
 
 
 def mount_proc(at: str = "") -> None:
-    """A /proc of the pid namespace that we are in, below `at`."""
+    """Mounts a /proc of the current pid namespace below `at`."""
     linux.mount("proc", f"{at}/proc", kind="proc", flags=_proc_flags())
 
 
 def enter_child_sandbox(around: Surroundings, limits: ChildLimits, *, scratch: str) -> None:
-    """In a freshly forked child (pid 1 of its namespace): everything down to the filter.
+    """Enters the sandbox in a freshly forked child (pid 1 of its namespace).
 
-    Promise: returns only if each step succeeded; the judge looks at the result from outside too.
+    Promise: returns only if each step succeeded; the judge also inspects the result from outside.
     """
     isolation = around.isolation
     if isolation.has_namespaces:
@@ -226,8 +227,9 @@ def enter_child_sandbox(around: Surroundings, limits: ChildLimits, *, scratch: s
 
 
 def kept_capabilities(isolation: Isolation, *, uid: int | None) -> int:
-    """A mask. Without a root of its own, a uid of its own may not enter the folders on the way to
-    the interpreter (below /root, often) and to its scratch: Landlock alone says what it reads.
+    """Capabilities that a child keeps, as a mask. Without a root of its own, a uid of its own may
+    not enter the folders on the way to the interpreter (below /root, often) and to its scratch:
+    Landlock alone says what it reads.
     """
     is_alone = isolation is Isolation.LANDLOCK and uid is not None
     return linux.CAP_DAC_READ_SEARCH if is_alone else 0
@@ -259,7 +261,7 @@ def _enter_child_namespaces(isolation: Isolation, *, is_gpu: bool) -> None:
 
 
 def _be_first_to_go(proc: int) -> None:
-    """The kernel, out of memory, ends this process before anybody else."""
+    """Makes the kernel end this process first when memory runs out."""
     fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
     os.write(fd, str(OOM_SCORE).encode())
     os.close(fd)
@@ -286,7 +288,7 @@ def _limit(limits: ChildLimits, around: Surroundings) -> None:
 
 
 def _set_limit(kind: int, value: int) -> None:
-    """Raises LimitTooLow where the inherited limit is lower: a child of less would fail for it."""
+    """Raises LimitTooLow if the inherited limit is lower than a child needs."""
     try:
         resource.setrlimit(kind, (value, value))
     except (ValueError, PermissionError) as error:
@@ -296,17 +298,17 @@ def _set_limit(kind: int, value: int) -> None:
 
 
 def max_processes(limits: ChildLimits) -> int:
-    """Of all that the kernel counts together with a child."""
+    """Limit of the processes that the kernel counts together with a child."""
     return MAX_PROCESSES * (limits.num_siblings if limits.uid is None else 1)
 
 
 def _num_tasks() -> int:
-    """Processes and threads of this machine: at least those that the kernel counts as ours."""
+    """Number of processes and threads of this machine: no fewer than those of this user."""
     return int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
 
 
 def _below(scratch: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with its folders in the child's own place."""
+    """The environment with its folders in the child's own scratch folder."""
     return {
         name: scratch + value.removeprefix(root.SCRATCH) if _is_in_scratch(value) else value
         for name, value in environment.items()

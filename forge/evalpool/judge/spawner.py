@@ -30,16 +30,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 START_TIMEOUT_S = 60.0
-"""Imports of torch and triton on a busy machine."""
+"""Maximum time of a zygote's start, for imports on a busy machine."""
 FORK_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S, EXIT_PAUSE_S = 1.0, 0.001
-"""Between a process closing its files and its end: for what it has started, to end with it."""
+"""Maximum time, and pause between two looks, from the end of a channel to the end of its child,
+which ends with all that it started."""
 PASSED_ON = (*gpu_files.PASSED_ON, "PYTHONPATH", "PYTHONSAFEPATH")
-"""The zygote's environment is empty but for these."""
+"""The only variables that the zygote inherits."""
 
 
 class ZygoteGone(Exception):
-    """The zygote died or is silent. Infra: it is restarted, nobody is blamed."""
+    """The zygote died or is silent: an infra error, for which no candidate is blamed."""
 
 
 class UnusableInstallation(ZygoteGone):
@@ -64,28 +65,28 @@ FAILURES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxedChild:
-    """A runner or oracle that has been inspected and waits for work."""
+    """A child that has been inspected and waits for work."""
 
     sock: socket.socket
     pid: int
-    """As the zygote numbers it."""
+    """Its pid in the zygote's namespace."""
     pid_here: int = 0
-    """As we do."""
+    """Its pid in the judge's namespace."""
     core: int | None = None
     generation: int = 0
-    """Of its zygote: another one's children have the same numbers."""
+    """Number of its zygote: the children of another zygote may have the same pids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a child ended that hung up."""
+    """The end of a child that closed its channel."""
 
     status: int
     """Its wait status."""
     was_running: bool
-    """It had closed its channel and ran on, until we killed it."""
+    """True if it closed its channel, ran on and was killed for that."""
     is_out_of_memory: bool
-    """It was killed for what it held."""
+    """True if it was killed for its memory."""
 
 
 class Spawner:
@@ -103,7 +104,7 @@ class Spawner:
         gpu_minor: int | None = None,
     ) -> None:
         self.isolation = Isolation.NONE
-        """What `isolation` came to on this machine, once ready."""
+        """The level in use on this machine, once ready."""
         self._wanted = isolation
         self._cores = Cores(cores)
         self._num_children = num_children
@@ -114,7 +115,7 @@ class Spawner:
         self._folder = folder
         self._memory_bytes = memory_bytes
         self._lock = threading.RLock()
-        """Of the zygote: one question at a time, and none to one that takes its place meanwhile."""
+        """Held during a request to the zygote: one at a time, and no replacement meanwhile."""
         self._process: subprocess.Popen[bytes] | None = None
         self._mounts: frozenset[str] = frozenset()
         self._sock: socket.socket | None = None
@@ -123,12 +124,12 @@ class Spawner:
 
     @property
     def caps(self) -> CapsKind:
-        """How the memory of children is capped."""
+        """Mechanism that caps the memory of children."""
         return self._caps.kind
 
     @property
     def is_running(self) -> bool:
-        """Whether children can be had: ready, not found broken, and not ended."""
+        """True if children can be spawned: the zygote is ready, intact and alive."""
         return self._is_ready and self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -222,18 +223,18 @@ class Spawner:
         return dataclasses.replace(child, pid_here=pid_here)
 
     def is_current(self, child: SandboxedChild) -> bool:
-        """Whether its zygote has not been replaced, and the child ended with it."""
+        """True if its zygote has not been replaced; otherwise the child ended with it."""
         return child.generation == self._generation
 
     def end(self, child: SandboxedChild) -> int:
-        """Kills everything of a child and returns its wait status: how it ended, if it had; 0 where
-        it ended with a zygote that has been replaced. Raises ZygoteGone."""
+        """Kills a child with all that it started. Returns its wait status, 0 if it ended with a
+        zygote that has been replaced. Raises ZygoteGone."""
         status = self._end(child)
         return 0 if status is None else status
 
     def ended(self, child: SandboxedChild) -> Ending:
-        """The same for a child that hung up: nothing of how it ended is our doing, if it had.
-        Raises ZygoteGone also where its zygote's end was its own."""
+        """Ends a child that closed its channel; the wait status is its own unless it still ran.
+        Raises ZygoteGone also if it ended with its zygote."""
         deadline = time.monotonic() + EXIT_TIMEOUT_S
         while not (has_ended := processes.has_ended(child.pid_here)):
             if time.monotonic() > deadline:
@@ -263,7 +264,7 @@ class Spawner:
         """Ends the zygote and with it every child."""
         self._is_ready = False
         if self._sock is not None:
-            self._sock.shutdown(socket.SHUT_RDWR)  # who waits for an answer has the lock
+            self._sock.shutdown(socket.SHUT_RDWR)  # a thread that waits for an answer has the lock
             with self._lock:
                 self._sock.close()
                 self._sock = None
@@ -272,7 +273,8 @@ class Spawner:
             self._process = None
 
     def _try_sandbox(self) -> None:
-        """What must not work is tried, in a child of our own code. Raises ZygoteGone."""
+        """Tries forbidden actions in a child of forge's own code. Raises ZygoteGone if one
+        works."""
         if self.isolation is Isolation.NONE:
             return
         forbidden = self._folder.with_suffix(".forbidden")
@@ -299,7 +301,7 @@ class Spawner:
             raise SandboxRefused(f"the sandbox {self.isolation} does not stop {works['works']}")
 
     def _how_it_ended(self) -> str:
-        """The end of a launcher that has hung up, which tells its zygote's."""
+        """Text about the end of a launcher that hung up, which ends as its zygote did."""
         assert self._process is not None
         try:
             code = self._process.wait(timeout=EXIT_TIMEOUT_S)
@@ -312,7 +314,7 @@ class Spawner:
         try:
             if not _has_data(child.sock, deadline=deadline):
                 raise ZygoteGone(
-                    "a forked child ended before it said hello; its words are in the log"
+                    "a forked child ended before it said hello; its output is in the log"
                 )
             pid = proof.peer_pid(child.sock)
             hello = frames.receive(
@@ -345,13 +347,14 @@ class Spawner:
 
 
 def _failure(frame: frames.Frame) -> ZygoteGone:
-    """The error of a FAILED frame from our own code, before any other code has run there."""
+    """The error of a FAILED frame. Only forge's own code has run in the child that sent it."""
     kind = FAILURES.get(str(frame.body.get("kind")), ZygoteGone)
     return kind(str(frame.body.get("message")))
 
 
 def _end_launcher(process: subprocess.Popen[bytes]) -> None:
-    """It ends the zygote with it: at once where that is pid 1, else with every child's group."""
+    """Ends a launcher, which ends its zygote: at once if that is pid 1, else with every child's
+    group."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(timeout=FORK_TIMEOUT_S)
@@ -361,7 +364,7 @@ def _end_launcher(process: subprocess.Popen[bytes]) -> None:
 
 
 def _has_data(sock: socket.socket, *, deadline: float) -> bool:
-    """Waits for the first byte. False when the peer has closed."""
+    """Waits for the first byte. Returns False if the peer closed its end."""
     sock.settimeout(max(0.001, deadline - time.monotonic()))
     try:
         return bool(sock.recv(1, socket.MSG_PEEK))

@@ -1,4 +1,4 @@
-"""The judge's words to the model: short, with the failing line, without paths and escapes.
+"""Texts of the judge for the model: short, with the failing line, without paths and escapes.
 
 Called where a verdict is made. What a candidate raised is quoted under the judge's own prefix.
 """
@@ -17,9 +17,9 @@ MAX_LINE_CHARACTERS = 100
 _CONTROL = re.compile(
     r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""And halves of characters: JSON cannot carry them, so that the judge would seem to fail."""
+"""Control characters, and halves of surrogate pairs, which JSON cannot carry."""
 _PATH = re.compile(r"(?<![\w)\].])(?:/[\w.+-]+){2,}")
-"""Absolute; `a/b/c` is a division."""
+"""An absolute path; `a/b/c` is a division."""
 OUT_OF_MEMORY_MARKS = (
     "MemoryError",
     "can't allocate memory",
@@ -28,7 +28,7 @@ OUT_OF_MEMORY_MARKS = (
 )
 """Parts of error messages that say that memory ran out."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
-"""Of an object, in its default representation: a number that differs from process to process."""
+"""The address in an object's default representation, which differs between processes."""
 SIGNALS: dict[int, str] = {
     signal.SIGSEGV: "segmentation fault (a load or store out of bounds?)",
     signal.SIGBUS: "bus error (a load or store out of bounds?)",
@@ -47,7 +47,7 @@ def clean(text: str, *, limit: int = MAX_DETAIL_CHARACTERS) -> str:
 
 
 def without_paths(text: str) -> str:
-    """Paths cut to their last part: an error's words, not a source's."""
+    """The text of an error, with paths cut to their last part."""
     return _PATH.sub(lambda found: os.path.basename(found.group()), text)
 
 
@@ -62,7 +62,7 @@ def at_line(code: str, line: object, message: str) -> str:
 
 
 def exit_in_words(status: int) -> str:
-    """How a runner ended by itself, from its wait status."""
+    """Message for a candidate's process that ended by itself, from its wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return f"the candidate crashed: {SIGNALS.get(number, f'signal {number}')}"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 IDLE_S = 1e9
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
-"""Errors of a machine or limit with too little of something, not of a forbidden call."""
+"""Error numbers for exhausted resources, in contrast to forbidden calls."""
 IMPORT_ENVIRONMENT = {
     "TRITON_DEFAULT_FP_FUSION": "1",
     "OMP_NUM_THREADS": "1",
@@ -62,7 +62,7 @@ class Children:
     """Main functions of the children that a zygote forks."""
 
     candidate: RunsCandidate | None
-    """None where the children have the card's files: no candidate enters those."""
+    """None if the children have the card's files: no candidate runs in them."""
     others: Mapping[str, Callable[[socket.socket], None]]
     """Children of our own code, by role."""
 
@@ -74,15 +74,15 @@ def _names_of_forge() -> tuple[str, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class Zygote:
-    """What a fork needs to know."""
+    """Forks children. Has the facts that each of them needs."""
 
     sock: socket.socket
     around: Surroundings
     children: Children
     folder: str
-    """Parent of children's scratch folders where there is no mount namespace."""
+    """Parent of children's scratch folders, without a mount namespace."""
     scratch: dict[int, str] = field(default_factory=dict)
-    """Of each child that lives, by pid."""
+    """Scratch folder of each living child, by pid."""
     own_modules: tuple[str, ...] = field(default_factory=_names_of_forge)
     """Names of forge's modules. To look for them in each child writes the reference count of every
     module's name: 1,300 pages that it shares with the zygote."""
@@ -110,14 +110,14 @@ class Zygote:
             linux.unshare(linux.CLONE_NEWPID)
         pid = os.fork()
         if pid == 0:
-            sock = socket.socket(fileno=fd)  # held to the end: closing it says that we are gone
+            sock = socket.socket(fileno=fd)  # open to the end: closing it reports the end
             try:
                 self.sock.close()
-                with telling(sock):
+                with reporting_refusals(sock):
                     self._enter(request.body, scratch)
                 self._be_child(request.body["role"], sock, scratch)
             except frames.PeerGone:
-                os._exit(0)  # the judge is done with it
+                os._exit(0)  # the judge closed its end
             except BaseException:
                 import traceback
 
@@ -132,7 +132,7 @@ class Zygote:
 
     def _reap(self, pid: int) -> int | None:
         """Kills a child, with everything in its namespace or group, and returns its wait status;
-        None where it has no such child."""
+        None for an unknown child."""
         scratch = self.scratch.pop(pid, None)
         if scratch is None:
             return None
@@ -144,15 +144,15 @@ class Zygote:
         return os.waitpid(pid, 0)[1]
 
     def end(self) -> None:
-        """Ends what a pid namespace would end."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it says no more than what ended us already
+        """Ends the children that a pid namespace would end."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends already
         if self.around.own_pid_namespace is None:
             for pid in list(self.scratch):
                 self._reap(pid)
 
     def _enter(self, body: dict[str, Any], scratch: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        tempfile.tempdir = None  # the zygote's own may be remembered
+        tempfile.tempdir = None  # it may be the zygote's own
         if self.around.own_pid_namespace is not None:
             os.close(self.around.own_pid_namespace)
         gc.disable()
@@ -181,12 +181,12 @@ class Zygote:
 def be_zygote(
     sock: socket.socket, *, isolation: Isolation, plan: root.RootPlan, folder: str, is_gpu: bool
 ) -> None:
-    """To the end: in a process of its own, whose namespaces are made."""
+    """Runs a zygote until its end, in a process of its own in its namespaces."""
     os.environ.update(IMPORT_ENVIRONMENT)
     environment = dict(sandbox.CHILD_ENVIRONMENT)
     if is_gpu:
         environment |= gpu_files.child_environment()
-    with _telling_versions(sock), collector_paused():
+    with _reporting_faults(sock), collector_paused():
         children = _import_for_gpu() if is_gpu else _import_for_cpu()
     gc.collect()
     linux.use_huge_pages()
@@ -195,7 +195,7 @@ def be_zygote(
     namespace, proc = None, os.open("/proc", os.O_PATH | os.O_CLOEXEC)
     if isolation.has_namespaces:
         namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        with telling(sock):
+        with reporting_refusals(sock):
             sandbox.enter_root(plan, at=folder, isolation=isolation)
     if isolation is not Isolation.NONE:
         sys.path[:] = root.sandbox_sys_path(plan)
@@ -224,12 +224,12 @@ def be_zygote(
         finally:
             zygote.end()
     except (frames.PeerGone, SystemExit):
-        os._exit(0)  # libraries complain at a regular end
+        os._exit(0)  # at a regular end, libraries print errors
 
 
 @contextmanager
-def telling(sock: socket.socket) -> Iterator[None]:
-    """Within, the judge is told which step into the sandbox the machine refused."""
+def reporting_refusals(sock: socket.socket) -> Iterator[None]:
+    """Reports an error in the body to the judge: the step into the sandbox that was refused."""
     try:
         yield
     except (OSError, MemoryError, sandbox.LimitTooLow) as error:
@@ -240,8 +240,8 @@ def telling(sock: socket.socket) -> Iterator[None]:
 
 
 @contextmanager
-def _telling_versions(sock: socket.socket) -> Iterator[None]:
-    """Within, the judge is told what in the installation is not as it should be."""
+def _reporting_faults(sock: socket.socket) -> Iterator[None]:
+    """Reports an error in the body to the judge: a fault of the installation."""
     try:
         yield
     except Exception as error:
@@ -314,8 +314,7 @@ def _import_for_gpu() -> Children:
 
 
 def _silence() -> None:
-    """What a problem's or a candidate's code prints goes nowhere: results travel in frames and
-    memory."""
+    """Discards the output of problems and candidates: results travel in frames and memory."""
     fd = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(fd, number)
@@ -323,7 +322,7 @@ def _silence() -> None:
 
 
 def _forget(names: tuple[str, ...]) -> None:
-    """`import forge` must not find what the zygote imported; nor is its source visible."""
+    """Removes forge's modules, so that `import forge` fails: its source is not visible, either."""
     for name in names:
         del sys.modules[name]
     sys.modules["__main__"] = type(sys)("__main__")

@@ -1,8 +1,8 @@
 # pyright: strict
 """Schema 3: the captured programs of turns, each stored once.
 
-Applied by `migrations` after `rollup_tables`. Siblings write the same kernels again and again, so a
-program is found by its hash, as a text is.
+Applied by `migrations` after `rollup_tables`. Siblings often write the same kernel, so a program is
+found by its hash, as a text is.
 """
 
 RUN_TABLES_3 = """
@@ -24,7 +24,7 @@ CREATE TABLE turn_programs (
 
 NO_PROGRAM_VIEWS = """
 CREATE VIEW v_programs AS
-    -- none: the run was recorded by a version that kept no programs
+    -- empty: the run was recorded by a version that kept no programs
     SELECT NULL AS turn_id, NULL AS group_id, NULL AS rollout, NULL AS turn, NULL AS program_id,
         NULL AS num_bytes, NULL AS stage, NULL AS step, NULL AS problem_id
     WHERE 0;

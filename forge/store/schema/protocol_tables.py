@@ -33,7 +33,7 @@ CREATE VIEW v_protocols AS
 
 NO_PROTOCOL_VIEWS = """
 CREATE VIEW v_protocols AS
-    -- none: the run was recorded by a version with one protocol
+    -- empty: the run was recorded by a version with one protocol
     SELECT NULL AS turn_id, NULL AS group_id, NULL AS rollout, NULL AS turn, NULL AS stage,
         NULL AS step, NULL AS purpose, NULL AS problem_id, NULL AS protocol, NULL AS status,
         NULL AS reason, NULL AS own_status, NULL AS own_reason, NULL AS is_agreed, NULL AS detail,

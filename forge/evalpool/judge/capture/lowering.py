@@ -27,8 +27,8 @@ LATE_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 
 class Lowering:
-    """Lowers kernels for one target; remembers texts, since many configurations of an autotuner
-    differ in late options alone.
+    """Lowers kernels for one target; caches texts, since many configurations of an autotuner differ
+    in late options alone.
 
     Args:
         file: The candidate's source, whose lines are reported.

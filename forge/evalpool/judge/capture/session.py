@@ -1,7 +1,7 @@
 """Captures one candidate: import, construct with the reference's parameters, forward twice.
 
 `capture` is the entry, called by `child.py` in a sandboxed child and by tests in a subprocess. The
-process is changed for good (`card.pretend`): it captures one candidate and ends.
+process stays patched (`card.pretend`): it captures one candidate and ends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NO_CARD = re.compile(
     "not compiled with CUDA|from the 'CUDA' backend|access accelerator device|No CUDA GPUs"
     "|Found no NVIDIA driver|no CUDA-capable device"
 )
-"""Words of torch where it would need a real card."""
+"""Parts of torch's messages where it would need a real card."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 

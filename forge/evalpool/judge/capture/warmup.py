@@ -1,4 +1,4 @@
-"""Loads and exercises once, in the zygote, what each capture would otherwise pay for.
+"""Loads and exercises once, in the zygote, the code that each capture would otherwise load.
 
 Starts no thread, makes no context, and leaves torch as it was: oracles are forked from the same
 process.

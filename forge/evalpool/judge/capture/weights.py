@@ -37,7 +37,8 @@ class Weights:
         names = dict.fromkeys([*(name for name in order if name in state), *state])
         self._left = {name: state[name] for name in names if state[name].is_floating_point()}
         self._taken: dict[int, tuple[Any, str]] = {}
-        """By torch's storage. The tensor is kept, so that the storage stays its own."""
+        """Tensor and name by torch's storage. The tensor is kept, so that its storage is not
+        reused."""
 
     @property
     def sources(self) -> set[str]:
@@ -70,7 +71,7 @@ class Weights:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within, models are constructed with the reference's values."""
+        """Constructs models with the reference's values while inside."""
         register, make = torch.nn.Module.register_buffer, torch.nn.Parameter.__new__
 
         def register_buffer(module: Any, name: str, tensor: Any, *args: Any, **kwargs: Any) -> None:

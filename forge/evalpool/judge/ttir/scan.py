@@ -37,7 +37,7 @@ SYMBOL = re.compile(r'@(?:"((?:[^"\\\n]|\\.)*)"|([\w$.\-]+))')
 STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 NUMBER = re.compile(r"-?(?:0x[0-9a-fA-F]+|\d+(?:\.\d*(?:[eE][+-]?\d+)?)?)")
 TYPE = re.compile(r"(?:!tt\.[\w$.\-]+|[A-Za-z_][\w$.\-]*)(?:<[\w.!]*(?:<\w*>)?>)?")
-"""The text of most types; all that such a text may be followed by ends the type."""
+"""Text of most types. Whatever may follow such a text ends the type."""
 SIZE = re.compile(r"(\d+)x")
 LABEL = re.compile(r"\^([\w$.\-]+)")
 ESCAPE = re.compile(r"\\([0-9a-fA-F]{2}|.)", re.DOTALL)

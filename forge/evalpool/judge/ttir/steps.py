@@ -317,7 +317,7 @@ def _addptr(operation: Operation) -> Step:
 
 
 def _pointer_step(operation: Operation) -> Step:
-    """Operations on addresses that do not care what they point to."""
+    """Operations on addresses that do not depend on the type of the target."""
     name, operands, (result,) = operation.name, operation.operands, operation.results
     if name in ("tt.bitcast", "tt.ptr_to_int"):
         is_number = name == "tt.ptr_to_int" and not shape_of(operation.types.results[0])

@@ -79,7 +79,7 @@ class Symbolic:
         return Symbolic(tuple(function(term) for term in self.terms), self.low, self.high)
 
     def plus(self, other: Symbolic) -> Symbolic:
-        """The sum of two."""
+        """The sum of two sums."""
         terms = list(self.terms)
         for term in other.terms:
             _merge(terms, term)

@@ -12,8 +12,8 @@ no copy) and may leave the axis of instances at 1 where all operands have 1 ther
 
 **Element types.** See `DTYPES`. Integers have no sign in TTIR: the arrays are signed, and unsigned
 operations view them as unsigned. `i1` is `np.bool_`. `bf16` and the 8-bit floats are `np.float32`
-arrays whose values are all representable in the narrow type: who computes one rounds the result.
-`f16` is `np.float16`.
+arrays whose values are all representable in the narrow type: the code that computes one rounds the
+result. `f16` is `np.float16`.
 
 Arrays are never written to after they are made: several values may share one, and an array may be
 a read-only or stride-0 view, or a view of a tensor's memory.
@@ -98,8 +98,7 @@ def dtype_of(kind: Scalar) -> np.dtype[Any]:
 
 
 def fixed(array: Array) -> Array:
-    """The array, which nothing can write to any more: plans outlive the candidate that they are
-    made for."""
+    """The array, made read-only: plans outlive the candidate that they are made for."""
     array.flags.writeable = False
     return array
 

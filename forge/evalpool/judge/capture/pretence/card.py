@@ -1,4 +1,4 @@
-"""The made-up card: torch answers as on a machine that has the target's GPU.
+"""Makes torch answer as on a machine that has the target's GPU.
 
 Works with torch's CPU build and with a CUDA build that sees no GPU. A child that captures a
 candidate stays patched; the zygote takes the patches back after its warm-up (`Pretence.undo`).
@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "memory_clock_rate": 2619000,
     "memory_bus_width": 5120,
 }
-"""Properties where the request has none: an H100."""
+"""Default properties: those of an H100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Card:
 
     @staticmethod
     def of(target: dict[str, Any] | None) -> Card:
-        """From the request's `target`."""
+        """The card of a request's `target`."""
         return Card(**(target or {}))
 
     @property
@@ -67,7 +67,7 @@ class Card:
         return GPUTarget(self.backend, self.arch, self.warp_size)
 
     def triton_properties(self) -> dict[str, int]:
-        """As the driver's `get_device_properties` has them."""
+        """Properties as the driver's `get_device_properties` returns them."""
         return {
             "max_shared_mem": self.fact("max_shared_mem"),
             "max_num_regs": self.fact("max_num_regs"),
@@ -79,7 +79,7 @@ class Card:
         }
 
     def torch_properties(self) -> SimpleNamespace:
-        """As `torch.cuda.get_device_properties` has them."""
+        """Properties as `torch.cuda.get_device_properties` returns them."""
         major, minor = self.capability
         found = SimpleNamespace(
             major=major,
@@ -111,7 +111,7 @@ class Card:
 
 
 def make_fake_mode() -> Any:
-    """The mode of fake tensors; it makes no context of a GPU."""
+    """The mode of fake tensors; it creates no GPU context."""
     pretence = Pretence()
     pretence.set(torch.cuda, "is_available", lambda: False)
     try:
@@ -124,9 +124,9 @@ def ensure_device_guard() -> None:
     """Gives CUDA a device guard that does nothing.
 
     Without one, slices and `.contiguous()` of CUDA tensors fail on torch's CPU build. Torch has
-    such a guard, and puts it in place of one that counts no devices. The guard of lazy tensors
-    counts none, so it is entered for CUDA first: the CPU build has no other, and that of a CUDA
-    build would load the driver to count, which starts a thread.
+    such a guard, and replaces a guard that counts no devices by it. The guard of lazy tensors
+    counts none, so it is registered for CUDA first: the CPU build has no other, and the guard of a
+    CUDA build would load the driver to count, which starts a thread.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     kinds: Any = vars(torch.autograd)["DeviceType"]
@@ -136,7 +136,7 @@ def ensure_device_guard() -> None:
 
 
 class Pretence:
-    """Patches of torch that can be taken back."""
+    """Patches of torch that can be undone."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
@@ -151,7 +151,7 @@ class Pretence:
             setattr(owner, name, value)
 
     def undo(self) -> None:
-        """Puts every attribute back."""
+        """Restores every attribute."""
         while self._before:
             owner, name, value = self._before.pop()
             if isinstance(owner, dict):
@@ -163,7 +163,7 @@ class Pretence:
         torch._C._set_only_lift_cpu_tensors(False)
 
     def begin(self, card: Card) -> None:
-        """From now on `torch.cuda` answers as with this card."""
+        """Makes `torch.cuda` answer as with this card."""
         torch._C._set_only_lift_cpu_tensors(True)
         self.set(fake_tensor, "init_gpu_context", lambda *args: None)
         for name, value in (_answers(card) | STREAMS).items():
@@ -187,7 +187,7 @@ class Pretence:
 
 
 def _as_written(model: Any = None, **kwargs: Any) -> Any:
-    """In place of `torch.compile`: the operations are recorded as they are written."""
+    """Replaces `torch.compile`: the operations are recorded as they are written."""
     return (lambda function: function) if model is None else model
 
 

@@ -3,7 +3,7 @@
 Called by the judge on parsed programs, once the facts of the problem are known; imports no torch.
 
 Two policies. Under `own` the candidate's kernels do the work: beside them, operations of `forward`
-may fill, copy, cast and pad, keep books of indices up to `INDEX_SHARE` of the necessary work, and
+may fill, copy, cast and pad, do index bookkeeping up to `INDEX_SHARE` of the necessary work, and
 combine partial results up to `COMBINE_SHARE`. Under `hybrid` torch may do heavy work too; the share
 of the candidate's kernels is then measured, and one of them at least must be necessary.
 
