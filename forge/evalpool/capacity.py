@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
 
 GPU_CAPACITY = 16
-"""Concurrent candidates on a card: capture, compilation and references of several overlap; the
-executor runs one at a time."""
+"""Concurrent candidates on a card: capture, compilation and references of several overlap."""
 CONTEXT_BYTES = 450 << 20
 """GPU memory of a process before it has a tensor."""
 ORACLES_SHARE = 0.013
 """Share of the card's memory for contexts of oracles; a card has at least one."""
 MAX_ORACLES = 4
-NUM_OTHER_CONTEXTS = 4
-"""Contexts of the judge, the executor, its spare and a baseline; oracles come on top."""
+EXECUTORS_SHARE = 0.02
+"""The same for executors: checked calls of several candidates overlap, timed calls do not."""
+MAX_EXECUTORS = 3
+NUM_OTHER_CONTEXTS = 3
+"""Contexts of the judge, a spare executor and a baseline; oracles and executors come on top."""
 
 
 def seat_cores(
@@ -40,7 +42,7 @@ def seat_cores(
 
 
 def executor_timeout_s(table: JudgeTable) -> float:
-    """Maximum wait of a candidate for the executor of its card, which runs one at a time."""
+    """Maximum wait of a candidate for an executor of its card, if all work for one at a time."""
     timing_s = table.timing_timeout_s if table.timing else 0.0
     return GPU_CAPACITY * (table.correct_timeout_s + timing_s)
 
@@ -51,6 +53,12 @@ def num_oracles(*, memory_bytes: int) -> int:
     return max(1, min(MAX_ORACLES, int(ORACLES_SHARE * memory_bytes) // CONTEXT_BYTES))
 
 
+def num_executors(*, memory_bytes: int) -> int:
+    """Number of executors, each of which has one candidate's program at a time."""
+    return max(1, min(MAX_EXECUTORS, int(EXECUTORS_SHARE * memory_bytes) // CONTEXT_BYTES))
+
+
 def num_contexts(*, memory_bytes: int) -> int:
     """Maximum number of contexts that a judge has on its card."""
-    return NUM_OTHER_CONTEXTS + num_oracles(memory_bytes=memory_bytes)
+    num_children = num_executors(memory_bytes=memory_bytes) + num_oracles(memory_bytes=memory_bytes)
+    return NUM_OTHER_CONTEXTS + num_children

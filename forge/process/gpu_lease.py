@@ -27,15 +27,12 @@ from forge.errors import MachineError, Stalled
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from contextlib import AbstractContextManager
 
 FOLDER = Path("/tmp")
 """One folder for all users: /run/lock belongs to root on some machines, and a logout deletes the
 user's files in /dev/shm. Containers with a /tmp of their own do not share locks."""
 POLL_S = 0.005
 """Interval of lock attempts: faster polling would disturb a judge that times kernels."""
-MAX_TURNS = 32
-"""Maximum turns in one exclusive hold."""
 
 _POLLING: dict[Path, threading.Lock] = {}
 """A lock per GPU: its holder alone polls the files, for all threads of this process."""
@@ -77,57 +74,6 @@ class GpuLease:
             _lock(use, kind, deadline=deadline, path=self._use)
         finally:
             self._polling.release()
-
-
-class Window:
-    """One exclusive hold for several threads of this process, one after another.
-
-    Readers take long to drain (a candidate's compilation). A thread that waits while another one
-    has the GPU takes over its hold, so the drain is paid once. At most `MAX_TURNS` in a row.
-    """
-
-    def __init__(self, lease: GpuLease) -> None:
-        self._lease = lease
-        self._turn = threading.Lock()
-        self._count = threading.Lock()
-        self._num_waiting = 0
-        self._num_turns = 0
-        self._hold: AbstractContextManager[None] | None = None
-
-    @contextmanager
-    def turn(self, *, timeout_s: float) -> Generator[None]:
-        """Hold the GPU alone, also among this process's threads. Raises Stalled."""
-        self._wait(timeout_s)
-        try:
-            if self._hold is None:
-                hold = self._lease.exclusive(timeout_s=timeout_s)
-                hold.__enter__()
-                self._hold, self._num_turns = hold, 0
-            yield
-        finally:
-            self._pass_on()
-
-    def _wait(self, timeout_s: float) -> None:
-        with self._count:
-            self._num_waiting += 1
-        has_turn = self._turn.acquire(timeout=timeout_s)
-        with self._count:
-            self._num_waiting -= 1
-        if has_turn:
-            return
-        if self._turn.acquire(blocking=False):  # the last holder kept the hold for us
-            self._pass_on()
-        raise Stalled(f"no turn on the GPU within {timeout_s:.0f} s")
-
-    def _pass_on(self) -> None:
-        """End a turn. Release the GPU unless a thread waits; that one cannot give up in between."""
-        with self._count:
-            self._num_turns += 1
-            is_wanted = self._num_waiting > 0 and self._num_turns < MAX_TURNS
-            if self._hold is not None and not is_wanted:
-                self._hold.__exit__(None, None, None)
-                self._hold = None
-            self._turn.release()
 
 
 def file_of(uuid: str, kind: str, *, folder: Path = FOLDER) -> Path:

@@ -9,12 +9,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from forge.errors import MachineError, Stalled
-from forge.process.gpu_lease import GpuLease, Window
+from forge.process.gpu_lease import GpuLease
 
 
 def test_readers_share_the_gpu_and_block_the_writer(tmp_path: Path) -> None:
@@ -78,84 +77,6 @@ def test_the_end_of_a_holder_frees_the_gpu(tmp_path: Path) -> None:
         holder.wait()
         with lease.exclusive(timeout_s=5):
             pass
-
-
-def test_a_waiting_thread_takes_over_the_hold_and_the_last_one_frees_it(tmp_path: Path) -> None:
-    lease = GpuLease("GPU-1", folder=tmp_path)
-    window = Window(lease)
-    could_read: list[bool] = []
-
-    def time_one() -> None:
-        with window.turn(timeout_s=10):
-            could_read.append(_can_read(lease))
-
-    with lease.shared(timeout_s=1):
-        threads = [threading.Thread(target=time_one) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-    for thread in threads:
-        thread.join()
-    assert could_read == [False] * 4
-    assert _can_write(lease)
-
-
-def test_a_turn_that_times_out_raises_stalled_and_leaves_the_queue(tmp_path: Path) -> None:
-    lease = GpuLease("GPU-1", folder=tmp_path)
-    window = Window(lease)
-    with lease.shared(timeout_s=1), pytest.raises(Stalled), window.turn(timeout_s=0.01):
-        pass
-    with window.turn(timeout_s=1):
-        assert not _can_read(lease)
-    assert _can_write(lease)
-
-
-class Late:
-    """A lock whose acquire times out only when the holder leaves, or after it has left."""
-
-    def __init__(self, *, is_slowly_released: bool) -> None:
-        self._lock = threading.Lock()
-        self._is_slowly_released = is_slowly_released
-        self.gave_up, self.left = threading.Event(), threading.Event()
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        has_it = self._lock.acquire(blocking, timeout)
-        if blocking and not has_it:
-            self.gave_up.set()
-            assert self.left.wait(10)
-        return has_it
-
-    def release(self) -> None:
-        if self._is_slowly_released:
-            self.left.set()
-            time.sleep(0.05)
-        self._lock.release()
-
-
-@pytest.mark.parametrize("is_slowly_released", [False, True])
-def test_a_hold_kept_for_a_thread_that_gave_up_is_released(
-    is_slowly_released: bool, tmp_path: Path
-) -> None:
-    lease = GpuLease("GPU-1", folder=tmp_path)
-    window, late = Window(lease), Late(is_slowly_released=is_slowly_released)
-    turn: Any = late
-    window._turn = turn
-    told: list[str] = []
-
-    def wait_in_vain() -> None:
-        try:
-            with window.turn(timeout_s=0.01):
-                told.append("has it")
-        except Stalled as error:
-            told.append(str(error))
-
-    waiter = threading.Thread(target=wait_in_vain)
-    with window.turn(timeout_s=1):
-        waiter.start()
-        assert late.gave_up.wait(10)
-    late.left.set()
-    waiter.join()
-    assert told == ["no turn on the GPU within 0 s"]
-    assert _can_write(lease)
 
 
 def test_waiting_threads_of_one_process_poll_once_together(

@@ -202,8 +202,8 @@ def test_a_process_that_ends_by_itself_is_not_the_programs_fault() -> None:
 
 
 @contextmanager
-def pair_of(start: Callable[[], Executor]) -> Iterator[Executors]:
-    made = Executors(start)
+def pair_of(start: Callable[[], Executor], *, num: int = 1) -> Iterator[Executors]:
+    made = Executors(start, num=num)
     try:
         yield made
     finally:
@@ -241,6 +241,23 @@ def test_two_programs_take_turns() -> None:
         executors.taken(timeout_s=0.02),
     ):
         pass
+
+
+def test_several_programs_run_at_once_and_one_alone_waits_for_all() -> None:
+    with pair_of(lambda: executor()[0], num=2) as executors:
+        with executors.taken(timeout_s=5) as one:
+            with executors.taken(timeout_s=5) as two:
+                assert one is not two
+                with pytest.raises(Stalled), executors.taken(timeout_s=0.02):
+                    pass
+            with pytest.raises(Stalled), executors.taken(timeout_s=0.02, is_alone=True):
+                pass
+        with executors.taken(timeout_s=5, is_alone=True) as alone:
+            assert alone in (one, two)
+            with pytest.raises(Stalled), executors.taken(timeout_s=0.02):
+                pass
+        with executors.taken(timeout_s=5), executors.taken(timeout_s=5):
+            pass
 
 
 def test_a_process_that_cannot_be_made_is_reported_and_tried_again() -> None:

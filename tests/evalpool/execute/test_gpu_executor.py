@@ -61,10 +61,16 @@ class Lent:
             self._executor = self._nursery.start()
         return self._executor
 
+    def end(self) -> None:
+        if self._executor is not None:
+            self._executor.end()
+
 
 @pytest.fixture(scope="module")
-def executor(nursery: Nursery) -> Lent:
-    return Lent(nursery)
+def executor(nursery: Nursery) -> Iterator[Lent]:
+    lent = Lent(nursery)
+    yield lent
+    lent.end()
 
 
 def laid(case: Case, executor: Executor, **options: bool) -> Laid:

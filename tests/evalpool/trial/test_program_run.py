@@ -27,8 +27,9 @@ from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
 from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
 from forge.evalpool.judge.trial.gpu.trial import GpuTrials
+from forge.evalpool.judge.trial.gpu.turns import GpuTurns
 from forge.evalpool.judge.trial.trial import Candidate, Decided, Stamp
-from forge.process.gpu_lease import GpuLease, Window
+from forge.process.gpu_lease import GpuLease
 from forge.records.verdict import Status
 from tests.evalpool.benches import RELU_KERNEL, make_problem
 from tests.evalpool.execute.host_card import KERNELS, Block, HostCard
@@ -369,8 +370,7 @@ def test_a_card_in_trouble_is_nobodys_score(
         executors=nothing,
         stamp=Stamp(isolation="namespaces", caps="watch", harness="h", device="GPU"),
         device=nothing,
-        lease=lease,
-        window=Window(lease),
+        turns=GpuTurns(lease),
         baselines=nothing,
     )
     verdict = trials.judge(make_problem("import os"), RELU_KERNEL, uid=None)

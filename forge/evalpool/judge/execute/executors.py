@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -312,55 +312,76 @@ class Executor:
 
 
 class Executors:
-    """The executor of one card and its spare. Threads take turns."""
+    """The executors of one card and their spare. Threads take turns."""
 
     def __init__(
         self,
         start: Callable[[], Executor],
         *,
+        num: int = 1,
         turn: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """`start` makes a process and waits for its context, inside of `turn()`."""
-        self._start, self._turn = start, turn
-        self._one_program = threading.Lock()
+        """
+        Args:
+            start: makes a process and waits for its context, inside of `turn()`.
+            num: executors that work at once.
+        """
+        self._start, self._num, self._turn = start, num, turn
+        self._free = threading.Semaphore(num)
+        self._all = threading.Lock()
+        """Held by the thread that takes every executor."""
         self._changed = threading.Condition()
         self._ready: list[Executor] = []
         self._error: Exception | None = None
         self._is_closed = False
-        self._active: Executor | None = None
+        self._idle: list[Executor] = []
+        """Executors that have worked and have no program now."""
         self._maker = threading.Thread(target=self._make, name="executors", daemon=True)
         self._maker.start()
 
     @contextmanager
-    def taken(self, *, timeout_s: float) -> Generator[Executor]:
-        """A live executor for one program, alone. Do not wait for it while timing: making a
-        process needs a turn on the card.
+    def taken(self, *, timeout_s: float, is_alone: bool = False) -> Generator[Executor]:
+        """A live executor for one program. Do not wait for it while timing: making a process needs
+        a turn on the card.
+
+        Args:
+            is_alone: no other executor has a program meanwhile.
 
         Raises:
             Stalled: no turn, or no process, in time.
             ExecutorGone: no process can be made.
         """
         deadline = time.monotonic() + timeout_s
-        if not self._one_program.acquire(timeout=timeout_s):
-            raise Stalled(f"no turn on the executor within {timeout_s:.0f} s")
-        try:
-            if self._active is None or not self._active.is_alive:
-                self._active = self._take(deadline)
-            yield self._active
-        finally:
-            self._one_program.release()
+        with ExitStack() as held:
+            locks = [self._all, *[self._free] * self._num] if is_alone else [self._free]
+            for lock in locks:
+                if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                    raise Stalled(f"no turn on an executor within {timeout_s:.0f} s")
+                held.callback(lock.release)
+            executor = self._take(deadline)
+            held.callback(self._give_back, executor)
+            yield executor
 
     def close(self) -> None:
-        """Ends both processes and the thread that makes them."""
+        """Ends the processes and the thread that makes them."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         self._maker.join(START_TIMEOUT_S)
-        for one in (*self._ready, *([self._active] if self._active else [])):
+        for one in (*self._ready, *self._idle):
             one.end()
+
+    def _give_back(self, executor: Executor) -> None:
+        with self._changed:
+            if executor.is_alive:
+                self._idle.append(executor)
 
     def _take(self, deadline: float) -> Executor:
         with self._changed:
+            while self._idle:
+                found = self._idle.pop()
+                if found.is_alive:
+                    return found
             while not self._ready:
                 if self._error is not None:
                     error, self._error = self._error, None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch
 from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
-from forge.evalpool.judge.trial.gpu.program_run import ProgramRun
+from forge.evalpool.judge.trial.gpu.program_run import ProgramRun, Turn
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.structure import compile_finding
 from forge.evalpool.judge.trial.trial import Decided
@@ -52,10 +53,10 @@ class GpuJudgement(Judgement):
     """The same object as `memory`."""
     reference: GpuReference
     taken: Callable[[], AbstractContextManager[Executor]]
-    """Holds the executor alone."""
-    shared: Callable[[], AbstractContextManager[None]]
+    """Holds an executor."""
+    shared: Turn
     """Holds the card beside others; taken with the executor, never before it."""
-    alone: Callable[[], AbstractContextManager[None]]
+    alone: Turn
     """Holds the card alone; likewise."""
     create: Callable[[int], SharedBlock] = create_block
     """Makes memory that the executor can map."""
@@ -96,7 +97,7 @@ class GpuJudgement(Judgement):
 
         Args:
             is_profiled: also time each node.
-            before: called once the card is this candidate's alone.
+            before: called whenever the card is this candidate's alone.
 
         Raises:
             Decided: a timed call failed or was wrong.
@@ -106,12 +107,15 @@ class GpuJudgement(Judgement):
             numbers = self.reference.unseen[:1] or [0]
         with self.held():
             captured = self.program(numbers[0])
-            with self._turn(self.alone):
-                before()
+            with self._turn(self.shared):
                 run = self._run_for(captured)
-                with self.phases.timed("time"):
-                    found = run.timed(numbers, self._check_timed)
-                    return found, run.nodes() if is_profiled else ()
+            shared = partial(self._timing_turn, self.shared)
+            alone = partial(self._timing_turn, self.alone, before)
+            found = run.timed(numbers, self._check_timed, shared=shared, alone=alone)
+            if not is_profiled:
+                return found, ()
+            with alone():
+                return found, run.nodes()
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child: elements of tensors that the host reads."""
@@ -188,7 +192,15 @@ class GpuJudgement(Judgement):
                 self._executor = None
 
     @contextmanager
-    def _turn(self, turn: Callable[[], AbstractContextManager[None]]) -> Generator[None]:
+    def _timing_turn(
+        self, turn: Turn, before: Callable[[], None] = lambda: None
+    ) -> Generator[None]:
+        with self._turn(turn), self.phases.timed("time"):
+            before()
+            yield
+
+    @contextmanager
+    def _turn(self, turn: Turn) -> Generator[None]:
         """Holds the card; at once where this candidate holds it already."""
         if self._has_turn:
             yield

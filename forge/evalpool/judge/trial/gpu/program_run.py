@@ -3,7 +3,7 @@
 
 Promise: what is compared is what lies in the judge's memory after a call, for every call, timed
 ones included; the executor answers with times and with what its driver saw. The caller decides who
-else may use the card: `call` runs beside others, `tune` and `timed` alone.
+else may use the card: `call` runs beside others, `tune` and `nodes` alone; `timed` takes its turns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from forge.evalpool.judge.execute.executors import ExecutorGone, ProgramFault, ProgramRefused
 from forge.evalpool.judge.execute.steps import named_choices
@@ -23,15 +23,17 @@ from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.compiler.binary import Binary, Failure
     from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.execute.executors import Executor, NodeTime, RunReport
+    from forge.evalpool.judge.execute.executors import Executor, NodeTime, RunReport, TimeReport
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.checks import Report
     from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
 
 T = TypeVar("T")
+Turn: TypeAlias = "Callable[[], AbstractContextManager[None]]"
 
 PLACEMENTS = ("end", "start")
 """Checked calls in turn: an access behind a buffer faults in one, one before it in the other."""
@@ -120,25 +122,45 @@ class ProgramRun:
             raise self._decided(Status.RUNTIME_ERROR, Reason.OUT_OF_BOUNDS, OUT_OF_BOUNDS_DETAIL)
         return found
 
-    def timed(self, numbers: Sequence[int], check: Callable[[Sequence[LeftByCall]], None]) -> Time:
-        """Times calls on input sets drawn from `numbers`, at secret places. Alone on the card.
+    def timed(
+        self,
+        numbers: Sequence[int],
+        check: Callable[[Sequence[LeftByCall]], None],
+        *,
+        shared: Turn,
+        alone: Turn,
+    ) -> Time:
+        """Times calls on input sets drawn from `numbers`, at secret places.
 
         Args:
             check: called after calls with what they left; may raise Decided.
+            shared: holds the card beside others, while inputs are copied and outputs compared.
+            alone: holds the card alone, while calls are timed.
         """
-        began = time.monotonic()
+        spent_s = checked_s = 0.0
         times_us: list[float] = []
         for least, most in (FEW_CALLS, MANY_CALLS):
             num = self.draw.randint(least, most)
             while len(times_us) < num:
                 batch = [self.draw.choice(numbers) for _ in range(num - len(times_us))]
                 batch = batch[: len(self._timed_places)]
-                deadline = began + self.timing_timeout_s
-                times_us += self._timed_batch(batch, numbers[0], deadline=deadline, check=check)
-            found = Time.of(tuple(times_us))
-            if found.is_steady() or time.monotonic() - began > TIMED_S:
+                with shared():
+                    calls, before = self._filled_batch(batch, warm_up=numbers[0])
+                    self.synchronize()
+                with alone():
+                    began = time.monotonic()
+                    left_s = self.timing_timeout_s - spent_s
+                    found = self._timed_batch(calls, before, deadline=began + left_s)
+                    spent_s += time.monotonic() - began
+                with shared():
+                    began = time.monotonic()
+                    check(self._left_by(batch, found))
+                    checked_s += time.monotonic() - began
+                times_us += [call.gpu_us for call in found.calls]
+            measured = Time.of(tuple(times_us))
+            if measured.is_steady() or spent_s + checked_s > TIMED_S:
                 break
-        return found
+        return measured
 
     def nodes(self) -> tuple[NodeTime, ...]:
         """GPU time of each node. Alone on the card."""
@@ -163,32 +185,27 @@ class ProgramRun:
         num = self.memory.num_places
         return range(1 if num > 1 else 0, num)
 
-    def _timed_batch(
-        self,
-        numbers: Sequence[int],
-        warm_up: int,
-        *,
-        deadline: float,
-        check: Callable[[Sequence[LeftByCall]], None],
-    ) -> list[float]:
-        """Times of one call on each input set in us. `warm_up` is the set of calls before them."""
+    def _filled_batch(self, numbers: Sequence[int], *, warm_up: int) -> tuple[list[Call], Call]:
+        """A call on each input set, and the call before them, on the set `warm_up`."""
         places = self._timed_places[: len(numbers)]
         calls = [self._filled(*one) for one in zip(places, numbers, strict=True)]
-        before = self._filled(0, warm_up) if places.start else calls[0]
-        self.synchronize()
-        report = self._ask(
+        return calls, self._filled(0, warm_up) if places.start else calls[0]
+
+    def _timed_batch(self, calls: Sequence[Call], before: Call, *, deadline: float) -> TimeReport:
+        return self._ask(
             "time",
             self.timing_timeout_s,
             lambda end: self.executor.time(calls, warm_up=before, deadline=end),
             deadline=deadline,
         )
-        check(
-            [
-                LeftByCall(number, self.memory.outputs(place), is_kept=not call.changed)
-                for place, number, call in zip(places, numbers, report.calls, strict=True)
-            ]
-        )
-        return [call.gpu_us for call in report.calls]
+
+    def _left_by(self, numbers: Sequence[int], found: TimeReport) -> list[LeftByCall]:
+        return [
+            LeftByCall(number, self.memory.outputs(place), is_kept=not call.changed)
+            for place, number, call in zip(
+                self._timed_places[: len(numbers)], numbers, found.calls, strict=True
+            )
+        ]
 
     def _loaded_call(self, place: int, *, number: int, slack: int = 0xFF) -> Call:
         call = self._filled(place, number, slack=slack)

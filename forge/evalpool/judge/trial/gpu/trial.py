@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from forge.errors import Stalled
-from forge.evalpool.capacity import executor_timeout_s
+from forge.evalpool.capacity import executor_timeout_s, num_executors
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.execute.executors import ExecutorGone, Executors
@@ -37,13 +37,14 @@ from forge.evalpool.judge.trial.captures import Captures
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
+from forge.evalpool.judge.trial.gpu.turns import GpuTurns
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided, Finding, Trials
-from forge.process.gpu_lease import GpuLease, Window
+from forge.process.gpu_lease import GpuLease
 from forge.records.reason import Reason, Status
 from forge.records.verdict import KernelTime, Profile, Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Generator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -54,12 +55,16 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.spawner import Spawner
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.timing.store import Baseline
+    from forge.evalpool.judge.trial.gpu.program_run import Turn
     from forge.evalpool.judge.trial.trial import Candidate, Phases, Stamp
 
 logger = logging.getLogger(__name__)
 
 LEASE_TIMEOUT_S = 480.0
 """A writer waits for every correctness run in progress, a reader for a window of timings."""
+LARGE_SHARE = 1 / 32
+"""Of the card's memory: a draw that is larger has the card's executors for itself, since a program
+has copies of its tensors."""
 FAULT_MARKS = ("CUDA error", "HIP error", "CUDA_ERROR", "an illegal memory access")
 """Words of torch where the judge's own context is lost."""
 
@@ -92,8 +97,8 @@ def open_gpu_trials(
         is_tf32=table.tf32,
     )
     nursery = Nursery()
-    turn = partial(lease.shared, timeout_s=LEASE_TIMEOUT_S)
-    window = Window(lease)
+    turns = GpuTurns(lease)
+    turn = partial(turns.shared, timeout_s=LEASE_TIMEOUT_S)
     captures = Captures(spawner, table=table, target=device.target)
     return GpuTrials(
         table=table,
@@ -104,11 +109,12 @@ def open_gpu_trials(
         facts=Facts(captures),
         compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
         nursery=nursery,
-        executors=Executors(nursery.start, turn=turn),
+        executors=Executors(
+            nursery.start, num=num_executors(memory_bytes=device.memory_bytes), turn=turn
+        ),
         stamp=replace(stamp, device=device.name),
         device=device,
-        lease=lease,
-        window=window,
+        turns=turns,
         baselines=BaselineTimes(
             card_spawner,
             device=device,
@@ -116,7 +122,7 @@ def open_gpu_trials(
             harness=stamp.harness,
             uid=oracle_uid,
             shared=turn,
-            alone=partial(window.turn, timeout_s=LEASE_TIMEOUT_S),
+            alone=partial(turns.alone, timeout_s=LEASE_TIMEOUT_S),
         ),
     )
 
@@ -138,8 +144,7 @@ class GpuTrials(Trials):
         executors: Executors,
         stamp: Stamp,
         device: GpuDevice,
-        lease: GpuLease,
-        window: Window,
+        turns: GpuTurns,
         baselines: BaselineTimes,
     ) -> None:
         """
@@ -156,8 +161,7 @@ class GpuTrials(Trials):
         self._nursery = nursery
         self._executors = executors
         self._device = device
-        self._lease = lease
-        self._window = window
+        self._turns = turns
         self._baselines = baselines
 
     def with_table(self, table: JudgeTable) -> GpuTrials:
@@ -174,8 +178,7 @@ class GpuTrials(Trials):
             executors=self._executors,
             stamp=self.stamp,
             device=self._device,
-            lease=self._lease,
-            window=self._window,
+            turns=self._turns,
             baselines=self._baselines,
         )
 
@@ -218,13 +221,14 @@ class GpuTrials(Trials):
                     problem, reference.request, num_bytes=reference.num_bytes, uid=candidate.uid
                 )
             judged = partial(self._judged, candidate, reference, facts)
+            is_large = reference.num_bytes > LARGE_SHARE * self._device.memory_bytes
             try:
-                return judged(shared=partial(self._shared, phases))
+                return judged(shared=partial(self._shared, phases), is_alone=is_large)
             except Decided as decided:
                 if decided.finding.reason != OUT_OF_MEMORY:
                     raise
             # Beside others nobody knows whose fault it is.
-            return judged(shared=partial(self._cleared, phases))
+            return judged(shared=partial(self._cleared, phases), is_alone=True)
         finally:
             references.let_go(reference)
 
@@ -234,9 +238,18 @@ class GpuTrials(Trials):
         reference: GpuReference,
         facts: ProblemFacts,
         *,
-        shared: Callable[[], AbstractContextManager[None]],
+        shared: Turn,
+        is_alone: bool,
     ) -> Finding:
-        """The finding on one draw; `shared` holds the card for checked calls. Raises Decided."""
+        """The finding on one draw.
+
+        Args:
+            shared: holds the card for checked calls.
+            is_alone: no other candidate has a program on the card meanwhile.
+
+        Raises:
+            Decided: the candidate fails.
+        """
         memory = CardMemory(reference, candidate.protocol)
         judgement = GpuJudgement(
             candidate=candidate,
@@ -248,7 +261,7 @@ class GpuTrials(Trials):
             captures=self._captures,
             compiler=self._compiler,
             reference=reference,
-            taken=partial(self._taken, candidate.phases),
+            taken=partial(self._taken, candidate.phases, is_alone=is_alone),
             shared=shared,
             alone=partial(self._alone, candidate.phases),
         )
@@ -311,18 +324,19 @@ class GpuTrials(Trials):
         )
 
     @contextmanager
-    def _taken(self, phases: Phases) -> Generator[Executor]:
+    def _taken(self, phases: Phases, *, is_alone: bool) -> Generator[Executor]:
+        timeout_s = executor_timeout_s(self._table)
         with ExitStack() as held:
             with phases.timed("wait"):
-                taken = self._executors.taken(timeout_s=executor_timeout_s(self._table))
+                taken = self._executors.taken(timeout_s=timeout_s, is_alone=is_alone)
                 executor = held.enter_context(taken)
             yield executor
 
     def _shared(self, phases: Phases) -> AbstractContextManager[None]:
-        return _waited(self._lease.shared(timeout_s=LEASE_TIMEOUT_S), phases)
+        return _waited(self._turns.shared(timeout_s=LEASE_TIMEOUT_S), phases)
 
     def _alone(self, phases: Phases) -> AbstractContextManager[None]:
-        return _waited(self._window.turn(timeout_s=LEASE_TIMEOUT_S), phases)
+        return _waited(self._turns.alone(timeout_s=LEASE_TIMEOUT_S), phases)
 
     @contextmanager
     def _cleared(self, phases: Phases) -> Generator[None]:
