@@ -50,9 +50,8 @@ def main() -> None:
 
 
 def _become_subreaper() -> None:
-    """Without a pid namespace: whom a child leaves behind falls to us, and we live to end it when
-    those above us are killed with their whole group.
-    """
+    """Without a pid namespace, adopts the orphans of children, and survives a kill of the judge's
+    process group long enough to end them."""
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     os.setsid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -60,7 +59,7 @@ def _become_subreaper() -> None:
 
 
 def _await_zygote(pid: int) -> NoReturn:
-    """In the launcher, to the end."""
+    """Waits in the launcher for the zygote's end, and exits with its code."""
     code = 0
     try:
         _, status = os.waitpid(pid, 0)

@@ -46,11 +46,12 @@ class OpCounter(TorchDispatchMode):
         super().__init__()
         self.work: dict[str, int] = {}
         self.flops = 0
-        """Those among the costs that TF32 may make inexact."""
+        """The part of the costs that TF32 may make inexact."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Else torch wraps the method below, and its first call imports the compiler (0.9 s)."""
+        """Prevents that torch wraps the method below, whose first call would import the compiler
+        (0.9 s)."""
         return False
 
     def __torch_dispatch__(
@@ -97,7 +98,7 @@ def _flops(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> in
 
 
 def _other_cost(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> int:
-    """Of what is not bound by its bytes either, but that TF32 does not touch."""
+    """Cost of operations that are not bound by their bytes and that TF32 does not affect."""
     if name == READ:
         return READ_COST
     if not given or not made:
@@ -117,7 +118,7 @@ def _other_cost(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) 
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:
-    """What must be read: an expanded tensor is as large as its storage."""
+    """Bytes to read: an expanded tensor is as large as its storage."""
     num_bytes = tensor.numel() * tensor.element_size()
     if tensor.layout is torch.strided and tensor.device.type != "meta":
         return min(num_bytes, tensor.untyped_storage().nbytes())

@@ -1,4 +1,4 @@
-"""Who descends from whom: to measure and to end what a candidate started.
+"""Finds the descendants of processes, to measure and to end those of a candidate.
 
 Called by the judge (`caps.py`) and, where there is no pid namespace, by the zygote and its
 launcher.
@@ -41,7 +41,7 @@ def read_row(pid: int) -> Row | None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether it is a zombie, or gone."""
+    """True if a process is a zombie, or gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")

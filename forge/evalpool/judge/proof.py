@@ -77,7 +77,7 @@ def read_mounts(pid: int) -> frozenset[str]:
 
 
 def _may_drop_bounding_set() -> bool:
-    """Whether we could without a user namespace: root can, an ordinary user cannot."""
+    """True if this process could do so without a user namespace, as root can."""
     return bool(int(_read_status(os.getpid())["CapEff"], 16) >> CAP_SETPCAP & 1)
 
 

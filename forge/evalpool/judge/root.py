@@ -33,7 +33,8 @@ HIDDEN = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootPlan:
-    """What to show and where. The same paths as outside, so that imports need no new sys.path."""
+    """Content of a sandbox's root. Paths are those outside, so that imports need no new
+    sys.path."""
 
     shown: tuple[str, ...]
     """Files and directories bound read-only."""
@@ -184,6 +185,6 @@ def _is_importable(path: str) -> bool:
 
 
 def sandbox_sys_path(plan: RootPlan) -> list[str]:
-    """What sys.path becomes inside: the standard library and the shown part of site-packages."""
+    """sys.path in the sandbox: the standard library and the shown part of site-packages."""
     stdlib = os.path.realpath(sysconfig.get_paths()["stdlib"])
     return [stdlib, f"{stdlib}/lib-dynload", plan.site_packages]

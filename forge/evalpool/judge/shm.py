@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ALIGNMENT_BYTES = 64
-"""What torch aligns its own allocations to: an honest kernel may rely on 16."""
+"""Alignment of torch's own allocations: an honest kernel may rely on 16."""
 MAX_DIMENSIONS = 16
 ITEM_BYTES = {
     "float64": 8,
@@ -70,7 +70,7 @@ class TensorSpec:
 
 
 def offsets(specs: Sequence[TensorSpec]) -> tuple[list[int], int]:
-    """Where each tensor starts, and how long the whole is (at least one byte)."""
+    """Start of each tensor, and the length of the whole (at least one byte)."""
     starts, end = [], 0
     for spec in specs:
         starts.append(end)

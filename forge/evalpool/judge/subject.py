@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 Outputs = list[torch.Tensor]
 FILE = "problem.py"
-"""What tracebacks call the problem's source."""
+"""Name of the problem's source in tracebacks."""
 
 
 class Subject:
-    """Made by `load`. Each method may raise whatever the reference does."""
+    """A problem's module and model, made by `load`. Each method may raise any error of the
+    reference."""
 
     def __init__(self, module: Any, model: torch.nn.Module, *, request: dict[str, Any]) -> None:
         self.module = module
@@ -101,20 +102,20 @@ class Subject:
         return torch.equal(a, b) or is_near
 
     def allowed(self, output: torch.Tensor) -> torch.Tensor:
-        """What an answer may be off by, but for eager's own error."""
+        """Tolerance of an answer, without eager's own error."""
         return allowed_error(output, precision=self.precision)
 
     def state(self) -> Iterable[torch.Tensor]:
         return self.model.state_dict().values()
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Those that can be changed a little."""
+        """Parameters that can be changed a little, with their names."""
         for name, each in self.model.named_parameters():
             if each.is_floating_point() and each.numel():
                 yield name, each
 
     def num_bytes(self, inputs: list[Any], outputs: Outputs) -> int:
-        """What a judge shares with its children for one input set."""
+        """Bytes that a judge shares with its children for one input set."""
         errors = sum(4 * one.numel() for one in outputs)
         return sum(one.nbytes for one in [*leaves(inputs), *outputs]) + errors
 
