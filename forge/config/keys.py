@@ -222,7 +222,9 @@ def _describe(annotation: Any, *, limits: Any = ()) -> str:
 
 
 def _plural(annotation: Any) -> str:
-    return ", ".join(TYPES.get(option, ("", "values"))[1] for option in _options(annotation))
+    words = {**{kind: plural for kind, (_, plural) in TYPES.items()}, dict: "tables"}
+    options = [get_origin(option) or option for option in _options(annotation)]
+    return ", ".join(words.get(option, "values") for option in options)
 
 
 def _range(limits: Any) -> str:

@@ -92,6 +92,10 @@ def test_one_input_is_refused_since_returning_the_first_output_again_would_pass(
         (f'{MINIMAL}[[stage]]\nkind = "sft"\nsteps = 1', "x.toml:5: stage.1.learning_rate: miss"),
         (f"{MINIMAL}[store]\nkeep_tokens = 'last:0'", 'x.toml:6: store.keep_tokens: found "last'),
         (f"{MINIMAL}[serve]\nenv = {{ A = 1 }}", "x.toml:6: serve.env.A: found 1; a table of"),
+        (
+            f"{MINIMAL}[problems]\noverrides = {{ rows = nan }}",
+            "x.toml:6: problems.overrides.rows: found nan; a table of integers, numbers, true",
+        ),
         (f"{MINIMAL}[problms]", "x.toml:5: problms: unknown key; did you mean problems?"),
         ("name = 'x'\n\nmodel = {", "x.toml:3: not valid TOML: "),
         ("a = 1\na = 2", "x.toml:2: not valid TOML: Cannot overwrite a value"),

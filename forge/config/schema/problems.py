@@ -8,8 +8,8 @@ from pydantic import Field
 
 from forge.config.schema.base import PathValue, Positive, Share, Table
 
-Constant = int | float | bool | str
-"""Value of a module constant of a problem file."""
+Constant = int | Annotated[float, Field(allow_inf_nan=False)] | bool | str
+"""Value of a module constant of a problem file. Infinity and NaN have no literal in Python."""
 
 
 class ProblemsTable(Table):
