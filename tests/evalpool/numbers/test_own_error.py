@@ -40,6 +40,33 @@ def test_a_product_in_tf32_may_lose_a_thousandth_everywhere() -> None:
     assert 1 < found.largest < 100
 
 
+def test_a_small_output_may_lose_roundings_of_a_typical_one() -> None:
+    """A tanh as 2σ(2x) - 1 loses them where its argument is near 0, as all of it is here."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(256, 512) * 1e-3]
+    right, got = torch.tanh(inputs[0]), 2 * torch.sigmoid(2 * inputs[0]) - 1
+
+    def found(*typical: float) -> str | None:
+        errors = errors_of(
+            torch.nn.Tanh(), inputs, [right], changed=[], is_tf32=False, typical=typical
+        )
+        return mismatch(got, right, allowed=Allowed.of(right, errors.packed[0], precision="fp32"))
+
+    assert found() is not None
+    assert found(0.6) is None
+    assert mismatch(
+        right * 1.001,
+        right,
+        allowed=Allowed.of(
+            right,
+            errors_of(
+                torch.nn.Tanh(), inputs, [right], changed=[], is_tf32=False, typical=[1e9]
+            ).packed[0],
+            precision="fp32",
+        ),
+    )
+
+
 def test_an_epilogue_that_grows_large_values_is_no_ill_conditioned_product() -> None:
     class Squared(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

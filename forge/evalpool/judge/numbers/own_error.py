@@ -10,6 +10,7 @@ to it, whatever cuBLAS did with them: a candidate's `tl.dot` cuts them at any si
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floor_of, toler
 from forge.evalpool.judge.opcount import OpCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 DROPPED_BITS = 13
 """Bits of fp32's mantissa that TF32 lacks: it keeps ten."""
@@ -48,6 +49,8 @@ that TF32 keeps exactly lose then, too."""
 COVERED = 0.1
 """Own errors below this share of tol · |ref|, four times, are no news: every slab would take over
 the rounding of its largest element."""
+MAX_TYPICAL = 2.0
+"""Scale that `typical` may give to every element, in root mean squares of the output."""
 MAX_NUDGED_ERROR = 10.0
 """In tolerances. What moves more under the last bit of its inputs jumps there (rounding,
 comparisons) instead of losing precision."""
@@ -77,16 +80,26 @@ def errors_of(
     is_tf32: bool,
     precision: str = "fp32",
     rows: int | None = None,
+    typical: Sequence[float] = (),
 ) -> OwnErrors:
     """The errors of eager's `outputs` on `inputs`.
 
     Args:
         outputs: what eager returned, then the inputs numbered `changed`.
+        typical: root mean square of each output on other inputs, as far as known. An honest kernel
+            may lose roundings of an intermediate result of that size, if this output is smaller.
         rows: of the batch, measured for all where float64 has no room for the whole; 0 for none.
     """
     if rows is not None:
         return _errors_of_rows(
-            model, inputs, outputs, changed=changed, is_tf32=is_tf32, precision=precision, rows=rows
+            model,
+            inputs,
+            outputs,
+            changed=changed,
+            is_tf32=is_tf32,
+            precision=precision,
+            rows=rows,
+            typical=typical,
         )
     exact = _run_exact(model, inputs, changed=changed)
     nudged = _run_exact(model, inputs, changed=changed, to_double=_nudged) if exact else None
@@ -99,6 +112,8 @@ def errors_of(
             packed.append(torch.zeros(0, dtype=torch.float32))
             continue
         measure = _Measure(output, one, precision)
+        if number < len(typical):
+            measure.add_typical(typical[number])
         measure.add_nudged(_at(nudged, number, output))
         measure.add_rounded(_at(rounded, number, output))
         largest = max(largest, measure.largest())
@@ -106,17 +121,31 @@ def errors_of(
     return OwnErrors(packed=packed, largest=largest)
 
 
+def root_mean_square(tensor: torch.Tensor) -> float:
+    """Root mean square of the finite elements; 0 where there is none."""
+    finite = widened(tensor).nan_to_num(0.0, 0.0, 0.0)
+    norm = float(torch.linalg.vector_norm(finite, dtype=torch.float64))
+    return norm / math.sqrt(max(1, tensor.numel()))
+
+
 class _Measure:
     """Errors of one output, in blocks: beside the results it takes memory for one block."""
 
     def __init__(self, output: torch.Tensor, exact: torch.Tensor, precision: str) -> None:
-        floor = floor_of(dtype_name(output), precision)
+        self._floor = floor = floor_of(dtype_name(output), precision)
+        self._least = 0.0
+        """Least error of every element."""
         self._output, self._exact = widened(output), exact
         self._scales = root_mean_squares(self._output, floor=floor)
         self._close = tolerance(dtype_name(output), precision)
         self._nudged: torch.Tensor | None = None
         self._everywhere = 0.0
         """Least error of every element, relative to scale + |output|."""
+
+    def add_typical(self, rms: float) -> None:
+        """Takes into account that intermediate results may be as large as for other inputs."""
+        scale = min(self._floor * rms, MAX_TYPICAL * root_mean_square(self._output))
+        self._least = scale * self._close / ERROR_FACTOR
 
     def add_nudged(self, nudged: torch.Tensor | None) -> None:
         """Takes the result on nudged inputs into account, unless it jumps."""
@@ -146,9 +175,11 @@ class _Measure:
         def news(block: Block) -> torch.Tensor:
             error = self._error(block).nan_to_num_(0.0, 0.0, 0.0)
             if self._everywhere:
-                return torch.maximum(error, self._everywhere * self._whole(block))
-            covered = self._size(block).mul_(COVERED * self._close / ERROR_FACTOR)
-            return error.masked_fill_(error <= covered, 0.0)
+                error = torch.maximum(error, self._everywhere * self._whole(block))
+            else:
+                covered = self._size(block).mul_(COVERED * self._close / ERROR_FACTOR)
+                error = error.masked_fill_(error <= covered, 0.0)
+            return error.clamp_(min=self._least)
 
         shape = tuple(self._output.shape)
         return largest_by_slab(shape, news, device=self._output.device).pack()

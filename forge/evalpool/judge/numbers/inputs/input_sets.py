@@ -34,7 +34,7 @@ from forge.evalpool.judge.numbers.inputs.discrete import redraw
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.inputs.variants import Freedom, avoid_bf16_, vary_
-from forge.evalpool.judge.numbers.own_error import errors_of
+from forge.evalpool.judge.numbers.own_error import errors_of, root_mean_square
 from forge.evalpool.judge.numbers.tolerance import tolerance
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -206,6 +206,8 @@ class Draws:
         """By variant: the widest freedom that a set was made with."""
         self._start = 0
         """Number of freedoms in which the reference failed in an earlier set."""
+        self._typical: list[float] = []
+        """Root mean square of each output of the first set."""
         self._is_inexact = False
         """True if the last set was refused for eager's own error: others may have less."""
 
@@ -326,6 +328,10 @@ class Draws:
                 if self._given is None:
                     self._traits = _Traits.of(inputs)
                     self._given = replaced(inputs, _kept)
+                    self._typical = [
+                        root_mean_square(one) if one.is_floating_point() else 0.0
+                        for one in made.outputs
+                    ]
                 made.recipe = recipe
                 return made
         raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
@@ -368,6 +374,7 @@ class Draws:
             is_tf32=self._terms.is_tf32,
             precision=self._terms.precision,
             rows=self._terms.error_rows,
+            typical=() if variant == "given" else self._typical,
         )
         return InputSet(
             inputs=inputs,

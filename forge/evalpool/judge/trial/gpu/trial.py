@@ -63,8 +63,8 @@ logger = logging.getLogger(__name__)
 LEASE_TIMEOUT_S = 480.0
 """A writer waits for every correctness run in progress, a reader for a window of timings."""
 LARGE_SHARE = 1 / 32
-"""Of the card's memory: a draw that is larger has the card's executors for itself, since a program
-has copies of its tensors."""
+"""Share of the card's memory. One call of a larger problem has the card's executors for itself:
+its program has copies of its tensors."""
 FAULT_MARKS = ("CUDA error", "HIP error", "CUDA_ERROR", "an illegal memory access")
 """Words of torch where the judge's own context is lost."""
 
