@@ -154,6 +154,7 @@ class GpuBench(Bench):
             "max_bytes": 1 << 30,
             "memory_share": 0.1,
             "plain": True,
+            "moved": True,
         }
         frames.send(child.sock, Kind.PROBLEM, body)
         return child

@@ -197,6 +197,7 @@ def ask(child: SandboxedChild, source: str) -> dict[str, Any]:
         "tf32": False,
         "max_bytes": 1 << 28,
         "plain": False,
+        "moved": True,
     }
     deadline = time.monotonic() + WAIT_S
     frames.send(child.sock, Kind.PROBLEM, body)

@@ -155,7 +155,7 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
             num_sets=request["num_sets"],
             terms=terms,
             counted=counted,
-            is_moved=request.get("moved", True),
+            is_moved=request["moved"],
         )
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         facts = {

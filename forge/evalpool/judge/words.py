@@ -20,7 +20,7 @@ _CONTROL = re.compile(
 """Control characters, and halves of surrogate pairs, which JSON cannot carry."""
 _PATH = re.compile(r"(?<![\w)\].])(?:/[\w.+-]+){2,}")
 """An absolute path; `a/b/c` is a division."""
-OUT_OF_MEMORY_MARKS = (
+_OUT_OF_MEMORY = (
     "MemoryError",
     "can't allocate memory",
     "not enough memory",
@@ -37,6 +37,11 @@ SIGNALS: dict[int, str] = {
     signal.SIGKILL: "killed (out of memory?)",
     signal.SIGSYS: "killed for a forbidden system call",
 }
+
+
+def is_out_of_memory(text: str) -> bool:
+    """True if an error message says that memory ran out."""
+    return any(part in text for part in _OUT_OF_MEMORY)
 
 
 def clean(text: str, *, limit: int = MAX_DETAIL_CHARACTERS) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from forge.evalpool.judge.numbers.called import Unjudgeable, fingerprint
+from forge.evalpool.judge.numbers.called import Unjudgeable
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
-from forge.evalpool.judge.numbers.inputs.input_sets import Draws, Terms, plan
+from forge.evalpool.judge.numbers.inputs.input_sets import Terms, plan
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.inputs.variants import (
     VARIANTS,
@@ -22,7 +21,7 @@ from forge.evalpool.judge.numbers.inputs.variants import (
     spike_places,
     vary_,
 )
-from tests.evalpool.numbers.drawn import Function, draw
+from tests.evalpool.numbers.drawn import draw
 
 TERMS = Terms(precision="fp32", device="cpu", is_tf32=False, max_bytes=1 << 30, is_plain=False)
 KEPT = Freedom(signs=False, unit=False)
@@ -58,7 +57,8 @@ def test_a_variant_keeps_the_form_of_its_values(form: Form, variant: str) -> Non
     if (form, variant) != (Form.PROBABILITIES, "huge"):  # 0 and 1 alone
         assert Domain.of(made).form is form
     is_same = variant == "given" or form is Form.CATEGORICAL
-    assert torch.equal(made, given) == is_same
+    if (form, variant) != (Form.LOG_PROBABILITIES, "shifted"):  # the same, but for roundings
+        assert torch.equal(made, given) == is_same
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -138,53 +138,6 @@ def test_a_seed_of_128_bits_repeats_what_it_gave() -> None:
     assert torch.equal(drawn(seed), drawn(seed))
     others = [bytes([*seed[:i], seed[i] ^ 1, *seed[i + 1 :]]) for i in range(len(seed))]
     assert not any(torch.equal(drawn(other), drawn(seed)) for other in others)
-
-
-def test_a_set_can_be_drawn_again_from_its_recipe() -> None:
-    made = draw(lambda x, i: x[i], lambda: [torch.randn(32, 8), torch.arange(32)])
-    for one in made.sets:
-        assert one.recipe is not None
-    draws = Draws(
-        SimpleNamespace(get_inputs=lambda: [torch.randn(32, 8), torch.arange(32)]),
-        Function(lambda x, i: x[i]),
-        terms=TERMS,
-    )
-    for variant in ("given", "spiked", "unlike"):
-        one = draws.make(variant)
-        assert one.recipe is not None
-        again = draws.draw(one.recipe)
-        assert all(torch.equal(a, b) for a, b in zip(one.inputs, again, strict=True))
-
-
-def test_a_large_set_stays_where_its_inputs_are() -> None:
-    """Without a second copy: inputs are written into buffers, and restored after an in-place
-    reference."""
-    module = SimpleNamespace(get_inputs=lambda: [torch.randn(32, 8), torch.arange(32)])
-    for function in (lambda x, i: x.relu_() + 1, lambda x, i: x[i], lambda x, i: x.view(-1)):
-        draws = Draws(module, Function(function), terms=TERMS)
-        draws.make("given")
-        kept = draws.make("spiked")
-        assert kept.recipe is not None
-        targets = [torch.empty(32, 8), torch.empty(32, dtype=torch.int64)]
-        found = draws.results_in(kept.recipe, targets)
-        assert found.changed == kept.changed
-        for got, expected in zip(found.outputs, kept.outputs, strict=True):
-            assert torch.equal(got, expected)
-        assert all(torch.equal(a, b) for a, b in zip(targets, kept.inputs, strict=True))
-        fresh = draws.recipe("spiked")
-        assert fresh.freedom == kept.recipe.freedom
-        assert fresh.seed != kept.recipe.seed
-        assert draws.recipe("wide").variant == "given"
-
-
-def test_a_fingerprint_tells_contents_and_their_order() -> None:
-    value = torch.randn(1000)
-    other = value.clone()
-    other[[3, 700]] = other[[700, 3]]
-    marks = {fingerprint(one) for one in (value, other, value + 1, -value)}
-    assert len(marks) == 4
-    assert fingerprint(value.clone()) == fingerprint(value)
-    assert fingerprint(torch.ones(3, dtype=torch.bool)) != fingerprint(torch.zeros(3).bool())
 
 
 def test_constant_parameters_move_by_half_and_keep_their_sign() -> None:

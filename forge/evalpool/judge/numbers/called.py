@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SAMPLE_ROWS, SAMPLE_LENGTH = 64, 1 << 16
 """Rows of a tensor that are looked at, and elements of each."""
-FINGERPRINT_BLOCK = 1 << 24
 
 
 class Unjudgeable(Exception):
@@ -86,19 +85,6 @@ def leaves(value: Any) -> list[torch.Tensor]:
 
 def _has_items(value: Any) -> bool:
     return isinstance(value, list | tuple | dict)
-
-
-def fingerprint(tensor: torch.Tensor) -> tuple[int, int]:
-    """Two sums over the bytes of a contiguous tensor, in blocks: they differ for other contents,
-    and for the same in another order. No secret: what it protects is drawn from one."""
-    flat = tensor.reshape(-1).view(torch.uint8)
-    wide = flat.view(torch.int32) if flat.numel() % 4 == 0 else flat
-    plain = placed = 0
-    for number, part in enumerate(wide.split(FINGERPRINT_BLOCK)):
-        weights = torch.arange(part.numel(), device=part.device).mul_(2).add_(1 + number)
-        plain += int(part.sum(dtype=torch.int64))
-        placed += int(weights.mul_(part).sum())
-    return plain, placed
 
 
 def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

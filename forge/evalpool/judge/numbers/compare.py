@@ -72,13 +72,6 @@ class Expected:
         return cls(spec=spec, values=values, allowed=allowed)
 
 
-def finite_rms(values: NDArray[np.float64]) -> float:
-    """Root mean square of the finite elements; no square is too large for its type."""
-    finite = np.abs(values[np.isfinite(values)])
-    largest = float(finite.max(initial=0.0))
-    return largest * float(np.sqrt(np.mean(np.square(finite / largest)))) if largest else 0.0
-
-
 def _scale(values: NDArray[np.float64], *, floor: float) -> NDArray[np.float64]:
     """`scale` of tolerance.py, broadcastable to [shape]."""
     is_finite = np.isfinite(values)

@@ -54,6 +54,8 @@ MAX_TYPICAL = 2.0
 MAX_NUDGED_ERROR = 10.0
 """In tolerances. What moves more under the last bit of its inputs jumps there (rounding,
 comparisons) instead of losing precision."""
+ROWS_DIVISOR = 8
+"""Divides a batch for which float64 has no room."""
 RECURRENT = ("rnn", "lstm", "gru")
 """In names of operations whose matrix products have no FLOPs by `opcount.py`: cuDNN's layers."""
 
@@ -79,31 +81,25 @@ def errors_of(
     changed: list[int],
     is_tf32: bool,
     precision: str = "fp32",
-    rows: int | None = None,
     typical: Sequence[float] = (),
 ) -> OwnErrors:
-    """The errors of eager's `outputs` on `inputs`.
+    """The errors of eager's `outputs` on `inputs`; where float64 has no room for a batch, those of
+    some of its rows.
 
     Args:
         outputs: what eager returned, then the inputs numbered `changed`.
         typical: root mean square of each output on other inputs, as far as known. An honest kernel
             may lose roundings of an intermediate result of that size, if this output is smaller.
-        rows: of the batch, measured for all where float64 has no room for the whole; 0 for none.
     """
-    if rows is not None:
-        return _errors_of_rows(
-            model,
-            inputs,
-            outputs,
-            changed=changed,
-            is_tf32=is_tf32,
-            precision=precision,
-            rows=rows,
-            typical=typical,
+    try:
+        exact = _run_exact(model, inputs, changed=changed)
+        nudged = _run_exact(model, inputs, changed=changed, to_double=_nudged) if exact else None
+        rounded = (
+            _run_exact(*_rounded_operands(model, inputs), changed=changed) if is_tf32 else None
         )
-    exact = _run_exact(model, inputs, changed=changed)
-    nudged = _run_exact(model, inputs, changed=changed, to_double=_nudged) if exact else None
-    rounded = _run_exact(*_rounded_operands(model, inputs), changed=changed) if is_tf32 else None
+    except torch.OutOfMemoryError:
+        terms = {"is_tf32": is_tf32, "precision": precision, "typical": typical}
+        return _errors_of_rows(model, inputs, outputs, changed=changed, **terms)
     packed: Outputs = []
     largest = 0.0
     for number, output in enumerate(outputs):
@@ -208,11 +204,12 @@ class _Measure:
 
 
 def _errors_of_rows(
-    model: Any, inputs: list[Any], outputs: Outputs, *, changed: list[int], rows: int, **terms: Any
+    model: Any, inputs: list[Any], outputs: Outputs, *, changed: list[int], **terms: Any
 ) -> OwnErrors:
     """Errors of the first rows of a batch, taken for all; unknown where rows are not alike."""
     unknown = OwnErrors(packed=[torch.zeros(0) for _ in outputs], largest=0.0)
     batch = next((one.shape[0] for one in leaves(inputs) if one.ndim), 0)
+    rows = batch // ROWS_DIVISOR
     if not 0 < rows < batch or any(not one.ndim or one.shape[0] != batch for one in outputs):
         return unknown
 
@@ -299,8 +296,10 @@ def _run_exact(
         doubled = replaced(inputs, lambda _, x: to_double(x))
         exact = copy.deepcopy(model).double()
         return call_on(exact, doubled).results(changed)
+    except torch.OutOfMemoryError:
+        raise
     except Exception:  # a reference may insist on its dtype: then nothing is added to the tolerance
-        return None  # the same where the GPU has no room for it
+        return None
 
 
 def _at(results: Outputs | None, number: int, output: torch.Tensor) -> torch.Tensor | None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-
-from forge.evalpool.judge.numbers.budget import Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +24,20 @@ MIN_SETS = 2
 NOTEWORTHY_SHARE = 1 / 8
 """Share of the memory from which the outputs are counted too: the first call on `meta` takes
 seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Bytes of one problem, at its own precision."""
+
+    inputs: int
+    outputs: int
+    state: int
+    """Parameters and buffers."""
+
+    @property
+    def one_set(self) -> int:
+        return self.inputs + self.outputs
 
 
 class ProblemTooLarge(Exception):
@@ -79,7 +92,7 @@ def _counted(
     if MIN_SETS * given + state > NOTEWORTHY_SHARE * max_bytes:
         with suppress(Exception, SystemExit), torch.no_grad(), torch.device("meta"):
             outputs = _bytes(model(*inputs), is_half=is_half)
-    return Sizes(inputs=given, outputs=outputs, state=state, temporary=0)
+    return Sizes(inputs=given, outputs=outputs, state=state)
 
 
 def _bytes(value: object, *, is_half: bool) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.trial.trial import count
-from forge.evalpool.judge.words import OUT_OF_MEMORY_MARKS, SIGNALS, clean, without_paths
+from forge.evalpool.judge.words import SIGNALS, clean, is_out_of_memory, without_paths
 from forge.process.gpu_lease import GpuLease
 from forge.records.examination import Examination, Flag
 
@@ -155,7 +155,7 @@ def _note_failure(report: _Report, body: dict[str, Any]) -> None:
     """A FAILED frame: what a reference raised, at the step where it did."""
     kind, message, line = body.get("type"), body.get("message"), body.get("line")
     text = f"{kind}: {message}" if message else str(kind)
-    if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
+    if is_out_of_memory(text):
         flag = Flag.OUT_OF_MEMORY
         text = "a tensor does not fit into the memory of a judge"
     elif kind == "Unjudgeable":

@@ -9,7 +9,6 @@ them one expected number each, which is too much only where there is no other.
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 import time
 from collections import OrderedDict
@@ -21,7 +20,7 @@ from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.numbers.compare import Expected, unwritten
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
-from forge.evalpool.judge.words import OUT_OF_MEMORY_MARKS, clean, without_paths
+from forge.evalpool.judge.words import clean, is_out_of_memory, without_paths
 
 if TYPE_CHECKING:
     import mmap
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.spawner import SandboxedChild, Spawner
     from forge.records.problem import ReferenceModule
 
-logger = logging.getLogger(__name__)
 
 MAX_PROBLEMS = 32
 """More than are usually played at once. Each holds 10 to 400 kB, and each change leaves holes
@@ -229,7 +227,7 @@ class References:
             kind, message = answer.body.get("type"), str(answer.body.get("message"))
             if kind == "ProblemTooLarge":
                 raise _too_large(problem, message)
-            if any(mark in f"{kind}: {message}" for mark in OUT_OF_MEMORY_MARKS):
+            if is_out_of_memory(f"{kind}: {message}"):
                 raise OutOfMemory
             words = f"the reference of {problem.problem_id} fails: {kind}: {message}"
             raise ReferenceFailed(clean(without_paths(words)))

@@ -26,7 +26,6 @@ from forge.evalpool.judge.proof import WeakSandbox
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.source import check_source
-from forge.evalpool.judge.words import OUT_OF_MEMORY_MARKS
 from forge.records.reason import Reason
 from forge.records.verdict import (
     MAX_PROGRAM_BYTES,
@@ -323,7 +322,7 @@ class Run:
             detail = words.at_line(self.code, line, f"Triton cannot compile {message}")
             return self.finding(Status.COMPILE_ERROR, "not_triton", detail)
         detail = words.at_line(self.code, line, text)
-        if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
+        if words.is_out_of_memory(text):
             return self.finding(Status.RUNTIME_ERROR, OUT_OF_MEMORY, detail)
         if stage == "import":
             return self.finding(Status.COMPILE_ERROR, "import_error", detail)

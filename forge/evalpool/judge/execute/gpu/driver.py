@@ -24,7 +24,6 @@ NAMES: Mapping[str, tuple[str, str]] = {
     "context_synchronize": ("cuCtxSynchronize", "hipDeviceSynchronize"),
     "device_attribute": ("cuDeviceGetAttribute", "hipDeviceGetAttribute"),
     "error_name": ("cuGetErrorName", ""),
-    "function_attribute": ("cuFuncGetAttribute", "hipFuncGetAttribute"),
     "function_cache": ("cuFuncSetCacheConfig", "hipFuncSetCacheConfig"),
     "function_set": ("cuFuncSetAttribute", "hipFuncSetAttribute"),
     "function_parameter": ("cuFuncGetParamInfo", ""),
@@ -256,12 +255,6 @@ class Driver:
         function = c_void_p()
         self.call("module_function", byref(function), c_void_p(module), name.encode())
         return function.value or 0
-
-    def function_fact(self, function: int, attribute: int) -> int:
-        """An attribute of a function: registers, local bytes, static shared bytes."""
-        value = c_int()
-        self.call("function_attribute", byref(value), c_int(attribute), c_void_p(function))
-        return value.value
 
     def parameter_sizes(self, function: int) -> tuple[int, ...] | None:
         """Bytes of each parameter of a kernel; None where the driver cannot say."""

@@ -10,7 +10,6 @@ another seed:
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -21,9 +20,7 @@ import torch
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     call,
-    call_on,
     dtype_name,
-    fingerprint,
     leaves,
     replaced,
 )
@@ -74,8 +71,6 @@ class Terms:
     is_plain: bool
     """True for inputs as the problem gives them alone: any others ended an oracle, as a failed
     assertion on a GPU does."""
-    error_rows: int | None = None
-    """Rows of the batch whose own errors are measured for all (`budget.plan`); None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +96,6 @@ class InputSet:
     """Positions of those inputs among the tensors of the inputs."""
     form: str
     """`tensor`, or `list` for several outputs."""
-    recipe: Recipe | None = None
-    """None for inputs that were changed once more, to show what no set showed (witness.py)."""
     own_error: float = 0.0
     """The largest of `errors`, in tolerances."""
 
@@ -124,16 +117,6 @@ class InputSet:
     def num_bytes(self) -> int:
         tensors = [one for one in self.inputs if isinstance(one, torch.Tensor)]
         return sum(one.nbytes for one in [*tensors, *self.outputs, *self.errors])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
-    """Results of the reference on inputs that stay where they are."""
-
-    outputs: list[torch.Tensor]
-    """Its outputs, then the inputs that it changes, as it leaves them."""
-    changed: list[int]
-    form: str
 
 
 def plan(num_sets: int, *, operations: Collection[str] = (), is_tf32: bool = False) -> list[str]:
@@ -202,8 +185,6 @@ class Draws:
         self._given: list[Any] | None = None
         """Discrete inputs of the first set, to tell constants."""
         self._traits = _Traits()
-        self._borne: dict[str, Freedom] = {}
-        """By variant: the widest freedom that a set was made with."""
         self._start = 0
         """Number of freedoms in which the reference failed in an earlier set."""
         self._typical: list[float] = []
@@ -228,44 +209,6 @@ class Draws:
 
         return replaced(inputs, change)
 
-    def recipe(self, variant: str) -> Recipe:
-        """A fresh recipe for a variant that `make` has made, as far from the given inputs as the
-        reference bore then; inputs as given for any other."""
-        freedom = self._borne.get(variant)
-        if freedom is None:
-            return Recipe(variant="given", seed=fresh_seed(), freedom=Freedom(discrete=False))
-        return Recipe(variant=variant, seed=fresh_seed(), freedom=freedom)
-
-    def restore(self, recipe: Recipe, targets: list[torch.Tensor]) -> None:
-        """Writes a recipe's inputs into `targets`, all tensors of the inputs in order. Takes memory
-        for one copy of them while it runs. Raises Unjudgeable where shapes differ between draws."""
-        drawn = leaves(self.draw(recipe))
-        forms = [(one.shape, one.dtype) for one in drawn]
-        if forms != [(one.shape, one.dtype) for one in targets]:
-            raise Unjudgeable("get_inputs gives other shapes or types from call to call")
-        while drawn:  # each is freed once it is copied
-            targets[len(drawn) - 1].copy_(drawn.pop())
-
-    def results_in(self, recipe: Recipe, targets: list[torch.Tensor]) -> Results:
-        """The reference's results on a recipe's inputs, which are in `targets` afterwards, without
-        a second copy of them."""
-        tree = self.draw(recipe)
-        for target, one in zip(targets, leaves(tree), strict=True):
-            target.copy_(one)
-        inputs = replaced(tree, lambda number, _: targets[number])
-        del tree
-        before = [fingerprint(one) for one in targets]
-        called = call_on(copy.deepcopy(self._model), inputs)
-        after = enumerate(zip(targets, before, strict=True))
-        changed = [number for number, (one, mark) in after if fingerprint(one) != mark]
-        outputs = [*called.outputs, *(targets[number].clone() for number in changed)]
-        is_shared = any(_shares(one, targets) for one in called.outputs)
-        if is_shared:
-            outputs = [one.clone() if _shares(one, targets) else one for one in outputs]
-        if changed:
-            self.restore(recipe, targets)
-        return Results(outputs=outputs, changed=changed, form=called.form)
-
     def make(self, variant: str) -> InputSet:
         """A set of a variant; of inputs as given where the reference bears no other. Raises
         Unjudgeable where it does not bear those either."""
@@ -278,7 +221,6 @@ class Draws:
                 if (made := self._tried_recipe(recipe)) is not None:
                     if not freedom.is_mild and not is_inexact:
                         self._start = max(self._start, number)
-                    self._borne[variant] = freedom
                     return made
                 is_inexact = is_inexact or self._is_inexact
         if self._traits.has_discrete and not self._terms.is_plain:
@@ -308,10 +250,7 @@ class Draws:
             inputs = self.draw(recipe)
         except Exception:  # a type without the operations that vary it
             return None
-        made = self.tried(inputs, variant=recipe.variant)
-        if made is not None:
-            made.recipe = recipe
-        return made
+        return self.tried(inputs, variant=recipe.variant)
 
     def _make_given(self) -> InputSet:
         limit = MAX_TF32_ERROR if self._terms.is_tf32 else MAX_OWN_ERROR
@@ -332,7 +271,6 @@ class Draws:
                         root_mean_square(one) if one.is_floating_point() else 0.0
                         for one in made.outputs
                     ]
-                made.recipe = recipe
                 return made
         raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
 
@@ -373,7 +311,6 @@ class Draws:
             changed=changed,
             is_tf32=self._terms.is_tf32,
             precision=self._terms.precision,
-            rows=self._terms.error_rows,
             typical=() if variant == "given" else self._typical,
         )
         return InputSet(
@@ -469,12 +406,6 @@ class Agreement:
             is_near(b, a, allowed=allowed)
             for b, a, allowed in zip(got, expected, self._allowed, strict=True)
         )
-
-
-def _shares(tensor: torch.Tensor, others: list[torch.Tensor]) -> bool:
-    """True if a tensor is a view of one of `others`."""
-    address = tensor.untyped_storage().data_ptr()
-    return any(one.untyped_storage().data_ptr() == address for one in others)
 
 
 def draw_inputs(module: Any, terms: Terms) -> list[Any]:

@@ -48,8 +48,6 @@ NEAR_ONE = 0.25
 HUGE_VALUE = 2.0**17
 """The largest element of `huge`, twice that of fp16. Scores of attention stay below the 1e6 that
 honest kernels subtract to mask them."""
-NATURAL_SCALE = 0.5
-"""Size of what is added to inputs that are all zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
