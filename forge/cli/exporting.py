@@ -18,12 +18,10 @@ data_app = typer.Typer(
 app.add_typer(data_app, name="data")
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True})
 def report(
+    context: typer.Context,
     run: RunName = "last",
-    rest: Annotated[
-        list[str] | None, typer.Argument(metavar="| questions N RUN", hidden=True)
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File; absent: RUN/report.html, or beside an archive."),
@@ -35,8 +33,8 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a run as one self-contained HTML file with figures."""
-    if run == "questions" or rest:
-        return ask_questions(run, rest or [], store=store, as_json=as_json)
+    if run == "questions" or context.args:
+        return ask_questions(run, context.args, store=store, as_json=as_json)
     from forge.views.report import write_report
 
     paths = find(run, store)

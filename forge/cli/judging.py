@@ -91,6 +91,14 @@ def judge(
     if is_serving:
         from forge.commands.judge.judge import serve
 
+        by_request = {
+            "override": overrides, "precision": precision != "fp32", "no-timing": not is_timed,
+            "profile": is_profiled, "explain": is_explained, "json": as_json,
+        }  # fmt: skip
+        for name in (name for name, is_given in by_request.items() if is_given):
+            raise ConfigError(
+                f"--{name}: not allowed with --serve, which judges as each client asks"
+            )
         return serve(settings, given=(problem, candidate), socket=socket, listen=listen)
     if socket is not None or listen is not None:
         raise ConfigError(

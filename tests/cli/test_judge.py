@@ -372,6 +372,8 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
         (["p.py", "c.py", "--socket", "s"], "--socket and --listen are addresses of --serve; --u"),
         (["p.py", "c.py", "--listen", "h:1"], "--socket and --listen are addresses of --serve"),
         (["--serve"], "a server needs either --socket PATH or --listen HOST:PORT"),
+        (["--serve", "--socket", "s", "--json"], "--json: not allowed with --serve"),
+        (["--serve", "--socket", "s", "--override", "n=1"], "--override: not allowed with --serve"),
         (["empty", "-"], "empty: a directory"),
         (["p.py", "two", "--explain"], "--explain: two is a directory; name one file"),
         (["two", "c.py"], "c.py: two has no single problem of this name or number"),
