@@ -21,7 +21,7 @@ import anyio
 
 from forge.config.schema import JudgeTable
 from forge.evalpool import pool as pool_module
-from forge.evalpool.judge.processes import family, read_table
+from forge.evalpool.judge.sandbox.processes import family, read_table
 from forge.evalpool.pool import Pool, open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records.problem import Problem, Split

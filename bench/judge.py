@@ -33,7 +33,7 @@ import anyio
 from judge_workload import SIZES, Task, repeated, tasks
 
 from forge.config.schema import JudgeTable, StoreTable
-from forge.evalpool.judge.processes import family, read_table
+from forge.evalpool.judge.sandbox.processes import family, read_table
 from forge.evalpool.pool import Pool, open_pool
 from forge.process.devices import inventory
 from forge.process.sockets import open_socket_dir

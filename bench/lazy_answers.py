@@ -23,11 +23,11 @@ from forge.config.schema import JudgeTable, ProblemsTable
 from forge.data.compositions import Composition, sizes_of
 from forge.data.families import FAMILIES
 from forge.data.generator import generate_problems
+from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.compare import Expected, mismatch
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.input_sets import InputSet, Terms, make_sets
-from forge.evalpool.judge.shm import TensorSpec
 
 if TYPE_CHECKING:
     from forge.records import Problem

@@ -13,15 +13,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 REBUILT = (
-    "forge/evalpool/judge",
-    "forge/evalpool/judge/trial",
     "tests/evalpool",
     "tests/zoo",
     "tests/zoo/cheats",
     "tests/zoo/honest",
     "tests/zoo/harmless",
 )
-"""Folders of the old judge and its tests, without their sub-folders: both are being rebuilt."""
+"""Folders of tests of the judge, without their sub-folders: they are being rebuilt."""
 
 HEADLESS = re.compile(r"(Of|What|Whether|Who|Whose|Whom|Whoever|That|Those|Where|When) [a-z]")
 """First words of a docstring that has no subject."""

@@ -25,7 +25,7 @@ MODULES = {
     Target.TRAINER: "forge.train.trainer",
     Target.JUDGE: "forge.evalpool.judge.app",
 }
-LAUNCHER = "forge.evalpool.judge.launcher"
+LAUNCHER = "forge.evalpool.judge.children.launcher"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import JudgeTable
-from forge.evalpool.judge import frames
 from forge.evalpool.judge.app import evaluator_uid, oracle_uid
-from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.sandbox import Isolation
-from forge.evalpool.judge.spawner import SandboxedChild, Spawner
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
+from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Stamp
 from forge.records.problem import Problem, Split

@@ -9,8 +9,8 @@ import pytest
 
 from forge.config.schema import JudgeTable, ProblemsTable
 from forge.data.problems import load_problems
-from forge.evalpool.judge import frames
 from forge.evalpool.judge.app import oracle_uid
+from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.trial import examiner
 from forge.evalpool.judge.trial.examiner import Examiners
 from forge.records.examination import Examination, Flag

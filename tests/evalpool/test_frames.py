@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.evalpool.judge import frames
-from forge.evalpool.judge.frames import HEADER, MAGIC, Kind
-from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import HEADER, MAGIC, Kind
+from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec, offsets, shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

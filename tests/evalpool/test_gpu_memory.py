@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from forge.evalpool.judge import gpu_memory
-from forge.evalpool.judge.gpu_memory import OUT_OF_MEMORY, ROOM_BYTES, Block, GpuMemoryError
+from forge.evalpool.judge.channel import gpu_memory
+from forge.evalpool.judge.channel.gpu_memory import OUT_OF_MEMORY, ROOM_BYTES, Block, GpuMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

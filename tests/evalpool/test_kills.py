@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from forge.config.schema import JudgeTable
-from forge.evalpool.judge import processes
+from forge.evalpool.judge.sandbox import processes
 from forge.evalpool.pool import Pool, open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records.problem import Problem, Split

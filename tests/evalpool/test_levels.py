@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.evalpool.judge import caps, frames, landlock, levels, processes
-from forge.evalpool.judge.cores import Cores
-from forge.evalpool.judge.sandbox import Isolation
-from forge.evalpool.judge.spawner import Spawner, ZygoteGone
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.children.spawner import Spawner, ZygoteGone
+from forge.evalpool.judge.sandbox import caps, landlock, levels, processes
+from forge.evalpool.judge.sandbox.cores import Cores
+from forge.evalpool.judge.sandbox.enter import Isolation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ needs_landlock = pytest.mark.skipif(landlock.abi() < landlock.SCOPE_ABI, reason=
 
 FORBIDDING = """
 import ctypes, os, sys
-from forge.evalpool.judge import seccomp as s
+from forge.evalpool.judge.sandbox import seccomp as s
 lines = [s._line(s.LOAD, s.NUMBER_AT)]
 for number in sys.argv[1].split(","):
     lines += [s._line(s.JUMP_EQUAL, int(number), no=1), s._line(s.RETURN, s.EPERM)]
@@ -47,7 +48,7 @@ LANDLOCK = "444"
 
 MASKED = """
 import os, subprocess, sys
-from forge.evalpool.judge import linux
+from forge.evalpool.judge.sandbox import linux
 down, up = os.pipe(), os.pipe()
 if (pid := os.fork()) == 0:
     linux.unshare(linux.CLONE_NEWNS)
@@ -192,7 +193,7 @@ def test_a_level_is_tried_in_the_order_of_strength(monkeypatch: pytest.MonkeyPat
 
 ATTEMPTING = """
 import os, socket, sys
-from forge.evalpool.judge import attempts, landlock, linux
+from forge.evalpool.judge.sandbox import attempts, landlock, linux
 linux.drop_capabilities()  # of root, which may read anybody
 sock = socket.socket(fileno=int(sys.argv[1]))
 if os.fork():
@@ -252,7 +253,7 @@ def open_spawner(folder: Path, *, python_path: str = str(ROOT), **how: Any) -> I
 @needs_landlock
 def test_a_landlock_that_does_nothing_is_found_before_a_candidate_enters(tmp_path: Path) -> None:
     """From outside it cannot be told from one that does."""
-    code = "import forge.evalpool.judge.landlock as l; l.confine_files = lambda rules: None"
+    code = "import forge.evalpool.judge.sandbox.landlock as l; l.confine_files = lambda rules: None"
     (tmp_path / "sitecustomize.py").write_text(code)
     words = "does not stop .*reading a file of the judge's"
     path = f"{tmp_path}:{ROOT}"

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from forge.evalpool.judge.opcount import OpCounter
+from forge.evalpool.judge.numbers.opcount import OpCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.evalpool.judge import frames
 from forge.evalpool.judge.app import oracle_uid
-from forge.evalpool.judge.contained import is_contained
-from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.sandbox import Isolation
-from forge.evalpool.judge.shm import offsets, shared_memory
-from forge.evalpool.judge.spawner import Ending, SandboxedChild, ZygoteGone
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.shm import offsets, shared_memory
+from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, ZygoteGone
+from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial import oracles
+from forge.evalpool.judge.trial.contained import is_contained
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 from forge.evalpool.judge.trial.references import parse_specs
 from tests.evalpool.benches import RELU, make_problem

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.judge import proof, sandbox
-from forge.evalpool.judge.processes import family, read_table
-from forge.evalpool.judge.sandbox import Isolation
-from forge.evalpool.judge.spawner import PASSED_ON
+from forge.evalpool.judge.children.spawner import PASSED_ON
+from forge.evalpool.judge.sandbox import enter, proof
+from forge.evalpool.judge.sandbox.enter import Isolation
+from forge.evalpool.judge.sandbox.processes import family, read_table
 from tests.evalpool.benches import RELU, RELU_KERNEL, RUNNER_UID
 
 ROOT = Path(__file__).parents[2]
@@ -255,10 +255,10 @@ raise Told(n)
 
 
 def test_children_that_the_kernel_counts_together_have_room_together() -> None:
-    alone = sandbox.ChildLimits(uid=7, memory_bytes=None, num_siblings=16)
-    together = sandbox.ChildLimits(uid=None, memory_bytes=None, num_siblings=16)
-    assert sandbox.max_processes(alone) == sandbox.MAX_PROCESSES
-    assert sandbox.max_processes(together) == 16 * sandbox.MAX_PROCESSES
+    alone = enter.ChildLimits(uid=7, memory_bytes=None, num_siblings=16)
+    together = enter.ChildLimits(uid=None, memory_bytes=None, num_siblings=16)
+    assert enter.max_processes(alone) == enter.MAX_PROCESSES
+    assert enter.max_processes(together) == 16 * enter.MAX_PROCESSES
 
 
 def test_memory_is_bounded(bench: Any) -> None:
@@ -331,8 +331,8 @@ exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all "$@"
 def test_a_machine_without_namespaces_is_told_what_forbids_them(
     uid: int, sysctls: dict[str, str], words: str
 ) -> None:
-    assert words in sandbox.advice(uid=uid, sysctls=sysctls)
-    assert set(sandbox.read_sysctls()) <= set(sandbox.SYSCTLS)
+    assert words in enter.advice(uid=uid, sysctls=sysctls)
+    assert set(enter.read_sysctls()) <= set(enter.SYSCTLS)
 
 
 @pytest.mark.slow

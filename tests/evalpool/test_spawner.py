@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.evalpool.judge import app, frames, processes, sandbox
-from forge.evalpool.judge.sandbox import LimitTooLow
-from forge.evalpool.judge.spawner import (
+from forge.evalpool.judge import app
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.children.spawner import (
     LimitMet,
     SandboxRefused,
     Spawner,
@@ -21,7 +21,9 @@ from forge.evalpool.judge.spawner import (
     ZygoteGone,
     _failure,
 )
-from forge.evalpool.judge.zygote import reporting_refusals
+from forge.evalpool.judge.children.zygote import reporting_refusals
+from forge.evalpool.judge.sandbox import enter, processes
+from forge.evalpool.judge.sandbox.enter import LimitTooLow
 from tests.evalpool.benches import ROOT, RUNNER_UID
 
 if TYPE_CHECKING:
@@ -98,10 +100,10 @@ def test_a_limit_that_cannot_be_set_is_named(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(kind: int, limits: object) -> None:
         raise ValueError("not allowed to raise maximum limit")
 
-    monkeypatch.setattr(sandbox.resource, "setrlimit", refuse)
-    monkeypatch.setattr(sandbox.resource, "getrlimit", lambda kind: (40, 40))
+    monkeypatch.setattr(enter.resource, "setrlimit", refuse)
+    monkeypatch.setattr(enter.resource, "getrlimit", lambda kind: (40, 40))
     with pytest.raises(LimitTooLow, match='"ulimit -n" is 40 here; a candidate gets 256'):
-        sandbox._set_limit(resource.RLIMIT_NOFILE, 256)
+        enter._set_limit(resource.RLIMIT_NOFILE, 256)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.config.schema import JudgeTable, ServeTable
-from forge.evalpool.judge import gpu_files
+from forge.evalpool.judge.sandbox import gpu_files
 from forge.evalpool.links import judge_spec
 from forge.process import devices
 from forge.process.devices import BLOCKING_VARIABLES, Gpu, Vendor

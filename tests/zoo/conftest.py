@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from forge.evalpool.judge.app import oracle_uid
-from forge.evalpool.judge.processes import family, read_table
+from forge.evalpool.judge.sandbox.processes import family, read_table
 from tests.evalpool.benches import Bench
 from tests.evalpool.conftest import bench, gpu_bench
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.commands.doctor.finding import Finding, error, warning
-from forge.evalpool.judge.sandbox import advice
+from forge.evalpool.judge.sandbox.enter import advice
 
 if TYPE_CHECKING:
     from forge.commands.doctor.probe import Outcome

@@ -31,7 +31,7 @@ from forge.commands.doctor.storage import check_file_system, check_room
 from forge.commands.doctor.trials import Trials, try_all
 from forge.config.schema import ServeTable
 from forge.errors import ForgeError, MachineError
-from forge.evalpool.judge.sandbox import read_sysctls
+from forge.evalpool.judge.sandbox.enter import read_sysctls
 from forge.process.devices import nvidia_driver
 from forge.process.gpu_claim import holders
 from forge.process.sockets import open_socket_dir

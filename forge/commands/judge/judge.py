@@ -21,8 +21,8 @@ from forge.commands.judge.files import JudgeJob, JudgingRequest, read_jobs
 from forge.commands.judge.report import NOT_RUN
 from forge.commands.judge.settings import MAX_JUDGES
 from forge.errors import ConfigError
+from forge.evalpool.judge.channel.words import clean
 from forge.evalpool.judge.trial.source import check_source
-from forge.evalpool.judge.words import clean
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Status, Verdict

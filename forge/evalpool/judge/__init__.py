@@ -12,6 +12,10 @@ in its order:
     timing     times on a GPU, speed-ups, measured baselines
     trial      the judge's side: a candidate's steps to its verdict; `trial/gpu` on a GPU
 
-Beside them lie the trusted process (`app`), its children (`spawner`, `zygote`, `oracle`), their
-sandbox, and the references on a GPU.
+    reference  third-party code: children that draw inputs and examine a problem
+    children   launcher, zygote and spawner: the processes that run code of others
+    sandbox    what such a process may see and do, and the proof of it
+    channel    frames, shared memory and texts between them and the judge
+
+`app` is the judge's own process.
 """

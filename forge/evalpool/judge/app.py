@@ -33,15 +33,15 @@ from starlette.routing import Route
 
 from forge.config.schema import JudgeTable
 from forge.errors import ChildDied, ForgeError, MachineError
-from forge.evalpool.judge.compiler.cache import default_folder
-from forge.evalpool.judge.sandbox import Isolation, advice, read_sysctls
-from forge.evalpool.judge.spawner import (
+from forge.evalpool.judge.children.spawner import (
     LimitMet,
     SandboxRefused,
     Spawner,
     UnusableInstallation,
     ZygoteGone,
 )
+from forge.evalpool.judge.compiler.cache import default_folder
+from forge.evalpool.judge.sandbox.enter import Isolation, advice, read_sysctls
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.examiner import Examiners
 from forge.evalpool.judge.trial.trial import Stamp, Trials

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.judge import frames
 from forge.evalpool.judge.capture import channel, child
 from forge.evalpool.judge.capture.failures import CaptureFailed
 from forge.evalpool.judge.capture.stage import Stage
-from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op, Value
 from tests.evalpool.capture.capturing import SCALE, captured, launches, ops, request

@@ -14,7 +14,7 @@ from tests.evalpool.compiler.forkserver import ForkServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forge.evalpool.judge.spawner import Spawner
+    from forge.evalpool.judge.children.spawner import Spawner
 
 
 @pytest.fixture(scope="session")

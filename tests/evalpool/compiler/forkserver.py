@@ -9,7 +9,7 @@ import socket
 import tempfile
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.spawner import Ending, SandboxedChild
+from forge.evalpool.judge.children.spawner import Ending, SandboxedChild
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

@@ -30,7 +30,7 @@ from tests.evalpool.compiler.kernels import DOUBLE, TARGET, make_kernel, with_op
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.evalpool.judge.spawner import Spawner
+    from forge.evalpool.judge.children.spawner import Spawner
 
 
 @pytest.fixture(scope="session")

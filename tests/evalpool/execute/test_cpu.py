@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from forge.evalpool.judge import frames
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.execute.child_cpu import Session
 from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
-from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op, Program, TensorUse, Value
-from forge.evalpool.judge.shm import shared_memory
 from tests.evalpool.execute.programs import copy_kernel, launch, program
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name, flatten
 from forge.evalpool.judge.numbers.compare import Expected, mismatch
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
@@ -16,7 +17,6 @@ from forge.evalpool.judge.numbers.gpu_compare import mismatch as gpu_mismatch
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.input_sets import InputSet, Terms, make_sets
 from forge.evalpool.judge.numbers.own_error import count_work
-from forge.evalpool.judge.shm import TensorSpec
 
 NUM_SETS = 4
 """Input sets of a judge on a CPU."""

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers.compare import Expected, decode, mismatch, unwritten
 from forge.evalpool.judge.numbers.tolerance import families
-from forge.evalpool.judge.shm import TensorSpec
 
 
 def expected(values: np.ndarray, *, error: float = 0.0, precision: str = "fp32") -> Expected:

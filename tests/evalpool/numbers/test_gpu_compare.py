@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers import gpu_compare, slabs
 from forge.evalpool.judge.numbers.compare import Expected, mismatch
 from forge.evalpool.judge.numbers.slabs import largest_by_slab
-from forge.evalpool.judge.shm import TensorSpec
 
 KINDS = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),

@@ -10,13 +10,13 @@ import torch
 
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, mismatch
 from forge.evalpool.judge.numbers.inputs.input_sets import MAX_TF32_ERROR
+from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.own_error import (
     OwnErrors,
     _to_tf32,
     errors_of,
     has_products,
 )
-from forge.evalpool.judge.opcount import OpCounter
 
 
 def test_ten_bits_of_mantissa_are_kept() -> None:

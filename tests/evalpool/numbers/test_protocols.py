@@ -9,10 +9,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers import gpu_compare
 from forge.evalpool.judge.numbers.compare import Expected
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS, allclose_mismatch
-from forge.evalpool.judge.shm import TensorSpec
 
 TYPES = {"float32": torch.float32, "float16": torch.float16, "int32": torch.int32}
 SPECIAL = st.sampled_from([0.0, -0.0, 1.0, 1.0001, 1.01, math.nan, math.inf, -math.inf, 1e-5])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.evalpool.judge.spawner import Spawner
+from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.trial import evaluations
 from forge.evalpool.judge.trial.evaluations import EvaluatorRun
 from forge.records.verdict import Status
@@ -19,9 +19,9 @@ from tests.evalpool.benches import HEAD, RELU_KERNEL, TABLE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forge.evalpool.judge import frames
-    from forge.evalpool.judge.frames import Kind
-    from forge.evalpool.judge.spawner import SandboxedChild
+    from forge.evalpool.judge.channel import frames
+    from forge.evalpool.judge.channel.frames import Kind
+    from forge.evalpool.judge.children.spawner import SandboxedChild
     from tests.evalpool.benches import Bench
 
 OUT_OF_BOUNDS = RELU_KERNEL.replace("256),)]", "256) + 1,)]").replace("i < n", "i >= 0")

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import torch
 
-from forge.evalpool.judge import frames
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.execute import child_cpu
-from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from tests.evalpool.execute.programs import copy_kernel, launch, program

@@ -15,9 +15,8 @@ import torch
 
 from forge.config.schema import JudgeTable
 from forge.errors import Stalled
+from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.execute.executors import Executor
-from forge.evalpool.judge.gpu_layout import Changed, GpuReference, Set
-from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program.format import InvalidProgram, Op, Origin
@@ -25,6 +24,7 @@ from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
+from forge.evalpool.judge.trial.gpu.layout import Changed, GpuReference, Set
 from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
 from forge.evalpool.judge.trial.gpu.trial import GpuTrials
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns

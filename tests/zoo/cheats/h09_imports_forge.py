@@ -1,6 +1,6 @@
 """H9, asks the judge's own code."""
 
-from forge.evalpool.judge.oracle import expected
+from forge.evalpool.judge.reference.oracle import expected
 
 import torch
 import triton

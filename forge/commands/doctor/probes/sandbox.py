@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge.commands.doctor.probes.answer import AnswerFile, run_probe
-from forge.evalpool.judge import levels
+from forge.evalpool.judge.sandbox import levels
 
 
 def find_sandbox(config: Mapping[str, Any], answer: AnswerFile) -> None:

@@ -14,8 +14,8 @@ import base64
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from forge.evalpool.judge import frames
-from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
 
 if TYPE_CHECKING:
     import socket

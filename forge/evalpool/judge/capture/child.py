@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge import frames
 from forge.evalpool.judge.capture import channel
 from forge.evalpool.judge.capture.failures import CaptureFailed, Unsupported
 from forge.evalpool.judge.capture.session import capture
-from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.program import wire
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from forge.evalpool.judge.capture.pretence.card import Card
 from forge.evalpool.judge.capture.recorder import Recorder
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.capture.tuning import Tuning
-from forge.evalpool.judge.construct import construct
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Choice, Node, Origin, Section
+from forge.evalpool.judge.reference.construct import construct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,11 +16,11 @@ import socket
 import sys
 from typing import Any
 
-from forge.evalpool.judge import frames
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.compiler import backend, check, lower
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.compiler.text import Refused
-from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
 
 IDLE_S = 600.0

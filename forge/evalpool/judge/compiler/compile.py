@@ -18,7 +18,10 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
-from forge.evalpool.judge import frames, proof
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.shm import shared_memory
+from forge.evalpool.judge.children.spawner import ZygoteGone
 from forge.evalpool.judge.compiler.binary import (
     MAX_CODE_BYTES,
     Binary,
@@ -31,16 +34,14 @@ from forge.evalpool.judge.compiler.cache import Cache, key_of
 from forge.evalpool.judge.compiler.elf import InvalidElf, check_code
 from forge.evalpool.judge.compiler.limits import over_limits
 from forge.evalpool.judge.compiler.text import Refused, check_text, source_line
-from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.shm import shared_memory
-from forge.evalpool.judge.spawner import ZygoteGone
+from forge.evalpool.judge.sandbox import proof
 from forge.process.child import describe_exit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, Spawner
     from forge.evalpool.judge.program.format import Kernel
-    from forge.evalpool.judge.spawner import Ending, SandboxedChild, Spawner
 
 logger = logging.getLogger(__name__)
 

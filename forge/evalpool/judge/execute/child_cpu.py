@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge import frames
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
-from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram
 

@@ -19,7 +19,7 @@ from forge.evalpool.judge.numbers.tolerance import (
 )
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.shm import TensorSpec
+    from forge.evalpool.judge.channel.shm import TensorSpec
 
 NUMPY_TYPES = {
     "float64": np.float64,

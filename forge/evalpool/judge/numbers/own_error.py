@@ -25,6 +25,7 @@ from forge.evalpool.judge.numbers.called import (
     replaced,
 )
 from forge.evalpool.judge.numbers.finite import widened
+from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.slabs import (
     CHUNK,
     Block,
@@ -34,7 +35,6 @@ from forge.evalpool.judge.numbers.slabs import (
     spread,
 )
 from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floor_of, tolerance
-from forge.evalpool.judge.opcount import OpCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,18 +14,18 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
-from forge.evalpool.judge import frames
-from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.words import clean, without_paths
 from forge.evalpool.judge.timing.store import Baseline, Baselines
 from forge.evalpool.judge.trial.references import ReferenceFailed
-from forge.evalpool.judge.words import clean, without_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.spawner import SandboxedChild, Spawner
+    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.evalpool.judge.timing.device import GpuDevice
     from forge.records.problem import ReferenceModule
 

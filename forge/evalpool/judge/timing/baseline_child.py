@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge import frames
-from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.called import leaves, replaced
-from forge.evalpool.judge.subject import Subject
+from forge.evalpool.judge.reference.subject import Subject
 
 if TYPE_CHECKING:
     import socket

@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge.evalpool.judge import frames, words
 from forge.evalpool.judge.capture import channel
-from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.channel import frames, words
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import InvalidProgram, Program
 from forge.evalpool.judge.trial.trial import Decided, Run
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.spawner import Spawner
+    from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.trial.trial import Phases
 
 

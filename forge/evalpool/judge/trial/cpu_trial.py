@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
-from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.trial.captures import Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
 from forge.evalpool.judge.trial.evaluations import Evaluator, Evaluators
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.spawner import Spawner
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.references import Reference
     from forge.evalpool.judge.trial.trial import Candidate, Finding, Stamp

@@ -22,25 +22,25 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge import frames
-from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.shm import shared_memory
+from forge.evalpool.judge.channel.words import at_line
+from forge.evalpool.judge.children.spawner import ZygoteGone
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op
 from forge.evalpool.judge.program.ops import KINDS, MOVES, packet
 from forge.evalpool.judge.program.walk import places
-from forge.evalpool.judge.sandbox import Isolation
-from forge.evalpool.judge.shm import shared_memory
-from forge.evalpool.judge.spawner import ZygoteGone
+from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial.trial import Decided, Run
-from forge.evalpool.judge.words import at_line
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.spawner import SandboxedChild, Spawner
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.checks import Report
     from forge.evalpool.judge.trial.trial import Phases

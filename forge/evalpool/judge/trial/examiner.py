@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge import frames
-from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.words import SIGNALS, clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.trial.trial import count
-from forge.evalpool.judge.words import SIGNALS, clean, is_out_of_memory, without_paths
 from forge.process.gpu_lease import GpuLease
 from forge.records.examination import Examination, Flag
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import socket
 
     from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.spawner import Spawner
+    from forge.evalpool.judge.children.spawner import Spawner
     from forge.records.problem import ReferenceModule
 
 MAX_WORDS = 300
@@ -38,7 +38,7 @@ VARYING_STEPS = ("draws", "inputs", "parameters")
 
 @dataclass(slots=True, kw_only=True)
 class _Report:
-    """What an examiner has said by now."""
+    """Content of an examiner's answers so far."""
 
     flags: dict[Flag, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.program.deviation import deviation
 from forge.evalpool.judge.trial.checks import Checks, require_form
@@ -21,7 +22,6 @@ from forge.evalpool.judge.trial.structure import (
     torch_share,
 )
 from forge.evalpool.judge.trial.trial import Decided, Finding
-from forge.evalpool.judge.words import at_line
 from forge.records.reason import Status
 
 if TYPE_CHECKING:

@@ -14,20 +14,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge import frames
-from forge.evalpool.judge.contained import is_contained
-from forge.evalpool.judge.sandbox import Isolation
-from forge.evalpool.judge.spawner import ZygoteGone
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.children.spawner import ZygoteGone
+from forge.evalpool.judge.sandbox.enter import Isolation
+from forge.evalpool.judge.trial.contained import is_contained
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
-    from forge.evalpool.judge.spawner import SandboxedChild, Spawner
+    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.records.problem import ReferenceModule
 
 MAX_DRAWS = 256
-"""Of one oracle: what leaks in a library stays small."""
+"""Limit for one oracle: leaks of a library stay small."""
 
 
 class OutOfMemory(Exception):
@@ -51,7 +51,7 @@ class Oracles:
         self._idle: list[_Oracle] = []
         """The one that worked last is the last."""
         self._num_lent = 0
-        """Of those that are kept."""
+        """Number of kept oracles that are lent."""
 
     @contextmanager
     def lent(self, problem: ReferenceModule) -> Iterator[SandboxedChild]:

@@ -15,17 +15,17 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge import frames
-from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec, offsets, shared_memory
+from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.numbers.compare import Expected, unwritten
-from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
-from forge.evalpool.judge.words import clean, is_out_of_memory, without_paths
 
 if TYPE_CHECKING:
     import mmap
 
-    from forge.evalpool.judge.spawner import SandboxedChild, Spawner
+    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.records.problem import ReferenceModule
 
 
@@ -68,7 +68,7 @@ class Reference:
     specs: list[TensorSpec]
     sets: list[InputSet]
     is_sequence: bool
-    """Whether it returns its outputs in a list or tuple."""
+    """True if it returns its outputs in a list or tuple."""
     num_uses: int = 0
 
     @property
@@ -105,7 +105,7 @@ class Reference:
             self._write(memory, index, unwritten(self.specs[index]))
 
     def are_inputs_kept(self, memory: bytes, number: int) -> bool:
-        """Whether a call left alone what the reference leaves alone."""
+        """True if a call left alone what the reference leaves alone."""
         one = self.sets[number]
         pairs = enumerate(zip(one.places, one.contents, strict=True))
         return all(
@@ -125,10 +125,10 @@ class InputSet:
 
     tree: Tree
     places: tuple[int, ...]
-    """Where its input tensors go, by index into the tensors of the memory."""
+    """Places of its input tensors, by index into the tensors of the memory."""
     contents: tuple[bytes, ...]
     slots: tuple[int, ...]
-    """Where a call leaves its outputs."""
+    """Places in which a call leaves its outputs."""
     expected: tuple[Expected, ...]
     changed: dict[int, Expected]
     """Inputs that the reference changes, by position, as it leaves them."""
@@ -137,7 +137,7 @@ class InputSet:
 
 
 class References:
-    """What oracles gave, kept. Safe to call from several threads."""
+    """Draws that oracles gave, kept. Safe to call from several threads."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class References:
         return sum(len(one.image) * 4 for one in self._cache.values())
 
     def _draw(self, problem: ReferenceModule) -> Reference:
-        """Of inputs as the problem gives them alone, where any others end its oracle."""
+        """Draws inputs as the problem gives them alone, if any others end its oracle."""
         try:
             try:
                 with self._oracles.lent(problem) as oracle:

@@ -10,7 +10,7 @@ import ast
 import warnings
 from dataclasses import dataclass
 
-from forge.evalpool.judge.words import at_line
+from forge.evalpool.judge.channel.words import at_line
 from forge.records.reason import Reason, Status
 
 MAX_CODE_BYTES = 256_000

@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind
 from forge.evalpool.judge.program.costs import op_bytes
 from forge.evalpool.judge.program.dataflow import Access
@@ -17,7 +18,6 @@ from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.verify import Use, uses_of, verify
-from forge.evalpool.judge.words import at_line
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import zstandard
 
-from forge.evalpool.judge import frames, words
-from forge.evalpool.judge.caps import held_bytes
-from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.channel import frames, words
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
-from forge.evalpool.judge.proof import WeakSandbox
-from forge.evalpool.judge.spawner import SandboxedChild, Spawner, ZygoteGone
+from forge.evalpool.judge.sandbox.caps import held_bytes
+from forge.evalpool.judge.sandbox.proof import WeakSandbox
 from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.source import check_source
 from forge.records.reason import Reason
@@ -63,7 +63,7 @@ REFUSED_LAUNCHES = ("Unsupported function referenced", "dynamic_func()")
 LARGE_BYTES = 1 << 30
 """Memory that a runner holds only if its candidate took it: torch itself holds a quarter."""
 PROGRAM_LEVEL = 9
-"""Of zstd: 1 to 5 kB a program, in 0.3 ms."""
+"""Level of zstd: 1 to 5 kB a program, in 0.3 ms."""
 CORRECTNESS_ALONE = JudgeOptions(timing=False)
 OUT_OF_MEMORY = "out_of_memory"
 """Reason of a candidate that asked for more than there was."""
@@ -71,7 +71,7 @@ OUT_OF_MEMORY = "out_of_memory"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """What every verdict of a judge carries."""
+    """Facts that every verdict of a judge carries."""
 
     isolation: str
     caps: str
@@ -269,10 +269,10 @@ class Run:
         limit_s: float,
         fds: tuple[int, ...] = (),
     ) -> frames.Frame:
-        """Sends work and waits for it. Raises Decided for whatever went wrong.
+        """Sends work and waits for it. Raises Decided if anything goes wrong.
 
         Args:
-            left_s: Of the phase's `limit_s`, which is what a model is told.
+            left_s: rest of the phase's `limit_s`, which a message names.
         """
         with self.answering(phase=phase, limit_s=limit_s):
             frames.send(self.child.sock, kind, body, fds=fds, timeout_s=left_s)
@@ -331,11 +331,12 @@ class Run:
         return self.finding(Status.RUNTIME_ERROR, "exception", detail)
 
     def _hung_up(self) -> Finding:
-        """What a runner's end says.
+        """The finding for a runner that ended.
 
-        SIGKILL from who is not us is an operator's, the kernel's for lack of memory on the machine,
-        or comes of limits that a candidate can set itself (RLIMIT_CPU): not told apart, so it is an
-        infra error, judged once more; who ends so again is scored for it (`pool.py`).
+        A SIGKILL that is not ours is an operator's, the kernel's for lack of memory on the machine,
+        or the result of limits that a candidate can set itself (RLIMIT_CPU). These look alike, so
+        it is an infra error, judged once more; a candidate that ends so again is scored for it
+        (`pool.py`).
         """
         self.is_ended = True
         ending = self.spawner.ended(self.child)

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge import linux
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind, parse_binary
 from forge.evalpool.judge.execute import messages
 from forge.evalpool.judge.execute.call import Call
@@ -40,6 +39,7 @@ from forge.evalpool.judge.execute.gpu.timing import Timer
 from forge.evalpool.judge.execute.messages import MAX_BLOB_BYTES, Message, PeerEnded
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Section
+from forge.evalpool.judge.sandbox import linux
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.execute.messages import Received

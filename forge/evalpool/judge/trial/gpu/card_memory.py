@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from forge.evalpool.judge.gpu_layout import spec_of
 from forge.evalpool.judge.numbers.gpu_compare import allclose_mismatch, is_unwritten, mismatch
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
+from forge.evalpool.judge.trial.gpu.layout import spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.evalpool.judge.gpu_layout import GpuReference
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
+    from forge.evalpool.judge.trial.gpu.layout import GpuReference
 
 
 MAX_KEPT_BYTES = 256 << 20

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.compiler.binary import Failure
-from forge.evalpool.judge.gpu_memory import create_block
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch
 from forge.evalpool.judge.program.walk import places
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.compiler.binary import Binary
     from forge.evalpool.judge.execute.executors import Executor, NodeTime
-    from forge.evalpool.judge.gpu_layout import GpuReference
     from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.gpu.card_memory import CardMemory, LeftByCall
+    from forge.evalpool.judge.trial.gpu.layout import GpuReference
     from forge.evalpool.judge.trial.gpu.program_memory import SharedBlock
     from forge.evalpool.judge.trial.trial import Finding
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
-from forge.evalpool.judge.gpu_layout import spec_of, view
 from forge.evalpool.judge.program.format import InvalidProgram, Origin
-from forge.evalpool.judge.shm import TensorSpec
+from forge.evalpool.judge.trial.gpu.layout import spec_of, view
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from forge.evalpool.judge.gpu_layout import GpuReference
     from forge.evalpool.judge.program.format import Program
+    from forge.evalpool.judge.trial.gpu.layout import GpuReference
 
 BUDGET_BYTES = 1 << 30
 """Memory that the places of one program may take; it has one place at least."""

@@ -13,12 +13,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.execute.executors import ExecutorGone, ProgramFault, ProgramRefused
 from forge.evalpool.judge.execute.steps import named_choices
 from forge.evalpool.judge.timing.samples import Time
 from forge.evalpool.judge.trial.gpu.card_memory import LeftByCall
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided
-from forge.evalpool.judge.words import at_line
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:

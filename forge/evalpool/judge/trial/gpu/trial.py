@@ -22,12 +22,11 @@ import torch
 
 from forge.errors import Stalled
 from forge.evalpool.capacity import executor_timeout_s, num_executors
+from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.execute.executors import ExecutorGone, Executors
 from forge.evalpool.judge.execute.processes import Nursery
-from forge.evalpool.judge.gpu_memory import GpuMemoryError
-from forge.evalpool.judge.gpu_reference import GpuReferences
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.timing.baseline import BaselineTimes
 from forge.evalpool.judge.timing.device import GpuDevice
@@ -37,6 +36,7 @@ from forge.evalpool.judge.trial.captures import Captures
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
+from forge.evalpool.judge.trial.gpu.references import GpuReferences
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided, Finding, Trials
 from forge.process.gpu_lease import GpuLease
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.execute.executors import Executor, NodeTime
-    from forge.evalpool.judge.gpu_layout import GpuReference
     from forge.evalpool.judge.program.policy import ProblemFacts
-    from forge.evalpool.judge.spawner import Spawner
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.timing.store import Baseline
+    from forge.evalpool.judge.trial.gpu.layout import GpuReference
     from forge.evalpool.judge.trial.gpu.program_run import Turn
     from forge.evalpool.judge.trial.trial import Candidate, Phases, Stamp
 

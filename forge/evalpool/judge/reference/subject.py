@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.construct import construct
 from forge.evalpool.judge.numbers.called import Unjudgeable, flatten, leaves, replaced
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.input_sets import DTYPES, MAX_OWN_ERROR, MAX_TF32_ERROR
 from forge.evalpool.judge.numbers.inputs.variations import agrees, allowed_error
-from forge.evalpool.judge.oracle import Describer
+from forge.evalpool.judge.reference.construct import construct
+from forge.evalpool.judge.reference.oracle import Describer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

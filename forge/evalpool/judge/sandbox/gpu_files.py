@@ -1,4 +1,4 @@
-"""What of this machine a child on a GPU must see: device nodes, driver libraries, a C compiler.
+"""Files of this machine that a child on a GPU must see: device nodes, driver libraries, a compiler.
 
 Called by the zygote before it builds its root. Triton compiles a launcher in C for each signature,
 so the programs of /usr/bin are shown on GPU machines; they run in the same sandbox as the candidate
@@ -65,7 +65,7 @@ def find_gpu_files(*, minor: int | None, dev: Path = Path("/dev")) -> GpuFiles:
 
 
 def child_environment() -> dict[str, str]:
-    """What a child on a GPU has beyond `sandbox.CHILD_ENVIRONMENT`, less the interpreter's."""
+    """Environment of a child on a GPU beyond `enter.CHILD_ENVIRONMENT`, less the interpreter's."""
     return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {
         "PATH": "/usr/bin:/bin",
         "CUDA_MODULE_LOADING": "LAZY",

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge import frames
-from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.shm import ITEM_BYTES
 from forge.evalpool.judge.numbers.called import dtype_name, leaves, replaced
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.inputs.input_sets import FIRST, OTHERS
@@ -33,9 +34,8 @@ from forge.evalpool.judge.numbers.inputs.variations import (
     varied,
 )
 from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR
-from forge.evalpool.judge.oracle import Describer
-from forge.evalpool.judge.shm import ITEM_BYTES
-from forge.evalpool.judge.subject import FILE, Outputs, Subject
+from forge.evalpool.judge.reference.oracle import Describer
+from forge.evalpool.judge.reference.subject import FILE, Outputs, Subject
 from forge.records.examination import Flag
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge import frames, linux
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.sandbox import linux
 
 if TYPE_CHECKING:
     from collections.abc import Callable

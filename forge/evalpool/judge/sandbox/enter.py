@@ -34,7 +34,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge import landlock, linux, root, seccomp
+from forge.evalpool.judge.sandbox import landlock, linux, root, seccomp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

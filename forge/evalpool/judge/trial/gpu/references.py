@@ -17,27 +17,27 @@ from weakref import WeakValueDictionary
 import torch
 
 from forge.evalpool.capacity import num_oracles
-from forge.evalpool.judge import frames
-from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.gpu_layout import NUM_TIMED_SETS, GpuReference, arrange, view
-from forge.evalpool.judge.gpu_memory import create_block
-from forge.evalpool.judge.shm import LayoutError, offsets
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.gpu_memory import create_block
+from forge.evalpool.judge.channel.shm import LayoutError, offsets
+from forge.evalpool.judge.channel.words import clean, without_paths
+from forge.evalpool.judge.trial.gpu.layout import NUM_TIMED_SETS, GpuReference, arrange, view
 from forge.evalpool.judge.trial.oracles import Oracles
 from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed, parse_specs
-from forge.evalpool.judge.words import clean, without_paths
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.spawner import SandboxedChild, Spawner
+    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.records.problem import ReferenceModule
 
 MAX_PROBLEMS = 16
 CACHE_SHARE = 0.1
-"""Of the card's memory that kept draws may take together; one draw may take more."""
+"""Share of the card's memory that kept draws may take together; one draw may take more."""
 DRAW_SHARE = 0.3
-"""Of the card's memory that the sets of one draw may take: the oracle holds them twice."""
+"""Share of the card's memory that the sets of one draw may take: the oracle holds them twice."""
 SMALL_SHARE, LARGE_SHARE = 1 / 32, 0.75
-"""Of the card's memory that torch gives an oracle: small ones work beside each other, at most
-as many as there are candidates; one that needs more is drawn again, while no other such is."""
+"""Shares of the card's memory that torch gives an oracle: small ones work beside each other, at
+most as many as there are candidates; one that needs more is drawn again, while no other such is."""
 
 
 class NoRoom(ProblemTooLarge):
@@ -45,7 +45,7 @@ class NoRoom(ProblemTooLarge):
 
 
 class GpuReferences:
-    """What oracles gave, kept. Safe to call from several threads."""
+    """Draws that oracles gave, kept. Safe to call from several threads."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class GpuReferences:
                 return self._draw_within(problem, memory_share=LARGE_SHARE)
 
     def _draw_within(self, problem: ReferenceModule, *, memory_share: float) -> GpuReference:
-        """Where the reference fails on inputs that it does not give itself, from those alone."""
+        """Draws from the reference's own inputs alone, if it fails on any others."""
         left_s = self._timeout_s
         for is_plain in (False, True) if self._is_varied else (True,):
             began = time.monotonic()

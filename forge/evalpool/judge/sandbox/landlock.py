@@ -14,7 +14,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge import linux
+from forge.evalpool.judge.sandbox import linux
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

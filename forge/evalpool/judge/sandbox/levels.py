@@ -11,8 +11,8 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge import landlock, linux, sandbox, seccomp
-from forge.evalpool.judge.sandbox import Isolation
+from forge.evalpool.judge.sandbox import enter, landlock, linux, seccomp
+from forge.evalpool.judge.sandbox.enter import Isolation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ def why_not(level: Isolation) -> str | None:
     """None if the level works here, else what the machine refused. Tried in a child of ours."""
     attempt = {
         Isolation.NAMESPACES: _try_namespaces,
-        Isolation.NAMESPACES_NOPROC: sandbox.enter_zygote_namespaces,
+        Isolation.NAMESPACES_NOPROC: enter.enter_zygote_namespaces,
         Isolation.LANDLOCK: _try_landlock,
     }[level]
     reading, writing = os.pipe()
@@ -82,12 +82,12 @@ def _report(attempt: Callable[[], None], writing: int) -> None:
 
 
 def _try_namespaces() -> None:
-    sandbox.enter_zygote_namespaces()
+    enter.enter_zygote_namespaces()
     linux.mount(None, "/", flags=linux.MS_REC | linux.MS_PRIVATE)  # else the host would see /proc
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:  # as pid 1 of the new namespace
-        _report(sandbox.mount_proc, writing)
+        _report(enter.mount_proc, writing)
     os.close(writing)
     with os.fdopen(reading) as words:
         told = words.read(MAX_WORDS)
@@ -104,7 +104,7 @@ def _try_landlock() -> None:
     if version < landlock.MIN_ABI:
         raise OSError(errno.ENOSYS, f"Landlock {version}, not {landlock.MIN_ABI} (Linux 6.2)")
     if os.geteuid() == 0:
-        linux.take_uid(sandbox.PROBE_UID)
+        linux.take_uid(enter.PROBE_UID)
     elif version < landlock.SCOPE_ABI:
         words = f"Landlock {version} stops no signals (6, Linux 6.12, does), and we are not root"
         raise OSError(errno.EPERM, words)

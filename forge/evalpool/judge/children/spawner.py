@@ -18,12 +18,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge import frames, gpu_files, processes, proof
-from forge.evalpool.judge.caps import CapsKind, open_caps
-from forge.evalpool.judge.cores import Cores
-from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.launcher import SIGNALLED
-from forge.evalpool.judge.sandbox import PROBE_UID, Isolation
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.children.launcher import SIGNALLED
+from forge.evalpool.judge.sandbox import gpu_files, processes, proof
+from forge.evalpool.judge.sandbox.caps import CapsKind, open_caps
+from forge.evalpool.judge.sandbox.cores import Cores
+from forge.evalpool.judge.sandbox.enter import PROBE_UID, Isolation
 from forge.process.child import describe_exit
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class Spawner:
         command = [
             sys.executable,
             "-m",
-            "forge.evalpool.judge.launcher",
+            "forge.evalpool.judge.children.launcher",
             str(theirs.fileno()),
             json.dumps(config),
         ]

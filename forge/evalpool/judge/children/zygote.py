@@ -2,7 +2,7 @@
 
 Started by its launcher (`launcher.py`). Promise: it has run no torch op, started no thread, and
 holds nothing worth stealing: no seed, no reference, no candidate. A child is forked in a pid
-namespace of its own, enters its sandbox (`sandbox.py`) and says HELLO; only then does the judge
+namespace of its own, enters its sandbox (`enter.py`) and says HELLO; only then does the judge
 look at it and send it work.
 """
 
@@ -23,17 +23,10 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge.evalpool.judge import (
-    attempts,
-    frames,
-    gpu_files,
-    linux,
-    processes,
-    root,
-    sandbox,
-)
-from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.sandbox import ChildLimits, Isolation, Surroundings
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.sandbox import attempts, enter, gpu_files, linux, processes, root
+from forge.evalpool.judge.sandbox.enter import ChildLimits, Isolation, Surroundings
 from forge.process.lease import collector_paused
 
 if TYPE_CHECKING:
@@ -163,7 +156,7 @@ class Zygote:
             core=body["core"],
             num_siblings=body["num_siblings"],
         )
-        sandbox.enter_child_sandbox(self.around, limits, scratch=scratch)
+        enter.enter_child_sandbox(self.around, limits, scratch=scratch)
 
     def _be_child(self, role: str, sock: socket.socket, scratch: str) -> None:
         if role != "probe":
@@ -184,20 +177,20 @@ def be_zygote(
 ) -> None:
     """Runs a zygote until its end, in a process of its own in its namespaces."""
     os.environ.update(IMPORT_ENVIRONMENT)
-    environment = dict(sandbox.CHILD_ENVIRONMENT)
+    environment = dict(enter.CHILD_ENVIRONMENT)
     if is_gpu:
         environment |= gpu_files.child_environment()
     with _reporting_faults(sock), collector_paused():
         children = _import_for_gpu() if is_gpu else _import_for_cpu()
     gc.collect()
     linux.use_huge_pages()
-    mapped_bytes = sandbox.mapped_bytes()
+    mapped_bytes = enter.mapped_bytes()
     num_threads = len(os.listdir("/proc/self/task"))
     namespace, proc = None, os.open("/proc", os.O_PATH | os.O_CLOEXEC)
     if isolation.has_namespaces:
         namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         with reporting_refusals(sock):
-            sandbox.enter_root(plan, at=folder, isolation=isolation)
+            enter.enter_root(plan, at=folder, isolation=isolation)
     if isolation is not Isolation.NONE:
         sys.path[:] = root.sandbox_sys_path(plan)
         sys.path_importer_cache.clear()
@@ -233,7 +226,7 @@ def reporting_refusals(sock: socket.socket) -> Iterator[None]:
     """Reports an error in the body to the judge: the step into the sandbox that was refused."""
     try:
         yield
-    except (OSError, MemoryError, sandbox.LimitTooLow) as error:
+    except (OSError, MemoryError, enter.LimitTooLow) as error:
         is_refused = isinstance(error, OSError) and error.errno not in EXHAUSTED
         kind = "sandbox" if is_refused else "limit"
         frames.send(sock, Kind.FAILED, {"message": str(error) or repr(error), "kind": kind})
@@ -264,11 +257,11 @@ def _import_for_cpu() -> Children:
     import torch
 
     torch.set_num_threads(1)
-    from forge.evalpool.judge import examine, oracle
     from forge.evalpool.judge.capture import child as capture
     from forge.evalpool.judge.capture.warmup import warm_up
     from forge.evalpool.judge.compiler import child as compiler
     from forge.evalpool.judge.execute import child_cpu
+    from forge.evalpool.judge.reference import examine, oracle
 
     warm_up()
     child_cpu.warm_up()
@@ -292,7 +285,8 @@ def _import_for_gpu() -> Children:
     from triton.runtime import driver
 
     torch.set_num_threads(1)
-    from forge.evalpool.judge import examine, gpu_memory, oracle
+    from forge.evalpool.judge.channel import gpu_memory
+    from forge.evalpool.judge.reference import examine, oracle
     from forge.evalpool.judge.timing import baseline_child
 
     for name in ("numpy.fft", "numpy.linalg", "numpy.random"):

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
-from forge.evalpool.judge.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.trial.references import max_uses
 from forge.evalpool.judge.trial.trial import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from forge.evalpool.judge.gpu_memory import Block
+    from forge.evalpool.judge.channel.gpu_memory import Block
 
 NUM_TIMED_SETS = 2
 """Sets that no candidate has seen before it is timed."""

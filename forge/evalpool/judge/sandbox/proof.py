@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 
-from forge.evalpool.judge.sandbox import Isolation, kept_capabilities
+from forge.evalpool.judge.sandbox.enter import Isolation, kept_capabilities
 
 CREDENTIALS = struct.Struct("3i")
 SO_PASSCRED = 16

@@ -13,7 +13,7 @@ import os
 import struct
 from functools import cache
 
-from forge.evalpool.judge import linux
+from forge.evalpool.judge.sandbox import linux
 
 AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 

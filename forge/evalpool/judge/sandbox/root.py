@@ -16,10 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge import landlock, linux
+from forge.evalpool.judge.sandbox import landlock, linux
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.gpu_files import GpuFiles
+    from forge.evalpool.judge.sandbox.gpu_files import GpuFiles
 
 DISTRIBUTIONS = ("torch", "triton", "numpy")
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")

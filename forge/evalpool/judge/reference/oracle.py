@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge import frames
-from forge.evalpool.judge.construct import construct, parameters_made
-from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.shm import TensorSpec, offsets
 from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name
 from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.inputs import parameters
@@ -39,12 +39,12 @@ from forge.evalpool.judge.numbers.inputs.input_sets import (
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.own_error import count_work, has_products
 from forge.evalpool.judge.numbers.sizes import require_room
-from forge.evalpool.judge.shm import TensorSpec, offsets
+from forge.evalpool.judge.reference.construct import construct, parameters_made
 
 if TYPE_CHECKING:
     import socket
 
-    from forge.evalpool.judge.opcount import OpCounter
+    from forge.evalpool.judge.numbers.opcount import OpCounter
 
 Tree = list[Any]
 IDLE_S = 1e9
@@ -247,7 +247,7 @@ def _fill(frame: frames.Frame, tensors: list[torch.Tensor]) -> None:
 
 def _fill_block(fd: int, num_bytes: int, tensors: list[torch.Tensor], starts: list[int]) -> None:
     """Writes the tensors into GPU memory of the judge."""
-    from forge.evalpool.judge import gpu_memory
+    from forge.evalpool.judge.channel import gpu_memory
 
     torch.cuda.empty_cache()
     block = gpu_memory.open_block(fd, num_bytes)

@@ -1,7 +1,7 @@
 """Starts the zygote, in namespaces made for it, and ends with it and all that it started.
 
-Spawned by the judge (`python -m forge.evalpool.judge.launcher FD CONFIG`). A process that enters a
-pid namespace stays outside of it; its child, the zygote, is the first inside.
+Spawned by the judge (`python -m forge.evalpool.judge.children.launcher FD CONFIG`). A process that
+enters a pid namespace stays outside of it; its child, the zygote, is the first inside.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from forge.evalpool.judge import gpu_files, levels, linux, processes, root, sandbox
-from forge.evalpool.judge.zygote import be_zygote, reporting_refusals
+from forge.evalpool.judge.children.zygote import be_zygote, reporting_refusals
+from forge.evalpool.judge.sandbox import enter, gpu_files, levels, linux, processes, root
 
 SIGNALLED = 128
 """Added to the number of the signal that ended the zygote, as a shell does."""
@@ -35,7 +35,7 @@ def main() -> None:
     with reporting_refusals(sock):
         isolation = levels.strongest(config["isolation"], is_gpu=is_gpu)
         if isolation.has_namespaces:
-            sandbox.enter_zygote_namespaces()
+            enter.enter_zygote_namespaces()
     if not isolation.has_namespaces:
         _become_subreaper()
     pid = os.fork()

@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from forge.evalpool.judge import processes
+from forge.evalpool.judge.sandbox import processes
 
 logger = logging.getLogger(__name__)
 

@@ -83,7 +83,7 @@ class Block:
 
 
 class _Array:
-    """What torch wraps without a copy."""
+    """Device memory that torch wraps without a copy."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
