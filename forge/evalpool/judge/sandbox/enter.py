@@ -12,16 +12,15 @@ Each level, and what it does not cover (`levels.py` chooses, `proof.py` and `att
 
     namespaces         all of the above. The network namespace is shared by the children of one
                        judge (with loopback down), which may not create sockets (seccomp).
-    namespaces-noproc  the same, but no /proc can be mounted (masked, as in Docker): on a CPU the
-                       child has none; on a GPU it sees the host's: names, arguments and load of
-                       other processes, but (uid, Landlock) neither their memory nor environment.
+    namespaces-noproc  the same, but no /proc can be mounted (masked, as in Docker): the child has
+                       none. Not on a GPU, where CUDA does not start without.
     landlock           no namespaces: Landlock, seccomp, limits, own uid under root. A child is in
                        the host's pid, network and IPC namespaces and can find out which paths
-                       exist (stat), and on a GPU the public part of /proc; the size of each file is
-                       limited, not their sum. Under root it keeps CAP_DAC_READ_SEARCH, and only
-                       Landlock limits its reads. If zygote and launcher are killed at the same
-                       instant, its own children may outlive it. An ordinary user's child shares the
-                       user's uid and limit of processes.
+                       exist (stat); the size of each file is limited, not their sum. Not on a GPU.
+                       Under root it keeps CAP_DAC_READ_SEARCH, and only Landlock limits its reads.
+                       If zygote and launcher are killed at the same instant, its own children may
+                       outlive it. An ordinary user's child shares the user's uid and limit of
+                       processes.
     none               limits and no_new_privs only: files, sockets and processes are in reach.
 """
 
@@ -175,14 +174,11 @@ def enter_root(
     plan: root.RootPlan, *, at: str, isolation: Isolation = Isolation.NAMESPACES
 ) -> None:
     """Second half, in the zygote: enters the allow-list root, with the /proc of its own pid
-    namespace. If it cannot be mounted, the root has the host's for a GPU (CUDA reads its own
-    entry), else none.
+    namespace, unless the level has none.
     """
     root.build_root(plan, at=at)
     if isolation is Isolation.NAMESPACES:
         mount_proc(at)
-    elif plan.devices:
-        linux.mount("/proc", f"{at}/proc", flags=linux.MS_BIND | linux.MS_REC)
     linux.pivot_root(at)
     root.seal_root()
 
@@ -216,7 +212,7 @@ def enter_child_sandbox(around: Surroundings, limits: ChildLimits, *, scratch: s
     linux.drop_capabilities(kept=kept)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     if isolation is Isolation.LANDLOCK:
-        rules = root.landlock_rules(around.plan, scratch=scratch, is_gpu=around.is_gpu)
+        rules = root.landlock_rules(around.plan, scratch=scratch)
         landlock.confine_files(rules)
     elif isolation is Isolation.NAMESPACES_NOPROC:
         landlock.confine_processes()

@@ -35,11 +35,10 @@ SCOPES = 0b11
 """Abstract Unix sockets, signals."""
 
 READ = EXECUTE | READ_FILE | READ_DIR
-READ_WRITE = READ_FILE | READ_DIR | WRITE_FILE
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEVICE
 """Rights that can be given for what is no directory."""
 DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEVICE
-SCRATCH = ALL_FILES & ~(MAKE_CHAR | MAKE_BLOCK | MAKE_SOCK | REFER)
+SCRATCH = ALL_FILES & ~(MAKE_CHAR | MAKE_BLOCK | MAKE_SOCK | MAKE_DIR | REFER)
 
 MIN_ABI = 3
 """Linux 6.2: before it, any file could be truncated."""

@@ -93,7 +93,7 @@ def seal_root() -> None:
     linux.mount(None, "/", flags=flags)
 
 
-def landlock_rules(plan: RootPlan, *, scratch: str, is_gpu: bool) -> list[tuple[str, int]]:
+def landlock_rules(plan: RootPlan, *, scratch: str) -> list[tuple[str, int]]:
     """The same allow-list where no root can be built, for the process that asks. Folders that hold
     a hidden one can be listed with it.
     """
@@ -102,11 +102,8 @@ def landlock_rules(plan: RootPlan, *, scratch: str, is_gpu: bool) -> list[tuple[
     for path in plan.shown:
         inside = [f"{path}/{name}" for name in os.listdir(path)] if path in listed else [path]
         rules += [(one, landlock.READ) for one in inside if one not in plan.hidden]
-    rules += [(f"/dev/{name}", landlock.DEVICE) for name in (*DEVICES, *plan.devices)]
-    if is_gpu:  # cuInit names its threads there, and fails with error 304 where it cannot
-        rules += [("/proc", landlock.READ), ("/proc/self/task", landlock.READ_WRITE)]
-        return [*rules, (scratch, landlock.SCRATCH)]
-    return [*rules, (scratch, landlock.SCRATCH & ~landlock.MAKE_DIR)]
+    rules += [(f"/dev/{name}", landlock.DEVICE) for name in DEVICES]
+    return [*rules, (scratch, landlock.SCRATCH)]
 
 
 def _show(path: str, *, at: str) -> None:
