@@ -18,7 +18,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.gpu_memory import Block, GpuMemoryError
 from forge.evalpool.judge.channel.shm import LayoutError
 from forge.evalpool.judge.children.spawner import SandboxedChild
-from forge.evalpool.judge.trial.gpu import references
+from forge.evalpool.judge.trial.gpu import references as module
 from forge.evalpool.judge.trial.gpu.layout import arrange
 from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, GpuReferences
 from forge.evalpool.judge.trial.references import ReferenceFailed
@@ -184,7 +184,7 @@ def open_references(oracles: Oracles, monkeypatch: pytest.MonkeyPatch) -> GpuRef
         total_memory = 80 << 30
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: Card)
-    monkeypatch.setattr(references, "create_block", HostBlock)
+    monkeypatch.setattr(module, "create_block", HostBlock)
     spawner: Any = oracles
     return GpuReferences(spawner, num_sets=2, timeout_s=10.0, uid=None, is_tf32=False)
 
@@ -248,6 +248,6 @@ def test_a_full_card_is_not_the_references_fault(monkeypatch: pytest.MonkeyPatch
         raise GpuMemoryError("full")
 
     references = open_references(Oracles([answer()]), monkeypatch)
-    monkeypatch.setattr(references, "create_block", refuse)
+    monkeypatch.setattr(module, "create_block", refuse)
     with pytest.raises(GpuMemoryError):
         references.hold(PROBLEM)
