@@ -103,3 +103,12 @@ def test_own_errors_widen_what_is_allowed() -> None:
     expected, error = torch.ones(4), packed(torch.full((4,), 0.1))
     assert both(expected + 0.3, expected, error) == {None}
     assert None not in both(expected + 0.5, expected, error)
+
+
+def test_a_bool_that_nothing_wrote_is_not_true() -> None:
+    """Its byte is 255."""
+    right = torch.ones(64, dtype=torch.bool)
+    got = torch.full((64,), 255, dtype=torch.uint8).view(torch.bool)
+    allowed = Allowed.of(right, torch.zeros(0), precision="fp32")
+    assert mismatch(right.clone(), right, allowed=allowed) is None
+    assert mismatch(got, right, allowed=allowed) is not None

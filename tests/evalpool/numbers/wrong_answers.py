@@ -113,6 +113,31 @@ def bf16_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.bfloat16().float() @ b.bfloat16().float()
 
 
+def layer(a: Any, b: Any, bias: Any, residual: Any) -> torch.Tensor:
+    return a @ b + bias + residual
+
+
+def half_layer(a: Any, b: Any, bias: Any, residual: Any) -> torch.Tensor:
+    return a.half().float() @ b.half().float() + bias + residual
+
+
+def layer_inputs() -> list[Any]:
+    shapes = ((64, 128), (128, 64), (64,), (64, 64))
+    return [torch.randn(*shape) for shape in shapes]
+
+
+def attention(q: Any, k: Any, v: Any) -> torch.Tensor:
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def half_attention(q: Any, k: Any, v: Any) -> torch.Tensor:
+    return attention(q, k, v.half().float())
+
+
+def with_fp8() -> list[Any]:
+    return [torch.rand(64, 64), (torch.rand(64) + 0.5).to(torch.float8_e4m3fn)]
+
+
 def segments() -> list[Any]:
     return [torch.randn(64, 8), torch.arange(0, 65, 8)]
 
@@ -282,5 +307,24 @@ WRONG = [
         name="half precision inside",
         reference=lambda x: (x * 1.7).tanh(), answer=lambda x: (x.half() * 1.7).tanh().float(),
         inputs=randn(64, 64),
+    ),
+    Wrong(
+        name="fp16 for TF32, in a layer",
+        reference=layer, answer=half_layer, inputs=layer_inputs, is_tf32=True,
+    ),
+    Wrong(
+        name="fp16 for TF32, in one operand",
+        reference=product_answer, answer=lambda a, b: a @ b.half().float(), is_tf32=True,
+        inputs=lambda: [torch.randn(64, 128), torch.randn(128, 64)],
+    ),
+    Wrong(
+        name="fp16 for TF32, in the values of an attention",
+        reference=attention, answer=half_attention, is_tf32=True,
+        inputs=lambda: [torch.randn(2, 32, 16) for _ in range(3)],
+    ),
+    Wrong(
+        name="identity for a ReLU, beside an fp8 factor",
+        reference=lambda x, y: x.relu() * y.float(), answer=lambda x, y: x * y.float(),
+        inputs=with_fp8,
     ),
 ]  # fmt: skip

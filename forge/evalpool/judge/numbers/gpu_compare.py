@@ -58,8 +58,8 @@ class Differences:
     num_differing: int = 0
     first: tuple[int, ...] = ()
     """Index of the first that differs."""
-    largest: float = 0.0
-    """Absolute error among finite values."""
+    largest: float | None = None
+    """Largest absolute error among finite ones."""
     num_unset: int = 0
     """NaN where the reference has none."""
 
@@ -140,6 +140,8 @@ def _add(
     difference = (got - expected).abs_()
     if kind.is_floating_point:
         differs = (difference <= allowed.at(block, expected)).logical_not_()
+    elif kind is torch.bool:  # a byte that nothing wrote is no truth value
+        differs = given[0].view(torch.uint8) != given[1].view(torch.uint8)
     else:
         differs = given[0] != given[1]
     if not bool(differs.any()):
@@ -178,8 +180,10 @@ def _count(
         )
     found.num_differing += num
     found.num_unset += int((got.isnan() & ~expected.isnan()).count_nonzero())
-    finite = (got - expected).abs_().nan_to_num_(0.0, 0.0, 0.0)
-    found.largest = max(found.largest, float(finite.max()))
+    difference = (got - expected).abs_()
+    finite = difference[difference.isfinite()]
+    if finite.numel():
+        found.largest = max(found.largest or 0.0, float(finite.max()))
 
 
 def _described(

@@ -50,7 +50,8 @@ FIRST = ("given", "spiked", "unlike")
 OTHERS = ("centred", "shifted", "wide", "near_one")
 """Variants behind them, in random order."""
 HUGE = "huge"
-"""One more, second, where there are products in TF32."""
+"""More, behind the first, where there are products in TF32: one for each continuous input."""
+MAX_HUGE = 4
 PRODUCTS = ("prod", "cumprod")
 """Operations whose result vanishes or overflows: `near_one` is the first of OTHERS."""
 UNIT_ONLY = ("binary_cross_entropy",)
@@ -159,11 +160,15 @@ def make_sets(
         agree=Agreement(terms.precision),
         flops=flops,
     )
-    for variant in variants:
+    while variants:
+        variant = variants.pop(0)
         made = draws.make(variant)
+        if not sets and HUGE in variants:
+            at = variants.index(HUGE)
+            variants[at:at] = [HUGE] * (draws.num_huge - 1)
         if sets and (planted := search.improve(made.inputs)) is not None:
             made = draws.tried(planted, variant=made.variant) or made
-        if len(variants) > 1 and not terms.is_plain:
+        if (variants or sets) and not terms.is_plain:
             search.note(made.inputs)
         sets.append(made)
         num_bytes += made.num_bytes()
@@ -187,6 +192,10 @@ class Draws:
         self._traits = _Traits()
         self._start = 0
         """Number of freedoms in which the reference failed in an earlier set."""
+        self._huge = -1
+        """Number of sets with a huge input so far, less one: the inputs take turns."""
+        self.num_huge = 1
+        """Number of such sets in which each input has its turn."""
         self._typical: list[float] = []
         """Root mean square of each output of the first set."""
         self._is_inexact = False
@@ -200,11 +209,13 @@ class Draws:
             return inputs
         earlier = leaves(self._given) if self._given is not None else []
         is_adverse = self._terms.is_tf32 and recipe.variant != "given"
-        kept = _kept_by_huge(inputs) if recipe.variant == HUGE else ()
+        is_huge = recipe.variant == HUGE
+        chosen = _operands(inputs)[self._huge % MAX_HUGE :][:1] if is_huge else ()
 
         def change(number: int, value: torch.Tensor) -> torch.Tensor:
             first = earlier[number] if number < len(earlier) else None
-            made = value if number in kept else _varied(value, first, recipe)
+            is_kept = is_huge and number not in chosen
+            made = value if is_kept else _varied(value, first, recipe)
             return avoid_bf16_(made) if is_adverse else made
 
         return replaced(inputs, change)
@@ -214,6 +225,7 @@ class Draws:
         Unjudgeable where it does not bear those either."""
         if self._given is None:
             return self._make_given()
+        self._huge += variant == HUGE
         if variant != "given":
             is_inexact = False
             for number, freedom in self._freedoms():
@@ -267,6 +279,7 @@ class Draws:
                 if self._given is None:
                     self._traits = _Traits.of(inputs)
                     self._given = replaced(inputs, _kept)
+                    self.num_huge = max(1, min(MAX_HUGE, len(_operands(inputs))))
                     self._typical = [
                         root_mean_square(one) if one.is_floating_point() else 0.0
                         for one in made.outputs
@@ -354,16 +367,16 @@ def _varied(value: torch.Tensor, first: torch.Tensor | None, recipe: Recipe) -> 
     return redraw(value, first, variant=recipe.variant)
 
 
-def _kept_by_huge(inputs: list[Any]) -> list[int]:
-    """Numbers of the continuous inputs that stay as they are, all but one: with several huge ones
-    their products would be out of every kernel's range."""
-    found = [
-        number
+def _operands(inputs: list[Any]) -> list[int]:
+    """Numbers of the continuous inputs, those with most elements first. One at a time is huge: the
+    products of several would be out of every kernel's range."""
+    found = {
+        number: one.numel()
         for number, one in enumerate(leaves(inputs))
         if one.is_floating_point() and one.numel() > 1
         if Domain.of(one).form is not Form.CATEGORICAL
-    ]
-    return random.sample(found, max(0, len(found) - 1))
+    }
+    return sorted(found, key=lambda number: -found[number])
 
 
 def _kept(_: int, value: torch.Tensor) -> torch.Tensor:

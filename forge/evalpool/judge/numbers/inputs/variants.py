@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from forge.evalpool.judge.numbers.called import is_categorical
+from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form, settle
 from forge.evalpool.judge.numbers.slabs import CHUNK
 
@@ -71,6 +72,9 @@ def vary_(value: torch.Tensor, variant: str, freedom: Freedom) -> torch.Tensor:
     """
     if variant == "given" or value.numel() < 2:
         return value
+    if (wide := widened(value)) is not value:  # torch computes nothing in types of one byte
+        limit = torch.finfo(value.dtype).max
+        return value.copy_(vary_(wide, variant, freedom).clamp_(-limit, limit))
     domain = Domain.of(value)
     if domain.form is Form.CATEGORICAL:
         return value

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from forge.evalpool.judge.numbers.finite import are_finite
+from forge.evalpool.judge.numbers.finite import are_finite, widened
 
 Outputs = list[torch.Tensor]
 Runs = Callable[[list[Any]], Outputs | None]
@@ -168,7 +168,7 @@ def plant(inputs: list[Any], spots: set[Spot], *, attempt: int) -> list[Any]:
     num_turns = max(1, MAX_ATTEMPTS // len(groups))
     tensor, axis, is_joint = shortest[attempt // num_turns % len(groups)]
     turn = attempt % num_turns
-    value = inputs[tensor].clone(memory_format=torch.contiguous_format)
+    value = widened(inputs[tensor]).clone(memory_format=torch.contiguous_format)
     anchors = {"mean": value.float().mean().to(value.dtype), "max": value.max(), "min": value.min()}
     lines = _lines(value, axis, is_joint=is_joint)
     flat = lines.reshape(-1, lines.shape[-1])  # a copy, unless the axis is the last one
@@ -184,6 +184,7 @@ def plant(inputs: list[Any], spots: set[Spot], *, attempt: int) -> list[Any]:
         flat[line, 0 if is_first else -1] = witness
     if flat.data_ptr() != value.data_ptr():
         lines.copy_(flat.view(lines.shape))
+    value = value.to(inputs[tensor].dtype)
     return [value if number == tensor else one for number, one in enumerate(inputs)]
 
 
