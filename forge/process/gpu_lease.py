@@ -66,6 +66,15 @@ class GpuLease:
             self._lock(gate, use, fcntl.LOCK_EX, deadline=deadline)
             yield
 
+    def is_wanted(self) -> bool:
+        """True if another process waits to hold the GPU alone, or does."""
+        with opened(self._gate) as gate:
+            try:
+                fcntl.flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
     def _lock(self, gate: int, use: int, kind: int, *, deadline: float) -> None:
         if not self._polling.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise _busy(self._gate)

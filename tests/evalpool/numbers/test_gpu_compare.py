@@ -109,6 +109,6 @@ def test_a_bool_that_nothing_wrote_is_not_true() -> None:
     """Its byte is 255."""
     right = torch.ones(64, dtype=torch.bool)
     got = torch.full((64,), 255, dtype=torch.uint8).view(torch.bool)
-    allowed = Allowed.of(right, torch.zeros(0), precision="fp32")
-    assert mismatch(right.clone(), right, allowed=allowed) is None
-    assert mismatch(got, right, allowed=allowed) is not None
+    allowed = gpu_compare.Allowed.of(right, torch.zeros(0), precision="fp32")
+    assert gpu_compare.mismatch(right.clone(), right, allowed=allowed) is None
+    assert gpu_compare.mismatch(got, right, allowed=allowed) is not None

@@ -1,4 +1,4 @@
-"""What an oracle on a GPU says is checked before it is believed. Needs no GPU."""
+"""Answers of an oracle on a GPU are checked before use. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from forge.evalpool.judge.children.spawner import SandboxedChild
 from forge.evalpool.judge.trial.gpu import references as module
 from forge.evalpool.judge.trial.gpu.layout import arrange
 from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, GpuReferences
+from forge.evalpool.judge.trial.oracles import Oracles as JudgeOracles
 from forge.evalpool.judge.trial.references import ReferenceFailed
 from forge.records.problem import Problem, Split
 
@@ -115,7 +116,7 @@ def test_tensors_among_the_constructors_arguments_are_named() -> None:
 
 @dataclass
 class Oracles:
-    """A spawner of oracles that answer in turn as told: a word is why one fails, "" that it hangs
+    """A spawner of oracles that answer in turn: a word is the error of one, "" that it hangs
     up, SILENT that it says nothing, a layout that it has done its work."""
 
     answers: list[str | dict[str, Any]]
@@ -186,7 +187,8 @@ def open_references(oracles: Oracles, monkeypatch: pytest.MonkeyPatch) -> GpuRef
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: Card)
     monkeypatch.setattr(module, "create_block", HostBlock)
     spawner: Any = oracles
-    return GpuReferences(spawner, num_sets=2, timeout_s=10.0, uid=None, is_tf32=False)
+    kept = JudgeOracles(spawner, uid=None, num_kept=2)
+    return GpuReferences(kept, num_sets=2, timeout_s=10.0, is_tf32=False)
 
 
 @pytest.mark.parametrize(

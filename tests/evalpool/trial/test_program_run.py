@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,6 +38,7 @@ from tests.evalpool.execute.host_judge import Thread, launched
 from tests.evalpool.execute.made_programs import Made, data_of, use
 
 if TYPE_CHECKING:
+    from forge.evalpool.judge.execute.messages import Message
     from forge.evalpool.judge.timing.samples import Time
 
 NUM = 6
@@ -193,6 +195,54 @@ def test_a_program_that_is_wrong_only_when_timed_is_found(
     monkeypatch.setitem(KERNELS, "scale", (sometimes, types))
     status, reason, _ = decided(lambda: timed(run))
     assert (status, reason) == (Status.WRONG, "output_not_written")
+
+
+def test_the_executor_works_for_a_program_in_a_turn_alone_only_to_time_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[str] = []
+    asked: list[tuple[str, str]] = []
+    ask = Executor._ask
+
+    def noted(self: Executor, kind: Message, *values: Any, **options: Any) -> Any:
+        asked.append((kind.name, turns[-1] if turns else "none"))
+        return ask(self, kind, *values, **options)
+
+    @contextmanager
+    def turn(name: str) -> Iterator[None]:
+        turns.append(name)
+        yield
+        turns.pop()
+
+    monkeypatch.setattr(Executor, "_ask", noted)
+    judgement = bench.judgement(*scaled())
+    judgement.shared, judgement.alone = partial(turn, "shared"), partial(turn, "alone")
+    with judgement.held():
+        judgement.checked()
+        timed(judgement)
+    kinds = {kind: {name for one, name in asked if one == kind} for kind, _ in asked}
+    assert kinds == {"LOAD": {"shared"}, "RUN": {"shared"}, "TIME": {"alone"}, "UNLOAD": {"shared"}}
+
+
+def test_each_unseen_set_is_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    judgement = bench.judgement(*scaled())
+    judgement.checked()
+    numbers: list[int] = []
+    check = GpuJudgement._check_timed
+    monkeypatch.setattr(
+        GpuJudgement,
+        "_check_timed",
+        lambda self, calls: (numbers.extend(one.number for one in calls), check(self, calls)),
+    )
+    timed(judgement)
+    assert set(judgement.reference.unseen) <= set(numbers)
+
+
+def test_no_deadline_of_checked_calls_outlasts_them(bench: Bench) -> None:
+    """A program that reads values is captured again before it is timed, maybe after a baseline."""
+    judgement = bench.judgement(*scaled())
+    judgement.checked()
+    assert judgement._deadline is None
 
 
 def test_another_protocol_has_its_own_tolerance_and_looks_at_no_input(bench: Bench) -> None:

@@ -173,3 +173,24 @@ def test_nobody_is_beside_a_thread_alone(lease: GpuLease) -> None:
     assert not any(thread.is_alive() for thread in threads)
     assert faults == []
     assert is_free(lease.exclusive)
+
+
+def test_another_process_gets_its_turn_alone_though_sharers_overlap(lease: GpuLease) -> None:
+    turns, is_over, held = GpuTurns(lease), threading.Event(), threading.Event()
+
+    def share() -> None:
+        while not is_over.is_set():
+            with turns.shared(timeout_s=30):
+                held.set()
+                time.sleep(0.02)
+
+    threads = []
+    for _ in range(4):
+        threads += started(share)
+        time.sleep(0.005)
+    assert held.wait(10)
+    with lease.exclusive(timeout_s=20):
+        assert turns._num_inside == 0
+    is_over.set()
+    for thread in threads:
+        thread.join()

@@ -334,6 +334,7 @@ class Executors:
         self._ready: list[Executor] = []
         self._error: Exception | None = None
         self._is_closed = False
+        self._num_taken = 0
         self._idle: list[Executor] = []
         """Executors that have worked and have no program now."""
         self._maker = threading.Thread(target=self._make, name="executors", daemon=True)
@@ -362,6 +363,11 @@ class Executors:
             held.callback(self._give_back, executor)
             yield executor
 
+    @property
+    def are_in_use(self) -> bool:
+        """True while a thread has an executor."""
+        return self._num_taken > 0
+
     def close(self) -> None:
         """Ends the processes and the thread that makes them."""
         with self._changed:
@@ -373,6 +379,7 @@ class Executors:
 
     def _give_back(self, executor: Executor) -> None:
         with self._changed:
+            self._num_taken -= 1
             if executor.is_alive:
                 self._idle.append(executor)
 
@@ -381,6 +388,7 @@ class Executors:
             while self._idle:
                 found = self._idle.pop()
                 if found.is_alive:
+                    self._num_taken += 1
                     return found
             while not self._ready:
                 if self._error is not None:
@@ -392,6 +400,7 @@ class Executors:
                     raise Stalled("no executor was made in time")
                 self._changed.wait(left_s)
             found = self._ready.pop()
+            self._num_taken += 1
             self._changed.notify_all()
             return found
 

@@ -202,7 +202,7 @@ class Loaded:
         except (BadResult, UnknownOperation) as error:
             raise CannotRun("operation", str(error), line=step.line) from error
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-            if self.is_capturing:
+            if self.is_capturing and not isinstance(error, torch.OutOfMemoryError):
                 raise CannotRun("capture", str(error).split("\n")[0], line=step.line) from error
             raise self._failed(error, step) from error
 

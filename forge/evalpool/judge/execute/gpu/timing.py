@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from forge.evalpool.judge.execute.gpu.card import REPLAY_CYCLES, RUN_CYCLES
 from forge.evalpool.judge.execute.gpu.driver import DriverError
 from forge.evalpool.judge.execute.gpu.places import POISON
@@ -22,8 +24,6 @@ from forge.evalpool.judge.program.format import Section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import torch
 
     from forge.evalpool.judge.execute.call import Call
     from forge.evalpool.judge.execute.gpu.card import Graph
@@ -114,7 +114,11 @@ class Timer:
                 loaded.run(Section.FORWARD)
             self._graph, self._graph_ranges = graph, graph.ranges()
             self._bindings = loaded.places.bindings()
+        except torch.OutOfMemoryError as error:
+            raise CannotRun("out_of_memory", str(error).split("\n")[0]) from error
         except (CannotRun, RuntimeError) as error:
+            if isinstance(error, CannotRun) and error.reason == "out_of_memory":
+                raise
             self.no_graph = str(error).split("\n")[0][:300]
         finally:
             loaded.is_capturing = False

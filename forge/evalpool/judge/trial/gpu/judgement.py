@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.errors import Stalled
 from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.program import wire
@@ -88,7 +89,10 @@ class GpuJudgement(Judgement):
         """Runs every checked call. Raises Decided for a candidate that fails."""
         with self.held(), self._turn(self.shared):
             self._deadline = time.monotonic() + self.table.correct_timeout_s
-            return self.check()
+            try:
+                return self.check()
+            finally:
+                self._deadline = None
 
     def timed(
         self, *, is_profiled: bool, before: Callable[[], None]
@@ -103,15 +107,16 @@ class GpuJudgement(Judgement):
             Decided: a timed call failed or was wrong.
         """
         numbers: Sequence[int] = range(len(self.reference.sets))
+        unseen = self.reference.unseen
         if self.first().reads_values:  # such a program holds for one set alone
-            numbers = self.reference.unseen[:1] or [0]
+            numbers = unseen = unseen[:1] or [0]
         with self.held():
             captured = self.program(numbers[0])
             with self._turn(self.shared):
                 run = self._run_for(captured)
             shared = partial(self._timing_turn, self.shared)
             alone = partial(self._timing_turn, self.alone, before)
-            found = run.timed(numbers, self._check_timed, shared=shared, alone=alone)
+            found = run.timed(numbers, self._check_timed, unseen=unseen, shared=shared, alone=alone)
             if not is_profiled:
                 return found, ()
             with alone():
@@ -188,7 +193,7 @@ class GpuJudgement(Judgement):
             try:
                 yield
             finally:
-                self._unload()
+                self._leave(executor)
                 self._executor = None
 
     @contextmanager
@@ -223,6 +228,17 @@ class GpuJudgement(Judgement):
         with self.phases.timed("load"):
             run.load()
         return run
+
+    def _leave(self, executor: Executor) -> None:
+        """Leaves no program in the executor, which somebody else may then take."""
+        if self._run is None:
+            return
+        try:
+            with self._turn(self.shared):
+                self._unload()
+        except Stalled:
+            executor.end()
+            self._unload()
 
     def _unload(self) -> None:
         run, self._run, self._loaded = self._run, None, None

@@ -127,12 +127,14 @@ class ProgramRun:
         numbers: Sequence[int],
         check: Callable[[Sequence[LeftByCall]], None],
         *,
+        unseen: Sequence[int] = (),
         shared: Turn,
         alone: Turn,
     ) -> Time:
         """Times calls on input sets drawn from `numbers`, at secret places.
 
         Args:
+            unseen: sets of which each is in a call, since no checked call had them.
             check: called after calls with what they left; may raise Decided.
             shared: holds the card beside others, while inputs are copied and outputs compared.
             alone: holds the card alone, while calls are timed.
@@ -140,10 +142,12 @@ class ProgramRun:
         spent_s = checked_s = 0.0
         times_us: list[float] = []
         for least, most in (FEW_CALLS, MANY_CALLS):
-            num = self.draw.randint(least, most)
-            while len(times_us) < num:
-                batch = [self.draw.choice(numbers) for _ in range(num - len(times_us))]
-                batch = batch[: len(self._timed_places)]
+            num = self.draw.randint(least, most) - len(times_us)
+            drawn = [] if times_us else list(unseen)
+            drawn = [*drawn, *(self.draw.choice(numbers) for _ in range(num))][:num]
+            self.draw.shuffle(drawn)
+            for start in range(0, num, len(self._timed_places)):
+                batch = drawn[start : start + len(self._timed_places)]
                 with shared():
                     calls, before = self._filled_batch(batch, warm_up=numbers[0])
                     self.synchronize()

@@ -16,18 +16,17 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from forge.evalpool.capacity import num_oracles
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.channel.shm import LayoutError, offsets
 from forge.evalpool.judge.channel.words import clean, without_paths
 from forge.evalpool.judge.trial.gpu.layout import NUM_TIMED_SETS, GpuReference, arrange, view
-from forge.evalpool.judge.trial.oracles import Oracles
 from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed, parse_specs
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
+    from forge.evalpool.judge.children.spawner import SandboxedChild
+    from forge.evalpool.judge.trial.oracles import Oracles
     from forge.records.problem import ReferenceModule
 
 MAX_PROBLEMS = 16
@@ -38,6 +37,8 @@ DRAW_SHARE = 0.3
 SMALL_SHARE, LARGE_SHARE = 1 / 32, 0.75
 """Shares of the card's memory that torch gives an oracle: small ones work beside each other, at
 most as many as there are candidates; one that needs more is drawn again, while no other such is."""
+_LARGE = threading.Lock()
+"""Held for a large draw: the card has no room for two."""
 
 
 class NoRoom(ProblemTooLarge):
@@ -49,11 +50,10 @@ class GpuReferences:
 
     def __init__(
         self,
-        spawner: Spawner,
+        oracles: Oracles,
         *,
         num_sets: int,
         timeout_s: float,
-        uid: int | None,
         is_tf32: bool,
         is_varied: bool = True,
     ) -> None:
@@ -68,11 +68,9 @@ class GpuReferences:
         self._is_tf32 = is_tf32
         self._lock = threading.Lock()
         self._drawing: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-        self._large = threading.Lock()
         self._cache: OrderedDict[str, GpuReference] = OrderedDict()
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
-        num_kept = num_oracles(memory_bytes=self._memory_bytes)
-        self._oracles = Oracles(spawner, uid=uid, num_kept=num_kept)
+        self._oracles = oracles
 
     def hold(self, problem: ReferenceModule) -> GpuReference:
         """A draw that stays until `let_go`. Raises ReferenceFailed, ZygoteGone, GpuMemoryError."""
@@ -135,7 +133,7 @@ class GpuReferences:
         try:
             return self._draw_within(problem, memory_share=SMALL_SHARE)
         except NoRoom:
-            with self._large:
+            with _LARGE:
                 self._make_room()
                 return self._draw_within(problem, memory_share=LARGE_SHARE)
 

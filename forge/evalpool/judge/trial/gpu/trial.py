@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from forge.errors import Stalled
-from forge.evalpool.capacity import executor_timeout_s, num_executors
+from forge.evalpool.capacity import executor_timeout_s, num_executors, num_oracles
 from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
@@ -38,6 +38,7 @@ from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
 from forge.evalpool.judge.trial.gpu.references import GpuReferences
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
+from forge.evalpool.judge.trial.oracles import Oracles
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided, Finding, Trials
 from forge.process.gpu_lease import GpuLease
 from forge.records.reason import Reason, Status
@@ -89,11 +90,13 @@ def open_gpu_trials(
         cache_folder: folder of compiled kernels; None keeps them in memory.
     """
     device, lease = GpuDevice(uuid), GpuLease(uuid)
+    oracles = Oracles(
+        card_spawner, uid=oracle_uid, num_kept=num_oracles(memory_bytes=device.memory_bytes)
+    )
     draws = partial(
         GpuReferences,
-        card_spawner,
+        oracles,
         timeout_s=table.compile_timeout_s + table.correct_timeout_s,
-        uid=oracle_uid,
         is_tf32=table.tf32,
     )
     nursery = Nursery()
@@ -225,9 +228,11 @@ class GpuTrials(Trials):
             try:
                 return judged(shared=partial(self._shared, phases), is_alone=is_large)
             except Decided as decided:
-                if decided.finding.reason != OUT_OF_MEMORY:
+                reason = decided.finding.reason
+                is_slow = reason == "deadline:correct" and not is_large
+                # Beside others nobody knows whose fault it is.
+                if reason != OUT_OF_MEMORY and not (is_slow and self._executors.are_in_use):
                     raise
-            # Beside others nobody knows whose fault it is.
             return judged(shared=partial(self._cleared, phases), is_alone=True)
         finally:
             references.let_go(reference)

@@ -2,8 +2,8 @@
 """Turns of one process's threads on a GPU, over one hold of its lease (`gpu_lease.py`).
 
 Threads that use the GPU beside each other share a hold; a thread that needs the GPU alone goes
-before those that ask later. A hold passes from thread to thread without a look at the lease's
-files, and is given up when no thread uses it, or after `MAX_TURNS` of threads alone.
+before those that ask later. A hold passes from thread to thread. It is given up when no thread uses
+it: after `MAX_TURNS` of threads alone, and when another process waits to be alone, no thread joins.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 MAX_TURNS = 32
 """Turns alone, one after the other, while threads wait to share the GPU."""
+
+WAIT_S = 0.1
+"""Interval at which a waiting thread looks again if another process still waits."""
 
 
 class GpuTurns:
@@ -95,7 +98,7 @@ class GpuTurns:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return False
-                self._changed.wait(left_s)
+                self._changed.wait(min(left_s, WAIT_S))
             return True
         finally:
             self._num_waiting[is_alone] -= 1
@@ -107,7 +110,7 @@ class GpuTurns:
             return self._num_inside == 0 and not self._is_enough
         if self._num_waiting[True] and not self._is_enough:
             return False
-        return self._num_inside == 0 or not self._is_alone
+        return self._num_inside == 0 or not (self._is_alone or self._lease.is_wanted())
 
     @property
     def _is_enough(self) -> bool:
