@@ -5,6 +5,7 @@ evaluations on problems that were trained on.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_every_place_shows_the_last_finished_step_and_the_open_one(
     assert OPEN[place] in shown
     assert "0.425" in shown
     if place in (status_text, status_json, show_text, console, monitor):
-        assert "0.8" not in shown
+        assert not re.search(r"(?<!\d)0\.8(?!\d)", shown)  # a rate may be 610.88
 
 
 def test_an_open_step_is_no_point_of_a_curve(live: RunPaths) -> None:
