@@ -127,11 +127,12 @@ def main() -> None:
         print(f"{num_found}/{given.num}  {name:<52} {cells}")
     cases = [] if "honest" in given.skip else [one for one in REFERENCES for _ in range(given.num)]
     more = kernelbench(given.kernelbench) if given.kernelbench is not None else ()
-    num, refused, num_differing, fallen = 0, [], 0, Counter()
+    num, num_left_out, refused, num_differing, fallen = 0, 0, [], 0, Counter()
     for name, reference, inputs in itertools.chain(cases, more):
         try:
             found, differs, variants = honest_row(reference, inputs, given.precision)
         except (Unjudgeable, NotImplementedError, RuntimeError) as error:
+            num_left_out += 1
             print(f"left out {name}: {type(error).__name__}: {str(error)[:80]}", flush=True)
             continue
         num, num_differing = num + 1, num_differing + differs
@@ -141,6 +142,7 @@ def main() -> None:
             refused.append(name)
             print(f"REFUSED {name}: {found}", flush=True)
     print(f"{num} honest, {num_differing} with other bits, {len(refused)} refused")
+    print(f"{num_left_out} honest left out: their reference cannot be drawn or run")
     print(f"{len(fallen)} references got given inputs for another set: {dict(fallen)}")
     if given.json:
         print(json.dumps({"wrong": wrong, "honest": num, "refused": refused}))

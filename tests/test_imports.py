@@ -105,7 +105,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.compiler",
     },
     "evalpool.judge.execute.gpu": {
-        "process", "evalpool.judge.sandbox", "evalpool.judge.program",
+        "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.program",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.execute",
     },
     "evalpool.judge.numbers": {"evalpool.judge.channel"},

@@ -40,6 +40,17 @@ module {
 """Copies `n` elements, 64 by each instance."""
 
 
+REQUEST = {
+    "num_bytes": 2048,
+    "tensors": [["float32", [256], 0], ["float32", [256], 1024]],
+    "state": [],
+    "init": ["list", []],
+    "sets": [["list", [["tensor", 0]]]],
+    "slots": [1],
+}
+"""An input and a slot of 256 floats."""
+
+
 def copy_kernel() -> Kernel:
     """`COPY` as a kernel whose operations are at lines 100, 101, ..."""
     kinds = {"x": "*fp32", "y": "*fp32", "n": "i32"}

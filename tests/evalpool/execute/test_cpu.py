@@ -22,7 +22,7 @@ from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op, Program, TensorUse, Value
-from tests.evalpool.execute.programs import copy_kernel, launch, program
+from tests.evalpool.execute.programs import REQUEST, copy_kernel, launch, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,17 +125,6 @@ def test_a_value_that_differs_from_its_answer_ends_the_call() -> None:
     with pytest.raises(ExecutionFailed, match="program was made for") as caught:
         executor(replace(one, tensors=(*one.tensors[:2], scalar))).forward()
     assert caught.value.line == 9
-
-
-REQUEST = {
-    "num_bytes": 2048,
-    "tensors": [["float32", [256], 0], ["float32", [256], 1024]],
-    "state": [],
-    "init": ["list", []],
-    "sets": [["list", [["tensor", 0]]]],
-    "slots": [1],
-}
-"""An input and a slot of 256 floats."""
 
 
 def test_a_session_answers_with_forms_and_fills_the_slots() -> None:

@@ -25,22 +25,13 @@ from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.symbolic import Symbolic
-from tests.evalpool.execute.programs import copy_kernel, launch, program
+from tests.evalpool.execute.programs import REQUEST, copy_kernel, launch, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forge.evalpool.judge.program.format import Program
 
-REQUEST = {
-    "num_bytes": 2048,
-    "tensors": [["float32", [256], 0], ["float32", [256], 1024]],
-    "state": [],
-    "init": ["list", []],
-    "sets": [["list", [["tensor", 0]]]],
-    "slots": [1],
-}
-"""An input and a slot of 256 floats."""
 X = np.arange(256, dtype=np.float32)
 
 

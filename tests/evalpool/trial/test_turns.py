@@ -42,6 +42,20 @@ def started(work: Callable[[], None], num: int = 1) -> list[threading.Thread]:
     return threads
 
 
+def taking(turns: GpuTurns, order: list[str]) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Functions that take a turn alone and a shared one, and note its kind."""
+
+    def alone() -> None:
+        with turns.alone(timeout_s=10):
+            order.append("alone")
+
+    def shared() -> None:
+        with turns.shared(timeout_s=10):
+            order.append("shared")
+
+    return alone, shared
+
+
 def wait_for(turns: GpuTurns, *, alone: int = 0, shared: int = 0) -> None:
     """Waits until so many threads wait for a turn."""
     while turns._num_waiting != {True: alone, False: shared}:
@@ -80,14 +94,7 @@ def test_a_thread_alone_takes_over_the_hold_of_the_one_before(lease: GpuLease) -
 
 def test_a_waiting_thread_alone_goes_before_later_sharers(lease: GpuLease) -> None:
     turns, order = GpuTurns(lease), list[str]()
-
-    def alone() -> None:
-        with turns.alone(timeout_s=10):
-            order.append("alone")
-
-    def shared() -> None:
-        with turns.shared(timeout_s=10):
-            order.append("shared")
+    alone, shared = taking(turns, order)
 
     with turns.shared(timeout_s=1):
         threads = started(alone)
@@ -104,14 +111,7 @@ def test_sharers_go_after_many_turns_alone(
 ) -> None:
     monkeypatch.setattr(gpu_turns, "MAX_TURNS", 3)
     turns, order = GpuTurns(lease), list[str]()
-
-    def alone() -> None:
-        with turns.alone(timeout_s=10):
-            order.append("alone")
-
-    def shared() -> None:
-        with turns.shared(timeout_s=10):
-            order.append("shared")
+    alone, shared = taking(turns, order)
 
     with turns.alone(timeout_s=1):
         threads = [*started(alone, 5), *started(shared)]

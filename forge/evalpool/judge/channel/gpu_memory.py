@@ -67,7 +67,7 @@ class Block:
 
     def bytes(self) -> torch.Tensor:
         """[num_bytes] uint8, all of it. Valid until `close`."""
-        return torch.as_tensor(_Array(self.address, self.num_bytes), device="cuda")
+        return torch.as_tensor(DeviceBytes(self.address, self.num_bytes), device="cuda")
 
     def close(self) -> None:
         """Unmaps it; the memory is free once every process has."""
@@ -82,7 +82,7 @@ class Block:
         self.address = 0
 
 
-class _Array:
+class DeviceBytes:
     """Device memory that torch wraps without a copy."""
 
     def __init__(self, address: int, num_bytes: int) -> None:

@@ -75,6 +75,7 @@ def mismatch(
     """
     if expected.numel() == 0:
         return None
+    got, expected = _bytes_of_bools(got, expected)
     found = Differences()
     for block in blocks(tuple(expected.shape), CHUNK):
         _add(found, got[block], expected[block], allowed, block)
@@ -87,10 +88,13 @@ def allclose_mismatch(
     """The first mismatch in the sense of `torch.allclose(reference, candidate)`, as
     `protocols.allclose_mismatch` finds it: NaN differs from everything, and the relative tolerance
     is of the candidate's value. Booleans must be equal."""
+    if expected.numel() == 0:
+        return None
+    tolerance = 0.0 if expected.dtype is torch.bool else tolerance
+    got, expected = _bytes_of_bools(got, expected)
     found = Differences()
     for block in blocks(tuple(expected.shape), CHUNK):
-        if expected.numel():
-            _add_far(found, got[block], expected[block], tolerance, block)
+        _add_far(found, got[block], expected[block], tolerance, block)
     return _described(found, got, expected, name)
 
 
@@ -129,6 +133,14 @@ def _is_all_nan(tensor: torch.Tensor) -> bool:
     )
 
 
+def _bytes_of_bools(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bytes of two bool tensors, since one that nothing wrote is 255 and would be true; other
+    tensors as they are."""
+    if expected.dtype is not torch.bool:
+        return got, expected
+    return got.view(torch.uint8), expected.view(torch.uint8)
+
+
 def _add(
     found: Differences, got: torch.Tensor, expected: torch.Tensor, allowed: Allowed, block: Block
 ) -> None:
@@ -140,8 +152,6 @@ def _add(
     difference = (got - expected).abs_()
     if kind.is_floating_point:
         differs = (difference <= allowed.at(block, expected)).logical_not_()
-    elif kind is torch.bool:  # a byte that nothing wrote is no truth value
-        differs = given[0].view(torch.uint8) != given[1].view(torch.uint8)
     else:
         differs = given[0] != given[1]
     if not bool(differs.any()):
@@ -154,9 +164,8 @@ def _add(
 def _add_far(
     found: Differences, got: torch.Tensor, expected: torch.Tensor, tolerance: float, block: Block
 ) -> None:
-    is_exact = expected.dtype is torch.bool
     got, expected = got.double(), expected.double()
-    allowed = got.abs().mul_(0.0 if is_exact else tolerance).add_(0.0 if is_exact else tolerance)
+    allowed = got.abs().mul_(tolerance).add_(tolerance)
     near = ((got - expected).abs_() <= allowed) & got.isfinite()
     differs = ~(near | (got == expected))
     _count(found, differs, got, expected, block)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.channel.gpu_memory import DeviceBytes
 from forge.evalpool.judge.execute.gpu.arena import Pool
 from forge.evalpool.judge.execute.gpu.driver import Driver
 
@@ -94,7 +95,7 @@ class Card:
 
     def bytes_at(self, address: int, num_bytes: int) -> torch.Tensor:
         """[num_bytes] uint8 over mapped memory."""
-        return torch.as_tensor(_Array(address, num_bytes), device=self.device)
+        return torch.as_tensor(DeviceBytes(address, num_bytes), device=self.device)
 
     def event(self) -> torch.cuda.Event:
         """An event that takes times; `elapsed_time` answers in ms."""
@@ -150,18 +151,6 @@ class Card:
             one = torch.ones(64, 64, dtype=kind, device=self.device)
             torch.addmm(one, one, one).sum()
         self.free()
-
-
-class _Array:
-    """Device memory that torch views without a copy."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
 
 
 def _ranges(pool: Any) -> list[tuple[int, int]]:

@@ -121,7 +121,7 @@ class InputSet:
 
 
 def plan(num_sets: int, *, operations: Collection[str] = (), is_tf32: bool = False) -> list[str]:
-    """The variants of `num_sets` sets (one more with TF32), in order.
+    """The variants of `num_sets` sets, in order; with TF32 also HUGE, which `make_sets` repeats.
 
     Args:
         operations: names of torch's operations that the reference runs.
