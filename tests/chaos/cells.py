@@ -39,7 +39,7 @@ class Phase(StrEnum):
     EVAL = "eval"
     SFT = "sft"
     PLAYING = "playing"
-    """The first groups of a grpo stage are sampled and judged."""
+    """A group of a grpo stage is sampled and judged."""
     TRAINING = "training"
     """A batch is on disk, and its step is not acknowledged."""
     PUBLISHING = "publishing"

@@ -9,9 +9,10 @@ import os
 import resource
 import shutil
 import signal
+import sqlite3
 import struct
 import subprocess
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -167,6 +168,9 @@ def damage(cell: Cell, root: Path) -> Path:
     found = sorted(root.glob(cell.file))
     assert found, f"no {cell.file} in {root}"
     path = found[-1]
+    if path.suffix == ".db":  # a WAL with all its pages would replace a damaged file
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     match cell.fault:
         case Fault.DELETED:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -25,6 +25,9 @@ MEETING_S = 300.0
 PROCESS_NAMES = {Target.TRAINER: "trainer", Target.ENGINE: "serve-0", Target.JUDGE: "judge-0"}
 ROOT_NAMES = {Target.RANK: "trainer", Target.ZYGOTE: "judge-0", Target.RUNNER: "judge-0"}
 """Recorded process that starts an unrecorded one."""
+LASTING = (Target.SUPERVISOR, Target.STORE, Target.MACHINE, Target.TRAINER, Target.ENGINE,
+           Target.JUDGE, Target.SINK)  # fmt: skip
+"""Targets that are one process for as long as they live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ def is_reached(phase: Phase, run: RunView, target: Target) -> bool:
         case Phase.SFT:
             return run.trained >= 1 and not run.ask("SELECT 1 FROM policies")
         case Phase.PLAYING:
-            return bool(run.ask("SELECT 1 FROM groups LIMIT 1")) and not _batches(run)
+            return bool(run.ask("SELECT 1 FROM groups WHERE num_rollouts = 0 LIMIT 1"))
         case Phase.TRAINING | Phase.STOPPING:
             return run.trained >= 1 and max(_batches(run), default=0) > run.trained
         case Phase.PUBLISHING:
@@ -94,8 +97,9 @@ def is_reached(phase: Phase, run: RunView, target: Target) -> bool:
             return any(run.root.glob("checkpoints/*/.staging/checkpoint-*"))
         case Phase.STOPPED:
             saved = run.checkpoints()
-            fewest = 2 if _batches(run) else 1  # a damaged checkpoint of grpo is gone back from
-            return len(saved) >= fewest and run.trained > saved[-1]
+            if not _batches(run):  # sft: a fast one saves sooner than its losses are stored
+                return bool(saved)
+            return len(saved) >= 2 and run.trained > saved[-1]
         case Phase.ENDING:
             return True
 
@@ -115,11 +119,13 @@ def meet(phase: Phase, run: RunView, target: Target, command: Command) -> list[i
     held = list[int]()
 
     def is_met() -> bool:
-        if not is_reached(phase, run, target):
+        # A process of the whole run is looked for before the phase, which a search may outlast.
+        if target not in LASTING or not held or not all(map(_is_alive, held)):
+            held[:] = find(target, supervisor=command.pid)
+        if not held or not is_reached(phase, run, target):
             return False
-        held[:] = find(target, supervisor=command.pid)
         send(held, signal.SIGSTOP)
-        if held and is_reached(phase, run, target) and all(_is_alive(pid) for pid in held):
+        if is_reached(phase, run, target) and all(map(_is_alive, held)):
             return True
         send(held, signal.SIGCONT)
         return False
