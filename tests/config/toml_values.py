@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from hypothesis import strategies as st
@@ -15,6 +16,13 @@ anything = st.recursive(
 )
 
 texts = st.text(max_size=8)
+
+
+def is_finite(value: Any) -> bool:
+    """False for the two kinds of numbers that are no size of a problem: NaN and infinities."""
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 settings_of_free_form = st.fixed_dictionaries(
     {
         "seed": st.integers(min_value=0, max_value=2**31 - 1),
@@ -26,9 +34,7 @@ settings_of_free_form = st.fixed_dictionaries(
         "problems": st.fixed_dictionaries(
             {
                 "include": st.lists(texts, max_size=2),
-                "overrides": st.dictionaries(
-                    texts, scalars.filter(lambda value: value == value), max_size=2
-                ),
+                "overrides": st.dictionaries(texts, scalars.filter(is_finite), max_size=2),
             }
         ),
     }

@@ -112,3 +112,33 @@ def test_a_bool_that_nothing_wrote_is_not_true() -> None:
     allowed = gpu_compare.Allowed.of(right, torch.zeros(0), precision="fp32")
     assert gpu_compare.mismatch(right.clone(), right, allowed=allowed) is None
     assert gpu_compare.mismatch(got, right, allowed=allowed) is not None
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("has_errors", [False, True])
+def test_a_difference_that_every_element_may_have_is_found_near_at_once(
+    kind: torch.dtype, has_errors: bool
+) -> None:
+    torch.manual_seed(7)
+    columns = 10.0 ** torch.arange(-3, 3).repeat(8)
+    expected = (torch.randn(64, 48) * columns).to(kind)
+    error = packed(torch.rand(64, 48) * 1e-4 * columns) if has_errors else torch.zeros(0)
+    allowed = gpu_compare.Allowed.of(expected, error, precision="fp32")
+    every = tuple(slice(0, size) for size in expected.shape)
+    by_element = allowed.at(every, expected)
+    assert 0 < allowed.least <= float(by_element.min()) * (1 + 1e-6)
+    for share, is_accepted in ((0.5, True), (1.5, False)):
+        found = both(expected + share * by_element, expected, error)
+        assert len(found) == 1
+        assert (found == {None}) is is_accepted
+
+
+def test_one_element_beyond_its_slab_is_found_though_the_others_may_differ_more() -> None:
+    expected = torch.randn(64, 64)
+    expected[:, 3] *= 1e-3
+    allowed = gpu_compare.Allowed.of(expected, torch.zeros(0), precision="fp32")
+    got = expected.clone()
+    got[5, 3] += 1.1 * float(allowed.at((slice(5, 6), slice(3, 4)), expected[5:6, 3:4]))
+    found = gpu_compare.mismatch(got, expected, allowed=allowed)
+    assert found is not None
+    assert "[5, 3]" in found

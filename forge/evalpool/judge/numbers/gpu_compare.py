@@ -7,9 +7,11 @@ Integers and bools must be equal. Beside the two tensors it takes memory for one
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
+from torch.linalg import vector_norm
 
 from forge.evalpool.judge.numbers.compare import describe
 from forge.evalpool.judge.numbers.finite import widened
@@ -26,6 +28,8 @@ class Allowed:
     scales: Slabs | None
     errors: Slabs | None
     """Eager's own; None where they are unknown."""
+    least: float = 0.0
+    """Accepted difference of every element, whatever its value and its slabs."""
 
     @classmethod
     def of(cls, expected: torch.Tensor, error: torch.Tensor, *, precision: str) -> Allowed:
@@ -34,20 +38,19 @@ class Allowed:
             return cls(close=0.0, scales=None, errors=None)
         floor = floor_of(_name(expected.dtype), precision)
         errors = Slabs.unpack(tuple(expected.shape), error) if error.numel() else None
-        return cls(
-            close=tolerance(_name(expected.dtype), precision, is_error_known=errors is not None),
-            scales=root_mean_squares(widened(expected), floor=floor),
-            errors=errors,
-        )
+        close = tolerance(_name(expected.dtype), precision, is_error_known=errors is not None)
+        scales = root_mean_squares(widened(expected), floor=floor)
+        least = close * scales.least() + (ERROR_FACTOR * errors.least() if errors else 0.0)
+        return cls(close=close, scales=scales, errors=errors, least=least)
 
     def at(self, block: Block, expected: torch.Tensor) -> torch.Tensor:
         """Largest accepted difference from one block of the reference, in its type."""
         assert self.scales is not None
         kind = expected.dtype
         allowed = expected.abs().mul_(self.close)
-        allowed.add_((self.scales.at(block) * self.close).to(kind))
+        allowed.add_(self.scales.at(block, factor=self.close, kind=kind))
         if self.errors is not None:
-            allowed.add_(self.errors.at(block).to(kind), alpha=ERROR_FACTOR)
+            allowed.add_(self.errors.at(block, factor=ERROR_FACTOR, kind=kind))
         return allowed.clamp_(max=torch.finfo(kind).max)  # an infinite reference allows nothing
 
 
@@ -76,6 +79,8 @@ def mismatch(
     if expected.numel() == 0:
         return None
     got, expected = _bytes_of_bools(got, expected)
+    if _largest_difference(got, expected) <= allowed.least:
+        return None
     found = Differences()
     for block in blocks(tuple(expected.shape), CHUNK):
         _add(found, got[block], expected[block], allowed, block)
@@ -102,10 +107,11 @@ def is_near(got: torch.Tensor, expected: torch.Tensor, *, allowed: Allowed) -> b
     """True if there is no mismatch; cheaper than its description."""
     if got.shape != expected.shape:
         return False
+    if expected.numel() == 0 or _largest_difference(got, expected) <= allowed.least:
+        return True
     return all(
         _is_near(got[block], expected[block], allowed, block)
         for block in blocks(tuple(expected.shape), CHUNK)
-        if expected.numel()
     )
 
 
@@ -141,12 +147,29 @@ def _bytes_of_bools(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Te
     return got.view(torch.uint8), expected.view(torch.uint8)
 
 
+def _largest_difference(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest absolute difference; NaN where one of the two is NaN, or both are the same infinity;
+    of integers, 1 if any differs. Waits for the card once, and reads both tensors once."""
+    wide = _compared_in(expected.dtype)
+    found = [
+        vector_norm(got[block].to(wide) - expected[block].to(wide), ord=math.inf)
+        if expected.is_floating_point()
+        else (got[block] != expected[block]).any()
+        for block in blocks(tuple(expected.shape), CHUNK)
+    ]
+    return float(torch.stack(found).max())
+
+
+def _compared_in(kind: torch.dtype) -> torch.dtype:
+    is_narrow = kind.is_floating_point and kind is not torch.float64
+    return torch.float32 if is_narrow else torch.float64
+
+
 def _add(
     found: Differences, got: torch.Tensor, expected: torch.Tensor, allowed: Allowed, block: Block
 ) -> None:
     kind = expected.dtype
-    is_narrow = kind.is_floating_point and kind is not torch.float64
-    wide = torch.float32 if is_narrow else torch.float64
+    wide = _compared_in(kind)
     given = got, expected
     got, expected = got.to(wide), expected.to(wide)
     difference = (got - expected).abs_()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.linalg import vector_norm
 
 from forge.evalpool.judge.numbers.tolerance import families
 
@@ -49,11 +50,18 @@ class Slabs:
     values: list[torch.Tensor]
     """Float64, by family: [sizes of its axes]."""
 
-    def at(self, block: Block) -> torch.Tensor:
-        """The smallest value among an element's slabs, broadcastable to the block."""
+    def least(self) -> float:
+        """The smallest value of all; waits for the card."""
+        return min(float(value.min()) for value in self.values)
+
+    def at(
+        self, block: Block, *, factor: float = 1.0, kind: torch.dtype = torch.float64
+    ) -> torch.Tensor:
+        """The smallest value among an element's slabs times `factor`, in a type; broadcastable to
+        the block."""
         least: torch.Tensor | None = None
         for axes, value in zip(families(self.shape), self.values, strict=True):
-            part = value[tuple(block[axis] for axis in axes)]
+            part = (value[tuple(block[axis] for axis in axes)] * factor).to(kind)
             sizes = [part.shape[axes.index(a)] if a in axes else 1 for a in range(len(self.shape))]
             wide = part.reshape(sizes)
             least = wide if least is None else torch.minimum(least, wide)
@@ -84,18 +92,23 @@ def root_mean_squares(tensor: torch.Tensor, *, floor: float) -> Slabs:
     device = tensor.device
     sums = [torch.zeros([shape[a] for a in g], dtype=torch.float64, device=device) for g in groups]
     counts = [one.clone() for one in sums]
-    largest = _largest_finite(tensor)
+    largest, is_finite = _largest_finite(tensor)
     if largest == 0.0:
         return Slabs(shape=shape, values=sums)
+    # Squares too small for float32 lie far below `floor`, and their sums are float64.
+    wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
     for block in blocks(shape, CHUNK):
-        part = tensor[block]
-        is_finite = part.isfinite()
-        squares = part.where(is_finite, 0.0).double().div_(largest).square_()
+        part = tensor[block].to(wide)
+        finite = None if is_finite else part.isfinite()
+        squares = (part if finite is None else part.where(finite, 0.0)).div(largest).square_()
         for total, count, axes in zip(sums, counts, groups, strict=True):
             inside = tuple(block[axis] for axis in axes)
             others = [axis for axis in range(len(shape)) if axis not in axes]
-            total[inside] += squares.sum(others) if others else squares
-            count[inside] += is_finite.sum(others) if others else is_finite
+            total[inside] += squares.sum(others, dtype=torch.float64) if others else squares
+            if finite is None:
+                count[inside] += math.prod(part.shape[axis] for axis in others)
+            else:
+                count[inside] += finite.sum(others) if others else finite
     whole = math.sqrt(float(sums[0].sum()) / max(1.0, float(counts[0].sum())))
     least = floor * whole
     values = [
@@ -141,10 +154,14 @@ def spread(packed: torch.Tensor, part: Sequence[int], whole: Sequence[int]) -> t
     return Slabs(shape=tuple(whole), values=values).pack()
 
 
-def _largest_finite(tensor: torch.Tensor) -> float:
-    largest = 0.0
-    for block in blocks(tuple(tensor.shape), CHUNK):
-        part = tensor[block]
-        if part.numel():
-            largest = max(largest, float(part.where(part.isfinite(), 0.0).abs().max()))
-    return largest
+def _largest_finite(tensor: torch.Tensor) -> tuple[float, bool]:
+    """Largest absolute value among the finite elements, and True if all of them are finite."""
+    parts = [tensor[block] for block in blocks(tuple(tensor.shape), CHUNK)]
+    parts = [part for part in parts if part.numel()]
+    if not parts:
+        return 0.0, True
+    largest = float(torch.stack([vector_norm(part, ord=math.inf) for part in parts]).max())
+    if math.isfinite(largest):
+        return largest, True
+    finite = [vector_norm(part.where(part.isfinite(), 0.0), ord=math.inf) for part in parts]
+    return float(torch.stack(finite).max()), False
