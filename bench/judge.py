@@ -274,7 +274,7 @@ def main() -> int:
     is_cpu = given.device == "cpu"
     given.sizes = given.sizes or (["quickstart", "small"] if is_cpu else ["small", "full"])
     if is_cpu and "full" in given.sizes:
-        parser.error("--sizes full: minutes a kernel in Triton's interpreter; use --device cuda")
+        parser.error("--sizes full: tensors of up to 6 GB, minutes a kernel; use --device cuda")
     if given.device == "cuda" and not inventory():
         parser.error("--device cuda: this machine has no GPU")
     load = os.getloadavg()[0]

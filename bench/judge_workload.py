@@ -1,7 +1,7 @@
 """Problems for `bench/judge.py` in KernelBench's layout, with an honest kernel for each.
 
 `quickstart` has generated problems; `full` has problems of KernelBench's level 1 (names and sizes
-of commit 423217d), `small` the same problems at sizes that Triton's interpreter can run.
+of commit 423217d), `small` the same problems at sizes for a CPU.
 """
 
 from __future__ import annotations
