@@ -25,13 +25,21 @@ DOUBLE_RATE = 2
 AMD_DRIVER = Path("/sys/module/amdgpu/version")
 """Absent where the driver is the kernel's own."""
 
-FLOPS_PER_CLOCK = {
-    (8, 0): {"fp32": 128, "tf32": 1024, "half": 2048},
-    (9, 0): {"fp32": 256, "tf32": 2048, "half": 4096},
-    (10, 0): {"fp32": 256, "tf32": 4096, "half": 8192},
+FLOPS_PER_CLOCK: dict[int | str, dict[str, int]] = {
+    80: {"fp32": 128, "tf32": 1024, "half": 2048},
+    86: {"fp32": 256, "tf32": 512, "half": 1024},
+    89: {"fp32": 256, "tf32": 512, "half": 1024},
+    90: {"fp32": 256, "tf32": 2048, "half": 4096},
+    100: {"fp32": 256, "tf32": 4096, "half": 8192},
+    120: {"fp32": 256, "tf32": 512, "half": 1024},
+    "gfx90a": {"fp32": 256, "tf32": 256, "half": 1024},
+    "gfx942": {"fp32": 256, "tf32": 1024, "half": 2048},
+    "gfx950": {"fp32": 256, "tf32": 256, "half": 4096},
 }
-"""Dense FLOPs of one multiprocessor in a clock, by compute capability: NVIDIA's white papers of
-A100, H100, B200. No other card has a share of the compute roofline."""
+"""Dense FLOPs of one multiprocessor (AMD: compute unit) in a clock, by the architecture of a
+capture's target: the vendors' white papers and data sheets, and where the cards of an architecture
+differ (GeForce adds half precision in fp32 at half the rate) the fastest. No other card has a share
+of the compute roofline."""
 
 
 class GpuDevice:
@@ -48,7 +56,7 @@ class GpuDevice:
         """Target of captures and compilations."""
         self._peak_gbps = _peak_gbps(properties)
         self._clocks_per_us = properties.multi_processor_count * _clock_khz(properties) / 1e3
-        self._flops_per_clock = FLOPS_PER_CLOCK.get((properties.major, properties.minor), {})
+        self._flops_per_clock = FLOPS_PER_CLOCK.get(self.target["arch"], {})
         self._probe = torch.empty(PROBE_BYTES, dtype=torch.uint8, device="cuda")
         self._factor = torch.ones(BF16_SIZE, BF16_SIZE, dtype=torch.bfloat16, device="cuda")
         self._probed = -math.inf, 0.0
