@@ -4,6 +4,7 @@
     judge(problem, code) ─▶ cached? ─▶ room ─▶ least loaded judge ─HTTP─▶ verdict
                                          ▲       │ infra fault: once more, on another judge
                                          └───────┘
+    several shapes: each is a problem of its own, up to the first on which the candidate fails
     one keeper a seat (`keeper.py`): opens its judge, judges canaries, replaces it
 
 Promises: a dead judge is always restarted; a kernel is never blamed for a judge; at most
@@ -30,10 +31,12 @@ import anyio
 
 from forge.errors import MachineError, Stalled
 from forge.evalpool.capacity import GPU_CAPACITY, executor_timeout_s, seat_cores
+from forge.evalpool.input_sets import ShapeLister, ShapesUnknown
 from forge.evalpool.keeper import Keeper, OpenLink
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import NoJudge, Seating
+from forge.evalpool.shapes import fold_examinations, fold_verdicts
 from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
 from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_examination, ask_verdict
 from forge.records.examination import Examination, Flag
@@ -108,6 +111,7 @@ class Pool:
         self._cache = VerdictCache()
         self._running: dict[tuple[bytes, JudgeOptions], _Running] = {}
         self._room = anyio.Semaphore(MAX_QUEUED)
+        self._shapes = ShapeLister(partial(self._examine, lists_sets=True))
         self._num_judged = self._num_cached = self._num_infra = 0
 
     async def judge(
@@ -119,7 +123,7 @@ class Pool:
         profile: bool = False,
         program: bool = False,
     ) -> Verdict:
-        """The verdict on a candidate.
+        """The verdict on a candidate, which has to be correct at every shape of the problem.
 
         Args:
             timing: measure times too, on GPUs.
@@ -132,7 +136,27 @@ class Pool:
         options = JudgeOptions(
             timing=timing and self._table.timing, profile=profile, program=program
         )
-        key = candidate_key(problem, code, has_program=program)
+        try:
+            shapes = await self._shapes.list_shapes(problem)
+        except ShapesUnknown as error:
+            return _infra(Reason.REFERENCE_FAILED, str(error))
+        except MachineError as error:
+            return _infra(Reason.NO_JUDGE, str(error))
+        if not shapes:
+            return await self._judge_shape(problem, code, options)
+        verdicts: list[Verdict] = []
+        for shape in shapes:
+            sized = replace(problem, source=shape.source, shapes=())
+            verdicts.append(await self._judge_shape(sized, code, options))
+            if not verdicts[-1].is_correct:
+                break
+        return fold_verdicts([shape.name for shape in shapes], verdicts)
+
+    async def _judge_shape(
+        self, problem: ReferenceModule, code: str, options: JudgeOptions
+    ) -> Verdict:
+        """The verdict on a candidate at one shape. Raises Stalled."""
+        key = candidate_key(problem, code, has_program=options.program)
         request = JudgeRequest(problem, code, options)
         while (running := self._running.get((key, options))) is not None:
             await running.done.wait()
@@ -160,11 +184,31 @@ class Pool:
     async def examine(self, problem: ReferenceModule) -> Examination:
         """Examines whether a problem can be judged and trained on.
 
-        A problem that two judges in a row give no answer to is flagged.
+        Each shape is examined, up to the first at which it cannot be judged. A problem that two
+        judges in a row give no answer to is flagged.
 
         Raises:
             MachineError: no judge is available.
         """
+        try:
+            shapes = await self._shapes.list_shapes(problem)
+        except ShapesUnknown as error:
+            return Examination(problem_id=problem.problem_id, flags=error.flags)
+        if not shapes:
+            return await self._examine(problem)
+        found: list[Examination] = []
+        for shape in shapes:
+            found.append(await self._examine(replace(problem, source=shape.source, shapes=())))
+            if not found[-1].is_usable:
+                break
+        return fold_examinations(problem.problem_id, [shape.name for shape in shapes], found)
+
+    async def list_input_sets(self, problem: ReferenceModule) -> Examination:
+        """An examination with the names of the sets of the problem's `get_input_sets()`, and
+        nothing else. Raises MachineError."""
+        return await self._examine(problem, lists_sets=True)
+
+    async def _examine(self, problem: ReferenceModule, *, lists_sets: bool = False) -> Examination:
         seat, lost = None, ""
         for _ in range(2):
             try:
@@ -173,7 +217,7 @@ class Pool:
                 raise MachineError(f"{problem.problem_id}: {error}") from error
             try:
                 examination = await ask_examination(
-                    _client(seat), problem, timeout_s=self._timeout_s(seat)
+                    _client(seat), problem, lists_sets=lists_sets, timeout_s=self._timeout_s(seat)
                 )
             except NoAnswer as error:
                 lost = self._note_silence(seat, error)

@@ -3,7 +3,7 @@
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code,
                  options: {timing, profile, program}} → Verdict
-    POST /examine {problem} → Examination
+    POST /examine {problem, lists_sets} → Examination
     GET /health → {ok, capacity, in_flight, queue, judges: [{name, state, device, ...}], ...}
 
 Called by `commands.judge`; `[judge] url` connects, through the door (`forge.process.server.door`).
@@ -24,7 +24,7 @@ from forge.errors import MachineError, Stalled
 from forge.evalpool.links import TOKEN_VARIABLE
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seat import State
-from forge.evalpool.wire import parse_problem, parse_request, read_request
+from forge.evalpool.wire import parse_lists_sets, parse_problem, parse_request, read_request
 from forge.process.server.address import open_listener, url_of
 from forge.process.server.door import Door, error_answer
 from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
@@ -153,7 +153,10 @@ class PoolApp:
         return verdict.to_json()
 
     async def _examine(self, body: Any) -> dict[str, Any]:
-        return (await self._pool.examine(parse_problem(body))).to_json()
+        problem = parse_problem(body)
+        if parse_lists_sets(body):
+            return (await self._pool.list_input_sets(problem)).to_json()
+        return (await self._pool.examine(problem)).to_json()
 
     async def _answer(self, request: Request, handler: Handler) -> Response:
         from starlette.responses import JSONResponse

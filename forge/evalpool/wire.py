@@ -84,10 +84,15 @@ async def ask_verdict(
 
 
 async def ask_examination(
-    client: httpx.AsyncClient, problem: ReferenceModule, *, timeout_s: float
+    client: httpx.AsyncClient,
+    problem: ReferenceModule,
+    *,
+    lists_sets: bool = False,
+    timeout_s: float,
 ) -> Examination:
-    """The examination of a problem by a judge. Raises NoAnswer."""
-    body = {"problem": problem_to_json(problem)}
+    """The examination of a problem by a judge; with `lists_sets`, only the names of its input sets.
+    Raises NoAnswer."""
+    body = {"problem": problem_to_json(problem), "lists_sets": lists_sets}
     answer = await _post(client, "/examine", body, timeout_s=timeout_s)
     try:
         examination = Examination.from_json(answer)
@@ -105,6 +110,11 @@ def _checked(verdict: Verdict) -> Verdict:
     for name, other in verdict.also.items():
         require_types(other)
         str.encode(name)
+    for shape in verdict.shapes:
+        require_types(shape)
+        str.encode(shape.name)
+        if shape.timing is not None:
+            require_types(shape.timing)
     for phase, seconds in verdict.phase_s.items():
         float(seconds)
         str.encode(phase)
@@ -159,7 +169,7 @@ def parse_request(body: Any) -> JudgeRequest:
 def parse_problem(body: Any) -> ReferenceModule:
     """The problem in the body of POST /judge or POST /examine. Raises Refused."""
     problem = _object(_object(body, name="body").get("problem"), name="problem")
-    fields = {"entry_point": "Model", "precision": "fp32", **problem}
+    fields: dict[str, Any] = {"entry_point": "Model", "precision": "fp32", **problem}
     for name in PROBLEM_FIELDS:
         if not isinstance(fields.get(name), str):
             found = _name(fields.get(name))
@@ -174,6 +184,15 @@ def parse_problem(body: Any) -> ReferenceModule:
         allowed = ", ".join(PRECISIONS)
         raise Refused(INVALID, f'problem.precision: found "{found}"; one of {allowed}')
     return ReferenceModule(**{name: fields[name] for name in PROBLEM_FIELDS})
+
+
+def parse_lists_sets(body: Any) -> bool:
+    """True if the body of POST /examine asks for the names of the input sets alone. Raises
+    Refused."""
+    value = _object(body, name="body").get("lists_sets", False)
+    if not isinstance(value, bool):
+        raise Refused(INVALID, f"lists_sets: found {_name(value)}; a boolean is needed")
+    return value
 
 
 def _object(value: Any, *, name: str) -> dict[str, Any]:

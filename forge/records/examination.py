@@ -83,6 +83,8 @@ class Examination:
     """Faults, each with the facts in a few words."""
     num_unchecked: int = 0
     """Inputs and parameters that were not checked for lack of time."""
+    shapes: tuple[str, ...] = ()
+    """Names of the shapes on which it is judged; empty if there is one."""
 
     @property
     def is_usable(self) -> bool:
@@ -106,4 +108,5 @@ class Examination:
         fields: dict[str, Any] = {name: data[name] for name in cls.__dataclass_fields__}
         fields["flags"] = {Flag(flag): str(facts) for flag, facts in data["flags"].items()}
         fields["outputs"] = tuple(data["outputs"])
+        fields["shapes"] = tuple(str(name) for name in data["shapes"])
         return cls(**fields)

@@ -1,9 +1,17 @@
-"""Problems, messages, and SFT pairs of a conversation and its answer."""
+"""Problems and their shapes, messages, and SFT pairs of a conversation and its answer."""
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from enum import StrEnum
+
+MAX_SHAPES = 16
+"""Maximum number of shapes of a problem: a candidate is judged on one after another."""
+INPUT_SETS = "get_input_sets"
+"""Name of the function in a problem file that returns the arguments of several calls."""
+CHOSEN_SET = "_judged_input_set"
+"""Name of the constant that selects one of these sets, counted from 0."""
 
 
 class Split(StrEnum):
@@ -15,6 +23,16 @@ class Split(StrEnum):
     """Rollouts are played on it."""
     HELDOUT = "heldout"
     """Only for evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One of the shapes on which a problem is judged."""
+
+    name: str
+    """`N=4096, M=100`, or the inputs: `float32[4096, 100]`."""
+    source: str
+    """Source of the problem at this shape, as in `ReferenceModule`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +49,9 @@ class ReferenceModule:
     """Name of the reference class or function; a candidate defines `<entry_point>New`."""
     precision: str = "fp32"
     """Element type that determines the tolerance: fp32, bf16 or fp16."""
+    shapes: tuple[Shape, ...] = ()
+    """Shapes that module constants select. A candidate has to be correct at each of them; `source`
+    has the first. Empty: `source` alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +85,33 @@ class Pair:
     judge's feedback, before it."""
     num_turns: int
     """Number of answers: 1, or more for a repair."""
+
+
+def has_input_sets(source: str) -> bool:
+    """True if a problem's source defines `get_input_sets()` and none of its sets is selected. False
+    for a source that is no Python."""
+    if INPUT_SETS not in source:
+        return False
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    names = {name for node in tree.body for name in _bound(node)}
+    return INPUT_SETS in names and CHOSEN_SET not in names
+
+
+def select_input_set(source: str, number: int) -> str:
+    """The source with one set of `get_input_sets()` selected, counted from 0."""
+    return f"{source.rstrip()}\n\n{CHOSEN_SET} = {number}\n"
+
+
+def _bound(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.FunctionDef(name=name):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+        case ast.ImportFrom(names=names):
+            return [alias.asname or alias.name for alias in names]
+        case _:
+            return []

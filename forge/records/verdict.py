@@ -95,6 +95,27 @@ TIMING_FIELDS = tuple(Timing.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeVerdict:
+    """Result of the same candidate at one of the problem's shapes."""
+
+    name: str
+    """Name of the shape: `N=4096, M=100`."""
+    status: Status
+    timing: Timing | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A flat JSON object; the timing fields are null if nothing was timed."""
+        return {"name": self.name, "status": str(self.status), **_timing_json(self.timing)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ShapeVerdict:
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError on another object."""
+        is_timed = data["speedup"] is not None
+        timing = Timing(**{name: data[name] for name in TIMING_FIELDS}) if is_timed else None
+        return cls(name=data["name"], status=Status(data["status"]), timing=timing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The judge's answer for one candidate."""
 
@@ -128,6 +149,9 @@ class Verdict:
     None for a source that was refused, or a program larger than `MAX_PROGRAM_BYTES`."""
     also: Mapping[str, OtherVerdict] = field(default_factory=dict[str, OtherVerdict])
     """Verdicts of further protocols, by name."""
+    shapes: tuple[ShapeVerdict, ...] = ()
+    """Results by shape, up to the first that is not correct; empty for a problem with one shape.
+    `timing` has their geometric means."""
 
     @property
     def is_correct(self) -> bool:
@@ -141,8 +165,8 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """A flat JSON object; `timing` is `none` or `measured`, and the timing fields are null if
-        nothing was timed. A program is in base64. Without a profile, a program or other protocols,
-        there is no such key."""
+        nothing was timed. A program is in base64. Without a profile, a program, other protocols or
+        several shapes, there is no such key."""
         out = asdict(self)
         out["status"] = str(self.status)
         out["phase_s"] = dict(self.phase_s)
@@ -154,10 +178,11 @@ class Verdict:
             out["program"] = b64encode(program).decode()
         if not out["also"]:
             del out["also"]
+        del out["shapes"]
+        if self.shapes:
+            out["shapes"] = [shape.to_json() for shape in self.shapes]
         out["timing"] = "none" if timing is None else "measured"
-        for name in TIMING_FIELDS:
-            out[name] = None if timing is None else timing[name]
-        return out
+        return {**out, **_timing_json(self.timing)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
@@ -173,7 +198,13 @@ class Verdict:
             rest["program"] = _program(rest["program"])
         if "also" in rest:
             rest["also"] = {name: _other(value) for name, value in dict(rest["also"]).items()}
+        if "shapes" in rest:
+            rest["shapes"] = tuple(ShapeVerdict.from_json(shape) for shape in rest["shapes"])
         return cls(status=Status(data["status"]), timing=timing, **rest)
+
+
+def _timing_json(timing: Timing | None) -> dict[str, float | None]:
+    return {name: getattr(timing, name, None) for name in TIMING_FIELDS}
 
 
 def _other(data: Any) -> OtherVerdict:

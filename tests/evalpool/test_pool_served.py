@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,30 @@ async def test_a_run_uses_it_by_its_url_and_starts_no_judge(
         assert (await pool.judge(PROBLEM, CODE.replace("+ 1", "+ 2"))).reason == "mismatch"
         assert (await pool.examine(PROBLEM)).problem_id == PROBLEM.problem_id
         assert descendants(os.getpid()) == before
+
+
+async def test_input_sets_are_listed_and_judged_by_its_url(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(links.TOKEN_VARIABLE, TOKEN)
+    sets = "def get_input_sets():\n    return [get_inputs(), [torch.randn(65)]]\n"
+    problem = replace(PROBLEM, source=PROBLEM.source + sets)
+    async with pool_at(url) as pool:
+        verdict = await pool.judge(problem, CODE)
+        found = await pool.examine(problem)
+    assert [each.name for each in verdict.shapes] == ["float32[64]", "float32[65]"]
+    assert verdict.detail.startswith("shape 2 of 2 (float32[65]): ")
+    assert found.is_usable
+    assert found.shapes == ("float32[64]", "float32[65]")
+
+
+async def test_an_examination_takes_a_boolean_for_lists_sets(
+    client: httpx.AsyncClient,
+) -> None:
+    async with client:
+        response = await client.post("/examine", json={**BODY, "lists_sets": 1})
+    assert response.status_code == 422
+    assert "lists_sets: found int; a boolean is needed" in response.json()["error"]
 
 
 async def test_its_health_lists_its_judges(client: httpx.AsyncClient) -> None:

@@ -4,7 +4,8 @@
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code,
                  options: {timing, profile, program}} → Verdict
-    POST /examine {problem} → Examination: whether it can be judged and trained on
+    POST /examine {problem, lists_sets} → Examination: whether it can be judged and trained on; with
+                 `lists_sets` only the names of the sets of its get_input_sets()
     GET /health → {ok, busy_s, num_judged, queue, capacity, device, isolation, harness}
 
 Holds seeds, tolerances, expected outputs and the verdict; imports neither torch nor any problem's
@@ -45,7 +46,7 @@ from forge.evalpool.judge.sandbox.enter import Isolation, advice, read_sysctls
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.examiner import Examiners
 from forge.evalpool.judge.trial.trial import Stamp, Trials
-from forge.evalpool.wire import parse_problem, parse_request, read_request
+from forge.evalpool.wire import parse_lists_sets, parse_problem, parse_request, read_request
 from forge.process.busy import BusyClock
 from forge.process.lease import hold_lease
 from forge.process.limits import limit_behind
@@ -219,8 +220,9 @@ class Judge:
         self.num_judged += 1
         return verdict
 
-    async def examine(self, problem: ReferenceModule) -> Examination:
-        """The faults of a problem. Waits for a free slot; raises ZygoteGone."""
+    async def examine(self, problem: ReferenceModule, *, lists_sets: bool = False) -> Examination:
+        """The faults of a problem, or the names of its input sets. Waits for a free slot; raises
+        ZygoteGone."""
         async with self._slots:
             await self._ensure_zygote()
             uid = self._uids.pop() if self._uids else None
@@ -228,7 +230,7 @@ class Judge:
                 uuid = None if self._gpu is None else self._gpu.uuid
                 spawner = self.card_spawner or self.spawner
                 examiners = Examiners(spawner, table=self.table, gpu_uuid=uuid)
-                work = partial(examiners.examine, problem, uid=uid)
+                work = partial(examiners.examine, problem, uid=uid, lists_sets=lists_sets)
                 return await anyio.to_thread.run_sync(work)
             finally:
                 if uid is not None:
@@ -273,8 +275,9 @@ def make_app(judge: Judge) -> Starlette:
         return JSONResponse((await judge.judge(problem, code, options)).to_json())
 
     async def examine_one(request: Request) -> JSONResponse:
-        problem = parse_problem(await read_request(request))
-        return JSONResponse((await judge.examine(problem)).to_json())
+        body = await read_request(request)
+        problem, lists_sets = parse_problem(body), parse_lists_sets(body)
+        return JSONResponse((await judge.examine(problem, lists_sets=lists_sets)).to_json())
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from forge.evalpool.judge.numbers.file_inputs import make_inputs
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -83,7 +85,7 @@ def _counted(
         with torch.no_grad(), torch.device("meta"):
             exec(compile(source, "problem.py", "exec"), module.__dict__)
             model: Any = getattr(module, entry_point)(*module.get_init_inputs())
-            inputs: Any = module.get_inputs()
+            inputs: Any = make_inputs(module)
             state = _bytes(model.state_dict(), is_half=is_half)
             given = _bytes(inputs, is_half=is_half)
     except (Exception, SystemExit):

@@ -5,6 +5,7 @@ is `examiner.py`. It reports its findings after each step, so that the judge kno
 a problem hung or died:
 
     judge ── EXAMINE ──▶ load, run, repeat, exact, draws, inputs, parameters ── FOUND each ──▶ judge
+                         or, if asked, sets alone                            ── FOUND ──▶
                          what raises                                         ── FAILED ──▶
 
 "Within tolerance" is what the judge accepts of a candidate (`compare.py`). Not covered: a hostile
@@ -24,6 +25,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import ITEM_BYTES
 from forge.evalpool.judge.numbers.called import dtype_name, leaves, replaced
+from forge.evalpool.judge.numbers.file_inputs import list_sets
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.inputs.input_sets import FIRST, OTHERS
 from forge.evalpool.judge.numbers.inputs.variations import (
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 NUM_DRAWS = 4
 """Draws of inputs as given, to find a constant output. Each costs a forward pass."""
+LAST_STEPS = ("sets", "parameters")
+"""The last step of a list of input sets, and of an examination."""
 MAX_NAMES = 4
 """Maximum number of parameters that one flag names."""
 
@@ -67,7 +71,8 @@ def main(sock: socket.socket) -> None:
             for name, step in study.steps():
                 found = step()
                 body = {"step": name, "flags": found.flags, "facts": found.facts}
-                is_last = name == "parameters" or any(Flag(f).is_unusable for f in found.flags)
+                is_unusable = any(Flag(flag).is_unusable for flag in found.flags)
+                is_last = name in LAST_STEPS or is_unusable
                 frames.send(sock, Kind.FOUND, {**body, "is_last": is_last})
                 if is_last:
                     return
@@ -93,6 +98,9 @@ class Study:
 
     def steps(self) -> Iterator[tuple[str, Callable[[], Found]]]:
         """The steps in order; each relies on those before it."""
+        if self.request["lists_sets"]:
+            yield "sets", self.list_sets
+            return
         yield "load", self.load
         yield "run", self.run
         yield "repeat", self.repeat
@@ -100,6 +108,11 @@ class Study:
         yield "draws", self.compare_draws
         yield "inputs", self.change_inputs
         yield "parameters", self.change_parameters
+
+    def list_sets(self) -> Found:
+        """Lists the sets of `get_input_sets()`, without making their tensors if the file runs on
+        torch's `meta` device."""
+        return Found(facts={"shapes": list_sets(self.request["source"], file=FILE)})
 
     def load(self) -> Found:
         """Loads the module and its model."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.numbers.called import Unjudgeable, flatten, leaves, replaced
+from forge.evalpool.judge.numbers.file_inputs import make_inputs
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.input_sets import DTYPES, MAX_OWN_ERROR, MAX_TF32_ERROR
 from forge.evalpool.judge.numbers.inputs.variations import agrees, allowed_error
@@ -63,7 +64,7 @@ class Subject:
     def draw(self) -> list[Any]:
         """Fresh inputs, in the problem's precision; fp32 leaves what the problem made."""
         with _making_on(str(self.device)):
-            inputs = self.module.get_inputs()
+            inputs = make_inputs(self.module)
         return replaced(list(inputs), lambda _, one: self._placed(one))
 
     def run(self, inputs: list[Any]) -> Outputs:

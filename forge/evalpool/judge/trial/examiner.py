@@ -19,6 +19,7 @@ from forge.evalpool.judge.channel.words import SIGNALS, clean, is_out_of_memory,
 from forge.evalpool.judge.trial.trial import count
 from forge.process.gpu_lease import GpuLease
 from forge.records.examination import Examination, Flag
+from forge.records.problem import MAX_SHAPES
 
 if TYPE_CHECKING:
     import socket
@@ -45,6 +46,7 @@ class _Report:
     forward_s: float | None = None
     variation: float | None = None
     num_unchecked: int = 0
+    shapes: tuple[str, ...] = ()
     num_steps: int = 0
 
     def add(self, body: dict[str, Any]) -> None:
@@ -62,6 +64,9 @@ class _Report:
         outputs = facts.get("outputs")
         if isinstance(outputs, list):
             self.outputs = tuple(_short(str(one)) for one in outputs[:MAX_OUTPUTS])
+        shapes = facts.get("shapes")
+        if isinstance(shapes, list):
+            self.shapes = tuple(_short(str(one)) for one in shapes[:MAX_SHAPES])
         self.forward_s = _number(facts.get("forward_s"), or_else=self.forward_s)
         self.variation = _number(facts.get("variation"), or_else=self.variation)
         self.num_unchecked += count(facts.get("num_unchecked"))
@@ -77,19 +82,24 @@ class Examiners:
         self._lease = None if gpu_uuid is None else GpuLease(gpu_uuid)
         self._limit_s = table.compile_timeout_s + table.correct_timeout_s
 
-    def examine(self, problem: ReferenceModule, *, uid: int | None) -> Examination:
+    def examine(
+        self, problem: ReferenceModule, *, uid: int | None, lists_sets: bool = False
+    ) -> Examination:
         """Blocks until it is known, at most twice a judge's deadline; on a GPU beside others, never
-        beside one that is timed. Raises ZygoteGone or Stalled."""
+        beside one that is timed. With `lists_sets`, only the names of its input sets. Raises
+        ZygoteGone or Stalled."""
         if self._lease is None:
-            return self._examine(problem, uid=uid)
+            return self._examine(problem, uid=uid, lists_sets=lists_sets)
         with self._lease.shared(timeout_s=LEASE_TIMEOUT_S):
-            return self._examine(problem, uid=uid)
+            return self._examine(problem, uid=uid, lists_sets=lists_sets)
 
-    def _examine(self, problem: ReferenceModule, *, uid: int | None) -> Examination:
+    def _examine(
+        self, problem: ReferenceModule, *, uid: int | None, lists_sets: bool
+    ) -> Examination:
         child = self._spawner.spawn(role="examiner", uid=uid)
         report, is_ended = _Report(), False
         try:
-            self._listen(child.sock, problem, report)
+            self._listen(child.sock, problem, report, lists_sets=lists_sets)
         except frames.DeadlinePassed:
             self._note_silence(report)
         except frames.FrameError:
@@ -107,10 +117,19 @@ class Examiners:
             variation=report.variation,
             flags=report.flags,
             num_unchecked=report.num_unchecked,
+            shapes=report.shapes,
         )
 
-    def _listen(self, sock: socket.socket, problem: ReferenceModule, report: _Report) -> None:
+    def _listen(
+        self,
+        sock: socket.socket,
+        problem: ReferenceModule,
+        report: _Report,
+        *,
+        lists_sets: bool,
+    ) -> None:
         body = {
+            "lists_sets": lists_sets,
             "source": problem.source,
             "entry_point": problem.entry_point,
             "precision": problem.precision,

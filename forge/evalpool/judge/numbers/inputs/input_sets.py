@@ -24,6 +24,7 @@ from forge.evalpool.judge.numbers.called import (
     leaves,
     replaced,
 )
+from forge.evalpool.judge.numbers.file_inputs import make_inputs
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import witness
@@ -423,7 +424,7 @@ class Agreement:
 
 def draw_inputs(module: Any, terms: Terms) -> list[Any]:
     """Inputs as the problem gives them."""
-    return [cast(placed(value, terms), terms.precision) for value in module.get_inputs()]
+    return [cast(placed(value, terms), terms.precision) for value in make_inputs(module)]
 
 
 def _results(model: Any, inputs: list[Any]) -> list[torch.Tensor] | None:

@@ -1,0 +1,123 @@
+# pyright: strict
+"""Inputs as a problem file gives them: `get_inputs()`, or one set of its `get_input_sets()`.
+
+Called in the children that run a problem's file. A set in the list that `get_input_sets()` returns
+is one of
+
+    [x, y]                      the arguments of one call of forward
+    lambda: [x, y]              a function that returns them: tensors of one set are made at a time
+    {"n": 1024, "m": 100}       keyword arguments of get_inputs
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
+
+import torch
+
+from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name
+from forge.records.problem import CHOSEN_SET, MAX_SHAPES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ALLOWED = "a list of arguments, a function that returns one, or a dict of arguments of get_inputs"
+MAX_ARGUMENTS = 4
+"""Arguments in the name of a set."""
+MAX_NAME = 120
+"""Characters of the name of a set."""
+
+
+def make_inputs(module: Any) -> list[Any]:
+    """New arguments of one call: of the selected set, or of `get_inputs()` if none is selected.
+    Raises Unjudgeable, and what the file raises."""
+    number = module.__dict__.get(CHOSEN_SET)
+    if number is None:
+        return list(module.get_inputs())
+    return _arguments(module, _sets(module)[number], number=number)
+
+
+def list_sets(source: str, *, file: str) -> list[str]:
+    """Names of the sets of a file, in their order: keyword arguments, or types and shapes.
+
+    Tensors are made on torch's `meta` device; if the file cannot run there, on the CPU. Raises
+    Unjudgeable, and what the file raises.
+    """
+    try:
+        with torch.device("meta"):
+            return _names(_loaded(source, file=file))
+    except Unjudgeable:
+        raise
+    except (Exception, SystemExit):
+        return _names(_loaded(source, file=file))
+
+
+def _loaded(source: str, *, file: str) -> types.ModuleType:
+    module = types.ModuleType("problem")
+    exec(compile(source, file, "exec"), module.__dict__)
+    return module
+
+
+def _names(module: Any) -> list[str]:
+    sets = _sets(module)
+    for number, one in enumerate(sets):
+        if _is_keywords(one) and one in sets[:number]:
+            raise Unjudgeable(f"get_input_sets() has {_keywords(one)} twice; each set once")
+    return [
+        _keywords(one) if _is_keywords(one) else _types(module, one, number=number)
+        for number, one in enumerate(sets)
+    ]
+
+
+def _is_keywords(one: object) -> TypeGuard[Mapping[str, object]]:
+    """True for keyword arguments of `get_inputs`."""
+    return isinstance(one, Mapping)
+
+
+def _types(module: Any, one: object, *, number: int) -> str:
+    """`float32[1024, 100], 3`: types and shapes of tensors, and other arguments."""
+    arguments = _arguments(module, one, number=number)
+    named = [_describe(each) for each in arguments[:MAX_ARGUMENTS]]
+    more = len(arguments) - MAX_ARGUMENTS
+    return _cut(", ".join([*named, *([f"and {more} more"] if more > 0 else [])]) or "no arguments")
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{dtype_name(value)}{list(value.shape)}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_describe(item) for item in cast('list[object]', value))}]"
+    return repr(value)
+
+
+def _keywords(one: Mapping[str, object]) -> str:
+    """`n=1024, m=100`."""
+    return _cut(", ".join(f"{name}={_describe(value)}" for name, value in one.items()))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 1]}…"
+
+
+def _sets(module: Any) -> Sequence[object]:
+    """What `get_input_sets()` returns. Raises Unjudgeable if it is no list of 1 to 16 sets."""
+    found: object = module.get_input_sets()
+    if not isinstance(found, list | tuple):
+        raise Unjudgeable(f"get_input_sets() returns a {type(found).__name__}; a list is needed")
+    sets = cast("list[object]", found)
+    if not 1 <= len(sets) <= MAX_SHAPES:
+        raise Unjudgeable(f"get_input_sets() returns {len(sets)} sets; 1 to {MAX_SHAPES} allowed")
+    return sets
+
+
+def _arguments(module: Any, one: object, *, number: int) -> list[Any]:
+    if _is_keywords(one):
+        made: object = module.get_inputs(**one)
+    else:
+        made = one() if callable(one) else one
+    if not isinstance(made, list | tuple):
+        found = type(made).__name__
+        raise Unjudgeable(f"set {number} of get_input_sets() gives a {found}; {ALLOWED}")
+    return list(cast("list[Any]", made))

@@ -1,0 +1,146 @@
+# pyright: strict
+"""Folds the results of a problem's shapes into one verdict, or one examination.
+
+Called by `pool.py`. A problem with k shapes is k problems that differ in their sizes: a candidate
+is judged on each, up to the first on which it is not correct.
+
+    speedup = (s_1 · … · s_k)^(1/k)    s_i: speed-up at shape i
+
+All times and rates of the fold are geometric means, so baseline_us / candidate_us is the speed-up.
+The mean of the lower ends is at most the lower end of the mean's own interval: it is the cautious
+choice for rewards. Fast small shapes cannot hide one slow shape, nor one large shape the others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from forge.records.examination import Examination, Flag
+from forge.records.reason import Status
+from forge.records.verdict import OtherVerdict, ShapeVerdict, Timing, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_DETAIL_CHARACTERS = 2000
+"""Maximum length of a detail, as in the judge."""
+
+
+def fold_verdicts(names: Sequence[str], verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict on a candidate from its verdicts by shape.
+
+    Args:
+        names: names of all shapes.
+        verdicts: verdicts on the first shapes, in their order; all but the last are correct, and
+            the last is if all shapes were judged.
+    """
+    last = verdicts[-1]
+    shapes = tuple(
+        ShapeVerdict(name=name, status=each.status, timing=each.timing)
+        for name, each in zip(names, verdicts, strict=False)
+    )
+    folded = replace(
+        last if not last.is_correct else verdicts[0],
+        shapes=shapes,
+        phase_s=_sum_phases(verdicts),
+        also=_fold_also(names, verdicts),
+    )
+    if not last.is_correct:
+        place = f"{describe_place(names, len(verdicts) - 1)}: "
+        return replace(folded, timing=None, detail=(place + last.detail)[:MAX_DETAIL_CHARACTERS])
+    timings = [each.timing for each in verdicts if each.timing is not None]
+    shares = [each.torch_share for each in verdicts if each.torch_share is not None]
+    return replace(
+        folded,
+        timing=mean_timing(timings) if len(timings) == len(verdicts) else None,
+        num_launches=max(each.num_launches for each in verdicts),
+        torch_share=max(shares, default=None),
+    )
+
+
+def mean_timing(timings: Sequence[Timing]) -> Timing:
+    """Geometric means of several timings; each spread is the mean time times the mean of the
+    relative spreads. A rate that one of them lacks is None."""
+    candidate_us = _mean([each.candidate_us for each in timings])
+    baseline_us = _mean([each.baseline_us for each in timings])
+    candidate = [each.candidate_spread_us / each.candidate_us for each in timings]
+    baseline = [each.baseline_spread_us / each.baseline_us for each in timings]
+    return Timing(
+        speedup=_mean([each.speedup for each in timings]),
+        speedup_low=_mean([each.speedup_low for each in timings]),
+        candidate_us=candidate_us,
+        baseline_us=baseline_us,
+        candidate_spread_us=candidate_us * sum(candidate) / len(timings),
+        baseline_spread_us=baseline_us * sum(baseline) / len(timings),
+        achieved_gbps=_mean_of_known([each.achieved_gbps for each in timings]),
+        achieved_tflops=_mean_of_known([each.achieved_tflops for each in timings]),
+        roofline_share=_mean_of_known([each.roofline_share for each in timings]),
+    )
+
+
+def fold_examinations(
+    problem_id: str, names: Sequence[str], examinations: Sequence[Examination]
+) -> Examination:
+    """The examination of a problem from those of its shapes: every flag of a shape, with the first
+    shape that has it; outputs of the first, the slowest forward pass, the smallest variation."""
+    flags: dict[Flag, str] = {}
+    for number, each in enumerate(examinations):
+        for flag, facts in each.flags.items():
+            flags.setdefault(flag, f"{describe_place(names, number)}: {facts}")
+    times = [each.forward_s for each in examinations if each.forward_s is not None]
+    variations = [each.variation for each in examinations if each.variation is not None]
+    return Examination(
+        problem_id=problem_id,
+        outputs=examinations[0].outputs,
+        forward_s=max(times, default=None),
+        variation=min(variations, default=None),
+        flags=flags,
+        num_unchecked=sum(each.num_unchecked for each in examinations),
+        shapes=tuple(names),
+    )
+
+
+def describe_place(names: Sequence[str], index: int) -> str:
+    """`shape 2 of 3 (N=4096, M=100)`."""
+    return f"shape {index + 1} of {len(names)} ({names[index]})"
+
+
+def _sum_phases(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for verdict in verdicts:
+        for phase, each_s in verdict.phase_s.items():
+            seconds[phase] = seconds.get(phase, 0.0) + each_s
+    return seconds
+
+
+def _fold_also(names: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, OtherVerdict]:
+    """Verdicts of further protocols: the first that is not correct. One that is correct on fewer
+    than all shapes names their number."""
+    also: dict[str, OtherVerdict] = {}
+    for protocol in dict.fromkeys(name for each in verdicts for name in each.also):
+        for number, verdict in enumerate(verdicts):
+            if (other := verdict.also.get(protocol)) is None:
+                continue
+            also[protocol] = other
+            if other.status is not Status.CORRECT:
+                detail = f"{describe_place(names, number)}: {other.detail}"
+                also[protocol] = replace(other, detail=detail[:MAX_DETAIL_CHARACTERS])
+                break
+            if len(verdicts) < len(names):
+                detail = f"on {number + 1} of {len(names)} shapes; the others were not judged"
+                also[protocol] = replace(other, detail=detail)
+    return also
+
+
+def _mean_of_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _mean(known) if len(known) == len(values) else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The geometric mean; 0 if a value is."""
+    if min(values) <= 0:
+        return 0.0
+    return math.exp(sum(math.log(value) for value in values) / len(values))

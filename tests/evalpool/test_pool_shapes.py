@@ -1,0 +1,134 @@
+"""The pool and problems with several shapes: each is a request, up to the first failure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from forge.evalpool import canary
+from forge.records.examination import Examination, Flag
+from forge.records.problem import ReferenceModule, Shape, select_input_set
+from forge.records.verdict import Status, Verdict
+from tests.evalpool.scripted_judges import CORRECT, TIMES, WRONG, Script, kept
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+pytestmark = pytest.mark.anyio
+
+SETS = "def get_input_sets():\n    return []\n"
+SIZED = ReferenceModule(
+    problem_id="p",
+    source="N = 1",
+    shapes=tuple(Shape(name=f"N={size}", source=f"N = {size}") for size in (1, 2, 3)),
+)
+LISTED = ReferenceModule(problem_id="p", source=SETS)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Sized(Script):
+    """A judge whose verdicts and flags depend on the problem's source."""
+
+    def __init__(
+        self,
+        verdicts: Mapping[str, Verdict] | None = None,
+        *,
+        flags: Mapping[str, dict[Flag, str]] | None = None,
+        sets: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.verdicts, self.flags, self.sets = verdicts or {}, flags or {}, sets
+        self.judged: list[str] = []
+        self.examined: list[tuple[str, bool]] = []
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        body: dict[str, Any] = json.loads(request.content)
+        if body.get("code") in (canary.RIGHT, canary.WRONG):
+            return super().answer(request)
+        source = body["problem"]["source"]
+        if request.url.path == "/examine":
+            self.examined.append((source, body["lists_sets"]))
+            names = self.sets if body["lists_sets"] else ()
+            flags = self.flags.get(source, {})
+            found = Examination(problem_id="p", flags=flags, shapes=names)
+            return httpx.Response(200, json=found.to_json())
+        self.judged.append(source)
+        return httpx.Response(200, json=self.verdicts.get(source, CORRECT).to_json())
+
+
+async def test_a_candidate_is_judged_at_every_shape_and_its_speed_up_is_their_mean() -> None:
+    fast = replace(CORRECT, timing=replace(TIMES, speedup=8.0, baseline_us=8.0))
+    slow = replace(CORRECT, timing=replace(TIMES, speedup=1.0, baseline_us=1.0))
+    judge = Sized({"N = 1": fast, "N = 2": slow, "N = 3": slow})
+    async with kept(judge) as pool:
+        verdict = await pool.judge(SIZED, "code")
+    assert judge.judged == ["N = 1", "N = 2", "N = 3"]
+    assert verdict.is_correct
+    assert verdict.timing is not None
+    assert verdict.timing.speedup == pytest.approx(2.0)
+    assert [each.name for each in verdict.shapes] == ["N=1", "N=2", "N=3"]
+
+
+async def test_a_candidate_that_is_right_at_one_shape_alone_is_wrong() -> None:
+    judge = Sized({"N = 2": replace(WRONG, detail="1 is not 2")})
+    async with kept(judge) as pool:
+        verdict = await pool.judge(SIZED, "code")
+    assert judge.judged == ["N = 1", "N = 2"]
+    assert verdict.status is Status.WRONG
+    assert verdict.detail == "shape 2 of 3 (N=2): 1 is not 2"
+
+
+async def test_each_shape_is_cached_by_itself() -> None:
+    judge = Sized({"N = 2": WRONG})
+    async with kept(judge) as pool:
+        first = await pool.judge(SIZED, "code", timing=False)
+        again = await pool.judge(SIZED, "code", timing=False)
+        alone = await pool.judge(replace(SIZED, shapes=()), "code", timing=False)
+    assert judge.judged == ["N = 1", "N = 2"]
+    assert (again.status, again.shapes) == (first.status, first.shapes)
+    assert alone.is_correct
+
+
+async def test_input_sets_are_listed_once_and_each_is_judged() -> None:
+    sources = [select_input_set(SETS, number) for number in (0, 1)]
+    judge = Sized({sources[1]: WRONG}, sets=("n=1", "n=2"))
+    async with kept(judge) as pool:
+        verdicts = [await pool.judge(LISTED, code) for code in ("a", "b")]
+    assert judge.examined == [(SETS, True)]
+    assert judge.judged == [*sources, *sources]
+    assert {each.detail for each in verdicts} == {"shape 2 of 2 (n=2): "}
+
+
+async def test_sets_that_cannot_be_listed_blame_no_candidate() -> None:
+    judge = Sized(flags={SETS: {Flag.DOES_NOT_RUN: "line 2: NameError: x"}})
+    async with kept(judge) as pool:
+        verdict = await pool.judge(LISTED, "code")
+    assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "reference_failed")
+    assert verdict.detail == "get_input_sets() of p: line 2: NameError: x"
+    assert judge.judged == []
+
+
+async def test_every_shape_of_a_problem_is_examined_up_to_one_that_cannot_be_judged() -> None:
+    judge = Sized(flags={"N = 1": {Flag.IDENTITY: "i"}, "N = 2": {Flag.DOES_NOT_RUN: "no"}})
+    async with kept(judge) as pool:
+        found = await pool.examine(SIZED)
+    assert [source for source, _ in judge.examined] == ["N = 1", "N = 2"]
+    assert found.flags == {
+        Flag.IDENTITY: "shape 1 of 3 (N=1): i", Flag.DOES_NOT_RUN: "shape 2 of 3 (N=2): no",
+    }  # fmt: skip
+    assert not found.is_usable
+
+
+async def test_an_examination_of_sets_that_cannot_be_listed_has_the_flag() -> None:
+    judge = Sized(flags={SETS: {Flag.UNSUPPORTED: "17 sets"}})
+    async with kept(judge) as pool:
+        found = await pool.examine(LISTED)
+    assert found.flags == {Flag.UNSUPPORTED: "17 sets"}

@@ -1,0 +1,137 @@
+"""Results by shape, folded: the first failure decides, else geometric means."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.config.schema import RewardTable
+from forge.evalpool.shapes import fold_examinations, fold_verdicts, mean_timing
+from forge.records.examination import Examination, Flag
+from forge.records.reason import Status
+from forge.records.verdict import OtherVerdict, ShapeVerdict, Timing, Verdict
+from forge.rewards.terms import reward_terms
+
+NAMES = ("N=1", "N=2", "N=3")
+CORRECT = Verdict(status=Status.CORRECT, reason="ok", detail="", phase_s={"correct": 1.0})
+WRONG = Verdict(
+    status=Status.WRONG, reason="mismatch", detail="line 3: y = x\n1 is not 2",
+    phase_s={"correct": 2.0, "capture": 1.0},
+)  # fmt: skip
+
+
+def timed(speedup: float, *, candidate_us: float = 10.0, gbps: float | None = 100.0) -> Timing:
+    return Timing(
+        speedup=speedup, speedup_low=0.9 * speedup, candidate_us=candidate_us,
+        baseline_us=speedup * candidate_us, candidate_spread_us=0.1 * candidate_us,
+        baseline_spread_us=0.0, achieved_gbps=gbps,
+    )  # fmt: skip
+
+
+def test_the_first_failure_decides_and_its_message_names_the_shape() -> None:
+    folded = fold_verdicts(NAMES, [CORRECT, WRONG])
+    assert (folded.status, folded.reason) == (Status.WRONG, "mismatch")
+    assert folded.detail == "shape 2 of 3 (N=2): line 3: y = x\n1 is not 2"
+    assert [(each.name, each.status) for each in folded.shapes] == [
+        ("N=1", Status.CORRECT), ("N=2", Status.WRONG),
+    ]  # fmt: skip
+    assert folded.phase_s == {"correct": 3.0, "capture": 1.0}
+
+
+def test_a_failure_has_no_times_although_earlier_shapes_were_timed() -> None:
+    first = replace(CORRECT, timing=timed(100.0))
+    folded = fold_verdicts(NAMES, [first, replace(WRONG, timing=None)])
+    assert folded.timing is None
+    assert folded.shapes[0].timing == first.timing
+
+
+def test_a_long_detail_keeps_within_its_bound() -> None:
+    folded = fold_verdicts(NAMES, [replace(WRONG, detail="x" * 2000)])
+    assert len(folded.detail) == 2000
+    assert folded.detail.startswith("shape 1 of 3 (N=1): x")
+
+
+@given(st.lists(st.floats(0.01, 1e3), min_size=1, max_size=16))
+def test_a_speed_up_is_the_geometric_mean_of_all_shapes(speedups: list[float]) -> None:
+    verdicts = [
+        replace(CORRECT, timing=timed(each, candidate_us=1.0 + number))
+        for number, each in enumerate(speedups)
+    ]
+    names = [f"N={number}" for number in range(len(verdicts))]
+    timing = fold_verdicts(names, verdicts).timing
+    assert timing is not None
+    expected = math.prod(each ** (1 / len(speedups)) for each in speedups)
+    assert timing.speedup == pytest.approx(expected)
+    assert timing.speedup == pytest.approx(timing.baseline_us / timing.candidate_us)
+    assert timing.speedup_low == pytest.approx(0.9 * expected)
+    assert min(speedups) * 0.999 <= timing.speedup <= max(speedups) * 1.001
+    backwards = fold_verdicts(names, verdicts[::-1]).timing
+    assert backwards is not None
+    assert backwards.speedup == pytest.approx(timing.speedup)
+
+
+def test_spreads_are_relative_to_their_times_and_a_missing_rate_stays_missing() -> None:
+    mean = mean_timing([timed(2.0, candidate_us=1.0), timed(2.0, candidate_us=100.0, gbps=None)])
+    assert mean.candidate_us == pytest.approx(10.0)
+    assert mean.candidate_spread_us == pytest.approx(1.0)
+    assert mean.baseline_spread_us == 0.0
+    assert mean.achieved_gbps is None
+
+
+def test_correct_shapes_without_times_have_no_mean() -> None:
+    verdicts = [replace(CORRECT, timing=timed(2.0)), CORRECT]
+    assert fold_verdicts(NAMES[:2], verdicts).timing is None
+
+
+def test_the_reward_takes_the_mean_of_the_lower_ends() -> None:
+    table = RewardTable()
+    verdicts = [replace(CORRECT, timing=timed(each)) for each in (8.0, 2.0)]
+    terms = reward_terms(fold_verdicts(NAMES[:2], verdicts), table)
+    assert terms is not None
+    assert terms["speedup"] == pytest.approx(table.speedup * math.log(0.9 * 4.0))
+
+
+def test_launches_and_torch_share_are_the_largest() -> None:
+    verdicts = [
+        replace(CORRECT, num_launches=3, torch_share=None),
+        replace(CORRECT, num_launches=1, torch_share=0.5),
+    ]
+    folded = fold_verdicts(NAMES[:2], verdicts)
+    assert (folded.num_launches, folded.torch_share) == (3, 0.5)
+
+
+def test_another_protocol_that_saw_fewer_shapes_names_their_number() -> None:
+    ok = {"kernelbench": OtherVerdict(status=Status.CORRECT, reason="ok", detail="")}
+    bad = {"kernelbench": OtherVerdict(status=Status.WRONG, reason="mismatch", detail="1")}
+    failed = fold_verdicts(NAMES, [replace(CORRECT, also=ok), replace(WRONG, also=ok)])
+    assert failed.also["kernelbench"].detail == "on 2 of 3 shapes; the others were not judged"
+    passed = fold_verdicts(NAMES[:2], [replace(CORRECT, also=bad), replace(CORRECT, also=ok)])
+    assert passed.is_correct
+    assert passed.also["kernelbench"].status is Status.WRONG
+    assert passed.also["kernelbench"].detail == "shape 1 of 2 (N=1): 1"
+
+
+def test_a_verdict_with_shapes_travels_as_json_and_one_without_has_no_such_key() -> None:
+    folded = fold_verdicts(NAMES[:2], [replace(CORRECT, timing=timed(2.0)), CORRECT])
+    assert Verdict.from_json(json.loads(json.dumps(folded.to_json()))) == folded
+    assert "shapes" not in CORRECT.to_json()
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        ShapeVerdict.from_json({"name": "N=1", "status": "splendid", "speedup": None})
+
+
+def test_an_examination_has_every_flag_with_the_first_shape_that_has_it() -> None:
+    first = Examination(problem_id="p", flags={}, outputs=("a",), forward_s=1.0, variation=0.5)
+    second = replace(first, flags={Flag.CONSTANT: "one"}, forward_s=3.0, variation=0.0)
+    third = replace(second, flags={Flag.CONSTANT: "two", Flag.SLOW: "3 s"}, outputs=("b",))
+    found = fold_examinations("p", NAMES, [first, second, third])
+    assert found.flags == {
+        Flag.CONSTANT: "shape 2 of 3 (N=2): one", Flag.SLOW: "shape 3 of 3 (N=3): 3 s",
+    }  # fmt: skip
+    assert (found.outputs, found.forward_s, found.variation) == (("a",), 3.0, 0.0)
+    assert found.shapes == NAMES
+    assert Examination.from_json(json.loads(json.dumps(found.to_json()))) == found
