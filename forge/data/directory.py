@@ -13,8 +13,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from forge.data.overrides import Overrides
+from forge.data.shapes import name_shape, note_shapes, values_by_shape
 from forge.errors import ConfigError
 from forge.records import Problem, Split
+from forge.records.problem import INPUT_SETS, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from forge.config.schema.problems import Constant
 
 REQUIRED = ("Model", "get_inputs", "get_init_inputs")
-"""Names that a problem file must define."""
+"""Names that a problem file must define; `get_input_sets` may replace `get_inputs`."""
 
 Span = tuple[int, int, int, int]
 """Position of a value in the source: first line and column, last line and end column, from 0;
@@ -67,6 +69,10 @@ def load_directory(table: ProblemsTable, *, seed: int) -> list[Problem]:
             mistakes.append(str(err))
     overrides = Overrides.from_table(table.overrides)
     mistakes.extend(find_mistakes(overrides, files, root=table.path, prefix="problems.overrides."))
+    shapes = [Overrides.from_table(shape) for shape in table.shapes or []]
+    for number, shape in enumerate(shapes):
+        prefix = f"problems.shapes.{number}."
+        mistakes.extend(find_mistakes(shape, files, root=table.path, prefix=prefix))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     heldout: list[int] = []
@@ -78,6 +84,7 @@ def load_directory(table: ProblemsTable, *, seed: int) -> list[Problem]:
             file,
             root=table.path,
             overrides=overrides.of(names[index], among=names),
+            shapes=values_by_shape(shapes, names[index], constants=file.constants, among=names),
             split=Split.HELDOUT if index in heldout else Split.GRPO,
         )
         for index, file in enumerate(files)
@@ -108,6 +115,8 @@ def parse_file(path: Path) -> ProblemFile:
         constants[name] = (*constants.get(name, ()), _span(value))
     names = frozenset(_definitions(tree)) | constants.keys()
     missing = [name for name in REQUIRED if name not in names]
+    if INPUT_SETS in names and "get_inputs" in missing:
+        missing.remove("get_inputs")
     if missing:
         raise ConfigError(
             f"{path}: no {' and no '.join(missing)}; "
@@ -157,12 +166,27 @@ def find_mistakes(
 
 
 def to_problem(
-    file: ProblemFile, *, root: Path, overrides: Mapping[str, Constant], split: Split
+    file: ProblemFile,
+    *,
+    root: Path,
+    overrides: Mapping[str, Constant],
+    shapes: Sequence[Mapping[str, Constant]] = (),
+    split: Split,
 ) -> Problem:
-    """The problem in a file; its id is the path below `root` without suffix."""
+    """The problem in a file; its id is the path below `root` without suffix.
+
+    Args:
+        shapes: values of each shape, which replace those of `overrides`.
+    """
+    made = tuple(
+        Shape(name=name_shape(values), source=override(file, {**overrides, **values}))
+        for values in shapes
+    )
+    source = made[0].source if made else override(file, overrides)
     return Problem(
         problem_id=file.path.relative_to(root).with_suffix("").as_posix(),
-        source=override(file, overrides),
+        source=note_shapes(source, [shape.name for shape in made]),
+        shapes=made,
         family=file.path.resolve().parent.name,
         level=level_of(file.path),
         split=split,

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from forge.data.directory import load_directory
 from forge.data.generator import generate_problems
+from forge.data.shapes import note_shapes
 from forge.errors import ConfigError
 from forge.records import Problem, Split
+from forge.records.problem import INPUT_SETS
 
 if TYPE_CHECKING:
     from forge.config.schema import ProblemsTable
@@ -40,9 +42,11 @@ def from_source(source: str, *, name: str = "stdin", shape: tuple[int, ...] = (4
     except SyntaxError as err:
         raise ConfigError(f"{name}:{err.lineno}: no Python: {err.msg}") from err
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    if not {"Model", "get_inputs", "get_init_inputs"} <= defined:
+    has_inputs = not {"get_inputs", INPUT_SETS}.isdisjoint(defined)
+    if not (has_inputs and {"Model", "get_init_inputs"} <= defined):
         source = _wrap_function(source, tree, name=name, shape=shape)
     problem_id = f"chat/{name}-{sha256(source.encode()).hexdigest()[:8]}"
+    source = note_shapes(source, [])
     return Problem(problem_id=problem_id, source=source, family=name, level=1, split=Split.HELDOUT)
 
 

@@ -6,6 +6,7 @@ prompts are the same. Works for any file in KernelBench's layout.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ def feedback_message(verdict: Verdict, *, max_chars: int = MAX_FEEDBACK_CHARS) -
     detail = _shorten(verdict.detail.strip(), max_chars=max_chars)
     lines = [head, *detail.splitlines()]
     if verdict.timing is not None:
-        lines.append(_describe_speed(verdict.timing))
+        lines += _describe_shapes(verdict)
     return Message(role="user", content="\n".join(_PREFIX + line for line in lines))
 
 
@@ -85,6 +86,21 @@ def _shorten(text: str, *, max_chars: int) -> str:
         return text
     tail = max_chars * 2 // 3
     return f"{text[: max_chars - tail].rstrip()}\n...\n{text[-tail:].lstrip()}"
+
+
+def _describe_shapes(verdict: Verdict) -> list[str]:
+    """The speed of a timed verdict; of several shapes the mean and the slowest."""
+    assert verdict.timing is not None
+    speed = _describe_speed(verdict.timing)
+    timed = [shape for shape in verdict.shapes if shape.timing is not None]
+    if len(timed) < 2:
+        return [speed]
+    slowest = min(timed, key=lambda shape: shape.timing.speedup if shape.timing else math.inf)
+    assert slowest.timing is not None
+    return [
+        f"geometric mean of {len(timed)} shapes: {speed}",
+        f"slowest at {slowest.name}: {_describe_speed(slowest.timing)}",
+    ]
 
 
 def _describe_speed(timing: Timing) -> str:

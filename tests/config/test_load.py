@@ -333,6 +333,40 @@ def problems_in(folder: Path) -> Path:
 DIR = MINIMAL.replace('init = "tiny"', 'path = "org/x"') + '[problems]\nsource = "dir"\n'
 
 
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ("[]", ": found 0 shapes; 1 to 16"),
+        (str([{"N": n} for n in range(17)]).replace("': ", "' = "), ": found 17 shapes; 1 to 16"),
+        ("[{}]", ".0: found an empty table; at least one constant"),
+        ('[{ N = 1 }, { "3" = {} }]', ".1: found an empty table"),
+        ("[{ N = 1, M = 2 }, { N = 2 }, { M = 2, N = 1 }]", ".2: found the same shape as before"),
+        ("[{ N = [1], M = 1 }]", ".0.N: found [1]; a list of 1 to 16 tables of constants"),
+        ("{ N = 1 }", ": found a table; a list of 1 to 16 tables of constants"),
+    ],
+)
+def test_shapes_that_cannot_be_used_name_the_shape(tmp_path, shapes, expected):
+    kb = problems_in(tmp_path)
+    found = mistakes_of(write(tmp_path, f'{DIR}path = "{kb}"\nshapes = {shapes}\n'))
+    assert len(found) == 1
+    assert f"problems.shapes{expected}" in found[0]
+
+
+def test_generated_problems_have_no_shapes_to_choose():
+    assert mistakes_of(QUICKSTART, "problems.shapes=[{ N = 1 }]") == [
+        '--set problems.shapes: found shapes; allowed with source = "dir" only'
+    ]
+
+
+def test_shapes_are_the_same_after_dump_and_load(tmp_path):
+    kb = problems_in(tmp_path)
+    shapes = '[{ N = 1, "3_matmul" = { M = 2.5 } }, { use_bias = true }]'
+    experiment = load_experiment(write(tmp_path, f'{DIR}path = "{kb}"\nshapes = {shapes}\n'))
+    assert experiment.problems.shapes == [{"N": 1, "3_matmul": {"M": 2.5}}, {"use_bias": True}]
+    again = write(tmp_path, dump_experiment(experiment, comment="x"), name="again.toml")
+    assert load_experiment(again) == experiment
+
+
 def test_a_path_is_relative_to_the_file_that_contains_it(tmp_path, monkeypatch, caplog):
     beside = problems_in(tmp_path / "experiments")
     (tmp_path / "elsewhere").mkdir()

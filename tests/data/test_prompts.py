@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from forge.data.prompts import Exchange, conversation, feedback_message, first_messages, fit
 from forge.records import Message, Problem, Prompt, Split, Status, Timing, Verdict
+from forge.records.verdict import ShapeVerdict
 
 PROBLEM = Problem(
     problem_id="level1/1_Relu",
@@ -71,6 +72,24 @@ def test_feedback_on_a_slow_kernel_has_its_times() -> None:
     content = feedback_message(verdict).content
     assert "0.50x (at least 0.40x)" in content
     assert "120 GB/s, 25% of roofline" in content
+
+
+def test_feedback_on_several_shapes_has_the_mean_and_the_slowest() -> None:
+    shapes = tuple(
+        ShapeVerdict(name=f"N={size}", status=Status.CORRECT, timing=_timing(speedup))
+        for size, speedup in ((1, 4.0), (64, 1.0), (256, 2.0))
+    )
+    verdict = replace(WRONG, status=Status.CORRECT, reason="ok", timing=_timing(2.0), shapes=shapes)
+    lines = feedback_message(verdict).content.splitlines()
+    assert lines[-2].startswith("judge> geometric mean of 3 shapes: 10.0 us, baseline 20.0 us")
+    assert lines[-1].startswith("judge> slowest at N=64: 10.0 us, baseline 10.0 us: 1.00x")
+
+
+def _timing(speedup: float) -> Timing:
+    return Timing(
+        speedup=speedup, speedup_low=speedup, candidate_us=10.0, baseline_us=10.0 * speedup,
+        candidate_spread_us=0.0, baseline_spread_us=0.0,
+    )  # fmt: skip
 
 
 def test_a_conversation_alternates_attempts_and_feedback() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge.config.checks.mistake import absent, mistake
+from forge.config.schema.problems import find_shape_mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,8 @@ def _check_generated(experiment: Experiment) -> Iterator[Mistake]:
     problems = experiment.problems
     if problems.path:
         yield mistake('found a path; allowed with source = "dir" only', "problems", "path")
+    if problems.shapes is not None:
+        yield mistake('found shapes; allowed with source = "dir" only', "problems", "shapes")
     if problems.sizes == "gpu" and not experiment.devices.judge and not experiment.judge.url:
         yield mistake(
             'found "gpu" with judges on the CPU; "small", or set devices.judge and devices.gpus',
@@ -50,6 +53,9 @@ def _check_directory(experiment: Experiment) -> Iterator[Mistake]:
         yield absent(f'found "{problems.path}", which is not a directory', "problems", "path")
     elif not any(problems.path.rglob("*.py")):
         yield absent(f'found "{problems.path}", which has no *.py files', "problems", "path")
+    if problems.shapes is not None:
+        for index, text in find_shape_mistakes(problems.shapes):
+            yield mistake(text, "problems", "shapes", *(() if index is None else (index,)))
     if problems.sizes != "small":
         yield mistake(
             f'found "{problems.sizes}"; allowed with source = "generated" only: problem files '

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from forge.config.schema.base import PathValue, Positive, Share, Table
+from forge.records.problem import MAX_SHAPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
 Constant = int | Annotated[float, Field(allow_inf_nan=False)] | bool | str
 """Value of a module constant of a problem file. Infinity and NaN have no literal in Python."""
+
+ConstantsTable = dict[str, Constant | dict[str, Constant]]
+"""Values of module constants, and tables of such values by a problem's name or number."""
 
 
 class ProblemsTable(Table):
@@ -20,9 +27,17 @@ class ProblemsTable(Table):
     path: PathValue | None = None
     """Directory of the problems for source = "dir", relative to this file or to the working
     directory; searched recursively for *.py."""
-    overrides: dict[str, Constant | dict[str, Constant]] = Field(default_factory=dict)
+    overrides: ConstantsTable = Field(default_factory=dict)
     """Values for module constants of the problem files, e.g. { batch_size = 16, dim = 256 }; a
     table by a problem's name or number, e.g. { "3_matmul" = { N = 512 } }, for that file alone. For
+    source = "dir"."""
+    shapes: list[ConstantsTable] | None = Field(
+        default=None,
+        json_schema_extra={"allowed": f"a list of 1 to {MAX_SHAPES} tables of constants"},
+    )
+    """Shapes of the problem files, e.g. [{ N = 1024 }, { N = 4096, M = 100 }]: a table as in
+    overrides each, applied after overrides. A candidate has to be correct at all of them, and its
+    speed-up is the geometric mean. A shape counts for the files that have one of its constants. For
     source = "dir"."""
     include: list[str] = Field(default_factory=list)
     """Glob patterns of files, relative to path; empty means all files; for source = "dir"."""
@@ -64,3 +79,18 @@ class DataTable(Table):
     repair_share: Share = 0.2
     """Multi-turn rows per single-turn row. Each has one or two wrong answers, the judge's feedback
     on them, and the repaired answer; never more turns than a rollout."""
+
+
+def find_shape_mistakes(
+    shapes: Sequence[Mapping[str, object]],
+) -> Iterator[tuple[int | None, str]]:
+    """Index and message of each shape that cannot be used: one without constants, or one that is
+    there twice; None and a message for a wrong number of them. Called for `problems.shapes` and for
+    `--shape`."""
+    if not 1 <= len(shapes) <= MAX_SHAPES:
+        yield None, f"found {len(shapes)} shapes; 1 to {MAX_SHAPES}"
+    for index, shape in enumerate(shapes):
+        if not shape or {} in shape.values():
+            yield index, "found an empty table; at least one constant, such as { N = 1024 }"
+        elif shape in shapes[:index]:
+            yield index, "found the same shape as before; each shape once"

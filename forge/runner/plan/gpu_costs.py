@@ -163,6 +163,7 @@ def serve_bytes(
 
 def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:
     """GPU memory of a judge at full capacity, on a card of this size."""
-    is_large = problems.sizes == "gpu" or (problems.source == "dir" and not problems.overrides)
+    has_own_sizes = problems.source == "dir" and not (problems.overrides or problems.shapes)
+    is_large = problems.sizes == "gpu" or has_own_sizes
     tensors = LARGE_TENSOR_BYTES * is_large + int(JUDGE_SHARE * memory_bytes)
     return capacity.num_contexts(memory_bytes=memory_bytes) * capacity.CONTEXT_BYTES + tensors
