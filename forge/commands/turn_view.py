@@ -22,13 +22,14 @@ COLUMNS = (
     "turn_id, problem_id, stage, step, purpose, status, reason, detail, reward, speedup, "
     "num_launches, torch_share, device, phase_s, harness, code"
 )
+SHAPE_COLUMNS = "name, status, speedup, speedup_low, candidate_us, baseline_us"
 NO_PROGRAM = "no program is stored: the answer failed before one was captured, or it was too large"
 OLDER = "no program is stored: the run was recorded by a version of forge that kept none"
 
 
 def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
-    """A turn as JSON: columns of v_turns; `also`, the verdicts of further protocols; `program` as
-    text or null, and `note` where it is null.
+    """A turn as JSON: columns of v_turns; `also`, the verdicts of further protocols; `shapes`,
+    results by shape; `program` as text or null, and `note` where it is null.
 
     Raises:
         ConfigError: the id is not one of a turn, or the run has no such turn.
@@ -43,6 +44,7 @@ def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
         raise ConfigError(f"--turn {turn_id}: {reader.paths.name} has no such turn")
     also = f"SELECT protocol, status, reason, detail FROM v_protocols {where} ORDER BY protocol"
     row["also"] = reader.rows(also, key)
+    row["shapes"] = reader.rows(f"SELECT {SHAPE_COLUMNS} FROM v_shapes {where} ORDER BY shape", key)
     if reader.value("SELECT name FROM main.sqlite_master WHERE name = 'programs'") is None:
         return {**row, "program": None, "note": OLDER}
     packed = reader.value(
@@ -70,6 +72,9 @@ def render_turn(turn: dict[str, Any]) -> RichGroup:
     for other in turn["also"]:
         line = f"{other['protocol']}: {other['status']} ({other['reason']}) {other['detail']}"
         parts.append(Text(printable(line.rstrip())))
+    for shape in turn["shapes"]:
+        times = "" if shape["speedup"] is None else f", speed-up {shape['speedup']:.2f}"
+        parts.append(Text(printable(f"{shape['name']}: {shape['status']}{times}")))
     parts += [Text(""), Syntax(printable(turn["code"] or ""), "python")]
     parts += [Text(""), Text(printable(turn["program"] or turn["note"]))]
     return RichGroup(*parts)

@@ -12,8 +12,8 @@ import zstandard
 
 from forge import cli
 from forge.evalpool.judge.program import wire
-from forge.records import Status
-from forge.records.verdict import OtherVerdict
+from forge.records import Status, Timing
+from forge.records.verdict import OtherVerdict, ShapeVerdict
 from forge.store.reader import open_run
 from tests.canned import unpack
 from tests.evalpool.program.programs import addition
@@ -112,3 +112,27 @@ def test_verdicts_of_other_protocols_are_stored_beside_the_one_that_counts(
     assert row["own_detail"].startswith("first mismatch")
     assert cli.run_command(["show", str(root), "--turn", "g1.r0.t0"]) == 0
     assert "kernelbench: correct (ok)\n" in capsys.readouterr().out
+
+
+def test_results_by_shape_are_stored_once_and_shown_with_the_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timing = Timing(
+        speedup=2.5, speedup_low=2.0, candidate_us=4.0, baseline_us=10.0, candidate_spread_us=0.1,
+        baseline_spread_us=0.2,
+    )  # fmt: skip
+    shapes = (
+        ShapeVerdict(name="N=8, M=3", status=Status.CORRECT, timing=timing),
+        ShapeVerdict(name="N=9", status=Status.WRONG),
+    )
+    made = played(1, program=None, status=Status.WRONG)
+    judged = replace(made, verdict=replace(made.verdict, shapes=shapes))
+    root = anyio.run(write_run, tmp_path / "toy-1", [judged])
+    anyio.run(write_run, root, [judged])
+    with open_run(root) as reader:
+        first, second = reader.rows("SELECT * FROM v_shapes ORDER BY shape")
+    assert (first["turn_id"], first["shape"], first["name"]) == ("g1.r0.t0", 0, "N=8, M=3")
+    assert (first["status"], first["speedup"], first["baseline_us"]) == ("correct", 2.5, 10.0)
+    assert (second["status"], second["speedup"], second["candidate_us"]) == ("wrong", None, None)
+    assert cli.run_command(["show", str(root), "--turn", "g1.r0.t0"]) == 0
+    assert "N=8, M=3: correct, speed-up 2.50\nN=9: wrong\n" in capsys.readouterr().out

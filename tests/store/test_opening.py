@@ -16,7 +16,8 @@ from forge.errors import ConfigError, MachineError
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.schema.migrations import RUN_MIGRATIONS
-from forge.store.schema.run_views import view_names
+from forge.store.schema.run_views import VIEWS, view_names
+from forge.store.schema.shape_tables import SHAPE_VIEWS
 from forge.store.write import databases, writer_thread
 from forge.store.write.writer import open_writer
 from tests.store.storefactory import Options, make_root, small_run, turn, write_run
@@ -38,6 +39,23 @@ def read_all(root: Path) -> dict[str, list[tuple[object, ...]]]:
         }
 
 
+def test_a_run_of_schema_4_has_an_empty_view_of_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "toy-1"
+    with monkeypatch.context() as patch:
+        patch.setattr(databases, "RUN_MIGRATIONS", RUN_MIGRATIONS[:4])
+        patch.setattr(databases, "VIEWS", VIEWS.replace(SHAPE_VIEWS, ""))
+        anyio.run(write_run, root, small_run())
+    with open_run(root) as reader:
+        assert reader.value("PRAGMA user_version") == 4
+        assert reader.rows("SELECT * FROM v_shapes") == []
+        old = [row["name"] for row in reader.rows("PRAGMA table_info(v_shapes)")]
+    anyio.run(write_run, root, [])
+    with open_run(root) as reader:
+        assert [row["name"] for row in reader.rows("PRAGMA table_info(v_shapes)")] == old
+
+
 @pytest.mark.parametrize("texts", ["plain", "zstd"])
 def test_a_run_of_schema_1_is_read_without_being_written_and_migrated_by_its_next_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: str
@@ -56,7 +74,7 @@ def test_a_run_of_schema_1_is_read_without_being_written_and_migrated_by_its_nex
         assert reader.value("PRAGMA user_version") == 1
     anyio.run(lambda: write_run(root, [], texts=texts))
     with open_run(root) as reader:
-        assert reader.value("PRAGMA user_version") == len(RUN_MIGRATIONS) == 4
+        assert reader.value("PRAGMA user_version") == len(RUN_MIGRATIONS) == 5
     assert read_all(root) == old
     assert old["v_steps"]
 

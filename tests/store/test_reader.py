@@ -37,6 +37,7 @@ EMPTY_VIEWS = (
     "v_protocols",
     "v_replayed",
     "v_rewinds",
+    "v_shapes",
     "live_groups",
     "live_turns",
 )

@@ -56,7 +56,7 @@ async def test_every_record_type_has_rows(tmp_path: Path, texts: str) -> None:
     root = await write_run(tmp_path / "toy-1", small_run(), texts=texts)
     found = counts(root)
     empty = [name for name, number in found.items() if not number and "open_" not in name]
-    assert empty == ["rolled_noise", "programs", "turn_programs", "turn_protocols"]
+    assert empty == ["rolled_noise", "programs", "turn_programs", "turn_protocols", "turn_shapes"]
     assert found["turns"] == found["verdicts"] == 24
     with open_run(root) as reader:
         assert reader.value("SELECT count(*) FROM tokens.tokens") == 24
@@ -272,7 +272,7 @@ def test_a_newer_schema_is_refused_by_writer_and_reader_in_one_line(
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     before = (root / "run.db").read_bytes()
-    with pytest.raises(ConfigError, match=r"schema 99 is newer than .* knows 4;") as error:
+    with pytest.raises(ConfigError, match=r"schema 99 is newer than .* knows 5;") as error:
         opener(root)
     assert "\n" not in str(error.value)
     assert (root / "run.db").read_bytes() == before

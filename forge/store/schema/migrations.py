@@ -19,12 +19,13 @@ from forge.errors import ConfigError, MachineError
 from forge.store.schema.program_tables import RUN_TABLES_3
 from forge.store.schema.protocol_tables import RUN_TABLES_4
 from forge.store.schema.rollup_tables import RUN_TABLES_2
+from forge.store.schema.shape_tables import RUN_TABLES_5
 from forge.store.schema.tables import RUN_TABLES_1, TOKEN_TABLES_1
 
 APPLICATION_ID = 0x666F7267
 """`forg`, as `file run.db` and `PRAGMA application_id` show it."""
 
-RUN_MIGRATIONS = (RUN_TABLES_1, RUN_TABLES_2, RUN_TABLES_3, RUN_TABLES_4)
+RUN_MIGRATIONS = (RUN_TABLES_1, RUN_TABLES_2, RUN_TABLES_3, RUN_TABLES_4, RUN_TABLES_5)
 TOKEN_MIGRATIONS = (TOKEN_TABLES_1,)
 RUN_VERSION = len(RUN_MIGRATIONS)
 

@@ -13,6 +13,7 @@ filter them by the columns that their comment names, or use LIMIT. Views without
 from forge.store.schema.program_tables import NO_PROGRAM_VIEWS, PROGRAM_VIEWS
 from forge.store.schema.protocol_tables import NO_PROTOCOL_VIEWS, PROTOCOL_VIEWS
 from forge.store.schema.rolled_views import PLAIN, ROLLED
+from forge.store.schema.shape_tables import NO_SHAPE_VIEWS, SHAPE_VIEWS
 
 RECORD_VIEWS = """
 CREATE VIEW v_turns AS
@@ -146,13 +147,16 @@ CREATE VIEW live_turns AS
     LEFT JOIN problems p ON p.problem_id = g.problem_id;
 """
 
-VIEWS = RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS
+VIEWS = RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + SHAPE_VIEWS
+_AFTER_3 = NO_PROTOCOL_VIEWS + NO_SHAPE_VIEWS
 OLDER_VIEWS = {
-    1: RECORD_VIEWS + PLAIN + NO_PROGRAM_VIEWS + NO_PROTOCOL_VIEWS,
-    2: RECORD_VIEWS + LIVE_VIEWS + ROLLED + NO_PROGRAM_VIEWS + NO_PROTOCOL_VIEWS,
-    3: RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + NO_PROTOCOL_VIEWS,
+    1: RECORD_VIEWS + PLAIN + NO_PROGRAM_VIEWS + _AFTER_3,
+    2: RECORD_VIEWS + LIVE_VIEWS + ROLLED + NO_PROGRAM_VIEWS + _AFTER_3,
+    3: RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + _AFTER_3,
+    4: RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + NO_SHAPE_VIEWS,
 }
-"""Temporary views for runs of older schemas: 1 has no roll-ups, 2 no programs, 3 one protocol."""
+"""Temporary views for runs of older schemas: 1 has no roll-ups, 2 no programs, 3 one protocol, 4
+one shape a problem."""
 
 
 def view_names() -> list[str]:

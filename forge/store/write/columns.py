@@ -129,6 +129,17 @@ def of_other_verdict(record: Turn, protocol: str, other: OtherVerdict) -> Row:
     }
 
 
+def of_shapes(record: Turn) -> Iterator[Row]:
+    """Columns of `turn_shapes`, one row per shape."""
+    for number, shape in enumerate(record.verdict.shapes):
+        yield of_turn_key(record) | {
+            "shape": number,
+            "name": shape.name,
+            "status": str(shape.status),
+            **{name: getattr(shape.timing, name, None) for name in TIMING_FIELDS},
+        }
+
+
 def of_metrics(record: Metrics) -> Iterator[Row]:
     """Columns of `metrics` but for attempt, one row per metric."""
     for key, value in record.values.items():

@@ -199,6 +199,8 @@ class RowWriter:
         for name, other in record.verdict.also.items():
             row = columns.of_other_verdict(record, name, other)
             self._put("turn_protocols", (*_TURN_KEY, "protocol"), row)
+        for row in columns.of_shapes(record):
+            self._put("turn_shapes", (*_TURN_KEY, "shape"), row)
         self._token_row(record, encoded.tokens)
 
     def _token_row(self, record: Turn | Sample, tokens: tuple[bytes, bytes, bytes]) -> None:
