@@ -13,6 +13,7 @@ from forge.cli.options import (
     Isolation,
     Json,
     Precision,
+    Shapes,
     Timeout,
     app,
     problems_app,
@@ -62,6 +63,7 @@ def judge(
     problem: Problem = None,
     candidate: Candidate = None,
     overrides: Constants = None,
+    shapes: Shapes = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     isolation: Isolation = "auto",
@@ -92,8 +94,9 @@ def judge(
         from forge.commands.judge.judge import serve
 
         by_request = {
-            "override": overrides, "precision": precision != "fp32", "no-timing": not is_timed,
-            "profile": is_profiled, "explain": is_explained, "json": as_json,
+            "override": overrides, "shape": shapes, "precision": precision != "fp32",
+            "no-timing": not is_timed, "profile": is_profiled, "explain": is_explained,
+            "json": as_json,
         }  # fmt: skip
         for name in (name for name, is_given in by_request.items() if is_given):
             raise ConfigError(
@@ -105,26 +108,28 @@ def judge(
             "--socket and --listen are addresses of --serve; --url names a served pool"
         )
     request = _request(
-        problem, candidate, overrides=overrides or (), precision=precision,
+        problem, candidate, overrides=overrides or (), shapes=shapes or (), precision=precision,
         is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
     )  # fmt: skip
     _print_judged(request, settings, as_json=as_json)
 
 
 def _request(
-    problem: Path | None, candidate: str | None, *, overrides: Sequence[str], precision: str,
-    is_timed: bool, is_profiled: bool, is_explained: bool,
+    problem: Path | None, candidate: str | None, *, overrides: Sequence[str],
+    shapes: Sequence[str], precision: str, is_timed: bool, is_profiled: bool, is_explained: bool,
 ) -> JudgingRequest:  # fmt: skip
     """The arguments as a request. Raises ConfigError for those that cannot be used."""
     from forge.commands.judge.files import JudgingRequest, require_sources
     from forge.commands.judge.overrides import parse_overrides
     from forge.commands.judge.settings import check_precision
+    from forge.commands.judge.shapes import parse_shapes
 
     problem, candidate = require_sources(problem, candidate)
     check_precision(precision)
     return JudgingRequest(
         problem=problem, candidate=candidate, overrides=parse_overrides(overrides),
-        precision=precision, is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
+        shapes=parse_shapes(shapes), precision=precision,
+        is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
     )  # fmt: skip
 
 
@@ -147,6 +152,7 @@ def _print_judged(request: JudgingRequest, settings: JudgeSettings, *, as_json: 
 def check_problems(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of problems, or a file.")],
     overrides: Constants = None,
+    shapes: Shapes = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     isolation: Isolation = "auto",
@@ -158,11 +164,13 @@ def check_problems(
     from forge.commands.judge import problems as view
     from forge.commands.judge.overrides import parse_overrides
     from forge.commands.judge.settings import JudgeSettings
+    from forge.commands.judge.shapes import parse_shapes
 
     found = view.check_path(
         path,
         settings=JudgeSettings(device=device, isolation=isolation, timeout=timeout),
         overrides=parse_overrides(overrides or ()),
+        shapes=parse_shapes(shapes or ()),
         precision=precision,
         is_shown=not as_json,
     )

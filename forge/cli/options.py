@@ -44,6 +44,14 @@ Constants = Annotated[
         help="Set a module constant: batch_size=16, for one problem 3_matmul:N=512, or @FILE.toml.",
     ),
 ]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME=VALUE,...",
+        help="Judge at this shape: N=4096,M=100, 3_matmul:N=512, or @FILE.toml. Repeatable.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[str, typer.Option(help="Precision: fp32, fp16 or bf16.")]
 Isolation = Annotated[str, typer.Option(help="Sandbox level, as in judge.isolation.")]

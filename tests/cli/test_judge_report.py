@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from forge.commands.judge.files import JudgeJob, JudgingRequest
 from forge.commands.judge.judge import Judged
 from forge.commands.judge.report import BAR_WIDTH, histogram, render, render_table
 from forge.records import Problem, Split, Status, Timing, Verdict
-from forge.records.verdict import KernelTime, Profile
+from forge.records.verdict import KernelTime, Profile, ShapeVerdict
 
 TIMING = Timing(
     speedup=2.0, speedup_low=1.9, candidate_us=100.0, baseline_us=200.0, candidate_spread_us=1.0,
@@ -88,6 +89,31 @@ def test_a_profile_lists_kernels_largest_first_and_installed_profilers(
 def test_an_untimed_verdict_gives_the_reason(device: str, is_timed: bool, expected: str) -> None:
     verdict = Verdict(status=Status.CORRECT, reason="ok", detail="", device=device)
     assert expected in show(verdict, is_timed=is_timed)
+
+
+def test_each_shape_has_a_line_with_its_times_and_the_mean_is_named() -> None:
+    slow = replace(TIMING, speedup=0.5, speedup_low=0.4, baseline_us=50.0)
+    shapes = (
+        ShapeVerdict(name="N=1", status=Status.CORRECT, timing=TIMING),
+        ShapeVerdict(name="N=4096, M=7", status=Status.CORRECT, timing=slow),
+    )
+    lines = show(replace(FAST, shapes=shapes), is_profiled=True).splitlines()
+    first = "N=1          correct  speed-up 2.00, at least 1.90: 100.0 us, baseline 200.0 us"
+    second = "N=4096, M=7  correct  speed-up 0.50, at least 0.40: 100.0 us, baseline 50.0 us"
+    assert [line.rstrip() for line in lines[2:5]] == [
+        first, second, "profile and program below: N=1",
+    ]  # fmt: skip
+    assert "speed-up 2.00, at least 1.90, geometric mean of 2 shapes" in lines[6]
+
+
+def test_the_failing_line_is_marked_behind_the_name_of_a_shape() -> None:
+    wrong = Verdict(
+        status=Status.WRONG, reason="mismatch", detail="shape 2 of 2 (f(N)=3): line 2: b\nno",
+        shapes=(ShapeVerdict(name="f(N)=3", status=Status.WRONG),),
+    )  # fmt: skip
+    shown = show(wrong, code="a\nb\nc\n")
+    assert ">    2 | b" in shown
+    assert "f(N)=3  wrong\n" in shown
 
 
 def test_only_an_existing_line_is_marked() -> None:

@@ -19,6 +19,7 @@ from forge.commands.source_text import STDIN, read_source
 from forge.data.answers import extract
 from forge.data.directory import ProblemFile, find_files, parse_file, to_problem
 from forge.data.overrides import Overrides, find_problem
+from forge.data.shapes import values_by_shape
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 
@@ -36,6 +37,8 @@ class JudgingRequest:
     """A file, a directory, or `-` for stdin."""
     overrides: Overrides = field(default_factory=Overrides)
     """Values for module constants of the problem files."""
+    shapes: Sequence[Overrides] = ()
+    """Values for module constants at each of several shapes."""
     precision: str = "fp32"
     is_timed: bool = True
     is_profiled: bool = False
@@ -102,7 +105,7 @@ def read_jobs(request: JudgingRequest) -> Jobs:
         judged.append(JudgeJob(name=name, problem=answered.problem(file, request), code=code))
     if skipped and not judged:
         raise ConfigError("\n".join(skipped.values()))
-    answered.check(request.overrides)
+    answered.check(request)
     return Jobs(judged=[_extracted(job) for job in judged], skipped=skipped)
 
 
@@ -151,13 +154,21 @@ class _Answered:
         """The problem in a file, with its constants and precision. Raises ConfigError."""
         name = file.path.relative_to(self._folder).as_posix()
         overrides = request.overrides.of(name, among=self._names)
-        made = to_problem(file, root=self._folder, overrides=overrides, split=Split.HELDOUT)
+        shapes = values_by_shape(request.shapes, name, constants=file.constants, among=self._names)
+        made = to_problem(
+            file, root=self._folder, overrides=overrides, shapes=shapes, split=Split.HELDOUT
+        )
         return replace(made, precision=request.precision)
 
-    def check(self, overrides: Overrides) -> None:
-        """Raises ConfigError for overrides without effect."""
-        files = list(self._files.values())
-        check_overrides(overrides, files, root=self._folder, among=self._names)
+    def check(self, request: JudgingRequest) -> None:
+        """Raises ConfigError for overrides and shapes without effect."""
+        check_overrides(
+            request.overrides,
+            request.shapes,
+            list(self._files.values()),
+            root=self._folder,
+            among=self._names,
+        )
 
     def _find(self, candidate: str) -> str:
         found = find_problem(candidate, self._names)

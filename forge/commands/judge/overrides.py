@@ -33,9 +33,12 @@ BOOLEANS = {"true": True, "false": False}
 """Booleans as TOML writes them."""
 
 
-def parse_overrides(items: Iterable[str]) -> Overrides:
+def parse_overrides(items: Iterable[str], *, option: str = "--override") -> Overrides:
     """Values from `batch_size=16`, `use_bias=true`, `3_matmul:N=512`, `@sizes.toml`; later ones
     replace earlier ones.
+
+    Args:
+        option: beginning of each message.
 
     Raises:
         ConfigError: one line for each malformed item.
@@ -45,7 +48,9 @@ def parse_overrides(items: Iterable[str]) -> Overrides:
     mistakes: list[str] = []
     for item in items:
         try:
-            parsed = _of_file(item) if item.startswith("@") else _of_assignment(item)
+            place = f"{option} {item}"
+            is_file = item.startswith("@")
+            parsed = _of_file(item, place) if is_file else _of_assignment(item, place)
         except ConfigError as error:
             mistakes.append(str(error))
             continue
@@ -59,42 +64,43 @@ def parse_overrides(items: Iterable[str]) -> Overrides:
 
 def check_overrides(
     overrides: Overrides,
+    shapes: Sequence[Overrides],
     files: Sequence[ProblemFile],
     *,
     root: Path,
     among: Sequence[str] | None = None,
 ) -> None:
-    """Raises ConfigError for an override that names no file in `among`, or no constant of
-    `files`."""
-    found = find_mistakes(overrides, files, root=root, prefix="--override ", among=among)
-    if mistakes := "\n".join(found):
-        raise ConfigError(mistakes)
+    """Raises ConfigError for an override or a shape that names no file in `among`, or no constant
+    of `files`."""
+    found = list(find_mistakes(overrides, files, root=root, prefix="--override ", among=among))
+    for shape in shapes:
+        found += find_mistakes(shape, files, root=root, prefix="--shape ", among=among)
+    if found:
+        raise ConfigError("\n".join(dict.fromkeys(found)))
 
 
-def _of_assignment(item: str) -> Overrides:
+def _of_assignment(item: str, place: str) -> Overrides:
     match = _ASSIGNMENT.fullmatch(item)
     if match is None:
-        raise ConfigError(
-            f"--override {item}: a name and a value, such as batch_size=16 or 3_matmul:N=512"
-        )
+        raise ConfigError(f"{place}: a name and a value, such as batch_size=16 or 3_matmul:N=512")
     try:
         values = {match[2]: _value(match[3].strip())}
     except ValueError as error:
-        raise ConfigError(f"--override {item}: not a number, true, false or a string") from error
+        raise ConfigError(f"{place}: not a number, true, false or a string") from error
     if match[1] is None:
         return Overrides(everywhere=values)
     return Overrides(by_problem={match[1].strip(): values})
 
 
-def _of_file(item: str) -> Overrides:
+def _of_file(item: str, place: str) -> Overrides:
     path = item[1:]
     try:
         table = tomllib.loads(read_source(path))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--override {item}: {error}") from error
+        raise ConfigError(f"{place}: {error}") from error
     for where, value in _values(table):
         if not _is_constant(value):
-            raise ConfigError(f"--override {item}: {where}: not a number, true, false or a string")
+            raise ConfigError(f"{place}: {where}: not a number, true, false or a string")
     return Overrides.from_table(table)
 
 

@@ -21,6 +21,7 @@ from forge.commands.judge.files import require_path
 from forge.commands.judge.overrides import check_overrides
 from forge.commands.judge.settings import MAX_JUDGES, check_precision
 from forge.data.directory import find_files, parse_file, to_problem
+from forge.data.shapes import values_by_shape
 from forge.errors import ConfigError
 from forge.evalpool.examine import examine_all
 from forge.evalpool.pool import open_pool
@@ -48,6 +49,7 @@ def check_path(
     *,
     settings: JudgeSettings,
     overrides: Overrides,
+    shapes: Sequence[Overrides] = (),
     precision: str,
     is_shown: bool = False,
 ) -> list[Examination]:
@@ -59,7 +61,7 @@ def check_path(
     """
     check_precision(precision)
     table, gpus = settings.table(), settings.gpus()
-    problems, done = _find_problems(path, overrides, precision)
+    problems, done = _find_problems(path, overrides, shapes, precision)
     if problems:
         done += anyio.run(_check, problems, table, gpus, is_shown)
     return sorted(done, key=lambda each: _natural(each.problem_id))
@@ -81,7 +83,7 @@ async def _check(
 
 
 def _find_problems(
-    path: Path, overrides: Overrides, precision: str
+    path: Path, overrides: Overrides, shapes: Sequence[Overrides], precision: str
 ) -> tuple[list[Problem], list[Examination]]:
     """The problems of a directory, or of one file; and the files that are none, with the reason."""
     require_path(path)
@@ -100,17 +102,15 @@ def _find_problems(
             flags = {Flag.DOES_NOT_RUN: reason.strip()}
             broken.append(Examination(problem_id=name, flags=flags))
     names = [each.relative_to(root).as_posix() for each in paths]
-    check_overrides(overrides, files, root=root, among=names)
-    problems = [
-        to_problem(
-            file,
-            root=root,
-            overrides=overrides.of(file.path.relative_to(root).as_posix(), among=names),
-            split=Split.GRPO,
-        )
-        for file in files
-    ]
-    return [replace(problem, precision=precision) for problem in problems], broken
+    check_overrides(overrides, shapes, files, root=root, among=names)
+    problems: list[Problem] = []
+    for file in files:
+        name = file.path.relative_to(root).as_posix()
+        values = values_by_shape(shapes, name, constants=file.constants, among=names)
+        own = overrides.of(name, among=names)
+        made = to_problem(file, root=root, overrides=own, shapes=values, split=Split.GRPO)
+        problems.append(replace(made, precision=precision))
+    return problems, broken
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -74,6 +74,7 @@ def render(verdict: Verdict, *, job: JudgeJob, request: JudgingRequest) -> Rende
         Text(printable(f"{name}: {other.status} ({other.reason}) {other.detail}".rstrip()))
         for name, other in verdict.also.items()
     ]
+    parts += _shapes(verdict, request)
     parts += _times(verdict, request)
     if request.is_profiled:
         parts += _profile(verdict)
@@ -85,7 +86,7 @@ def render(verdict: Verdict, *, job: JudgeJob, request: JudgingRequest) -> Rende
 
 def _excerpt(detail: str, code: str) -> Iterator[Text]:
     """The lines around the line that the judge names."""
-    named = re.match(r"line (\d+): ", detail)
+    named = re.match(r"(?:shape \d+ of \d+ \(.*\): )?line (\d+): ", detail)
     lines = code.split("\n")
     if named is None or not 0 < int(named[1]) <= len(lines):
         return
@@ -99,6 +100,25 @@ def _excerpt(detail: str, code: str) -> Iterator[Text]:
         yield text if number != failing else Text.styled(text.plain, "bold")
 
 
+def _shapes(verdict: Verdict, request: JudgingRequest) -> Iterator[Text]:
+    """One line for each shape that was judged."""
+    if not verdict.shapes:
+        return
+    yield Text("")
+    width = max(len(shape.name) for shape in verdict.shapes)
+    for shape in verdict.shapes:
+        line = f"{shape.name:<{width}}  {shape.status}"
+        if (timing := shape.timing) is not None:
+            line += (
+                f"  speed-up {timing.speedup:.2f}, at least {timing.speedup_low:.2f}: "
+                f"{timing.candidate_us:.1f} us, baseline {timing.baseline_us:.1f} us"
+            )
+        yield Text(printable(line), style=STYLES.get(shape.status, "red"))
+    if request.is_profiled or request.is_explained:
+        of = verdict.shapes[0 if verdict.is_correct else -1]
+        yield Text(printable(f"profile and program below: {of.name}"))
+
+
 def _times(verdict: Verdict, request: JudgingRequest) -> Iterator[Text]:
     timing = verdict.timing
     if timing is None:
@@ -107,7 +127,9 @@ def _times(verdict: Verdict, request: JudgingRequest) -> Iterator[Text]:
             yield Text(f"not timed: {_why_untimed(verdict, request)}")
         return
     yield Text("")
-    yield Text(f"speed-up {timing.speedup:.2f}, at least {timing.speedup_low:.2f}", style="bold")
+    mean = f", geometric mean of {len(verdict.shapes)} shapes" if len(verdict.shapes) > 1 else ""
+    speedup = f"speed-up {timing.speedup:.2f}, at least {timing.speedup_low:.2f}{mean}"
+    yield Text(speedup, style="bold")
     for name, time_us, spread_us in (
         ("candidate", timing.candidate_us, timing.candidate_spread_us),
         ("baseline", timing.baseline_us, timing.baseline_spread_us),

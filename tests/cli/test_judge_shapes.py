@@ -1,0 +1,179 @@
+"""`forge judge --shape` and `get_input_sets()`: with real judges, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge import cli
+from forge.commands.judge.shapes import parse_shapes
+from forge.data.overrides import Overrides
+
+PROBLEM = """import torch
+rows = 16
+width = 64
+class Model(torch.nn.Module):
+    def forward(self, x):
+        assert len(x) < 90, "too many rows"
+        return torch.relu(x)
+def get_inputs(rows=rows):
+    return [torch.randn(rows, width)]
+def get_init_inputs():
+    return []
+"""
+SETS = """def get_input_sets():
+    return [get_inputs(), lambda: get_inputs(40), {"rows": 7}]
+"""
+KERNEL = """import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0), mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y
+"""
+ONE_SIZE = KERNEL.replace("(triton.cdiv(x.numel(), 256),)", "(4,)")
+"""Right for 16 x 64 and smaller inputs alone."""
+BY_CASES = KERNEL.replace(
+    "        y = ", "        if x.shape[0] != 16:\n            return x\n        y = "
+)
+"""Honest at one shape alone."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "p.py").write_text(PROBLEM)
+    (tmp_path / "s.py").write_text(PROBLEM + SETS)
+    (tmp_path / "c.py").write_text(KERNEL)
+    (tmp_path / "one_size.py").write_text(ONE_SIZE)
+    (tmp_path / "by_cases.py").write_text(BY_CASES)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def judge(*argv: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    code = cli.run_command(["judge", *argv, "--device", "cpu", "--json"])
+    verdict = json.loads(capsys.readouterr().out)
+    assert code == (3 if verdict["status"] == "infra_error" else 0)
+    return verdict
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_kernel_for_one_size_passes_at_its_own_and_fails_at_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shapes = ("--shape", "rows=16", "--shape", "rows=40,width=32")
+    assert judge("p.py", "one_size.py", capsys=capsys)["status"] == "correct"
+    honest = judge("p.py", "c.py", *shapes, capsys=capsys)
+    assert honest["status"] == "correct"
+    assert [each["name"] for each in honest["shapes"]] == ["rows=16", "rows=40, width=32"]
+    for name in ("one_size.py", "by_cases.py"):
+        verdict = judge("p.py", name, *shapes, capsys=capsys)
+        assert verdict["status"] != "correct"
+        assert verdict["detail"].startswith("shape 2 of 2 (rows=40, width=32): ")
+
+
+@pytest.mark.usefixtures("folder")
+def test_every_input_set_of_a_file_is_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["float32[16, 64]", "float32[40, 64]", "rows=7"]
+    honest = judge("s.py", "c.py", capsys=capsys)
+    assert honest["status"] == "correct"
+    assert [each["name"] for each in honest["shapes"]] == names
+    verdict = judge("s.py", "one_size.py", capsys=capsys)
+    assert verdict["status"] == "wrong"
+    assert verdict["detail"].startswith("shape 2 of 3 (float32[40, 64]): ")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_shape_that_the_reference_refuses_is_named_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    verdict = judge("p.py", "c.py", "--shape", "rows=1", "--shape", "rows=99", capsys=capsys)
+    assert verdict["reason"] == "reference_failed"
+    place = "shape 2 of 2 (rows=99): the reference of p fails: AssertionError: too many rows"
+    assert verdict["detail"] == place
+    argv = ["problems", "check", "p.py", "--device", "cpu", "--shape", "rows=99", "--json"]
+    assert cli.run_command(argv) == 2
+    (found,) = json.loads(capsys.readouterr().out)["problems"]
+    assert found["flags"] == {
+        "does_not_run": "shape 1 of 1 (rows=99): line 6: AssertionError: too many rows"
+    }
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ("[]", "get_input_sets() returns 0 sets; 1 to 16 allowed"),
+        ("[{'lines': 2}]", "unexpected keyword argument 'lines'"),
+    ],
+)
+def test_input_sets_that_cannot_be_used_blame_no_candidate(
+    folder: Path, returned: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "q.py").write_text(f"{PROBLEM}def get_input_sets():\n    return {returned}\n")
+    verdict = judge("q.py", "c.py", capsys=capsys)
+    assert verdict["reason"] == "reference_failed"
+    assert words in verdict["detail"]
+    assert "\n" not in verdict["detail"]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        (["dim=1"], "--shape dim: p.py has no such module constant"),
+        (["rows=1", "q:rows=1"], "--shape q: no single problem of this name or number"),
+        (["rows"], "--shape rows: a name and a value"),
+        ([""], "--shape : a name and a value"),
+        (["rows=[1]"], "--shape rows=[1]: not a number"),
+        (["rows=1", "width=3", "rows=1"], "--shape rows=1: found the same shape as before"),
+        ([f"rows={n}" for n in range(17)], "--shape: found 17 shapes; 1 to 16"),
+        (["@no.toml"], "no.toml: cannot be read"),
+        (["@empty.toml"], "--shape @empty.toml: found an empty table"),
+    ],
+)
+def test_a_shape_that_cannot_be_used_exits_2_in_one_line(
+    folder: Path, items: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "empty.toml").write_text("")
+    argv = [part for item in items for part in ("--shape", item)]
+    for command in (["judge", "p.py", "c.py"], ["problems", "check", "p.py"]):
+        assert cli.run_command([*command, *argv]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert expected in printed.err
+        assert printed.err.count("\n") == 1
+
+
+def test_a_server_takes_no_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(["judge", "--serve", "--socket", "s", "--shape", "n=1"]) == 2
+    assert "--shape: not allowed with --serve" in capsys.readouterr().err
+
+
+def test_a_shape_is_a_list_of_assignments_for_all_problems_or_for_one(tmp_path: Path) -> None:
+    sizes = tmp_path / "sizes.toml"
+    sizes.write_text("N = 4\n[3]\nM = 5\n")
+    items = ["N=1", "3_matmul:N=512, M=3", "N=4,3:M=7,K=2", "mode=a,b,N=3", f"@{sizes}"]
+    assert parse_shapes(items) == (
+        Overrides(everywhere={"N": 1}),
+        Overrides(by_problem={"3_matmul": {"N": 512, "M": 3}}),
+        Overrides(everywhere={"N": 4}, by_problem={"3": {"M": 7, "K": 2}}),
+        Overrides(everywhere={"mode": "a,b", "N": 3}),
+        Overrides(everywhere={"N": 4}, by_problem={"3": {"M": 5}}),
+    )
+
+
+def test_no_shape_is_no_mistake() -> None:
+    assert parse_shapes([]) == ()
