@@ -12,20 +12,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-REBUILT = (
-    "tests/evalpool",
-    "tests/zoo",
-    "tests/zoo/cheats",
-    "tests/zoo/honest",
-    "tests/zoo/harmless",
-)
-"""Folders of tests of the judge, without their sub-folders: they are being rebuilt."""
-
 HEADLESS = re.compile(r"(Of|What|Whether|Who|Whose|Whom|Whoever|That|Those|Where|When) [a-z]")
 """First words of a docstring that has no subject."""
 IDIOM = re.compile(
-    r"\b(told|whom|dear|mends?|mended|lets? go|let go of|others each|came to nothing|no word of"
-    r"|what (mends|came|became)|(stands?|stood) in the way|spoken? against|thereof|whoever)\b",
+    r"\b(told|tells if|whom|dear|mends?|mended|lets? go|let go of|others each|came to nothing"
+    r"|no word of|what (mends|came|became)|(stands?|stood) in the way|spoken? against|thereof|whoever)\b",
     re.IGNORECASE,
 )
 SUSPECT = re.compile(rf"""["']\s*{HEADLESS.pattern}|{IDIOM.pattern}""", re.IGNORECASE)
@@ -37,8 +28,7 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/from-tritonforge
 
 def sources() -> list[Path]:
     found = [p for folder in ("forge", "tui", "tests") for p in (ROOT / folder).rglob("*.py")]
-    mine = Path(__file__)
-    return [p for p in found if p != mine and str(p.parent.relative_to(ROOT)) not in REBUILT]
+    return [p for p in found if p != Path(__file__)]
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -92,20 +92,20 @@ class Bench:
 
     @property
     def spawners(self) -> list[Spawner]:
-        """Those that have children."""
+        """Spawners that have children."""
         return [self.spawner]
 
     def start(self, code: str) -> SandboxedChild:
         """Runs Python in a capture child, for the caller to end."""
         reference = self.references.get(make_problem(RELU))
-        source = f"class Told(Exception): pass\n{code}"
+        source = f"class Answer(Exception): pass\n{code}"
         child = self.spawner.spawn(role="capture", uid=RUNNER_UID)
         body = {**reference.request, "code": source, "entry_point": "X"}
         frames.send(child.sock, Kind.CANDIDATE, body)
         return child
 
     def explore(self, code: str) -> str:
-        """The same; what it raises as `Told(...)` is returned."""
+        """Runs Python in a capture child; returns the text that it raises as `Answer(...)`."""
         child = self.start(code)
         try:
             expected = (Kind.FAILED, Kind.DONE)
@@ -119,13 +119,14 @@ class Bench:
         """The error that a statement meets inside; fails if it meets none, or one that only says
         that the statement is no attempt at all."""
         body = "\n    ".join(statement.strip().split("\n"))
-        told = self.explore(
+        answer = self.explore(
             f"import os, sys, socket, ctypes\ntry:\n    {body}\n"
-            "except BaseException as error:\n    raise Told(repr(error))\nraise Told('it works')"
+            "except BaseException as error:\n    raise Answer(repr(error))\n"
+            "raise Answer('it works')"
         )
-        assert "it works" not in told, statement
-        assert not any(slip in told for slip in SLIPS), f"{statement}: {told}"
-        return told
+        assert "it works" not in answer, statement
+        assert not any(slip in answer for slip in SLIPS), f"{statement}: {answer}"
+        return answer
 
 
 @dataclasses.dataclass
@@ -134,18 +135,18 @@ class GpuBench(Bench):
 
     references: Any
     card_spawner: Spawner
-    """Of children with the card's files."""
+    """Makes children with the card's files."""
 
     @property
     def spawners(self) -> list[Spawner]:
-        """Those that have children."""
+        """Spawners that have children."""
         return [self.spawner, self.card_spawner]
 
     def start(self, code: str) -> SandboxedChild:
         """Runs Python in an oracle, for the caller to end: it has the card's files."""
         child = self.card_spawner.spawn(role="oracle", uid=oracle_uid())
         body = {
-            "source": f"class Told(Exception): pass\n{code}",
+            "source": f"class Answer(Exception): pass\n{code}",
             "entry_point": "Model",
             "precision": "fp32",
             "num_sets": 1,
@@ -160,7 +161,7 @@ class GpuBench(Bench):
         return child
 
     def explore(self, code: str) -> str:
-        """What the Python raises as `Told(...)`."""
+        """The text that the Python raises as `Answer(...)`."""
         child = self.start(code)
         try:
             deadline = time.monotonic() + 30

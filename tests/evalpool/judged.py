@@ -57,7 +57,7 @@ class Observer:
 
 
 def descendants(pid: int) -> set[int]:
-    """Of one process, itself included, with their children's children."""
+    """Processes below one, itself included, with their children's children."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -75,7 +75,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def alive(pids: set[int]) -> set[int]:
-    """Those that still run; zombies do not."""
+    """Processes that still run; zombies do not."""
     running = set()
     for pid in pids:
         try:

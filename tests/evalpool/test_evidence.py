@@ -1,4 +1,4 @@
-"""What stands behind a right answer: how much of it torch computed, whether it is right each time,
+"""The evidence behind a right answer: how much of it torch computed, whether it is right each time,
 and whether its weights are the reference's."""
 
 from __future__ import annotations

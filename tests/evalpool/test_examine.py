@@ -1,4 +1,4 @@
-"""What an examination finds: each flag on a problem that earns it, none on honest ones, whatever
+"""Findings of an examination: each flag on a problem that earns it, none on honest ones, whatever
 the problem's file does."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a measured time is kept by. Needs no GPU."""
+"""The card's identity, by which a measured time is kept, and its peaks. Needs no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a driver refuses leaves nothing behind and is told apart. The driver is ours: no GPU."""
+"""A driver's refusals leave nothing behind and are named. The driver is ours: no GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRANULARITY = 2 << 20
 
 
 class Driver:
-    """Says what it was asked for, in order; fails where told."""
+    """Says what it was asked for, in order; fails where asked to."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

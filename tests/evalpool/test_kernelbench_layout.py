@@ -42,7 +42,7 @@ SUM = '''import torch
 import torch.nn as nn
 
 class Model(nn.Module):
-    """A reduction over one dimension that `__init__` is told."""
+    """A reduction over one dimension that `__init__` is given."""
     def __init__(self, dim: int):
         super(Model, self).__init__()
         self.dim = dim

@@ -83,8 +83,8 @@ def chain(judge: int) -> list[int]:
 
 
 async def ready_chains(observer: Observer) -> list[list[int]]:
-    """Of all judges, once each has its zygote: the kill before may still be mended, and the first
-    children of a launcher are tries of a sandbox, which end at once."""
+    """Chains of all judges, once each has its zygote: the last kill may not be repaired yet, and
+    the first children of a launcher are tries of a sandbox, which end at once."""
     before: list[list[int]] = []
     with anyio.fail_after(60):
         while True:
@@ -97,7 +97,7 @@ async def ready_chains(observer: Observer) -> list[list[int]]:
 
 
 def cpu_ticks(pid: int) -> int:
-    """Of user time: what a process in its loop gathers."""
+    """User time that a process gathers in its loop."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -106,7 +106,7 @@ def cpu_ticks(pid: int) -> int:
 
 
 async def busy_chain(judges: list[int]) -> list[int]:
-    """That of the child that is in its loop. Others wait, for another draw or candidate."""
+    """The process of the child that is in its loop. Others wait, for another draw or candidate."""
     at_first: dict[int, int] = {}
     with anyio.fail_after(30):
         while True:
@@ -127,10 +127,10 @@ async def judged_with_a_kill(
     asked: Problem,
     code: str,
     *,
-    whom: int,
+    victim: int,
     num_infra: Collection[int] = (1,),
 ) -> Verdict:
-    """Kills once, in the loop; `whom` as `chain` orders them. It costs `num_infra` infra faults."""
+    """Kills once, in the loop; `victim` as `chain` orders them. It costs `num_infra` faults."""
     before = pool.stats()
     verdicts: list[Verdict] = []
 
@@ -141,8 +141,8 @@ async def judged_with_a_kill(
         async with anyio.create_task_group() as tg:
             tg.start_soon(ask)
             found = await busy_chain(observer.alive())
-            os.kill(found[whom], signal.SIGKILL)
-            await wait_until_gone(set(found[whom:]))
+            os.kill(found[victim], signal.SIGKILL)
+            await wait_until_gone(set(found[victim:]))
     assert pool.stats().num_infra - before.num_infra in num_infra
     return verdicts[0]
 
@@ -151,36 +151,36 @@ JUDGE, LAUNCHER, ZYGOTE, CHILD = range(4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whom", [JUDGE, LAUNCHER, ZYGOTE, CHILD])
+@pytest.mark.parametrize("victim", [JUDGE, LAUNCHER, ZYGOTE, CHILD])
 @pytest.mark.parametrize("phase", CANDIDATES)
 async def test_who_is_killed_beside_a_candidate_is_not_held_against_it(
-    pool: Pool, observer: Observer, phase: str, whom: int
+    pool: Pool, observer: Observer, phase: str, victim: int
 ) -> None:
-    code = f"{CANDIDATES[phase]}# {whom}"
+    code = f"{CANDIDATES[phase]}# {victim}"
     # A call whose child had served others is repeated by its judge.
-    num_infra = (0, 1) if (phase, whom) == ("correct", CHILD) else (1,)
+    num_infra = (0, 1) if (phase, victim) == ("correct", CHILD) else (1,)
     verdict = await judged_with_a_kill(
-        pool, observer, PROBLEM, code, whom=whom, num_infra=num_infra
+        pool, observer, PROBLEM, code, victim=victim, num_infra=num_infra
     )
     assert (verdict.status, verdict.reason) == (Status.CORRECT, "ok"), verdict.detail
     assert verdict.phase_s[phase] > 0.1  # it was killed where this test says
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whom", [JUDGE, LAUNCHER, ZYGOTE, CHILD])
+@pytest.mark.parametrize("victim", [JUDGE, LAUNCHER, ZYGOTE, CHILD])
 async def test_who_is_killed_beside_a_reference_is_not_held_against_it(
-    pool: Pool, observer: Observer, whom: int
+    pool: Pool, observer: Observer, victim: int
 ) -> None:
     """An oracle that ends is asked once more by its own judge, on plain inputs."""
-    asked, faults = problem(f"{SLOW_REFERENCE}# {whom}"), {0 if whom == CHILD else 1}
-    verdict = await judged_with_a_kill(pool, observer, asked, CODE, whom=whom, num_infra=faults)
+    asked, faults = problem(f"{SLOW_REFERENCE}# {victim}"), {0 if victim == CHILD else 1}
+    verdict = await judged_with_a_kill(pool, observer, asked, CODE, victim=victim, num_infra=faults)
     assert (verdict.status, verdict.reason) == (Status.CORRECT, "ok"), verdict.detail
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whom", [JUDGE, LAUNCHER, ZYGOTE])
+@pytest.mark.parametrize("victim", [JUDGE, LAUNCHER, ZYGOTE])
 async def test_who_is_killed_while_a_sandbox_is_made_is_replaced(
-    pool: Pool, observer: Observer, whom: int
+    pool: Pool, observer: Observer, victim: int
 ) -> None:
     """Zygotes that are stopped fork nothing: the request waits for its sandbox."""
     found = await ready_chains(observer)
@@ -189,7 +189,7 @@ async def test_who_is_killed_while_a_sandbox_is_made_is_replaced(
     verdicts: list[Verdict] = []
 
     async def ask() -> None:
-        verdicts.append(await pool.judge(PROBLEM, f"{CODE}# sandbox {whom}"))
+        verdicts.append(await pool.judge(PROBLEM, f"{CODE}# sandbox {victim}"))
 
     with anyio.fail_after(90):
         async with anyio.create_task_group() as tg:
@@ -197,11 +197,11 @@ async def test_who_is_killed_while_a_sandbox_is_made_is_replaced(
             await anyio.sleep(0.3)
             assert not verdicts
             for one in found:
-                os.kill(one[whom], signal.SIGKILL)
+                os.kill(one[victim], signal.SIGKILL)
             for one in found:
-                await wait_until_gone(set(one[whom:]))
+                await wait_until_gone(set(one[victim:]))
     assert verdicts[0].status in (Status.CORRECT, Status.INFRA_ERROR)
-    again = await pool.judge(PROBLEM, f"{CODE}# sandbox {whom} again")
+    again = await pool.judge(PROBLEM, f"{CODE}# sandbox {victim} again")
     assert again.status is Status.CORRECT
 
 

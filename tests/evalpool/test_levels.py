@@ -145,14 +145,14 @@ def test_where_proc_is_masked_as_in_docker_the_other_namespaces_remain(tmp_path:
 def test_where_nothing_works_the_judge_refuses_and_says_what_to_do(tmp_path: Path) -> None:
     done = forge_judge(tmp_path, within=forbidding(f"{UNSHARE_AND_MOUNT},{LANDLOCK}"))
     assert done.returncode == 3, done.stdout + done.stderr
-    told = " ".join(done.stderr.split())
+    said = " ".join(done.stderr.split())
     for words in (
         "namespaces: unshare",
         "landlock: this kernel has no Landlock, or it is forbidden",
         "--cap-add SYS_ADMIN",
         'isolation = "none"',
     ):
-        assert words in told
+        assert words in said
     assert "Traceback" not in done.stderr
 
 
@@ -207,7 +207,7 @@ else:
 
 
 def attempt(folder: Path, *, how: str) -> list[str]:
-    """What works for the probe outside of any sandbox, or only confined from processes."""
+    """Attempts that work for the probe outside of any sandbox, or only confined from processes."""
     ours, theirs = socket.socketpair()
     (folder / "forbidden").write_text("x")
     command = [sys.executable, "-c", ATTEMPTING, str(theirs.fileno()), how]
@@ -252,7 +252,7 @@ def open_spawner(folder: Path, *, python_path: str = str(ROOT), **how: Any) -> I
 
 @needs_landlock
 def test_a_landlock_that_does_nothing_is_found_before_a_candidate_enters(tmp_path: Path) -> None:
-    """From outside it cannot be told from one that does."""
+    """From outside it looks like one that does."""
     code = "import forge.evalpool.judge.sandbox.landlock as l; l.confine_files = lambda rules: None"
     (tmp_path / "sitecustomize.py").write_text(code)
     words = "does not stop .*reading a file of the judge's"
@@ -276,9 +276,9 @@ time.sleep(600)
 
 
 @needs_landlock
-@pytest.mark.parametrize("whom", ["zygote", "launcher"])
+@pytest.mark.parametrize("victim", ["zygote", "launcher"])
 def test_without_a_pid_namespace_a_killed_zygote_takes_its_candidates_daemons_along(
-    open_bench_at: Any, tmp_path: Path, whom: str
+    open_bench_at: Any, tmp_path: Path, victim: str
 ) -> None:
     with open_bench_at(tmp_path / "root", isolation=Isolation.LANDLOCK) as bench:
         launcher = bench.spawner._process.pid
@@ -288,8 +288,8 @@ def test_without_a_pid_namespace_a_killed_zygote_takes_its_candidates_daemons_al
         zygote = runner.parent
         wait_until(lambda: num_children(zygote) == 2)  # the runner, and the daemon as an orphan
         everybody = tree(launcher)
-        os.kill(zygote if whom == "zygote" else launcher, signal.SIGKILL)
-        if whom == "launcher":
+        os.kill(zygote if victim == "zygote" else launcher, signal.SIGKILL)
+        if victim == "launcher":
             bench.spawner.close()  # as the judge does when it sees that
         wait_until(lambda: not any(is_alive(pid) for pid in everybody))
         child.sock.close()

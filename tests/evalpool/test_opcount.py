@@ -1,4 +1,4 @@
-"""What the counters make of torch's operations: no way to a matrix product is cheaper than `mm`."""
+"""Counted work of torch's operations: no way to a matrix product is cheaper than `mm`."""
 
 from __future__ import annotations
 

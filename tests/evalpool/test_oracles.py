@@ -1,4 +1,4 @@
-"""Who draws for several problems, who for one alone, and that no problem notices."""
+"""Some oracles draw for several problems, some for one alone, and no problem notices."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_an_oracle_that_its_memory_limit_killed_is_reported_as_such(zygote: Zygo
 
 
 def ask(child: SandboxedChild, source: str) -> dict[str, Any]:
-    """What a real oracle lays out for a problem, up to the end of its draw."""
+    """The layout that a real oracle makes for a problem, up to the end of its draw."""
     body = {
         "source": source,
         "entry_point": "Model",

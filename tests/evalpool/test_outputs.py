@@ -1,4 +1,4 @@
-"""What forward may return and change, in all the ways a candidate and a reference can get it wrong:
+"""Results and changes of forward, in all the ways a candidate and a reference can get them wrong:
 each with a message that says what to do."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a candidate meets that got past the screen: one promise of the sandbox a test.
+"""Limits that a candidate's Python meets: one promise of the sandbox a test.
 
 Each runs Python inside a real runner, at each level of the sandbox: as root, and (at the end) as an
 ordinary user.
@@ -91,9 +91,9 @@ def test_a_socket_outside_cannot_be_reached(bench: Any, tmp_path: Path) -> None:
 def test_files_outside_the_allow_list_are_not_there(
     bench: Any, level: Isolation, path: str
 ) -> None:
-    told = bench.refused(f"open({path!r}).read()")
+    answer = bench.refused(f"open({path!r}).read()")
     is_there = level is Isolation.LANDLOCK and os.path.lexists(path)
-    assert ("PermissionError" if is_there else "FileNotFoundError") in told
+    assert ("PermissionError" if is_there else "FileNotFoundError") in answer
 
 
 @pytest.mark.parametrize(
@@ -129,16 +129,16 @@ def test_a_file_of_the_run_can_be_neither_read_nor_changed(
 def test_forge_cannot_be_imported(bench: Any) -> None:
     assert "No module named 'forge'" in bench.refused("import forge")
     assert "ModuleNotFoundError" in bench.refused("import forge.data.generator")
-    told = bench.refused("import transformers")
-    assert "ModuleNotFoundError" in told or "PermissionError" in told
+    answer = bench.refused("import transformers")
+    assert "ModuleNotFoundError" in answer or "PermissionError" in answer
 
 
 def test_it_sees_only_its_own_processes(bench: Any, level: Isolation) -> None:
-    told = bench.explore(
-        "import os\nraise Told(sorted(p for p in os.listdir('/proc') if p.isdigit()))"
+    answer = bench.explore(
+        "import os\nraise Answer(sorted(p for p in os.listdir('/proc') if p.isdigit()))"
     )
-    seen = {Isolation.NAMESPACES: "Told: ['1']", Isolation.NAMESPACES_NOPROC: "Told: []"}
-    assert told.startswith(seen.get(level, "PermissionError"))
+    seen = {Isolation.NAMESPACES: "Answer: ['1']", Isolation.NAMESPACES_NOPROC: "Answer: []"}
+    assert answer.startswith(seen.get(level, "PermissionError"))
 
 
 def test_no_other_process_can_be_signalled_read_limited_or_traced(bench: Any) -> None:
@@ -165,9 +165,9 @@ for _ in range(2):
             time.sleep(600)
         os._exit(0)
     os.wait()
-raise Told("started")
+raise Answer("started")
 """
-    assert bench.explore(code) == "Told: started"
+    assert bench.explore(code) == "Answer: started"
     bench.references.end_idle()
     bench.trials._evaluators.close()
     launcher = bench.spawner._process.pid
@@ -176,28 +176,28 @@ raise Told("started")
 
 
 def test_its_files_are_removed(bench: Any, tmp_path: Path) -> None:
-    told = bench.explore(
+    answer = bench.explore(
         "import os\n"
         "open(os.environ['TMPDIR'] + '/work/x', 'w').write('x')\n"
-        "raise Told(os.environ['TMPDIR'])"
+        "raise Answer(os.environ['TMPDIR'])"
     )
-    assert not Path(told.removeprefix("Told: ") + "/work/x").exists()
+    assert not Path(answer.removeprefix("Answer: ") + "/work/x").exists()
 
 
 def test_the_environment_tells_nothing(bench: Any, level: Isolation) -> None:
-    told = bench.explore("import os\nraise Told(sorted(os.environ))")
+    answer = bench.explore("import os\nraise Answer(sorted(os.environ))")
     own = ["HOME", "LANG", "LOGNAME", "PATH", "TMPDIR", "TRITON_CACHE_DIR"]
-    assert told == f"Told: {[*own, 'TRITON_DEFAULT_FP_FUSION', 'USER']}"
-    told = bench.explore(
+    assert answer == f"Answer: {[*own, 'TRITON_DEFAULT_FP_FUSION', 'USER']}"
+    answer = bench.explore(
         "names = [part.split('=')[0] for part in open('/proc/1/environ').read().split(chr(0))]\n"
-        "raise Told(names)"
+        "raise Answer(names)"
     )
     if level is Isolation.NAMESPACES_NOPROC:
-        assert told.startswith("FileNotFoundError")
+        assert answer.startswith("FileNotFoundError")
     elif os.geteuid() == 0 or level is Isolation.LANDLOCK:
-        assert told.startswith("PermissionError")
+        assert answer.startswith("PermissionError")
     else:  # what the zygote was started with: thread counts, and where forge was imported from
-        assert set(re.findall(r"'(\w+)'", told)) <= {*PASSED_ON, *THREADS, "PATH"}
+        assert set(re.findall(r"'(\w+)'", answer)) <= {*PASSED_ON, *THREADS, "PATH"}
 
 
 @pytest.mark.parametrize(
@@ -247,11 +247,11 @@ try:
         n += 1
 except OSError:
     pass
-raise Told(n)
+raise Answer(n)
 """
-    told = bench.explore(code)
-    assert told.startswith("Told: ")
-    assert int(told.removeprefix("Told: ")) < 100
+    answer = bench.explore(code)
+    assert answer.startswith("Answer: ")
+    assert int(answer.removeprefix("Answer: ")) < 100
 
 
 def test_children_that_the_kernel_counts_together_have_room_together() -> None:
@@ -270,13 +270,13 @@ def test_memory_is_bounded(bench: Any) -> None:
 def test_files_are_bounded(bench: Any) -> None:
     big = "open({} + '/big', 'wb').write(bytes(80 << 20))"
     assert "OSError" in bench.refused(big.format(f"{SCRATCH} + '/work'"))
-    told = bench.refused(big.format("'/dev/shm'"))
-    assert "OSError" in told or "PermissionError" in told
+    answer = bench.refused(big.format("'/dev/shm'"))
+    assert "OSError" in answer or "PermissionError" in answer
 
 
 def test_what_it_prints_goes_nowhere(bench: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    code = "import os\nfor _ in range(64): os.write(1, bytes(1 << 20))\nraise Told('printed')"
-    assert bench.explore(code) == "Told: printed"
+    code = "import os\nfor _ in range(64): os.write(1, bytes(1 << 20))\nraise Answer('printed')"
+    assert bench.explore(code) == "Answer: printed"
     assert capfd.readouterr().out == ""
 
 
@@ -291,10 +291,10 @@ def test_what_a_reference_prints_goes_nowhere(
 
 
 def test_a_torch_op_works_inside(bench: Any) -> None:
-    told = bench.explore(
-        "import torch\nraise Told((torch.ones(64, 64) @ torch.ones(64, 64)).sum().item())"
+    answer = bench.explore(
+        "import torch\nraise Answer((torch.ones(64, 64) @ torch.ones(64, 64)).sum().item())"
     )
-    assert told == "Told: 262144.0"
+    assert answer == "Answer: 262144.0"
 
 
 def test_the_judge_refuses_a_weak_sandbox() -> None:
@@ -311,7 +311,7 @@ mount -t tmpfs -o mode=755 tmpfs "$HOME"
 for path in $KEPT; do mkdir -p "$HOME/$path"; mount --bind "$STASH/$path" "$HOME/$path"; done
 exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all "$@"
 """
-"""Of a home that only its owner may enter, an ordinary user sees what the tests need."""
+"""An ordinary user sees what the tests need of a home that only its owner may enter."""
 
 
 @pytest.mark.parametrize(

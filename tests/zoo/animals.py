@@ -38,7 +38,7 @@ class Animal:
         return (FOLDER / "problems" / f"{self.fields['PROBLEM']}.py").read_text()
 
     def allowed(self, field: str, device: str) -> tuple[str, ...]:
-        """What a verdict on a device may have there."""
+        """Reasons that a verdict on a device may have."""
         found = self.fields.get(field, ())
         found = found.get(device, ()) if isinstance(found, dict) else found
         return (found,) if isinstance(found, str) else found

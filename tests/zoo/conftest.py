@@ -41,7 +41,7 @@ def bench_for(request: pytest.FixtureRequest) -> Benches:
 
 
 class Bait:
-    """What a cheat that got out would touch: a run's database and socket, open to everybody."""
+    """Files that an escaped cheat would touch: a run's database and socket, open to everybody."""
 
     def __init__(self, folder: Path) -> None:
         self.store = folder / "run.db"

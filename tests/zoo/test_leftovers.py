@@ -1,4 +1,4 @@
-"""What a candidate leaves running is seen at once, also by an ordinary user's tests."""
+"""A process that a candidate leaves running is seen at once, also by an ordinary user's tests."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.zoo.conftest import Bait, Benches, leftovers
 
 CHEATS, HARMLESS, HONEST = load("cheats"), load("harmless"), load("honest")
 CATCH_ALL = {"exception", "import_error", "crash"}
-"""Reasons that name no trick: whoever has one must say more."""
+"""Reasons that name no trick: a cheat with one of them must say more."""
 IMPATIENT = JudgeTable(compile_timeout_s=1.5, correct_timeout_s=5.0)
 
 

@@ -1,4 +1,4 @@
-"""H20, an object whose unpickling runs code in whoever reads it."""
+"""H20, an object whose unpickling runs code in its reader."""
 
 import torch
 import triton

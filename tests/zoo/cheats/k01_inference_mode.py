@@ -1,4 +1,4 @@
-"""K1 in a mode that hides operations from whoever watches autograd."""
+"""K1 in a mode that hides operations from an observer of autograd."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""A kernel that is told which other one to apply."""
+"""A kernel that gets the other one to apply as an argument."""
 
 import torch
 import triton

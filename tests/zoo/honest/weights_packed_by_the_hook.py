@@ -1,4 +1,4 @@
-"""Transposes its weight once, when it is told the parameters."""
+"""Transposes its weight once, when it gets the parameters."""
 
 import torch
 import triton

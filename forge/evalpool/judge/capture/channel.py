@@ -86,5 +86,5 @@ def _part(body: dict[str, Any]) -> bytes:
 
 def answer(sock: socket.socket, value: Any) -> None:
     """The judge's answer to ASK: a list of scalars, or a dict of a kernel's facts. None says that
-    the judge cannot tell: the candidate is unsupported."""
+    the judge does not know it: the candidate is unsupported."""
     frames.send(sock, Kind.ANSWER, {"answer": value})

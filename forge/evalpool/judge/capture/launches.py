@@ -173,7 +173,7 @@ class CapturedKernel:
 
 
 class _Metadata:
-    """Options of a kernel, and what only its binary could tell."""
+    """Options of a kernel, and facts that only its binary has."""
 
     def __init__(self, kernel: CapturedKernel, options: Any) -> None:
         self.__dict__.update(vars(options))

@@ -78,7 +78,7 @@ def _is_free(name: str) -> bool:
 
 
 def _flops(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> int:
-    """Two a multiplication and addition."""
+    """FLOPs: two for each multiplication with its addition."""
     if not made or len(given) < 2:
         return 0
     if name == "_trilinear":

@@ -117,7 +117,7 @@ def _op_effects(program: Program, op: Op) -> Effects:
 
 
 def reads_shapes_alone(op: Op) -> bool:
-    """Tells if an operation takes tensors for their shape and type: `zeros_like`, `new_full`."""
+    """True if an operation takes tensors for their shape and type: `zeros_like`, `new_full`."""
     return packet(op.name).endswith("_like") or packet(op.name).startswith("new_")
 
 
@@ -138,7 +138,7 @@ def written_in_place(op: Op) -> tuple[set[int], set[int]]:
 
 
 def covers_storage(program: Program, tensor: int) -> bool:
-    """Tells if a tensor is its whole storage, each element once."""
+    """True if a tensor is its whole storage, each element once."""
     view = program.tensors[tensor]
     step = 1
     for stride, size in sorted(zip(view.strides, view.shape, strict=True)):
@@ -246,7 +246,7 @@ def _through(program: Program, placed: Placed, source: Content) -> Content:
 
 
 def computes_on_data(program: Program, node: Node) -> bool:
-    """Tells if a node is an operation that does more than move."""
+    """True if a node is an operation that does more than move."""
     return isinstance(node, Op) and kind_of(program, node) not in MOVES | {Kind.RANDOM}
 
 

@@ -184,7 +184,7 @@ def packet(name: str) -> str:
 
 
 def is_integer(dtype: str) -> bool:
-    """Tells if a type holds integers or bools."""
+    """True if a type holds integers or bools."""
     return "float" not in dtype and "complex" not in dtype
 
 
@@ -193,7 +193,7 @@ def _dtypes(program: Program, op: Op) -> list[str]:
 
 
 def _accumulates(op: Op) -> bool:
-    """Tells if a move by index adds to what is there: `index_put(accumulate=True)`, a reduction."""
+    """True if a move by index adds to what is there: `index_put(accumulate=True)`, a reduction."""
     if packet(op.name) == "scatter":
         return "reduce" in op.name
     given = [*op.arguments, op.keywords.get("accumulate")]
@@ -201,7 +201,7 @@ def _accumulates(op: Op) -> bool:
 
 
 def _computes(program: Program, op: Op) -> bool:
-    """Tells if a copy computes: it truncates floats, drops imaginary parts, or compares with 0."""
+    """True if a copy computes: it truncates floats, drops imaginary parts, or compares with 0."""
     read = [_rank(program.tensors[t].dtype) for t in tensors_of(op) if t not in op.results]
     written = [_rank(program.tensors[t].dtype) for t in op.results]
     return bool(read and written) and min(written) < max(read)

@@ -111,7 +111,7 @@ def misfit(schema: Schema, op: Op) -> str | None:
 
 
 def fits(type: str, value: Literal) -> bool:
-    """Tells if a literal may stand for an argument of a type."""
+    """True if a literal may stand for an argument of a type."""
     if type.endswith("?"):
         return value is None or fits(type[:-1], value)
     found = LIST.fullmatch(type)
@@ -137,5 +137,5 @@ def fits(type: str, value: Literal) -> bool:
 
 
 def is_number(value: Literal) -> bool:
-    """Tells if a literal is an integer or a float; bools are not."""
+    """True if a literal is an integer or a float; bools are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

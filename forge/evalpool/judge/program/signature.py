@@ -84,7 +84,7 @@ def parse_type(text: str) -> Pointer | ByValue | Described | None:
 
 
 def fits_element(element: str, dtype: str) -> bool:
-    """Tells if a tensor may stand behind a pointer to `element`.
+    """True if a tensor may stand behind a pointer to `element`.
 
     The sizes must be equal; `triton.reinterpret` gives bits another type.
     """

@@ -19,7 +19,7 @@ NUM_WARM_UPS, NUM_PROBES = 2, 5
 PROBE_CYCLES = 400_000
 """About 0.2 ms of the card, so that the host has queued the work before its start is reached."""
 PROBE_S = 0.5
-"""Age up to which a probe tells the card's speed."""
+"""Age up to which a probe stands for the card's speed, in seconds."""
 DOUBLE_RATE = 2
 """Transfers a clock of GPU memory."""
 AMD_DRIVER = Path("/sys/module/amdgpu/version")
@@ -63,7 +63,7 @@ class GpuDevice:
         """Time of the last probe, monotonic, and its result in us."""
 
     def probe_us(self) -> float:
-        """Time of a fixed piece of work, memory and arithmetic: tells changed clocks. The first
+        """Time of a fixed piece of work, memory and arithmetic; it follows the clocks. The first
         ones bring an idle card up to them."""
         times = [self._probe_once() for _ in range(NUM_WARM_UPS + NUM_PROBES)][NUM_WARM_UPS:]
         self._probed = time.monotonic(), sorted(times)[NUM_PROBES // 2]

@@ -30,7 +30,7 @@ def redraw(value: torch.Tensor, earlier: torch.Tensor | None, *, variant: str) -
 
     Args:
         value: as the problem gives it.
-        earlier: what it gave for another set, to tell a constant; None if unknown.
+        earlier: its value for another set, by which a constant is recognised; None if unknown.
     """
     if value.numel() < 2 or value.is_complex():
         return value

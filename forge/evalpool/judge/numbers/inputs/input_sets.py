@@ -189,7 +189,7 @@ class Draws:
         self._terms = terms
         self._operations = operations
         self._given: list[Any] | None = None
-        """Discrete inputs of the first set, to tell constants."""
+        """Discrete inputs of the first set, by which constants are recognised."""
         self._traits = _Traits()
         self._start = 0
         """Number of freedoms in which the reference failed in an earlier set."""

@@ -104,7 +104,7 @@ class _Variant:
                 yield _refuse(self.program, placed, Rule.STATE, reason)
 
     def _outlasts(self, storage: int, writer: Placed) -> bool:
-        """Tells if a write of `forward` would be seen outside, or by the next call.
+        """True if a write of `forward` would be seen outside, or by the next call.
 
         A buffer that `init` allocated and left uninitialised is a workspace, like one of `forward`.
         A kernel may have a store to an input that no call reaches (Liger's cross-entropy, for

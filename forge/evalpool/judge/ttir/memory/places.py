@@ -154,7 +154,7 @@ class Scattered:
             flat[arrays[0][lanes]] = arrays[1][lanes]
 
     def is_disjoint(self, unit: int) -> bool:
-        """Not known: False."""
+        """Always False: the places are unknown."""
         return False
 
 
