@@ -16,7 +16,8 @@ HEADLESS = re.compile(r"(Of|What|Whether|Who|Whose|Whom|Whoever|That|Those|Where
 """First words of a docstring that has no subject."""
 IDIOM = re.compile(
     r"\b(told|tells if|whom|dear|mends?|mended|lets? go|let go of|others each|came to nothing"
-    r"|no word of|what (mends|came|became)|(stands?|stood) in the way|spoken? against|thereof|whoever)\b",
+    r"|no word of|what (mends|came|became)|(stands?|stood) in the way|spoken? against|thereof"
+    r"|whoever)\b",
     re.IGNORECASE,
 )
 SUSPECT = re.compile(rf"""["']\s*{HEADLESS.pattern}|{IDIOM.pattern}""", re.IGNORECASE)
