@@ -55,12 +55,9 @@ def note_shapes(source: str, names: Sequence[str]) -> str:
         names: names of the shapes that constants select.
     """
     lines: list[str] = []
-    if has_input_sets(source):
-        lines = [f"# Judged on each set of get_input_sets(). {NOTE}"]
     if len(names) > 1:
-        lines = [
-            f"# Judged on {len(names)} shapes. {NOTE}",
-            *(f"#   {name}" for name in names),
-            *lines,
-        ]
+        lines = [f"# Judged on {len(names)} shapes. {NOTE}", *(f"#   {name}" for name in names)]
+    if has_input_sets(source):
+        also = "# At each, every set of get_input_sets() is judged."
+        lines.append(also if lines else f"# Judged on each set of get_input_sets(). {NOTE}")
     return "\n".join([source.rstrip(), "", *lines, ""]) if lines else source

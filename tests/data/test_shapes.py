@@ -103,6 +103,8 @@ def test_the_prompt_of_a_file_with_input_sets_says_so(tmp_path: Path) -> None:
     (problem,) = load(tmp_path, [{"N": 3}]).values()
     assert problem.source.count("# Judged on each set of get_input_sets().") == 1
     assert "Judged on each set" in from_source(SOURCE + SETS).source
+    (both,) = load(tmp_path, [{"N": 3}, {"N": 4}]).values()
+    assert both.source.endswith("#   N=4\n# At each, every set of get_input_sets() is judged.\n")
 
 
 def test_input_sets_may_replace_get_inputs(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ path = "runs/small-1/weights/sft-000100"
 [problems]
 source = "dir"
 path = "problems"
-overrides = { batch_size = 4, dim = 64 }
+overrides = { batch_size = 4 }
+shapes = [{ dim = 64 }, { dim = 100 }]
 [store]
 texts = "plain"
 [rollout]
@@ -220,3 +221,4 @@ def test_grpo_on_a_directory_of_problems_reports_that_the_model_gets_no_signal(
         sources = [source for (source,) in db.execute("SELECT prompt FROM v_turns WHERE turn = 0")]
     assert purposes == [("eval", 1, 1), ("train", 1, 1)]
     assert all("batch_size = 4\ndim = 64\n" in source for source in sources)
+    assert all("#   dim=64\n#   dim=100" in source for source in sources)

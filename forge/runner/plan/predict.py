@@ -93,7 +93,7 @@ def _eval(
     turns = num * rollouts * (max_turns if is_random else costs.turns_of(max_turns))
     tokens = experiment.rollout.max_completion_tokens if is_random else costs.ANSWER_TOKENS
     generate_s = costs.generate_s(turns * tokens, params=params)
-    judge_s = turns * (costs.SCREEN_S if is_random else costs.JUDGE_S)
+    judge_s = turns * (costs.SCREEN_S if is_random else _judge_s(experiment))
     return generate_s + judge_s, _overlapped(experiment, machine, generate_s, judge_s)
 
 
@@ -118,7 +118,7 @@ def _grpo(
     trained *= costs.turns_of(rollout.max_turns)
     replaced = 1 + min(costs.REPLACED_SHARE, rollout.max_replacements)
     generate_s = costs.generate_s(trained * replaced * costs.ANSWER_TOKENS, params=params)
-    judge_s = trained * replaced * costs.JUDGE_S
+    judge_s = trained * replaced * _judge_s(experiment)
     tokens = trained * (costs.PROMPT_TOKENS + costs.ANSWER_TOKENS) * stage.updates_per_batch
     train_s = costs.START_S["trainer"] + costs.train_s(tokens, params=params)
     cpu_s = generate_s + judge_s + train_s
@@ -126,6 +126,12 @@ def _grpo(
     if rollout.max_staleness:
         return cpu_s, max(wall_s, train_s / stage.threads, cpu_s / machine.cores)
     return cpu_s, wall_s + train_s / min(stage.threads, machine.cores)
+
+
+def _judge_s(experiment: Experiment) -> float:
+    """Seconds of one core for a verdict. An answer that fails needs fewer: it is judged up to the
+    first shape at which it does."""
+    return costs.JUDGE_S * len(experiment.problems.shapes or (None,))
 
 
 def _overlapped(

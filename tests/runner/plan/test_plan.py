@@ -13,12 +13,13 @@ from forge.config.load import load_experiment
 from forge.config.schema import ModelTable, ProblemsTable, ServeTable, TinyModel
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
+from forge.runner.plan import cpu_costs, requirements
 from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan import machine as machine_module
-from forge.runner.plan import requirements
 from forge.runner.plan.machine import Machine, assume, this_machine
 from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import Plan, plan
+from forge.runner.plan.predict import predict_phases
 from forge.runner.plan.view import render
 
 ROOT = Path(__file__).parents[3]
@@ -196,6 +197,22 @@ def test_an_optimizer_that_is_not_installed_is_a_machine_error(monkeypatch):
     assert plan(experiment, machine=make_machine()).phases, "another machine may have it"
     with pytest.raises(MachineError, match=r'stage 3: optimizer = "adamw_8bit" needs bitsandbytes'):
         requirements.require_trainer(experiment, Placement(), is_here=True)
+
+
+def test_answers_on_several_shapes_take_a_verdict_for_each():
+    experiment = load_experiment(ROOT / "experiments" / "quickstart.toml")
+    shapes = [{"N": size} for size in range(1, 5)]
+    problems = experiment.problems.model_copy(update={"shapes": shapes})
+    sized = experiment.model_copy(update={"problems": problems})
+    machine = make_machine()
+    one, four = (
+        {phase.name: phase.cpu_s or 0 for phase in predict_phases(each, machine=machine, params=1)}
+        for each in (experiment, sized)
+    )
+    answers = {name: (four[name] - one[name]) / (3 * cpu_costs.JUDGE_S) for name in one}
+    assert answers["sft-1"] == 0
+    assert answers["eval-2"] >= 64 * 5
+    assert answers["grpo-3"] >= 20 * 48
 
 
 def test_a_stage_in_epochs_is_predicted_from_its_rows_if_they_are_known():
