@@ -151,7 +151,8 @@ class Verdict:
     """Verdicts of further protocols, by name."""
     shapes: tuple[ShapeVerdict, ...] = ()
     """Results by shape, up to the first that is not correct; empty for a problem with one shape.
-    `timing` has their geometric means."""
+    `timing` has their geometric means; `profile` and `program` are of the first shape, or of the
+    one that is not correct."""
 
     @property
     def is_correct(self) -> bool:
