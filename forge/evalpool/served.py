@@ -7,9 +7,9 @@
     GET /health → {ok, capacity, in_flight, queue, judges: [{name, state, device, ...}], ...}
 
 A request is about one shape, unless the source has `get_input_sets()`: a client whose problem has
-several by constants asks for each. Called by `commands.judge`; `[judge] url` connects, through the door (`forge.process.server.door`).
-Promises: an invalid request gets 422; beyond `max_in_flight` a client gets 503 with Retry-After;
-SIGTERM and Ctrl-C end the pool with every child.
+several by constants asks for each. Called by `commands.judge`; `[judge] url` connects, through the
+door (`forge.process.server.door`). Promises: an invalid request gets 422; beyond `max_in_flight` a
+client gets 503 with Retry-After; SIGTERM and Ctrl-C end the pool with every child.
 """
 
 from __future__ import annotations
