@@ -390,6 +390,9 @@ class Executors:
                 if found.is_alive:
                     self._num_taken += 1
                     return found
+            if self._error is not None:  # older than this wait: another attempt may succeed
+                self._error = None
+                self._changed.notify_all()
             while not self._ready:
                 if self._error is not None:
                     error, self._error = self._error, None
