@@ -59,6 +59,17 @@ def test_a_replica_that_died_has_no_prefixes() -> None:
     assert router.choose(loads(2, 0), problem(1), now=0.0) == 1
 
 
+def test_blocks_that_no_replica_has_any_more_take_no_memory() -> None:
+    router = Router(has_prefix_cache=True)
+    for number in range(20):
+        router.choose(loads(0, 1), problem(number), now=0.0)
+    router.choose(loads(9, 0), problem(0), now=0.0)  # r1 evaluates that one, too
+    router.forget_prefixes("r0")
+    assert 0 < len(router._blocks) == len(problem(0)) // BLOCK_TOKENS
+    router.forget_prefixes("r1")
+    assert not router._blocks
+
+
 def test_a_slower_replica_gets_proportionally_fewer_requests() -> None:
     router = Router()
     for _ in range(20):

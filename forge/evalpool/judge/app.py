@@ -49,7 +49,7 @@ from forge.evalpool.judge.trial.trial import Stamp, Trials
 from forge.evalpool.wire import parse_lists_sets, parse_problem, parse_request, read_request
 from forge.process.busy import BusyClock
 from forge.process.lease import hold_lease
-from forge.process.limits import limit_behind
+from forge.process.limits import limit_behind, use_one_heap
 from forge.process.server.door import Door
 from forge.process.server.serving import serve
 
@@ -297,6 +297,7 @@ def make_app(judge: Judge) -> Starlette:
 
 def main() -> None:
     """Runs until SIGTERM."""
+    use_one_heap()
     config = hold_lease()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     table = JudgeTable.model_validate(config["table"])
