@@ -35,7 +35,7 @@ class JudgeTable(Table):
     protocol: ProtocolName = "forge"
     """Inputs and tolerance of the verdict. forge: inputs as given, spiked and scaled, tolerances by
     row and column. kernelbench, drkernel: five sets as given and torch.allclose, as those projects
-    check (1e-4 and 1e-2 in fp32). Judges on a GPU know forge alone."""
+    check (1e-4 and 1e-2 in fp32). Times are measured in the same way under each."""
     also: list[ProtocolName] = Field(default_factory=list["ProtocolName"])
     """Further protocols that judge each candidate, for comparison alone: their verdicts are stored
     beside the one that counts (v_protocols). Each takes as long as the first."""
