@@ -1,0 +1,45 @@
+"""Evaluates kernels with KernelBench's own `eval_kernel_against_ref` in this process.
+
+`bench/agreement.py` starts it with a checkout's `src` on PYTHONPATH and sends `{reference, code}`
+as a line of JSON each; the answer is a line `{is_correct, detail}`. Everything that the evaluation
+prints goes to stderr.
+"""
+
+import contextlib
+import json
+import sys
+
+from kernelbench.eval import eval_kernel_against_ref  # pyright: ignore[reportMissingImports]
+
+
+def evaluate(reference: str, code: str) -> dict[str, object]:
+    """The result of five correctness trials."""
+    result = eval_kernel_against_ref(
+        reference,
+        code,
+        num_correct_trials=5,
+        measure_performance=False,
+        device=0,
+        backend="triton",
+    )
+    if result is None:
+        return {"is_correct": False, "detail": "no result"}
+    facts = {name: str(value)[:200] for name, value in result.metadata.items()}
+    detail = f"compiled {result.compiled}, correct {result.correctness}: {facts}"
+    return {"is_correct": bool(result.compiled and result.correctness), "detail": detail}
+
+
+def main() -> None:
+    """Answers line by line until stdin ends."""
+    for line in sys.stdin:
+        asked = json.loads(line)
+        with contextlib.redirect_stdout(sys.stderr):
+            try:
+                answer = evaluate(asked["reference"], asked["code"])
+            except Exception as error:  # a candidate may raise anything
+                answer = {"is_correct": False, "detail": f"{type(error).__name__}: {error}"[:300]}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
