@@ -56,7 +56,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.trial", "evalpool.judge.trial.gpu",
     },
     "evalpool.judge.channel": set(),
-    "evalpool.judge.sandbox": {"evalpool.judge.channel", "process"},
+    "evalpool.judge.sandbox": {"evalpool", "evalpool.judge.channel", "process"},
     "evalpool.judge.children": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.capture",
         "evalpool.judge.compiler", "evalpool.judge.execute", "evalpool.judge.reference",

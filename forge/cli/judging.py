@@ -14,6 +14,7 @@ from forge.cli.options import (
     Json,
     Precision,
     Shapes,
+    SitePackages,
     Timeout,
     app,
     problems_app,
@@ -71,6 +72,7 @@ def judge(
     baseline: Baseline = "eager",
     protocol: Protocol = "forge",
     also: Also = None,
+    site_packages: SitePackages = None,
     workers: Workers = None,
     timeout: Timeout = None,
     is_timed: IsTimed = True,
@@ -88,7 +90,8 @@ def judge(
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
-        protocol=protocol, also=tuple(also or ()), workers=workers, timeout=timeout, url=url,
+        protocol=protocol, also=tuple(also or ()), site_packages=tuple(site_packages or ()),
+        workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
     if is_serving:
         from forge.commands.judge.judge import serve
@@ -156,6 +159,7 @@ def check_problems(
     device: Device = "auto",
     precision: Precision = "fp32",
     isolation: Isolation = "auto",
+    site_packages: SitePackages = None,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
@@ -166,9 +170,13 @@ def check_problems(
     from forge.commands.judge.settings import JudgeSettings
     from forge.commands.judge.shapes import parse_shapes
 
+    settings = JudgeSettings(
+        device=device, isolation=isolation, timeout=timeout,
+        site_packages=tuple(site_packages or ()),
+    )  # fmt: skip
     found = view.check_path(
         path,
-        settings=JudgeSettings(device=device, isolation=isolation, timeout=timeout),
+        settings=settings,
         overrides=parse_overrides(overrides or ()),
         shapes=parse_shapes(shapes or ()),
         precision=precision,

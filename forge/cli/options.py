@@ -55,6 +55,14 @@ Shapes = Annotated[
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[str, typer.Option(help="Precision: fp32, fp16 or bf16.")]
 Isolation = Annotated[str, typer.Option(help="Sandbox level, as in judge.isolation.")]
+SitePackages = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Installed distribution that references may import, as in judge.site_packages. "
+        "Repeatable.",
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option(

@@ -40,8 +40,8 @@ class Zygote:
         self.living: dict[int, socket.socket] = {}
         self.ours: list[socket.socket] = []
 
-    def spawn(self, *, role: str, uid: int | None) -> SandboxedChild:
-        assert role == "oracle"
+    def spawn(self, *, role: str, uid: int | None, source: str) -> SandboxedChild:
+        assert (role, bool(source)) == ("oracle", True)
         ours, theirs = socket.socketpair()
         self.ours.append(ours)
         self.living[len(self.ours)] = theirs
@@ -142,7 +142,7 @@ def test_who_finds_all_at_work_waits_for_one(zygote: Zygote, ends_well: bool) ->
 def test_one_that_cannot_be_forked_is_nobodys_to_wait_for(
     zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*, role: str, uid: int | None) -> SandboxedChild:
+    def fail(*, role: str, uid: int | None, source: str) -> SandboxedChild:
         raise ZygoteGone("gone")
 
     made = opened(zygote, num_kept=1)
@@ -271,9 +271,9 @@ def test_the_judge_keeps_its_oracle_over_problems(bench: Any, monkeypatch: Any) 
     roles: list[str] = []
     spawn = bench.spawner.spawn
 
-    def counted(*, role: str, uid: int | None) -> SandboxedChild:
+    def counted(*, role: str, uid: int | None, source: str) -> SandboxedChild:
         roles.append(role)
-        return spawn(role=role, uid=uid)
+        return spawn(role=role, uid=uid, source=source)
 
     bench.references._oracles.clear()
     monkeypatch.setattr(bench.spawner, "spawn", counted)

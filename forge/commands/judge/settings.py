@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError, MachineError
+from forge.evalpool.site_packages import OPTION, require_installed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,8 @@ class JudgeSettings:
     protocol: str = "forge"
     also: tuple[str, ...] = ()
     """Further protocols."""
+    site_packages: tuple[str, ...] = ()
+    """Distributions that references may import."""
     workers: int | None = None
     """Number of judges; absent means one per core, at most MAX_JUDGES and one per candidate."""
     timeout: float | None = None
@@ -52,7 +55,8 @@ class JudgeSettings:
             for option in fields(self):
                 if option.name != "url" and getattr(self, option.name) != option.default:
                     raise ConfigError(
-                        f"--url: --{option.name} must be set where the pool is served"
+                        f"--url: --{option.name.replace('_', '-')} must be set where the pool is "
+                        "served"
                     )
             return _table_of({"url": [self.url]})
         chosen = {
@@ -63,9 +67,10 @@ class JudgeSettings:
         for name in self.also:
             _require("--also", name, allowed=_allowed("protocol"))
         workers = self.workers or len(os.sched_getaffinity(0))
-        return _table_of(
-            {"workers": workers, "also": list(self.also), **chosen, **self._deadlines()}
-        )
+        lists = {"also": list(self.also), "site_packages": list(self.site_packages)}
+        table = _table_of({"workers": workers, **lists, **chosen, **self._deadlines()})
+        require_installed(table.site_packages, key=OPTION)
+        return table
 
     def _deadlines(self) -> dict[str, float]:
         if self.timeout is None:

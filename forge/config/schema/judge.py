@@ -12,6 +12,13 @@ from forge.config.schema.base import Positive, Table
 JUDGE_URL = re.compile(r"https?://[^/\s]+|unix:/\S+")
 
 
+DistributionName = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$",
+        json_schema_extra={"allowed": "the name of a distribution that pip lists, no version"},
+    ),
+]
 ProtocolName = Literal["forge", "kernelbench", "drkernel"]
 
 
@@ -61,5 +68,9 @@ class JudgeTable(Table):
     """Maximum time for warm-up and all timed calls together."""
     min_us: Annotated[float, Field(ge=0)] = 100.0
     """Kernel time below which the clock's resolution widens the interval of a speed-up."""
+    site_packages: list[DistributionName] = Field(default_factory=list[str])
+    """Distributions that references may import beside torch, triton and numpy, by the names that
+    pip lists: ["einops", "transformers"]. What they require is shown with them. Candidates see none
+    of it. transformers builds models with random weights, from configs in the local cache."""
     env: dict[str, str] = Field(default_factory=dict)
     """Additional environment variables of the judges."""

@@ -46,6 +46,7 @@ from forge.evalpool.judge.sandbox.enter import Isolation, advice, read_sysctls
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.examiner import Examiners
 from forge.evalpool.judge.trial.trial import Stamp, Trials
+from forge.evalpool.site_packages import versions_of
 from forge.evalpool.wire import parse_lists_sets, parse_problem, parse_request, read_request
 from forge.process.busy import BusyClock
 from forge.process.lease import hold_lease
@@ -103,6 +104,7 @@ class Judge:
             memory_bytes=table.memory_bytes,
             cores=cores,
             num_children=concurrency,
+            site_packages=tuple(table.site_packages),
         )
         self.card_spawner = (
             None
@@ -115,6 +117,7 @@ class Judge:
                 num_children=concurrency,
                 is_gpu=True,
                 gpu_minor=gpu.minor,
+                site_packages=tuple(table.site_packages),
             )
         )
         """Spawner of children with the card's files; no candidate runs in them."""
@@ -252,12 +255,13 @@ class Judge:
         return Stamp(
             isolation=str(self.spawner.isolation),
             caps=str(self.spawner.caps),
-            harness=harness(self.spawner.versions),
+            harness=harness(self.spawner.versions | versions_of(self.table.site_packages)),
         )
 
 
 def harness(versions: Mapping[str, str]) -> str:
-    """Short hash of the source below this folder and the versions of torch and triton."""
+    """Short hash of the source below this folder and the versions of torch, triton and what
+    references may import."""
     digest = hashlib.sha256(repr(sorted(versions.items())).encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())

@@ -24,6 +24,7 @@ from forge.runner.plan.requirements import (
     require_engine,
     require_problems,
     require_sinks,
+    require_site_packages,
     require_trainer,
 )
 from forge.serve.installed.engines import ENGINES, choose_engine
@@ -125,6 +126,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     num_heldout = require_problems(experiment, machine)
     require_trainer(experiment, placement, is_here=machine.is_here)
     if machine.is_here:
+        require_site_packages(experiment.judge)
         require_sinks(experiment.sinks)
     problems = experiment.problems.model_copy(update={"num_heldout": num_heldout})
     experiment = experiment.model_copy(update={"problems": problems})

@@ -1,4 +1,4 @@
-"""Requirements of a run: disk, engine, problems, sinks, and the trainer's limits.
+"""Requirements of a run: disk, engine, problems, packages, sinks, and the trainer's limits.
 
 Called by `plan`, so that a run is refused before it has a directory.
 """
@@ -15,6 +15,7 @@ from forge.data.generator import is_ample
 from forge.data.problems import load_problems
 from forge.data.splits import in_split
 from forge.errors import ConfigError, MachineError
+from forge.evalpool.site_packages import require_installed
 from forge.records import Split
 from forge.runner.plan.model_shape import lora_rank, model_shape
 from forge.runner.plan.needs import needs_serving
@@ -23,6 +24,7 @@ from forge.train.refusals import refusals
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
+    from forge.config.schema import JudgeTable
     from forge.config.schema.outlets import SinksTable
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
@@ -117,6 +119,12 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
     needing += ["[model.quantize]"] if trained and model.quantize is not None else []
     if is_here and needing:
         _require_package("bitsandbytes", needing[0])
+
+
+def require_site_packages(table: JudgeTable) -> None:
+    """Raises ConfigError if a distribution that references may import is not installed."""
+    if not table.url:
+        require_installed(table.site_packages)
 
 
 def require_sinks(table: SinksTable) -> None:

@@ -250,6 +250,8 @@ class Session:
         if kind in ("list", "tuple"):
             items = [self._decode(item, make) for item in value]
             return items if kind == "list" else tuple(items)
+        if kind == "config":  # of a transformers model: fields are attributes, as in the original
+            return types.SimpleNamespace(**value)
         return getattr(torch, value) if kind == "dtype" else value
 
     def _input(self, index: int) -> Any:

@@ -30,7 +30,7 @@ def main() -> None:
         return
     is_gpu = config["device"] != "cpu"
     files = gpu_files.find_gpu_files(minor=config["gpu_minor"]) if is_gpu else None
-    plan = root.plan_root(files)
+    plan = root.plan_root(files, site_packages=config["site_packages"])
     sock = socket.socket(fileno=fd)
     with reporting_refusals(sock):
         isolation = levels.strongest(config["isolation"], is_gpu=is_gpu)

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children.launcher import SIGNALLED
-from forge.evalpool.judge.sandbox import gpu_files, processes, proof
+from forge.evalpool.judge.sandbox import gpu_files, processes, proof, root
 from forge.evalpool.judge.sandbox.caps import CapsKind, open_caps
 from forge.evalpool.judge.sandbox.cores import Cores
 from forge.evalpool.judge.sandbox.enter import PROBE_UID, Isolation
+from forge.evalpool.judge.sandbox.model_configs import home_files
 from forge.process.child import describe_exit
 
 if TYPE_CHECKING:
@@ -103,7 +104,9 @@ class Spawner:
         num_children: int = 1,
         is_gpu: bool = False,
         gpu_minor: int | None = None,
+        site_packages: tuple[str, ...] = (),
     ) -> None:
+        """`site_packages`: distributions that references may import."""
         self.isolation = Isolation.NONE
         """The level in use on this machine, once ready."""
         self._wanted = isolation
@@ -112,6 +115,7 @@ class Spawner:
         self._caps = open_caps(memory_bytes=memory_bytes, is_gpu=is_gpu)
         self._is_gpu = is_gpu
         self._gpu_minor = gpu_minor
+        self._site_packages = site_packages
         self.versions: dict[str, str] = {}
         self._folder = folder
         self._memory_bytes = memory_bytes
@@ -145,6 +149,7 @@ class Spawner:
             "judge_pid": os.getpid(),
             "device": "gpu" if self._is_gpu else "cpu",
             "gpu_minor": self._gpu_minor,
+            "site_packages": self._site_packages,
         }
         command = [
             sys.executable,
@@ -191,8 +196,13 @@ class Spawner:
         self._is_ready = True
         self._try_sandbox()
 
-    def spawn(self, *, role: str, uid: int | None) -> SandboxedChild:
-        """A new child, inspected. Raises ZygoteGone or WeakSandbox."""
+    def spawn(self, *, role: str, uid: int | None, source: str = "") -> SandboxedChild:
+        """A new child, inspected. Raises ZygoteGone or WeakSandbox.
+
+        Args:
+            source: source of the reference that it is to run; the child gets the configs of models
+                that the source names, if references may import anything.
+        """
         ours, theirs = socket.socketpair()
         core = self._cores.take()
         try:
@@ -203,6 +213,7 @@ class Spawner:
                 "memory_bytes": None if self._is_gpu else self._memory_bytes,
                 "core": core,
                 "num_siblings": self._num_children,
+                "home_files": home_files(source) if self._site_packages else {},
             }
             with self._lock:
                 answer = self._ask(Kind.SPAWN, body, fds=(theirs.fileno(),), answer=Kind.SPAWNED)
@@ -216,7 +227,7 @@ class Spawner:
         pid = int(answer["pid"])
         child = SandboxedChild(sock=ours, pid=pid, core=core, generation=generation)
         try:
-            pid_here = self._inspect(child, uid=uid)
+            pid_here = self._inspect(child, role=role, uid=uid)
             self._caps.enclose(pid_here)
         except BaseException:
             self.end(child)
@@ -310,7 +321,7 @@ class Spawner:
             return "hung up"
         return f"ended: {describe_exit(SIGNALLED - code if code > SIGNALLED else code)}"
 
-    def _inspect(self, child: SandboxedChild, *, uid: int | None) -> int:
+    def _inspect(self, child: SandboxedChild, *, role: str, uid: int | None) -> int:
         deadline = time.monotonic() + FORK_TIMEOUT_S
         try:
             if not _has_data(child.sock, deadline=deadline):
@@ -323,7 +334,8 @@ class Spawner:
             )
             if hello.kind is Kind.FAILED:
                 raise _failure(hello)
-            proof.check_sandbox(pid, isolation=self.isolation, uid=uid, mounts=self._mounts)
+            mounts = self._mounts - root.find_hidden(self._mounts, role=role)
+            proof.check_sandbox(pid, isolation=self.isolation, uid=uid, mounts=mounts)
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
             raise ZygoteGone(f"a forked child gave no hello: {error}") from error
         child.sock.setsockopt(socket.SOL_SOCKET, proof.SO_PASSCRED, 0)

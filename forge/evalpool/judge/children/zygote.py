@@ -21,6 +21,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.evalpool.judge.channel import frames
@@ -156,7 +157,11 @@ class Zygote:
             core=body["core"],
             num_siblings=body["num_siblings"],
         )
-        enter.enter_child_sandbox(self.around, limits, scratch=scratch)
+        enter.enter_child_sandbox(self.around, limits, role=body["role"], scratch=scratch)
+        for name, text in body["home_files"].items():
+            path = Path(os.environ["HOME"], name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
 
     def _be_child(self, role: str, sock: socket.socket, scratch: str) -> None:
         if role != "probe":
@@ -191,6 +196,7 @@ def be_zygote(
         namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         with reporting_refusals(sock):
             enter.enter_root(plan, at=folder, isolation=isolation)
+        root.follow_packages(plan)
     if isolation is not Isolation.NONE:
         sys.path[:] = root.sandbox_sys_path(plan)
         sys.path_importer_cache.clear()

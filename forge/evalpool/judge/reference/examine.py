@@ -36,6 +36,7 @@ from forge.evalpool.judge.numbers.inputs.variations import (
     varied,
 )
 from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR
+from forge.evalpool.judge.reference.hub import replace_hub
 from forge.evalpool.judge.reference.oracle import Describer
 from forge.evalpool.judge.reference.subject import FILE, Outputs, Subject
 from forge.records.examination import Flag
@@ -112,6 +113,7 @@ class Study:
     def list_sets(self) -> Found:
         """Lists the sets of `get_input_sets()`, without making their tensors if the file runs on
         torch's `meta` device."""
+        replace_hub(self.request["source"])
         return Found(facts={"shapes": list_sets(self.request["source"], file=FILE)})
 
     def load(self) -> Found:

@@ -40,6 +40,7 @@ from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everythin
 from forge.evalpool.judge.numbers.own_error import count_work, has_products
 from forge.evalpool.judge.numbers.sizes import require_room
 from forge.evalpool.judge.reference.construct import construct, parameters_made
+from forge.evalpool.judge.reference.hub import config_fields, replace_hub
 
 if TYPE_CHECKING:
     import socket
@@ -75,6 +76,8 @@ class Describer:
             return ["dict", [[str(key), self.tree(item)] for key, item in value.items()]]
         if isinstance(value, torch.dtype):
             return ["dtype", str(value).removeprefix("torch.")]
+        if (fields := config_fields(value)) is not None:
+            return ["config", fields]
         if value is None or isinstance(value, bool | int | float | str):
             return ["value", value]
         raise Unjudgeable(
@@ -125,6 +128,7 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         torch.cuda.init()  # a generator that is made later would have torch's own seed
         torch.cuda.set_per_process_memory_fraction(request["memory_share"])
     num_ooms = _num_ooms(terms)
+    replace_hub(request["source"])
     if terms.device == "cpu":
         require_room(
             request["source"],

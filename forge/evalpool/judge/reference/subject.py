@@ -19,6 +19,7 @@ from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.input_sets import DTYPES, MAX_OWN_ERROR, MAX_TF32_ERROR
 from forge.evalpool.judge.numbers.inputs.variations import agrees, allowed_error
 from forge.evalpool.judge.reference.construct import construct
+from forge.evalpool.judge.reference.hub import replace_hub
 from forge.evalpool.judge.reference.oracle import Describer
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Subject:
         """The module, and its model with parameters moved as for a candidate."""
         is_tf32 = bool(request["tf32"])
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_tf32
+        replace_hub(request["source"])
         module = types.ModuleType("problem")
         exec(compile(request["source"], FILE, "exec"), module.__dict__)
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -188,16 +189,23 @@ def mount_proc(at: str = "") -> None:
     linux.mount("proc", f"{at}/proc", kind="proc", flags=_proc_flags())
 
 
-def enter_child_sandbox(around: Surroundings, limits: ChildLimits, *, scratch: str) -> None:
+def enter_child_sandbox(
+    around: Surroundings, limits: ChildLimits, *, role: str, scratch: str
+) -> None:
     """Enters the sandbox in a freshly forked child (pid 1 of its namespace).
 
     Promise: returns only if each step succeeded; the judge also inspects the result from outside.
     """
     isolation = around.isolation
+    runs_references = role in root.REFERENCE_ROLES
     if isolation.has_namespaces:
         _enter_child_namespaces(isolation, is_gpu=around.is_gpu)
+        if not runs_references:
+            root.hide_packages(around.plan)
     else:
         os.setsid()  # what it starts can be killed with it, if it stays in the group
+    if runs_references and isolation is not Isolation.NONE:
+        sys.path += root.reference_sys_path(around.plan, has_root=isolation.has_namespaces)
     make_scratch(scratch)
     os.chdir(f"{scratch}/work")
     _be_first_to_go(around.proc)
@@ -212,7 +220,7 @@ def enter_child_sandbox(around: Surroundings, limits: ChildLimits, *, scratch: s
     linux.drop_capabilities(kept=kept)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     if isolation is Isolation.LANDLOCK:
-        rules = root.landlock_rules(around.plan, scratch=scratch)
+        rules = root.landlock_rules(around.plan, scratch=scratch, shows_packages=runs_references)
         landlock.confine_files(rules)
     elif isolation is Isolation.NAMESPACES_NOPROC:
         landlock.confine_processes()

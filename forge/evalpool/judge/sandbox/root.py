@@ -4,21 +4,27 @@ The zygote builds it once in its own mount namespace and pivots into it with tor
 imported already; what they import later must be in it. It holds system libraries, the interpreter's
 standard library, torch, triton and numpy with what their distributions need, four devices, and
 empty directories; no program, no home, no forge, no run directory, no socket.
+
+Distributions of `judge.site_packages` are for children that run references alone. They lie in a
+folder of their own, `PACKAGES`, which every other child unmounts before it runs anything; without
+a root, Landlock lets only these children read them.
 """
 
 from __future__ import annotations
 
 import os
-import re
+import sys
 import sysconfig
-from dataclasses import dataclass, field
-from importlib import metadata
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.sandbox import landlock, linux
+from forge.evalpool.site_packages import importable_paths, with_needs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from forge.evalpool.judge.sandbox.gpu_files import GpuFiles
 
 DISTRIBUTIONS = ("torch", "triton", "numpy")
@@ -27,6 +33,10 @@ SYSTEM_FILES = ("/etc/ld.so.cache",)
 DEVICES = ("null", "zero", "random", "urandom")
 SCRATCH = "/tmp"
 """The one writable place, a tmpfs of each child's own."""
+PACKAGES = "/reference-packages"
+"""Folder of the distributions that references alone may import; absent without any."""
+REFERENCE_ROLES = frozenset({"oracle", "examiner", "baseline"})
+"""Roles of children that run references."""
 HIDDEN = ("site-packages", "dist-packages")
 """Below the standard library: replaced by nothing."""
 
@@ -45,24 +55,31 @@ class RootPlan:
     site_packages: str
     devices: tuple[str, ...] = ()
     """Nodes below /dev beyond the four that every child has."""
+    packages: tuple[str, ...] = ()
+    """Entries of site-packages for references alone."""
 
 
-def plan_root(gpu: GpuFiles | None = None) -> RootPlan:
-    """Looks at this machine and this interpreter. Reads distribution records: about 0.1 s."""
+def plan_root(gpu: GpuFiles | None = None, *, site_packages: Iterable[str] = ()) -> RootPlan:
+    """Looks at this machine and this interpreter. Reads distribution records: about 0.1 s.
+
+    Args:
+        site_packages: distributions that references may import, beside what they require.
+    """
     shown, links = _system_libraries()
     if gpu is not None:
         shown += gpu.shown
     stdlib = os.path.realpath(sysconfig.get_paths()["stdlib"])
     shown += [stdlib, *_shared_python(), *(path for path in SYSTEM_FILES if os.path.exists(path))]
     hidden = [path for name in HIDDEN if os.path.isdir(path := f"{stdlib}/{name}")]
-    site_packages = sysconfig.get_paths()["purelib"]
-    shown += _distribution_paths(site_packages)
+    shown += importable_paths(with_needs(DISTRIBUTIONS))
+    packages = importable_paths(with_needs(site_packages))
     return RootPlan(
         shown=tuple(dict.fromkeys(shown)),
         links=tuple(links),
         hidden=tuple(hidden),
-        site_packages=site_packages,
+        site_packages=sysconfig.get_paths()["purelib"],
         devices=gpu.devices if gpu is not None else (),
+        packages=tuple(path for path in packages if path not in shown),
     )
 
 
@@ -73,7 +90,9 @@ def build_root(plan: RootPlan, *, at: str) -> None:
     for name in ("dev", "proc", "tmp", "etc"):
         os.mkdir(f"{at}/{name}", 0o755)
     for path in plan.shown:
-        _show(path, at=at)
+        _show(path, target=at + path)
+    if plan.packages:
+        _build_packages(plan.packages, at=at + PACKAGES)
     for path in plan.hidden:
         linux.mount(
             "tmpfs", at + path, kind="tmpfs", flags=linux.MS_RDONLY, data="size=4k,mode=755"
@@ -93,21 +112,64 @@ def seal_root() -> None:
     linux.mount(None, "/", flags=flags)
 
 
-def landlock_rules(plan: RootPlan, *, scratch: str) -> list[tuple[str, int]]:
+def _build_packages(paths: Iterable[str], *, at: str) -> None:
+    """A mount of its own, so that one unmount takes all of them away."""
+    os.mkdir(at, 0o755)
+    linux.mount("tmpfs", at, kind="tmpfs", flags=linux.MS_NOSUID, data="size=1m,mode=755")
+    for path in paths:
+        _show(path, target=f"{at}/{os.path.basename(path)}")
+    flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
+    linux.mount(None, at, flags=flags)
+
+
+def follow_packages(plan: RootPlan) -> None:
+    """Lets packages that are imported already find their other modules below `PACKAGES`. Called in
+    the zygote: torch has imported parts of what references may import."""
+    moved = {path: f"{PACKAGES}/{os.path.basename(path)}" for path in plan.packages}
+    for module in list(sys.modules.values()):
+        paths: Any = getattr(module, "__path__", None)
+        if isinstance(paths, list):
+            paths += [
+                new + path.removeprefix(old)
+                for path in paths
+                for old, new in moved.items()
+                if f"{path}/".startswith(f"{old}/")
+            ]
+
+
+def hide_packages(plan: RootPlan) -> None:
+    """Takes `PACKAGES` out of the mount namespace of a child that runs no reference."""
+    if plan.packages:
+        linux.unmount(PACKAGES)
+
+
+def find_hidden(mounts: Iterable[str], *, role: str) -> set[str]:
+    """Mount points of the root that a child of this role does not have."""
+    if role in REFERENCE_ROLES:
+        return set()
+    return {path for path in mounts if f"{path}/".startswith(f"{PACKAGES}/")}
+
+
+def landlock_rules(plan: RootPlan, *, scratch: str, shows_packages: bool) -> list[tuple[str, int]]:
     """The same allow-list where no root can be built, for the process that asks. Folders that hold
     a hidden one can be listed with it.
+
+    Args:
+        shows_packages: the child runs references, and reads `plan.packages` too.
     """
-    listed = {os.path.dirname(path) for path in (*plan.hidden, f"{plan.site_packages}/x")}
+    packages = plan.packages if shows_packages else ()
+    listed = {
+        os.path.dirname(path) for path in (*plan.hidden, f"{plan.site_packages}/x", *packages)
+    }
     rules = [(path, landlock.READ_DIR) for path in sorted(listed)]
-    for path in plan.shown:
+    for path in (*plan.shown, *packages):
         inside = [f"{path}/{name}" for name in os.listdir(path)] if path in listed else [path]
         rules += [(one, landlock.READ) for one in inside if one not in plan.hidden]
     rules += [(f"/dev/{name}", landlock.DEVICE) for name in DEVICES]
     return [*rules, (scratch, landlock.SCRATCH)]
 
 
-def _show(path: str, *, at: str) -> None:
-    target = at + path
+def _show(path: str, *, target: str) -> None:
     if os.path.isdir(path):
         os.makedirs(target, 0o755, exist_ok=True)
     else:
@@ -143,42 +205,15 @@ def _shared_python() -> list[str]:
     )
 
 
-@dataclass(slots=True)
-class _Closure:
-    """The distributions needed by a set, found through their metadata."""
+def reference_sys_path(plan: RootPlan, *, has_root: bool) -> list[str]:
+    """Further folders of sys.path in a child that runs references.
 
-    names: set[str] = field(default_factory=set)
-
-    def add(self, name: str) -> None:
-        key = re.sub(r"[-_.]+", "-", name).lower()
-        if key in self.names:
-            return
-        try:
-            requires = metadata.requires(name) or []
-        except metadata.PackageNotFoundError:
-            return
-        self.names.add(key)
-        for line in requires:
-            if "extra ==" not in line and (found := re.match(r"[A-Za-z0-9._-]+", line)):
-                self.add(found.group())
-
-
-def _distribution_paths(site_packages: str) -> list[str]:
-    """Top-level entries in site-packages of the allowed distributions and their needs."""
-    closure = _Closure()
-    for name in DISTRIBUTIONS:
-        closure.add(name)
-    tops: set[str] = set()
-    for name in closure.names:
-        for file in metadata.files(name) or ():
-            if file.parts[0] not in ("..", "__pycache__", "/"):
-                tops.add(file.parts[0])
-    paths = [f"{site_packages}/{top}" for top in sorted(tops) if not top.endswith(".pth")]
-    return [path for path in paths if os.path.exists(path) and _is_importable(path)]
-
-
-def _is_importable(path: str) -> bool:
-    return path.endswith(".py") or os.path.isdir(path)
+    Args:
+        has_root: the child is in a root that was built; else packages are at their own paths.
+    """
+    folders = [PACKAGES] if has_root else [os.path.dirname(path) for path in plan.packages]
+    known = sandbox_sys_path(plan)
+    return [path for path in dict.fromkeys(folders) if plan.packages and path not in known]
 
 
 def sandbox_sys_path(plan: RootPlan) -> list[str]:

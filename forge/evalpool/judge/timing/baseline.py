@@ -101,7 +101,7 @@ class BaselineTimes:
             "tf32": table.tf32,
             "mode": table.baseline,
         }
-        child = self._spawner.spawn(role="baseline", uid=self._uid)
+        child = self._spawner.spawn(role="baseline", uid=self._uid, source=problem.source)
         try:
             with self._shared():
                 ready = self._ask(problem, child, Kind.PROBLEM, request, limit_s=limit_s)

@@ -17,6 +17,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import SIGNALS, clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.trial.trial import count
+from forge.evalpool.site_packages import with_advice
 from forge.process.gpu_lease import GpuLease
 from forge.records.examination import Examination, Flag
 from forge.records.problem import MAX_SHAPES
@@ -96,7 +97,7 @@ class Examiners:
     def _examine(
         self, problem: ReferenceModule, *, uid: int | None, lists_sets: bool
     ) -> Examination:
-        child = self._spawner.spawn(role="examiner", uid=uid)
+        child = self._spawner.spawn(role="examiner", uid=uid, source=problem.source)
         report, is_ended = _Report(), False
         try:
             self._listen(child.sock, problem, report, lists_sets=lists_sets)
@@ -185,7 +186,7 @@ def _note_failure(report: _Report, body: dict[str, Any]) -> None:
         report.num_unchecked += 1  # it can be judged; on other inputs it raises
         return
     where = f"line {line}: " if type(line) is int else ""
-    report.flags[flag] = _short(f"{where}{text}")
+    report.flags[flag] = with_advice(_short(f"{where}{text}"))
 
 
 def _number(value: Any, *, or_else: float | None) -> float | None:

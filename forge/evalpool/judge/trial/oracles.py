@@ -60,7 +60,7 @@ class Oracles:
         memory of the card that somebody must free."""
         # Without a sandbox a candidate could enter the process that draws for the next one.
         is_shared = is_contained(problem) and self._spawner.isolation is not Isolation.NONE
-        one = self._take() if is_shared else self._fresh()
+        one = self._take(problem) if is_shared else self._fresh(problem)
         is_kept = False
         try:
             yield one.child
@@ -81,7 +81,7 @@ class Oracles:
             idle, self._idle = self._idle, []
         self._end(idle)
 
-    def _take(self) -> _Oracle:
+    def _take(self, problem: ReferenceModule) -> _Oracle:
         with self._changed:
             self._changed.wait_for(lambda: self._idle or self._num_lent < self._num_kept)
             self._num_lent += 1
@@ -93,13 +93,14 @@ class Oracles:
         if taken is not None:
             return taken
         try:
-            return self._fresh()
+            return self._fresh(problem)
         except BaseException:
             self._give_back(None)
             raise
 
-    def _fresh(self) -> _Oracle:
-        return _Oracle(self._spawner.spawn(role="oracle", uid=self._uid))
+    def _fresh(self, problem: ReferenceModule) -> _Oracle:
+        child = self._spawner.spawn(role="oracle", uid=self._uid, source=problem.source)
+        return _Oracle(child)
 
     def _give_back(self, kept: _Oracle | None) -> None:
         """None for one that ends."""

@@ -329,7 +329,7 @@ class _Builder:
             return [kind, [self._tree(item, parts) for item in value]]
         if kind == "dict":
             return [kind, [[str(key), self._tree(item, parts)] for key, item in value]]
-        if kind in ("value", "dtype"):
+        if kind in ("value", "dtype", "config"):
             return [kind, value]
         raise LayoutError(f"unknown kind of argument {str(kind)[:40]}")
 

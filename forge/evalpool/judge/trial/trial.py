@@ -26,6 +26,7 @@ from forge.evalpool.judge.sandbox.caps import held_bytes
 from forge.evalpool.judge.sandbox.proof import WeakSandbox
 from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.source import check_source
+from forge.evalpool.site_packages import with_advice
 from forge.records.reason import Reason
 from forge.records.verdict import (
     MAX_PROGRAM_BYTES,
@@ -192,7 +193,8 @@ class Trials(ABC):
         except ReferenceFailed as error:
             is_large = isinstance(error, ProblemTooLarge)
             reason = Reason.PROBLEM_TOO_LARGE if is_large else Reason.REFERENCE_FAILED
-            return Finding(status=Status.INFRA_ERROR, reason=reason, detail=str(error))
+            detail = with_advice(str(error))
+            return Finding(status=Status.INFRA_ERROR, reason=reason, detail=detail)
         except WeakSandbox as error:
             return Finding(status=Status.INFRA_ERROR, reason="weak_sandbox", detail=str(error))
         except ZygoteGone as error:

@@ -193,7 +193,7 @@ def _tree(tree: Any, found: list[int], *, count: int, start: int = 0) -> Tree:
             kind,
             [[str(key), _tree(item, found, count=count, start=start)] for key, item in value],
         ]
-    if kind in ("value", "dtype"):
+    if kind in ("value", "dtype", "config"):
         return [kind, value]
     raise LayoutError(f"unknown kind of argument {str(kind)[:40]}")
 
