@@ -34,6 +34,11 @@ _OUT_OF_DESCRIPTORS = (
     'no more files can be opened: raise the limit of the process ("ulimit -n") or of the machine '
     '(fs.file-max); all recorded data is safe, continue with "forge resume"'
 )
+_OUT_OF_MEMORY = (
+    "no memory is left for this process, or for another thread: free some, or raise its limit "
+    '("ulimit -v", "ulimit -u", that of the container); all recorded data is safe, continue with '
+    '"forge resume"'
+)
 BUG = 70
 INTERRUPTED = 130
 
@@ -71,6 +76,9 @@ def ending_of(error: BaseException) -> Ending:
     starved = next((leaf for leaf in leaves if _lacks_descriptors(leaf)), None)
     if starved is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
         return Ending(code=MachineError.exit_code, message=_OUT_OF_DESCRIPTORS)
+    squeezed = next((leaf for leaf in leaves if _lacks_memory(leaf)), None)
+    if squeezed is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
+        return Ending(code=MachineError.exit_code, message=_OUT_OF_MEMORY)
     damaged = next((leaf for leaf in leaves if _is_damaged(leaf)), None)
     if damaged is not None:
         message = f"run.db: damaged, incomplete, or copied without its run.db-wal: {damaged}"
@@ -108,6 +116,15 @@ def _is_denied(error: BaseException) -> TypeGuard[OSError]:
 
 def _lacks_descriptors(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """True for a failed allocation, and for a thread without room for its stack."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOMEM
+    return isinstance(error, MemoryError) or str(error) == "can't start new thread"
 
 
 def _is_damaged(error: BaseException) -> bool:
