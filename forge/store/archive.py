@@ -210,4 +210,5 @@ def _place(unpacked: Path, store_dir: Path) -> Path:
 
 
 def top_folder(name: str) -> str:
+    """First part of a path in an archive."""
     return PurePosixPath(name).parts[0]

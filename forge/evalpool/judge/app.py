@@ -323,6 +323,7 @@ def _uids(count: int, *, first: int = FIRST_UID) -> list[int]:
 
 
 def oracle_uid() -> int | None:
+    """User id of a root judge's oracles; None unless this process is root."""
     return FIRST_UID + 2 * NUM_UIDS + os.getpid() % 500 if os.geteuid() == 0 else None
 
 

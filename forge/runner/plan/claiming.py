@@ -31,7 +31,8 @@ class HasCards(Protocol):
     """A plan or a placement."""
 
     @property
-    def gpus(self) -> tuple[Gpu, ...]: ...
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that are claimed."""
 
 
 T = TypeVar("T", bound=HasCards)

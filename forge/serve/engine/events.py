@@ -46,6 +46,7 @@ class EventStream(Response):
         self._last = last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events as they come, until the client hangs up."""
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         async with anyio.create_task_group() as group:
 

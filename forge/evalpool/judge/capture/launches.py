@@ -47,37 +47,46 @@ class CaptureDriver(DriverBase):
 
     @classmethod
     def is_active(cls) -> Any:
+        """Always true: Triton finds this driver alone."""
         return True
 
     def get_current_target(self) -> Any:
+        """The made-up card, as Triton names a target."""
         return self.card.triton_target()
 
     def get_current_device(self) -> int:
+        """There is one card."""
         return 0
 
     def set_current_device(self, device: Any) -> None:
-        pass
+        """Changes nothing: there is one card."""
 
     def get_current_stream(self, device: Any = None) -> int:
+        """A program has one stream."""
         return 0
 
     def get_active_torch_device(self) -> Any:
+        """The made-up card as torch names it."""
         return torch.device("cuda", 0)
 
     def get_device_interface(self) -> Any:
+        """`torch.cuda`, which is made up, too."""
         return torch.cuda
 
     def map_python_to_cpp_type(self, ty: str) -> str:
+        """The type itself: no launcher is compiled here."""
         return ty
 
     def get_benchmarker(self) -> Any:
+        """Triton's own, which the capture replaces."""
         return triton.testing.do_bench
 
     def get_empty_cache_for_benchmark(self) -> Any:
+        """A tensor of one element: nothing is timed here."""
         return torch.empty(1, dtype=torch.int32, device="cuda")
 
     def clear_cache(self, cache: Any) -> None:
-        pass
+        """Does nothing: there is no cache."""
 
 
 class CapturedKernel:
@@ -116,6 +125,7 @@ class CapturedKernel:
     shared = property(lambda self: self.fact("shared"))
 
     def launch_metadata(self, grid: Any, stream: Any, *args: Any) -> None:
+        """None: no hook of a launch is called."""
         return None
 
     def run(self, x: Any, y: Any, z: Any, *rest: Any) -> None:
@@ -237,6 +247,7 @@ class Compiler:
     def __call__(
         self, src: Any, target: Any = None, options: Any = None, **_: Any
     ) -> CapturedKernel:
+        """The kernel of a source, compiled to TTIR. Raises RuntimeError outside of a capture."""
         if self.recorder is None:
             raise RuntimeError("a kernel is launched outside of a capture")
         if not isinstance(src, ASTSource):

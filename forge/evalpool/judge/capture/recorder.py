@@ -156,6 +156,7 @@ class Recorder(TorchDispatchMode):
         )
 
     def tensor_number(self, record: Tensor) -> int:
+        """The program's number of a tensor, which is added if it is new."""
         number = self._tensor_numbers.get(record)
         if number is None:
             number = self._tensor_numbers[record] = len(self.tensors)

@@ -124,6 +124,7 @@ class Session:
         return CaptureFailed(stage=step, type=kind, message=message, line=line)
 
     def parts(self) -> Parts:
+        """Everything that was recorded."""
         one = self.recorder
         return Parts(
             storages=one.storages,

@@ -77,6 +77,8 @@ class DeadlinePassed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
+    """One message."""
+
     kind: Kind
     body: dict[str, Any]
     fds: tuple[int, ...] = ()

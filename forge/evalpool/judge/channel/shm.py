@@ -54,6 +54,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of its elements."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     @classmethod

@@ -64,6 +64,7 @@ def open_target(name: str) -> Target:
 
 
 def load_dialects(context: Any, target: Target) -> None:
+    """Registers Triton's dialects and those of the target's backend."""
     ir.load_dialects(context)
     target.backend.load_dialects(context)
 

@@ -39,6 +39,8 @@ class InvalidElf(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Section:
+    """One section of an ELF file: offsets and sizes in bytes."""
+
     name: str
     kind: int
     flags: int
@@ -49,6 +51,8 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
+    """One symbol of an ELF file: `size` in bytes."""
+
     name: str
     kind: int
     other: int

@@ -28,6 +28,7 @@ class Call:
     """Byte beside the buffers, which must stay."""
 
     def body(self) -> dict[str, Any]:
+        """The call as a message has it."""
         return {
             "fills": self.fills,
             "takes": self.takes,

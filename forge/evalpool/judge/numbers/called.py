@@ -36,6 +36,7 @@ class Called:
     form: str
 
     def changed(self) -> list[int]:
+        """Numbers of the inputs that the call changed."""
         pairs = enumerate(zip(self.before, self.after, strict=True))
         return [number for number, (old, new) in pairs if not is_equal(old, new)]
 
@@ -66,6 +67,7 @@ def call_on(model: Any, inputs: list[Any]) -> Called:
 
 
 def flatten(result: Any) -> list[torch.Tensor]:
+    """The tensors of a result, in order; none for None. Raises Unjudgeable for other types."""
     if result is None:
         return []
     if isinstance(result, torch.Tensor):
@@ -88,12 +90,14 @@ def _has_items(value: Any) -> bool:
 
 
 def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if two tensors have the same values; NaN equals NaN."""
     return torch.equal(one, other) or torch.equal(
         widened(one).nan_to_num(), widened(other).nan_to_num()
     )
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
+    """`float32`: the type without its module."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

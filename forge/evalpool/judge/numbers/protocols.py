@@ -40,7 +40,8 @@ ONE_TENSOR = "Model returns several tensors, and this protocol compares one: not
 class Comparison(Protocol):
     """Compares an output's bytes with the expected values; None if they agree."""
 
-    def __call__(self, expected: Expected, data: bytes, *, name: str) -> str | None: ...
+    def __call__(self, expected: Expected, data: bytes, *, name: str) -> str | None:
+        """The first mismatch in one line; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ class Sizes:
 
     @property
     def one_set(self) -> int:
+        """Bytes of the inputs and outputs of one set."""
         return self.inputs + self.outputs
 
 

@@ -31,6 +31,8 @@ CONSTANTS = {"ScalarType": "dtype", "Layout": "layout", "MemoryFormat": "memory_
 
 @dataclass(frozen=True, slots=True)
 class Argument:
+    """One argument of an operation."""
+
     name: str
     type: str
     """As torch writes it: `Tensor`, `int[2]`, `ScalarType?`."""
@@ -41,6 +43,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
+    """Arguments and results of an operation."""
+
     name: str
     arguments: tuple[Argument, ...]
     num_returns: int | None

@@ -22,6 +22,7 @@ class Bare(torch.nn.Module):
         self.function = function
 
     def forward(self, *inputs: Any) -> Any:
+        """Calls the function."""
         return self.function(*inputs)
 
 

@@ -61,10 +61,12 @@ class Describer:
         self.tensors: list[torch.Tensor] = []
 
     def add(self, tensor: torch.Tensor) -> int:
+        """Keeps a tensor; returns its number."""
         self.tensors.append(tensor.detach().contiguous())
         return len(self.tensors) - 1
 
     def tree(self, value: Any) -> Tree:
+        """A value as lists with tags; tensors by their numbers. Raises Unjudgeable."""
         if isinstance(value, torch.Tensor):
             return ["tensor", self.add(value)]
         if isinstance(value, list | tuple):

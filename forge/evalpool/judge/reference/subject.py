@@ -109,6 +109,7 @@ class Subject:
         return allowed_error(output, precision=self.precision)
 
     def state(self) -> Iterable[torch.Tensor]:
+        """Parameters and buffers of the model."""
         return self.model.state_dict().values()
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:

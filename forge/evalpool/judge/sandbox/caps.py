@@ -58,7 +58,8 @@ class Caps(Protocol):
         not enclosed. Returns True if it was killed for its memory."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Releases all that are enclosed."""
 
 
 def open_caps(*, memory_bytes: int, is_gpu: bool, cgroups: Path = CGROUPS) -> Caps:
@@ -74,12 +75,15 @@ class RlimitCaps:
 
     kind = CapsKind.RLIMIT
 
-    def enclose(self, pid: int) -> None: ...
+    def enclose(self, pid: int) -> None:
+        """Does nothing: each child limits itself."""
 
     def release(self, pid: int) -> bool:
+        """False: the kernel refuses memory and kills nobody."""
         return False
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Does nothing."""
 
 
 class CgroupCaps:
@@ -94,6 +98,7 @@ class CgroupCaps:
         _remove_left(base)
 
     def enclose(self, pid: int) -> None:
+        """Moves a child into a cgroup of its own. Raises OSError."""
         folder = self._base / f"forge-{os.getpid()}-{pid}"
         folder.mkdir(exist_ok=True)
         self._folders[pid] = folder
@@ -105,6 +110,7 @@ class CgroupCaps:
         (folder / "cgroup.procs").write_text(str(pid))
 
     def release(self, pid: int) -> bool:
+        """Kills what is left in the cgroup; True if its limit had killed a process."""
         folder = self._folders.pop(pid, None)
         if folder is None:
             return False
@@ -115,6 +121,7 @@ class CgroupCaps:
         return was_killed
 
     def close(self) -> None:
+        """Releases all children."""
         for pid in list(self._folders):
             self.release(pid)
 
@@ -136,10 +143,12 @@ class WatchCaps:
         self._thread.start()
 
     def enclose(self, pid: int) -> None:
+        """Samples a child from now on."""
         with self._lock:
             self._at_start[pid] = held_bytes(pid)
 
     def release(self, pid: int) -> bool:
+        """Ends the sampling; True if the child was killed for its memory."""
         with self._lock:
             self._at_start.pop(pid, None)
             was_killed = pid in self._killed
@@ -147,6 +156,7 @@ class WatchCaps:
             return was_killed
 
     def close(self) -> None:
+        """Ends the thread."""
         self._is_closed.set()
 
     def _watch(self) -> None:

@@ -99,6 +99,7 @@ class Isolation(StrEnum):
 
     @property
     def has_namespaces(self) -> bool:
+        """True if children have namespaces of their own."""
         return self in (Isolation.NAMESPACES, Isolation.NAMESPACES_NOPROC)
 
 

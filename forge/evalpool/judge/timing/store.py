@@ -67,6 +67,7 @@ class Baselines:
             db.execute(SCHEMA)
 
     def get(self, key: str) -> Baseline | None:
+        """The baseline of a key; None if it was never measured. Raises sqlite3.Error."""
         with closing(self._open()) as db:
             query = "SELECT gpu_us, probe_us FROM graph_baselines WHERE key = ?"
             row = db.execute(query, (key,)).fetchone()
@@ -75,6 +76,7 @@ class Baselines:
         return Baseline(gpu_us=tuple(json.loads(row[0])), probe_us=row[1])
 
     def put(self, key: str, baseline: Baseline) -> None:
+        """Keeps a baseline, in place of an older one. Raises sqlite3.Error."""
         row = (key, json.dumps(baseline.gpu_us), baseline.probe_us)
         with closing(self._open()) as db:
             db.execute("INSERT OR REPLACE INTO graph_baselines VALUES (?, ?, ?)", row)

@@ -71,7 +71,8 @@ class Memory(Protocol):
 class Report(Protocol):
     """Makes a finding of the candidate that is being judged."""
 
-    def __call__(self, status: Status, reason: str, detail: str = "") -> Finding: ...
+    def __call__(self, status: Status, reason: str, detail: str = "") -> Finding:
+        """A finding of the candidate's run."""
 
 
 @dataclass(slots=True, kw_only=True)

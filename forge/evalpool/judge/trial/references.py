@@ -73,6 +73,7 @@ class Reference:
 
     @property
     def max_uses(self) -> int:
+        """Candidates that one draw may serve."""
         return max_uses(sum(one.values.size for one in self.sets[0].expected))
 
     @property
@@ -93,6 +94,7 @@ class Reference:
         return any(expected.values.size for expected in (*one.expected, *one.changed.values()))
 
     def read(self, memory: bytes, index: int) -> bytes:
+        """Bytes of a tensor in the memory that the oracle filled."""
         start = self.starts[index]
         return memory[start : start + self.specs[index].num_bytes]
 
@@ -378,6 +380,7 @@ def _placed(tree: Tree, places: tuple[int, ...]) -> Tree:
 
 
 def parse_specs(data: Any) -> list[TensorSpec]:
+    """Types and shapes from an oracle's layout. Raises LayoutError."""
     if not isinstance(data, list) or len(data) > MAX_TENSORS:
         raise LayoutError("no list of tensors")
     return [TensorSpec.parse(item) for item in data]

@@ -90,6 +90,7 @@ class Phases:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
+        """Adds the time inside to a phase."""
         started = time.monotonic()
         try:
             yield
@@ -213,6 +214,7 @@ class Trials(ABC):
         """No more is judged. Children end with their zygote."""
 
     def stamped(self, finding: Finding, *, phases: Phases) -> Verdict:
+        """The verdict of a finding."""
         return Verdict(
             status=finding.status,
             reason=finding.reason,
@@ -354,6 +356,7 @@ class Run:
         return self.finding(Status.RUNTIME_ERROR, "crash", detail)
 
     def finding(self, status: Status, reason: str, detail: str = "") -> Finding:
+        """A finding with what the run knows of the candidate."""
         return Finding(
             status=status,
             reason=reason,

@@ -123,6 +123,7 @@ class Planner:
         """Values that some operation reads."""
 
     def run(self) -> None:
+        """The plan of the whole function."""
         blocks = self.plan.function.body.blocks
         is_single = len(blocks) == 1
         self.plan.blocks = [self.block(block, frees=is_single) for block in blocks]

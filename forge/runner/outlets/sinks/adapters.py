@@ -61,14 +61,17 @@ class TensorBoard:
         self._writer = Writer(str(folder))
 
     def log(self, point: Point) -> None:
+        """Writes the scalars of a point."""
         for name, value in point.values.items():
             tag = f"{point.group}/{name}"
             self._writer.add_scalar(tag, value, point.step, wall_time=point.at)
 
     def flush(self) -> None:
+        """Writes buffered events to the file."""
         self._writer.flush()
 
     def close(self) -> None:
+        """Closes the file."""
         self._writer.close()
 
 
@@ -114,6 +117,7 @@ class WandB(_Service):
         )  # fmt: skip
 
     def log(self, point: Point) -> None:
+        """Sends the values of a point, on the axis of its group."""
         if point.group not in self._groups:
             self._groups.add(point.group)
             self._run.define_metric(f"{point.group}/step")

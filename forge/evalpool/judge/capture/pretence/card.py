@@ -54,16 +54,20 @@ class Card:
 
     @property
     def target(self) -> str:
+        """`cuda:90:32`: backend, architecture and warp size."""
         return f"{self.backend}:{self.arch}:{self.warp_size}"
 
     @property
     def capability(self) -> tuple[int, int]:
+        """Compute capability, as torch gives it; (9, 0) for an AMD card."""
         return divmod(self.arch, 10) if isinstance(self.arch, int) else (9, 0)
 
     def fact(self, name: str) -> Any:
+        """A property of the card, or its default."""
         return self.properties.get(name, DEFAULTS[name])
 
     def triton_target(self) -> GPUTarget:
+        """The target as Triton's compiler takes it."""
         return GPUTarget(self.backend, self.arch, self.warp_size)
 
     def triton_properties(self) -> dict[str, int]:

@@ -13,7 +13,8 @@ class NodeList(Protocol):
 
     nodes: list[Node]
 
-    def add(self, node: Node) -> None: ...
+    def add(self, node: Node) -> None:
+        """Appends a node."""
 
 
 class Graph:
@@ -27,32 +28,37 @@ class Graph:
         self._outer: list[Node] | None = None
 
     def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Collects the nodes that follow, instead of the program's."""
         assert self.recorder is not None
         self._nodes, self._outer = [], self.recorder.nodes
         self.recorder.nodes = self._nodes
 
     def capture_end(self) -> None:
+        """Ends the collection. Raises RuntimeError if there is none."""
         assert self.recorder is not None
         if self._outer is None:
             raise RuntimeError("capture_end() without capture_begin()")
         self.recorder.nodes, self._outer = self._outer, None
 
     def replay(self) -> None:
+        """Appends the collected nodes to the program."""
         assert self.recorder is not None
         for node in self._nodes:
             self.recorder.add(node)
 
     def reset(self) -> None:
+        """Forgets the collected nodes."""
         self._nodes = []
 
     def pool(self) -> tuple[int, int]:
+        """An id: there is no pool of memory."""
         return 0, 0
 
     def enable_debug_mode(self) -> None:
-        pass
+        """Does nothing."""
 
     def debug_dump(self, path: str) -> None:
-        pass
+        """Writes nothing."""
 
 
 class Capturing:

@@ -33,7 +33,8 @@ class Choose(Protocol):
         key: str,
         alternatives: list[tuple[str, Callable[[], Any]]],
         restored: Callable[[], list[Any]],
-    ) -> tuple[Any, int]: ...
+    ) -> tuple[Any, int]:
+        """The result of one of the alternatives."""
 
 
 def patches(choose: Choose, *, folder: Path) -> Iterator[tuple[Any, str, Any]]:
@@ -182,6 +183,7 @@ class ExternKernels:
         return out.addmm_(c, d)
 
     def bias_addmm(self, bias: Any, a: Any, b: Any, **kwargs: Any) -> Any:
+        """`torch.addmm` under Inductor's name."""
         return torch.addmm(bias, a, b, **kwargs)
 
 
@@ -200,10 +202,12 @@ class AttrsDescriptor:
 
     @classmethod
     def from_dict(cls, data: Any) -> AttrsDescriptor:
+        """An empty one: hints are not used."""
         return cls()
 
     @classmethod
     def from_hints(cls, hints: Any) -> AttrsDescriptor:
+        """An empty one: hints are not used."""
         return cls()
 
 

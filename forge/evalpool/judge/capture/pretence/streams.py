@@ -28,18 +28,20 @@ class Stream:
         pass
 
     def query(self) -> bool:
+        """Always true: no work is pending."""
         return True
 
     def synchronize(self) -> None:
-        pass
+        """Does nothing: no work is pending."""
 
     def wait_stream(self, stream: Any) -> None:
-        pass
+        """Does nothing: a program has one order."""
 
     def wait_event(self, event: Any) -> None:
-        pass
+        """Does nothing: a program has one order."""
 
     def record_event(self, event: Any = None) -> Any:
+        """The event, or a new one."""
         return event or Event()
 
     def __eq__(self, other: object) -> bool:
@@ -56,18 +58,20 @@ class Event:
         pass
 
     def record(self, stream: Any = None) -> None:
-        pass
+        """Does nothing: a program has one order."""
 
     def wait(self, stream: Any = None) -> None:
-        pass
+        """Does nothing: a program has one order."""
 
     def query(self) -> bool:
+        """Always true: no work is pending."""
         return True
 
     def synchronize(self) -> None:
-        pass
+        """Does nothing: no work is pending."""
 
     def elapsed_time(self, other: Any) -> float:
+        """One millisecond: nothing is timed in a capture."""
         return 1.0
 
 
@@ -80,16 +84,20 @@ class Generator:
         self._state = torch.tensor([0, 0], dtype=torch.int64)
 
     def get_state(self) -> torch.Tensor:
+        """[16] uint8: seed and offset."""
         return self._state.view(torch.uint8).clone()
 
     def set_state(self, state: torch.Tensor) -> None:
+        """Takes what `get_state` gave."""
         self._state = state.clone().view(torch.int64)
 
     def manual_seed(self, seed: int) -> Generator:
+        """Sets the seed and the offset 0."""
         self._state = torch.tensor([seed, 0], dtype=torch.int64)
         return self
 
     def initial_seed(self) -> int:
+        """The seed."""
         return int(self._state[0])
 
     seed = initial_seed

@@ -61,6 +61,7 @@ class Graph:
             self._graph.capture_end()
 
     def replay(self) -> None:
+        """Queues the recorded work again."""
         self._graph.replay()
 
     def ranges(self) -> list[tuple[int, int]]:
@@ -91,6 +92,7 @@ class Card:
 
     @property
     def name(self) -> str:
+        """The card's name by its driver."""
         return torch.cuda.get_device_name()
 
     def bytes_at(self, address: int, num_bytes: int) -> torch.Tensor:
@@ -102,9 +104,11 @@ class Card:
         return torch.cuda.Event(enable_timing=True)
 
     def memory(self) -> Memory:
+        """New memory of the card, not yet mapped."""
         return Memory()
 
     def graph(self) -> Graph:
+        """A new graph."""
         return Graph()
 
     def seed(self, seed: int) -> None:

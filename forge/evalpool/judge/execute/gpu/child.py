@@ -102,6 +102,7 @@ class Session:
         }
 
     def time(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Times calls; the report as a message has it."""
         timer = self._timed()
         timed = timer.calls(
             [Call.parse(one) for one in body["calls"]], warm_up=Call.parse(body["warm_up"])
@@ -112,12 +113,14 @@ class Session:
         }
 
     def nodes(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Times each node of a call; the report as a message has it."""
         timer = self._timed()
         times = timer.by_node(Call.parse(body["call"]), num_runs=int(body["num_runs"]))
         steps = [step.says() for step in self._loaded.forward]
         return {"nodes": [{**one, "us": us} for one, us in zip(steps, times, strict=True)]}
 
     def tune(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Times the alternatives of every open choice; the report as a message has it."""
         self._place(Placement.START, is_direct=True)
         tuned = Tuner(self._loaded, self._exchange).tune(Call.parse(body["call"]))
         self._synchronize()

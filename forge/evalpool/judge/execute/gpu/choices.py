@@ -36,6 +36,7 @@ class Tuned:
     """Reason of each that was skipped; empty for the others."""
 
     def body(self) -> dict[str, Any]:
+        """The choice as a message has it."""
         return {
             "step": self.step,
             "chosen": self.chosen,

@@ -248,6 +248,7 @@ class Driver:
         return module.value or 0
 
     def unload_module(self, module: int) -> None:
+        """Unloads a module and its kernels."""
         self.call("module_unload", c_void_p(module))
 
     def function(self, module: int, name: str) -> int:
@@ -330,6 +331,7 @@ class Driver:
         return handle.value
 
     def release_memory(self, handle: int) -> None:
+        """Releases a handle of memory; what is mapped stays until it is unmapped."""
         self.call("memory_release", _long(handle))
 
     def reserve(self, num_bytes: int) -> int:
@@ -341,6 +343,7 @@ class Driver:
         return address.value
 
     def free_range(self, address: int, num_bytes: int) -> None:
+        """Frees a reserved range of addresses."""
         self.call("memory_free", _long(address), c_size_t(num_bytes))
 
     def map(self, address: int, num_bytes: int, handle: int, *, device: int) -> None:

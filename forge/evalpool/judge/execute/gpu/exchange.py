@@ -85,6 +85,7 @@ class Exchange:
         return [storage for (storage, _), is_changed in pairs if is_changed]
 
     def close(self) -> None:
+        """Closes the blocks of the judge and of constants."""
         for one in (self.block, self._constants):
             if one is not None:
                 one.close()

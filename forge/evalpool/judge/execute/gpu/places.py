@@ -75,6 +75,7 @@ class Places:
         self._bound.clear()
 
     def buffer(self, storage: int) -> Buffer:
+        """The buffer of a storage at the placement of this call."""
         return self.arena.buffer(storage, self.placement)
 
     def scratch_address(self, number: int) -> int:
@@ -82,6 +83,7 @@ class Places:
         return self.buffer(self._num_storages + number).address
 
     def is_floating(self, storage: int) -> bool:
+        """True if a storage has no place of its own: it is the result of an operation."""
         return self.is_direct and storage in self._residency.floating
 
     def address(self, storage: int) -> int:

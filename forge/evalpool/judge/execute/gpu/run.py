@@ -69,6 +69,7 @@ class Step:
 
     @property
     def line(self) -> int:
+        """Line of the candidate's source; 0 if unknown."""
         return self.node.line
 
     def says(self) -> dict[str, Any]:
@@ -87,6 +88,7 @@ class Progress:
         self._memory = memory
 
     def note(self, number: int) -> None:
+        """Writes the number of the step that runs, where the judge can read it."""
         if self._memory is not None:
             PROGRESS.pack_into(self._memory, 0, number)
 
@@ -149,6 +151,7 @@ class Loaded:
 
     @property
     def places(self) -> Places:
+        """The places of its storages; set once it is placed."""
         assert self._places is not None
         return self._places
 
@@ -171,6 +174,7 @@ class Loaded:
                         self.places.forget(storage)
 
     def steps_of(self, section: Section) -> list[Step]:
+        """The steps of a section, in order."""
         return self.init if section is Section.INIT else self.forward
 
     def begin(self, section: Section) -> None:

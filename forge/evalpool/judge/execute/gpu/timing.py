@@ -43,6 +43,7 @@ class Timed:
     """Storages that should be intact and are not."""
 
     def body(self) -> dict[str, Any]:
+        """The time as a message has it: `gpu_us` and `wall_us` in microseconds."""
         return {"gpu_us": self.gpu_us, "wall_us": self.wall_us, "changed": self.changed}
 
 

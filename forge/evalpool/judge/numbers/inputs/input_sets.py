@@ -109,6 +109,7 @@ class InputSet:
 
     @property
     def num_returned(self) -> int:
+        """Outputs that the call returned; the others are changed inputs."""
         return len(self.outputs) - len(self.changed)
 
     def changes(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
@@ -117,6 +118,7 @@ class InputSet:
         return list(zip(self.changed, self.outputs[count:], self.errors[count:], strict=True))
 
     def num_bytes(self) -> int:
+        """Bytes of its inputs and outputs."""
         tensors = [one for one in self.inputs if isinstance(one, torch.Tensor)]
         return sum(one.nbytes for one in [*tensors, *self.outputs, *self.errors])
 
@@ -411,6 +413,7 @@ class Agreement:
         self._allowed: list[Allowed] = []
 
     def __call__(self, expected: list[torch.Tensor], got: list[torch.Tensor]) -> bool:
+        """True if the judge would accept `got` for `expected`."""
         if expected is not self._expected:
             self._expected = expected
             self._allowed = [

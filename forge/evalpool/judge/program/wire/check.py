@@ -59,6 +59,8 @@ def check(program: Program) -> None:
 
 
 def check_storages(program: Program) -> None:
+    """Bounds of the number of inputs; no input, parameter or constant twice; each storage. Raises
+    InvalidProgram, as all below."""
     num_inputs = sum(storage.origin == Origin.INPUT for storage in program.storages)
     if num_inputs > limits.MAX_INPUTS:
         fail("storages", f"{num_inputs} inputs, more than {limits.MAX_INPUTS}")
@@ -75,6 +77,7 @@ def check_storages(program: Program) -> None:
 
 
 def check_storage(program: Program, storage: Storage, path: str) -> None:
+    """A parameter has a name, anything else has none."""
     if bool(storage.name) != (storage.origin == Origin.PARAMETER):
         fail(f"{path}.name", "a parameter has a name, and nothing else has one")
     if storage.origin != Origin.CONSTANT:
@@ -86,6 +89,7 @@ def check_storage(program: Program, storage: Storage, path: str) -> None:
 
 
 def check_tensor(program: Program, tensor: Tensor, path: str) -> None:
+    """A tensor lies within its storage."""
     check_index(tensor.storage, len(program.storages), f"{path}.storage", "storages")
     if len(tensor.shape) != len(tensor.strides):
         fail(path, f"{len(tensor.shape)} dimensions and {len(tensor.strides)} strides")
@@ -106,6 +110,7 @@ def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 def check_kernel(kernel: Kernel, path: str) -> None:
+    """Options within their bounds; parameters with distinct names."""
     if math.prod(kernel.options.cluster_dims) > 16:
         fail(f"{path}.options.cluster_dims", "more than 16 blocks")
     names = [parameter.name for parameter in kernel.parameters]
@@ -114,6 +119,7 @@ def check_kernel(kernel: Kernel, path: str) -> None:
 
 
 def check_launch(program: Program, launch: Launch, path: str) -> None:
+    """As many arguments as the kernel has parameters, each of its type."""
     check_index(launch.kernel, len(program.kernels), f"{path}.kernel", "kernels")
     parameters = program.kernels[launch.kernel].parameters
     if len(launch.arguments) != len(parameters):
@@ -141,6 +147,7 @@ def argument_misfit(program: Program, argument: LaunchArgument, parameter: Param
 
 
 def descriptor_misfit(program: Program, made: Descriptor, type: Described) -> str | None:
+    """The reason why a descriptor does not fit a parameter; None if it does."""
     tensor = program.tensors[made.tensor]
     if not fits_element(type.element, tensor.dtype):
         return f"a tensor of {tensor.dtype}"
@@ -163,6 +170,7 @@ def descriptor_misfit(program: Program, made: Descriptor, type: Described) -> st
 
 
 def check_amount(found: list[Placed]) -> None:
+    """Bounds of the number of nodes, and of the nodes of all variants together."""
     if len(found) > limits.MAX_NODES:
         fail("program", f"{len(found)} nodes, more than {limits.MAX_NODES}")
     choices = [placed.node for placed in found if isinstance(placed.node, Choice)]
@@ -174,6 +182,7 @@ def check_amount(found: list[Placed]) -> None:
 
 
 def check_node(program: Program, placed: Placed) -> None:
+    """A node names tensors of the program, and is allowed where it stands."""
     for tensor in tensors_of(placed.node):
         check_index(tensor, len(program.tensors), placed.path, "tensors")
         if placed.section == Section.INIT:
@@ -190,6 +199,7 @@ def check_node(program: Program, placed: Placed) -> None:
 
 
 def check_known_in_init(program: Program, tensor: int, path: str) -> None:
+    """A tensor that `__init__` uses is no input."""
     storage = program.storages[program.tensors[tensor].storage]
     if storage.origin == Origin.INPUT:
         fail(path, f"tensor {tensor} is an input, which init does not know")
@@ -198,6 +208,7 @@ def check_known_in_init(program: Program, tensor: int, path: str) -> None:
 
 
 def check_value(tensor: Tensor, answer: Scalar, path: str) -> None:
+    """A value that the host read is one element of its tensor's type."""
     if math.prod(tensor.shape) != 1:
         fail(path, f"reads a tensor of shape {tensor.shape} as one element")
     if answer is None:
@@ -208,6 +219,7 @@ def check_value(tensor: Tensor, answer: Scalar, path: str) -> None:
 
 
 def check_choice(choice: Choice, path: str) -> None:
+    """A choice has alternatives; the chosen one, if any, is one of them."""
     if not choice.alternatives:
         fail(path, "a choice without alternatives")
     if choice.chosen is not None:
@@ -215,6 +227,7 @@ def check_choice(choice: Choice, path: str) -> None:
 
 
 def check_outputs(program: Program) -> None:
+    """Outputs are tensors of the program."""
     for at, output in enumerate(program.outputs):
         check_index(output, len(program.tensors), f"outputs[{at}]", "tensors")
     if program.returned == "tensor" and len(program.outputs) != 1:
@@ -222,6 +235,7 @@ def check_outputs(program: Program) -> None:
 
 
 def check_index(index: int, count: int, path: str, of: str) -> None:
+    """An index is one of `count` things named `of`."""
     if not 0 <= index < count:
         fail(path, f"{index} is no index of {count} {of}")
 

@@ -74,6 +74,7 @@ def read_program(at: Reader, texts: Sequence[str], constants: tuple[bytes, ...])
 
 
 def read_storage(at: Reader) -> Storage:
+    """One storage. Raises InvalidProgram, as all below."""
     of = at.record(Storage)
     return Storage(
         num_bytes=of["num_bytes"].integer(high=limits.MAX_STORAGE_BYTES),
@@ -85,6 +86,7 @@ def read_storage(at: Reader) -> Storage:
 
 
 def read_tensor(at: Reader) -> Tensor:
+    """One tensor: a strided view of a storage."""
     of = at.record(Tensor)
     return Tensor(
         storage=of["storage"].integer(),
@@ -96,6 +98,7 @@ def read_tensor(at: Reader) -> Tensor:
 
 
 def read_extents(at: Reader) -> tuple[int, ...]:
+    """A shape or strides."""
     return at.integers(high=limits.MAX_EXTENT, most=limits.MAX_DIMENSIONS)
 
 
@@ -103,6 +106,7 @@ def read_extents(at: Reader) -> tuple[int, ...]:
 
 
 def read_kernel(at: Reader, texts: Sequence[str]) -> Kernel:
+    """One kernel; its TTIR is an index in `texts`."""
     of = at.record(Kernel)
     return Kernel(
         name=of["name"].text(pattern=SYMBOL),
@@ -114,6 +118,7 @@ def read_kernel(at: Reader, texts: Sequence[str]) -> Kernel:
 
 
 def read_parameter(at: Reader) -> Parameter:
+    """One parameter of a kernel."""
     of = at.record(Parameter)
     type = of["type"].text()
     if parse_type(type) is None:
@@ -122,6 +127,7 @@ def read_parameter(at: Reader) -> Parameter:
 
 
 def read_options(at: Reader) -> Options:
+    """Options of a kernel's compilation."""
     of = at.record(Options)
     return Options(
         num_warps=read_power_of_two(of["num_warps"], 64),
@@ -143,6 +149,7 @@ def read_options(at: Reader) -> Options:
 
 
 def read_power_of_two(at: Reader, high: int) -> int:
+    """A power of two up to `high`."""
     value = at.integer(1, high)
     if value & (value - 1):
         at.fail(f"{value} is no power of two")
@@ -150,10 +157,12 @@ def read_power_of_two(at: Reader, high: int) -> int:
 
 
 def read_optional(at: Reader, low: int, high: int) -> int | None:
+    """An integer in a range, or None."""
     return None if at.value is None else at.integer(low, high)
 
 
 def read_triple(at: Reader, high: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Three integers from 1 to those of `high`: a grid or cluster."""
     items = at.items(3)
     if len(items) != 3:
         at.fail(f"{len(items)} elements where 3 must be")
@@ -165,10 +174,12 @@ def read_triple(at: Reader, high: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 def read_nodes(at: Reader, *, in_choice: bool = False) -> tuple[Node, ...]:
+    """Nodes in their order; a choice within a choice is refused."""
     return tuple(read_node(n, in_choice=in_choice) for n in at.items(limits.MAX_NODES))
 
 
 def read_node(at: Reader, *, in_choice: bool) -> Node:
+    """One node by its tag."""
     tag, inner = at.tagged()
     match tag:
         case "launch":
@@ -186,6 +197,7 @@ def read_node(at: Reader, *, in_choice: bool) -> Node:
 
 
 def read_launch(at: Reader) -> Launch:
+    """One launch."""
     of = at.record(Launch)
     arguments = of["arguments"].items(limits.MAX_PARAMETERS)
     return Launch(
@@ -197,6 +209,7 @@ def read_launch(at: Reader) -> Launch:
 
 
 def read_launch_argument(at: Reader) -> LaunchArgument:
+    """A scalar, a tensor or a descriptor."""
     if not isinstance(at.value, dict):
         return at.scalar()
     tag, inner = at.tagged()
@@ -210,6 +223,7 @@ def read_launch_argument(at: Reader) -> LaunchArgument:
 
 
 def read_descriptor(at: Reader) -> Descriptor:
+    """A tensor descriptor with the shape of its blocks."""
     of = at.record(Descriptor)
     rank = limits.MAX_DESCRIPTOR_RANK
     return Descriptor(
@@ -222,6 +236,7 @@ def read_descriptor(at: Reader) -> Descriptor:
 
 
 def read_op(at: Reader) -> Op:
+    """One operation of torch."""
     of = at.record(Op)
     keywords = of["keywords"].entries()
     if len(keywords) > limits.MAX_ARGUMENTS:
@@ -239,6 +254,7 @@ def read_op(at: Reader) -> Op:
 
 
 def read_literal(at: Reader, depth: int = 0) -> Literal:
+    """An argument of an operation, with lists up to a depth."""
     match at.value:
         case str():
             return at.text()
@@ -253,6 +269,7 @@ def read_literal(at: Reader, depth: int = 0) -> Literal:
 
 
 def read_tagged_literal(at: Reader) -> Literal:
+    """A tensor, or a named constant of torch such as a type."""
     tag, inner = at.tagged()
     if tag == "tensor":
         return TensorUse(tensor=inner.integer())
@@ -262,6 +279,7 @@ def read_tagged_literal(at: Reader) -> Literal:
 
 
 def read_value(at: Reader) -> Value:
+    """One value that the host read."""
     of = at.record(Value)
     return Value(
         tensor=of["tensor"].integer(), answer=of["answer"].scalar(), line=read_line(of["line"])
@@ -269,6 +287,7 @@ def read_value(at: Reader) -> Value:
 
 
 def read_choice(at: Reader) -> Choice:
+    """One choice of a tuner."""
     of = at.record(Choice)
     alternatives = of["alternatives"].items(limits.MAX_ALTERNATIVES)
     return Choice(
@@ -280,6 +299,7 @@ def read_choice(at: Reader) -> Choice:
 
 
 def read_alternative(at: Reader) -> Alternative:
+    """One alternative of a choice."""
     of = at.record(Alternative)
     return Alternative(
         label=of["label"].text(1_000),
@@ -289,4 +309,5 @@ def read_alternative(at: Reader) -> Alternative:
 
 
 def read_line(at: Reader) -> int:
+    """A line of the source; 0 if unknown."""
     return at.integer(high=limits.MAX_SOURCE_LINE)

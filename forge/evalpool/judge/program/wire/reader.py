@@ -55,11 +55,13 @@ class Reader:
     # --- values
 
     def flag(self) -> bool:
+        """The value as a bool. Raises InvalidProgram, as all below."""
         if isinstance(self.value, bool):
             return self.value
         self._mismatch("a bool")
 
     def integer(self, low: int = 0, high: int = MAX_INTEGER) -> int:
+        """The value as an integer from `low` to `high`."""
         value = self.value
         if not isinstance(value, int) or isinstance(value, bool):
             self._mismatch("an integer")
@@ -70,6 +72,7 @@ class Reader:
         return value
 
     def integers(self, low: int = 0, high: int = MAX_INTEGER, *, most: int) -> tuple[int, ...]:
+        """The value as at most `most` integers."""
         return tuple(item.integer(low, high) for item in self.items(most))
 
     def text(self, most: int = MAX_TEXT, *, pattern: re.Pattern[str] | None = None) -> str:
@@ -86,6 +89,7 @@ class Reader:
         return value
 
     def member(self, allowed: type[Member]) -> Member:
+        """The value as a member of an enum."""
         names = [member.value for member in allowed]
         if self.value not in names:
             self.fail(f"{shown(self.value)} is none of {', '.join(names)}")

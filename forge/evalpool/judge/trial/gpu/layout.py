@@ -76,6 +76,7 @@ class GpuReference:
 
     @property
     def max_uses(self) -> int:
+        """Candidates that one draw may serve."""
         return max_uses(sum(self.tensors[index].numel() for index in self.sets[0].outputs))
 
     @property
@@ -90,10 +91,12 @@ class GpuReference:
 
     @property
     def input_bytes(self) -> int:
+        """Bytes of the inputs of a set."""
         return sum(self.tensors[index].nbytes for index in self.sets[0].inputs)
 
     @property
     def output_bytes(self) -> int:
+        """Bytes of the outputs of a set."""
         return sum(self.tensors[index].nbytes for index in self.sets[0].outputs)
 
     @property
@@ -206,13 +209,16 @@ def _indices(value: Iterable[Any], tensors: list[torch.Tensor]) -> tuple[int, ..
 
 
 def view(memory: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
+    """A tensor of `spec` at byte `start` of a block."""
     kind = getattr(torch, spec.dtype)
     return memory[start : start + spec.num_bytes].view(kind).view(spec.shape)
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    """Type and shape of a tensor."""
     return TensorSpec(dtype_name(tensor), tuple(tensor.shape))
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
+    """`float32`: the type without its module."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -37,9 +37,11 @@ class SharedBlock(Protocol):
     num_bytes: int
     fd: int
 
-    def bytes(self) -> torch.Tensor: ...
+    def bytes(self) -> torch.Tensor:
+        """[num_bytes] uint8 on the card."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Frees the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,7 @@ class GpuReferences:
                 return self._held(key, drawn)
 
     def let_go(self, reference: GpuReference) -> None:
+        """Ends one hold; a retired draw without holders is freed."""
         with self._lock:
             reference.num_holders -= 1
             self._free_unheld(reference)
