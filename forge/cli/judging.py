@@ -137,7 +137,8 @@ def _request(
 
 
 def _print_judged(request: JudgingRequest, settings: JudgeSettings, *, as_json: bool) -> None:
-    """Judges and prints the verdicts; exit code 3 if the judge itself failed."""
+    """Judges and prints the verdicts; exit code 3 if the judge itself failed, 2 if a problem cannot
+    be judged."""
     from forge.commands.judge import judge as view
 
     if request.is_explained and request.is_directory and not as_json:
@@ -149,6 +150,8 @@ def _print_judged(request: JudgingRequest, settings: JudgeSettings, *, as_json: 
     print_json(judged.to_json()) if as_json else print_rich(judged.render())
     if judged.is_faulty:
         raise typer.Exit(3)
+    if judged.is_unjudgeable:
+        raise typer.Exit(2)
 
 
 @problems_app.command("check")

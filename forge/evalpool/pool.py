@@ -60,6 +60,8 @@ MAX_QUEUED = 256
 CPU_CAPACITY = 1
 """Concurrent candidates of a judge on the CPU: a candidate keeps one thread busy, and there is one
 judge for each core."""
+MAX_DETAIL = 500
+"""Maximum length of the detail of a verdict that no judge gave."""
 START_TIMEOUT_S = 180.0
 SLACK_S = 60.0
 """Added to the deadlines of all phases, for forks, frames and the wait for the card."""
@@ -139,7 +141,11 @@ class Pool:
         try:
             shapes = await self._shapes.list_shapes(problem)
         except ShapesUnknown as error:
-            return _infra(Reason.REFERENCE_FAILED, str(error))
+            return Verdict(
+                status=Status.UNJUDGEABLE,
+                reason=Reason.REFERENCE_FAILED,
+                detail=str(error)[:MAX_DETAIL],
+            )
         except MachineError as error:
             return _infra(Reason.NO_JUDGE, str(error))
         if not shapes:
@@ -249,16 +255,17 @@ class Pool:
         return verdict
 
     async def _judge_twice(self, request: JudgeRequest) -> Verdict:
-        """Judges again after an infra fault, on another judge where there is one."""
+        """Judges again after an infra fault, or a reference that failed and may not have on a
+        machine that is less busy; on another judge where there is one."""
         first, seat = await self._judge_once(request)
         if first.status.is_scored or first.reason == Reason.PROBLEM_TOO_LARGE:
             return first
-        self._num_infra += 1
+        self._num_infra += first.status is Status.INFRA_ERROR
         if seat is None:
             return first
         logger.warning("%s: %s: %s; judged again", seat.name, first.reason, first.detail)
         verdict, _ = await self._judge_once(request, avoid=seat)
-        self._num_infra += not verdict.status.is_scored
+        self._num_infra += verdict.status is Status.INFRA_ERROR
         if first.reason == verdict.reason == Reason.RUNNER_KILLED:
             return replace(verdict, status=Status.RUNTIME_ERROR, reason=Reason.KILLED)
         return verdict
@@ -309,7 +316,7 @@ class Pool:
 
 
 def _infra(reason: Reason, detail: str) -> Verdict:
-    return Verdict(status=Status.INFRA_ERROR, reason=reason, detail=detail[:500])
+    return Verdict(status=Status.INFRA_ERROR, reason=reason, detail=detail[:MAX_DETAIL])
 
 
 def _client(seat: Seat) -> httpx.AsyncClient:

@@ -13,7 +13,7 @@ from forge.records.reason import Reason, Status
 
 
 class Cause(StrEnum):
-    """Origin of an infra error: which judges it counts against."""
+    """Origin of a verdict that is not scored: which judges it counts against."""
 
     JUDGE = "judge"
     """The judge or its GPU: it is blamed."""
@@ -26,8 +26,6 @@ class Cause(StrEnum):
 
 
 _CAUSES: dict[Reason | None, Cause] = {
-    Reason.REFERENCE_FAILED: Cause.SUBJECT,
-    Reason.PROBLEM_TOO_LARGE: Cause.SUBJECT,
     Reason.JUDGE_BUG: Cause.SUBJECT,
     Reason.BAD_REQUEST: Cause.SUBJECT,
     Reason.GPU_BUSY: Cause.OUTSIDE,
@@ -37,9 +35,7 @@ _CAUSES: dict[Reason | None, Cause] = {
 }
 """Infra errors with another origin than the judge."""
 _HARMFUL_ERRORS = frozenset({Reason.GPU_FAULT, Reason.CRASH, Reason.KILLED})
-_BEFORE_THE_CANDIDATE = frozenset(
-    {Reason.REFERENCE_FAILED, Reason.PROBLEM_TOO_LARGE, Reason.GPU_BUSY}
-)
+_BEFORE_THE_CANDIDATE = frozenset({Reason.GPU_BUSY})
 """Infra errors that come before anything of the candidate runs on the GPU."""
 
 
@@ -48,7 +44,7 @@ class Policy:
     """Consequences of a verdict for the judge that gave it."""
 
     cause: Cause | None = None
-    """Origin of an infra error; None for a verdict on the candidate."""
+    """Origin of a verdict that is not scored; None for a verdict on the candidate."""
     needs_canary: bool = False
     """On a GPU: a canary must pass before the judge's verdicts count, since the card, or the
     judge's context on it, may be broken for the next candidate."""
@@ -69,5 +65,7 @@ def policy_of(status: Status, code: str) -> Policy:
         return Policy(
             cause=_CAUSES.get(reason, Cause.JUDGE), needs_canary=reason not in _BEFORE_THE_CANDIDATE
         )
+    if status is Status.UNJUDGEABLE:  # found before anything of the candidate runs on the GPU
+        return Policy(cause=Cause.SUBJECT)
     is_harmful = status is Status.RUNTIME_ERROR and reason in _HARMFUL_ERRORS
     return Policy(needs_canary=is_harmful or status is Status.TIMEOUT)

@@ -24,13 +24,15 @@ class Status(StrEnum):
     """A phase exceeded its deadline."""
     REJECTED = "rejected"
     """No usable answer, or one that breaks the rules (reason says which)."""
+    UNJUDGEABLE = "unjudgeable"
+    """The problem cannot be judged (reason says why). Never scored, masked from the gradient."""
     INFRA_ERROR = "infra_error"
     """Our fault or the machine's. Never scored, masked from the gradient."""
 
     @property
     def is_scored(self) -> bool:
-        """True if a reward may be computed; otherwise another judge is asked once more."""
-        return self is not Status.INFRA_ERROR
+        """True if it says something about the candidate, so that a reward may be computed."""
+        return self not in (Status.UNJUDGEABLE, Status.INFRA_ERROR)
 
 
 class Reason(StrEnum):
@@ -110,11 +112,13 @@ class Reason(StrEnum):
     FORGED_FRAME = "forged_frame"
     """It wrote to the channel between the judge and its process."""
 
-    # Nothing is known about the candidate.
+    # The problem cannot be judged.
     REFERENCE_FAILED = "reference_failed"
-    """The problem's own module fails."""
+    """The problem's own module fails, is random or ill-conditioned, or takes too long."""
     PROBLEM_TOO_LARGE = "problem_too_large"
     """Inputs, parameters and outputs of the problem need more memory than the judge has."""
+
+    # The machinery failed.
     JUDGE_BUG = "judge_bug"
     """The judge raised."""
     BAD_REQUEST = "bad_request"

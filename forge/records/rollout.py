@@ -33,8 +33,20 @@ class End(StrEnum):
     """No turn is left."""
     CONTEXT_FULL = "context_full"
     """The conversation no longer fits, even without its oldest attempts. Masked."""
+    UNJUDGEABLE = "unjudgeable"
+    """The problem cannot be judged. Masked."""
     INFRA = "infra"
     """The judge failed twice. Masked. (An engine that fails ends the run.)"""
+
+    @property
+    def is_masked(self) -> bool:
+        """True if it did not end by the model's own doing, so that nothing of it is trained."""
+        return self in (End.CONTEXT_FULL, End.UNJUDGEABLE, End.INFRA)
+
+    @property
+    def is_unscored(self) -> bool:
+        """True if its last turn has no score: the problem cannot be judged, or the judge failed."""
+        return self in (End.UNJUDGEABLE, End.INFRA)
 
 
 class Purpose(StrEnum):

@@ -140,6 +140,7 @@ def _why_flat(groups: Sequence[Group]) -> str:
     rollouts = [trajectory for group in groups for trajectory in group.trajectories]
     turns = [turn for trajectory in rollouts for turn in trajectory.turns]
     num_full = sum(trajectory.end is End.CONTEXT_FULL for trajectory in rollouts)
+    num_unjudgeable = sum(trajectory.end is End.UNJUDGEABLE for trajectory in rollouts)
     num_failed = sum(trajectory.end is End.INFRA for trajectory in rollouts)
     room = "serve.context_tokens: raise it, or lower rollout.max_completion_tokens"
     if not turns:
@@ -148,6 +149,11 @@ def _why_flat(groups: Sequence[Group]) -> str:
         return f"{num_full} of {len(rollouts)} rollouts do not fit {room}"
     if 2 * num_failed > len(rollouts):
         return f"the judge failed on {num_failed} of {len(rollouts)} rollouts: its log says why"
+    if 2 * num_unjudgeable > len(rollouts):
+        return (
+            f"the problems of {num_unjudgeable} of {len(rollouts)} rollouts cannot be judged: "
+            '"forge problems check" says why'
+        )
     correct = sum(turn.verdict.is_correct for turn in turns)
     advice = (
         "nearly all are correct: take harder problems"

@@ -174,7 +174,7 @@ class _Game:
         """Why the rollout ends after its last turn; None if it continues."""
         verdict = turns[-1].verdict
         if not verdict.status.is_scored:
-            return End.INFRA
+            return End.UNJUDGEABLE if verdict.status is Status.UNJUDGEABLE else End.INFRA
         if is_good_enough(verdict, self.rules.reward):
             return End.CORRECT
         return End.MAX_TURNS if len(turns) >= self.rules.max_turns else None
@@ -231,7 +231,7 @@ class _Game:
         doing."""
         rules = self.rules
         returns: Sequence[float | None] = (None,) * len(turns)
-        if end not in (End.INFRA, End.CONTEXT_FULL):
+        if not end.is_masked:
             returns = turn_returns(
                 [turn.reward for turn in turns if turn.reward is not None],
                 gamma=rules.gamma,

@@ -27,7 +27,7 @@ from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.sft import run_sft_stage
 from forge.runner.weights.lost import find_lost_weights, without_stages
 from forge.serve.replicas import open_replicas
-from forge.views.run.evaluations import trained_label
+from forge.views.run.evaluations import judged_label, trained_label
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -175,8 +175,9 @@ class Work:
             raise self.run.stop.stopped()
         (result,) = results
         interval = f"[{result.ci_low:.1%}, {result.ci_high:.1%}]"
+        row = {**asdict(result), **result.detail}
         size = f"{result.num_problems} problems x {result.num_samples}"
-        size = "; ".join(filter(None, (size, trained_label({**asdict(result), **result.detail}))))
+        size = "; ".join(filter(None, (size, judged_label(row), trained_label(row))))
         compiles = f"compiles {result.compile_rate:.1%}"
         self.run.console.say(
             f"eval-{index}: pass@1 {result.pass_at_1:.1%} {interval}  {compiles}  ({size})"

@@ -1,18 +1,20 @@
 """An Evaluation from played groups: the figures by which the evaluations of a run are compared.
 
 The evaluate stage calls it in a worker thread (the bootstrap takes 50 ms); stored turns give the
-same figures again. A turn that failed through a fault of the machinery counts neither for nor
-against; a rollout that one ended counts only if it was solved before. A problem whose prompt does
-not fit the context counts as unsolved, so pass@1 always covers all problems of the evaluation.
+same figures again. A turn that was not judged, since its problem cannot be or the machinery failed,
+counts neither for nor against; a rollout that one ended counts only if it was solved before. A
+problem whose prompt does not fit the context counts as unsolved. The denominator of pass@k and of
+the other rates is therefore the judged problems, whose number is stored beside those that cannot be
+judged.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from forge.records import End, Evaluation, Group, Problem, Trajectory, Turn
+from forge.records import End, Evaluation, Group, Problem, Reason, Status, Trajectory, Turn
 from forge.statistics.passk import Estimate, Tally, estimate_mean, estimate_pass_at_k
 
 Rollouts = list[tuple[Problem, Trajectory]]
@@ -51,6 +53,7 @@ def evaluate_groups(
         into = greedy if group.is_greedy else sampled
         into.extend((by_id[group.problem_id], trajectory) for trajectory in group.trajectories)
     first, first_greedy = _first_answers(sampled), _first_answers(greedy)
+    judged = {problem.problem_id for problem, _ in first + first_greedy}
     tallies = _tallies(first)
     at_k = _pass_at_ks(tallies)
     multi = _solved_in_any_turn(sampled)
@@ -76,6 +79,8 @@ def evaluate_groups(
             "pass_at_k_ci": {str(k): [each.low, each.high] for k, each in at_k.items()},
             "multi": multi,
             "tallies": {name: [tally.num, tally.correct] for name, tally in tallies.items()},
+            "num_judged_problems": len(judged),
+            "unjudgeable": _unjudgeable(sampled + greedy, judged=judged),
             **_counts(sampled + greedy),
         },
     )
@@ -89,6 +94,17 @@ def _counts(rollouts: Rollouts) -> dict[str, int]:
         "num_context_full": sum(t.end is End.CONTEXT_FULL for _, t in rollouts),
         "num_unfit_problems": len({p.problem_id for p, t in rollouts if not t.turns}),
     }
+
+
+def _unjudgeable(rollouts: Rollouts, *, judged: Collection[str]) -> dict[str, int]:
+    """Number of problems that could not be judged, by reason; a problem counts once."""
+    reasons = {
+        problem.problem_id: Reason.of(verdict.reason) or verdict.reason
+        for problem, trajectory in rollouts
+        for verdict in [turn.verdict for turn in trajectory.turns[:1]]
+        if verdict.status is Status.UNJUDGEABLE and problem.problem_id not in judged
+    }
+    return dict(sorted(Counter(str(reason) for reason in reasons.values()).items()))
 
 
 def _first_answers(rollouts: Rollouts) -> list[Answer]:
@@ -199,7 +215,7 @@ def _solved_share(rollouts: Rollouts, *, cut_short: bool | None) -> Estimate | N
 
 
 def _is_counted(trajectory: Trajectory) -> bool:
-    return _is_solved(trajectory) or trajectory.end is not End.INFRA
+    return _is_solved(trajectory) or not trajectory.end.is_unscored
 
 
 def _is_cut_short(trajectory: Trajectory) -> bool:

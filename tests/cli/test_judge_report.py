@@ -153,6 +153,29 @@ def test_a_failed_machine_differs_from_a_wrong_kernel() -> None:
     job = make_job()
     assert Judged(jobs=[job, job], verdicts=[wrong, lost], request=request).is_faulty
     assert not Judged(jobs=[job], verdicts=[wrong], request=request).is_faulty
+    failed = Verdict(status=Status.UNJUDGEABLE, reason="reference_failed", detail="")
+    found = Judged(jobs=[job, job], verdicts=[wrong, failed], request=request)
+    assert (found.is_faulty, found.is_unjudgeable) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail", "advice"),
+    [
+        ("problem_too_large", "", "--override makes the problem smaller"),
+        ("reference_failed", "the reference of p gave no results within 20 s", "--timeout gives"),
+        ("reference_failed", "No module; judge.site_packages", "what the line above names"),
+        ("reference_failed", "references reach no model hub", "what the line above names"),
+        ("reference_failed", "fails: ValueError: x", "forge problems check says more"),
+    ],
+)
+def test_an_unjudgeable_problem_comes_with_advice_that_helps(
+    reason: str, detail: str, advice: str
+) -> None:
+    shown = show(Verdict(status=Status.UNJUDGEABLE, reason=reason, detail=detail))
+    assert "not a verdict on the candidate: " in shown
+    assert advice in shown
+    assert ("--override" in shown) is (reason == "problem_too_large" or "no results" in detail)
+    assert "judge it again" not in shown
 
 
 def test_an_explained_verdict_ends_with_its_program() -> None:

@@ -65,7 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def judge(*argv: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     code = cli.run_command(["judge", *argv, "--device", "cpu", "--json"])
     verdict = json.loads(capsys.readouterr().out)
-    assert code == (3 if verdict["status"] == "infra_error" else 0)
+    assert code == {"infra_error": 3, "unjudgeable": 2}.get(verdict["status"], 0)
     return verdict
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from forge.commands.judge import problems
 from forge.commands.judge.overrides import parse_overrides
 from forge.errors import ConfigError
+from forge.records.examination import Examination, Flag
 
 ROOT = Path(__file__).parents[2]
 TAIL = """
@@ -53,9 +55,9 @@ def check(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    problems = tmp_path / "problems"
-    problems.mkdir()
-    return problems
+    folder = tmp_path / "problems"
+    folder.mkdir()
+    return folder
 
 
 def test_usable_problems_exit_0_with_a_table(folder: Path) -> None:
@@ -88,6 +90,17 @@ def test_each_hostile_file_gets_a_flag_and_the_check_continues(folder: Path) -> 
     assert "cannot be read" in flags["13_binary"]["does_not_run"]
     assert "no get_inputs" in flags["14_incomplete"]["does_not_run"]
     assert (report["num_problems"], report["num_usable"], report["num_trainable"]) == (7, 1, 1)
+    assert report["unjudgeable"] == {"does_not_run": 4, "crash": 1, "out_of_memory": 1}
+
+
+def test_the_summary_counts_unjudgeable_problems_by_their_first_unusable_flag() -> None:
+    flags = [{}, {Flag.IDENTITY: ""}, {Flag.SLOW: ""}, {Flag.NON_FINITE: "", Flag.CRASH: ""}]
+    flags.append({Flag.SLOW: "", Flag.CRASH: ""})
+    found = [Examination(problem_id=str(n), flags=each) for n, each in enumerate(flags)]
+    assert problems.summary(found) == (
+        "5 problems: 1 can be trained on, 1 would reward an answer that does less than asked, "
+        "3 unjudgeable (2 slow, 1 crash)"
+    )
 
 
 @pytest.mark.parametrize(

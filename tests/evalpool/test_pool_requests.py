@@ -181,11 +181,30 @@ async def test_an_infra_fault_is_judged_again_on_another_judge_once() -> None:
     one, other = Script(FAULT), Script()
     async with kept(one, other) as pool:
         assert (await pool.judge(PROBLEM, "code")).is_correct
+        assert pool.stats().num_infra == 1
     assert (one.asked[0], other.asked) == ("code", ["code"])
 
 
+async def test_an_infra_fault_is_never_cached() -> None:
+    bug = replace(FAULT, reason="judge_bug")
+    async with kept(Script(bug), Script(bug)) as pool:
+        assert (await pool.judge(PROBLEM, "code")).status is Status.INFRA_ERROR
+        assert pool.stats().num_infra == 2
+        assert (await pool.judge(PROBLEM, "code")).is_correct
+
+
+async def test_a_failed_reference_is_judged_again_and_counts_as_no_infra_fault() -> None:
+    failed = replace(FAULT, status=Status.UNJUDGEABLE, reason="reference_failed")
+    one, other = Script(failed), Script(failed)
+    async with kept(one, other) as pool:
+        assert (await pool.judge(PROBLEM, "code")).status is Status.UNJUDGEABLE
+        assert pool.stats().num_infra == 0
+        assert pool.stats().num_quarantined == 0
+    assert (one.asked[:1], other.asked[:1]) == (["code"], ["code"])
+
+
 async def test_a_problem_that_is_too_large_is_not_judged_again() -> None:
-    large = replace(FAULT, reason="problem_too_large")
+    large = replace(FAULT, status=Status.UNJUDGEABLE, reason="problem_too_large")
     one, other = Script(large), Script(large)
     async with kept(one, other) as pool:
         assert (await pool.judge(PROBLEM, "code")).reason == "problem_too_large"

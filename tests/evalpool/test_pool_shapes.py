@@ -111,7 +111,7 @@ async def test_sets_that_cannot_be_listed_blame_no_candidate() -> None:
     judge = Sized(flags={SETS: {Flag.DOES_NOT_RUN: "line 2: NameError: x"}})
     async with kept(judge) as pool:
         verdict = await pool.judge(LISTED, "code")
-    assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "reference_failed")
+    assert (verdict.status, verdict.reason) == (Status.UNJUDGEABLE, "reference_failed")
     assert verdict.detail == "get_input_sets() of p: line 2: NameError: x"
     assert judge.judged == []
 

@@ -95,9 +95,12 @@ def test_concurrent_faults_count_as_one() -> None:
 
 def test_no_judge_is_blamed_for_a_problem_or_a_candidate() -> None:
     seats = seats_up(1)
-    for reason in ("runner_killed", "reference_failed", "gpu_busy", "judge_bug"):
+    for reason in ("runner_killed", "gpu_busy", "judge_bug"):
         for _ in range(3):
             seats.record_verdict(seats.seats[0], replace(KILLED, reason=reason))
+    unjudgeable = replace(KILLED, status=Status.UNJUDGEABLE, reason="reference_failed")
+    for _ in range(3):
+        seats.record_verdict(seats.seats[0], unjudgeable)
     assert seats.seats[0].state is State.UP
 
 
@@ -135,7 +138,7 @@ def test_a_second_failed_canary_quarantines() -> None:
         (replace(KILLED, device="H100"), True),
         (KILLED, False),
         (replace(FAULT, reason="gpu_busy"), False),
-        (replace(FAULT, reason="reference_failed"), False),
+        (replace(FAULT, status=Status.UNJUDGEABLE, reason="reference_failed"), False),
     ],
 )
 def test_a_verdict_that_may_come_with_a_damaged_card_calls_for_a_canary(

@@ -94,9 +94,17 @@ def test_every_member_is_used_by_the_judge_the_extractor_or_the_pool():
 
 
 @pytest.mark.parametrize("code", [*Reason, "of_an_old_run:x"])
-def test_only_an_infra_error_has_a_cause(code):
+def test_only_a_verdict_that_is_not_scored_has_a_cause(code):
     for status in Status:
         assert (policy_of(status, code).cause is None) == status.is_scored
+
+
+def test_a_problem_that_cannot_be_judged_is_no_fault_of_a_judge():
+    assert not Status.UNJUDGEABLE.is_scored
+    for reason in (Reason.REFERENCE_FAILED, Reason.PROBLEM_TOO_LARGE):
+        policy = policy_of(Status.UNJUDGEABLE, reason)
+        assert (policy.cause, policy.needs_canary) == (Cause.SUBJECT, False)
+        assert not policy.is_blamed(others_run=False)
 
 
 def test_a_parameter_follows_a_colon():

@@ -72,7 +72,9 @@ class FakePolicy:
 
 async def fake_judge(problem: Problem, code: str) -> Verdict:
     await anyio.lowlevel.checkpoint()
-    status = {"1": Status.CORRECT, "2": Status.WRONG, "3": Status.INFRA_ERROR}[code]
+    status = {
+        "1": Status.CORRECT, "2": Status.WRONG, "3": Status.INFRA_ERROR, "4": Status.UNJUDGEABLE,
+    }[code]  # fmt: skip
     return Verdict(status=status, reason="ok", detail="", is_compiled=code in "12")
 
 

@@ -94,10 +94,12 @@ async def test_separate_requests_let_short_answers_be_judged_while_long_ones_are
     assert [len(t.turns) for t in group.trajectories] == [1] * 4
 
 
-async def test_an_infra_fault_masks_the_whole_rollout() -> None:
-    use, _, _ = ports(lambda seed, i, length: 3 if i == 1 else 1)
+@pytest.mark.parametrize(("code", "end"), [(3, End.INFRA), (4, End.UNJUDGEABLE)])
+async def test_a_verdict_without_a_score_masks_the_whole_rollout(code: int, end: End) -> None:
+    use, _, _ = ports(lambda seed, i, length: code if i == 1 else 1)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
-    broken = next(t for t in group.trajectories if t.end is End.INFRA)
+    broken = next(t for t in group.trajectories if t.end is end)
+    assert (end.is_masked, end.is_unscored) == (True, True)
     assert broken.returns == (None,)
     assert broken.turns[0].reward is None
 
@@ -229,6 +231,7 @@ async def test_flat_groups_are_replaced_within_the_budget_and_leave_no_samples()
         (2, 10, "0 of 72 turns correct.*more SFT"),
         (1, 10, "24 of 24 turns correct.*harder problems"),
         (3, 10, "the judge failed on 24 of 24 rollouts"),
+        (4, 10, "the problems of 24 of 24 rollouts cannot be judged: .forge problems check"),
         (1, 0, "no prompt fits serve.context_tokens"),
         (2, 2, "24 of 24 rollouts do not fit serve.context_tokens"),
     ],

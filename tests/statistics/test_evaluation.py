@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from forge.records import End, Evaluation, Group, Purpose, Status, Trajectory
 from forge.statistics.evaluation import evaluate_groups
+from forge.views.run.evaluations import judged_label
 from tests.store.storefactory import group, problem
 
 PROBLEMS = [problem(0), problem(1, family="matmul", level=2)]
 GOOD, BAD, INFRA = Status.CORRECT, Status.WRONG, Status.INFRA_ERROR
+NONE = Status.UNJUDGEABLE
 
 
 def played(
@@ -50,6 +52,30 @@ def test_machine_faults_count_neither_for_nor_against() -> None:
     assert masked.pass_at_1 == clean.pass_at_1 == 0.5
     assert masked.pass_at_1_multi == clean.pass_at_1_multi
     assert masked.detail["num_masked"] == 2
+
+
+def test_a_problem_that_cannot_be_judged_leaves_the_denominator_and_is_counted_by_reason() -> None:
+    clean = evaluate(played(0, [[GOOD], [BAD, BAD]]))
+    both = evaluate(played(0, [[GOOD], [BAD, BAD]]), played(1, [[NONE], [NONE]], 1))
+    assert (both.pass_at_1, both.pass_at_k) == (clean.pass_at_1, clean.pass_at_k)
+    assert (both.compile_rate, both.pass_at_1_multi) == (clean.compile_rate, clean.pass_at_1_multi)
+    assert (both.num_problems, both.detail["num_judged_problems"]) == (2, 1)
+    assert both.detail["unjudgeable"] == {"mismatch": 1}
+    assert clean.detail["unjudgeable"] == {}
+    assert judged_label({**asdict(both), **both.detail}) == (
+        "1 of 2 problems judged; 1 unjudgeable (1 mismatch)"
+    )
+
+
+def test_a_problem_that_was_judged_once_or_that_the_machine_failed_is_not_unjudgeable() -> None:
+    once = evaluate(played(0, [[GOOD], [NONE]]))
+    assert (once.detail["num_judged_problems"], once.detail["unjudgeable"]) == (1, {})
+    failed = evaluate(played(0, [[GOOD]]), played(1, [[INFRA]], 1))
+    assert (failed.detail["num_judged_problems"], failed.detail["unjudgeable"]) == (1, {})
+    assert judged_label({**asdict(failed), **failed.detail}) == "1 of 2 problems judged"
+    greedy = evaluate(played(0, [[GOOD]], is_greedy=True), played(1, [[NONE]], 1, is_greedy=True))
+    assert (greedy.num_problems, greedy.detail["num_judged_problems"]) == (2, 1)
+    assert greedy.detail["unjudgeable"] == {"mismatch": 1}
 
 
 def test_a_rollout_cut_short_by_a_fault_widens_the_multi_turn_interval() -> None:

@@ -161,8 +161,8 @@ def group(
             for number, status in enumerate(row)
         )
         end = End.CORRECT if row[-1] is Status.CORRECT else End.MAX_TURNS
-        if row[-1] is Status.INFRA_ERROR:
-            end = End.INFRA
+        if not row[-1].is_scored:
+            end = End.INFRA if row[-1] is Status.INFRA_ERROR else End.UNJUDGEABLE
         trajectories.append(
             Trajectory(
                 group_id=group_id,

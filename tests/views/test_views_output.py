@@ -147,7 +147,7 @@ def test_an_empty_run_is_shown(tmp_path: Path) -> None:
     assert "0 turns" in shown(show.render_show(data))
 
 
-NEEDS_MORE = ("unsolved", "judge-noise", "first-better", "last-minute")
+NEEDS_MORE = ("unsolved", "unjudgeable", "judge-noise", "first-better", "last-minute")
 """Queries without an answer in the small run: they need timed kernels, or distinct times of
 records."""
 

@@ -135,6 +135,7 @@ def figures(data: RunData) -> Text:
         pairs += [
             *_played(data.standing.played),
             ("pass@1", percent(data.standing.pass_at_1)),
+            ("evaluated", data.standing.judged if data.standing.is_judged_in_part else NONE),
             ("trained on", data.standing.trained_on or NONE),
         ]
     text = Text()

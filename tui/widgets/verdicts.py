@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from forge.views.run.conversation import PlayedTurn
     from forge.views.run.kernels import Kernel
 
-SIGNS = {"correct": ("✔", "green"), "wrong": ("✘", "red"), "infra_error": ("?", "cyan")}
+SIGNS = {
+    "correct": ("✔", "green"), "wrong": ("✘", "red"),
+    "unjudgeable": ("?", "cyan"), "infra_error": ("?", "cyan"),
+}  # fmt: skip
 STOPPED = ("!", "yellow")
 """Every other status: there was no result to compare."""
 MAX_WORDS = 20_000

@@ -1,7 +1,8 @@
 """`forge judge`: judges files with judges started for them, or with a served pool.
 
 Called by the command line, which prints the result. If the machine prevented a verdict
-(`infra_error`), the command exits with 3; any other verdict exits with 0.
+(`infra_error`), the command exits with 3; if a problem cannot be judged (`unjudgeable`), with 2;
+any verdict on a candidate exits with 0.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ class Judged:
     def is_faulty(self) -> bool:
         """True if the machine prevented the verdict on a candidate."""
         return any(verdict.status is Status.INFRA_ERROR for verdict in self.verdicts)
+
+    @property
+    def is_unjudgeable(self) -> bool:
+        """True if the problem of a candidate cannot be judged."""
+        return any(verdict.status is Status.UNJUDGEABLE for verdict in self.verdicts)
 
     def to_json(self) -> Any:
         """The verdict of one file; for a directory, a list, each with its candidate and problem.

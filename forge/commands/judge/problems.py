@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,7 +139,7 @@ def render(examinations: Sequence[Examination]) -> Group:
 
 
 def summary(examinations: Sequence[Examination]) -> str:
-    """`100 problems: 81 can be trained on, 12 …, 7 cannot be judged`."""
+    """`100 problems: 81 can be trained on, 12 …, 7 unjudgeable (5 does_not_run, 2 slow)`."""
     num_usable = sum(each.is_usable for each in examinations)
     num_trainable = sum(each.is_trainable for each in examinations)
     num_unchecked = sum(each.num_unchecked > 0 for each in examinations)
@@ -146,11 +147,22 @@ def summary(examinations: Sequence[Examination]) -> str:
     text = f"{len(examinations)} problem{plural}: {num_trainable} can be trained on"
     if num_trivial := num_usable - num_trainable:
         text += f", {num_trivial} would reward an answer that does less than asked"
-    if num_unusable := len(examinations) - num_usable:
-        text += f", {num_unusable} cannot be judged"
+    if reasons := unjudgeable_flags(examinations):
+        listed = ", ".join(f"{count} {flag}" for flag, count in reasons.items())
+        text += f", {len(examinations) - num_usable} unjudgeable ({listed})"
     if num_unchecked:
         text += f"; {num_unchecked} not fully checked, for lack of time"
     return text
+
+
+def unjudgeable_flags(examinations: Sequence[Examination]) -> dict[str, int]:
+    """Number of problems that cannot be judged, by their first such flag; the largest first."""
+    firsts = [
+        next(str(flag) for flag in each.flags if flag.is_unusable)
+        for each in examinations
+        if not each.is_usable
+    ]
+    return dict(Counter(firsts).most_common())
 
 
 def to_json(examinations: Sequence[Examination]) -> dict[str, Any]:
@@ -158,6 +170,7 @@ def to_json(examinations: Sequence[Examination]) -> dict[str, Any]:
     return {
         "num_problems": len(examinations),
         "num_usable": sum(each.is_usable for each in examinations),
+        "unjudgeable": unjudgeable_flags(examinations),
         "num_trainable": sum(each.is_trainable for each in examinations),
         "problems": [each.to_json() for each in examinations],
     }

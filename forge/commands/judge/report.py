@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.commands.explained import explain_packed
+from forge.evalpool.site_packages import KEY as PACKAGES_KEY
 from forge.records import Reason, Status
 from forge.views.text.numbers import percent
 from forge.views.text.terminal import printable
@@ -46,17 +47,13 @@ PROFILERS = {
     "nsys": "nsys profile python FILE",
     "rocprofv3": "rocprofv3 --kernel-trace -- python FILE",
 }
-AGAIN: dict[str, str] = {
-    Reason.REFERENCE_FAILED: "the problem's own Model failed; --override makes a problem smaller, "
-    "--timeout gives it more time",
-    Reason.PROBLEM_TOO_LARGE: "--override makes a problem smaller, e.g. --override batch_size=16",
-}
-"""Advice by reason, for reasons where judging again does not help."""
-STYLES = {Status.CORRECT: "green", Status.INFRA_ERROR: "yellow"}
+STYLES = {Status.CORRECT: "green", Status.UNJUDGEABLE: "yellow", Status.INFRA_ERROR: "yellow"}
 """Colours of statuses; any other one is red."""
 MAX_DETAIL = 120
 """Maximum length of a detail in the table."""
 NO_PROGRAM = "no program: the candidate failed before one was captured, or it is too large"
+NO_RESULTS = "gave no results within"
+"""Part of the detail of a reference that took too long."""
 NOT_RUN = "not run"
 """Isolation of a candidate that was refused by its source alone."""
 WEAK = {"none": ": the candidate could reach files, sockets and other processes"}
@@ -221,9 +218,8 @@ def _kernel_table(kernels: tuple[KernelTime, ...]) -> Table:
 
 
 def _circumstances(verdict: Verdict) -> Iterator[str]:
-    if verdict.status is Status.INFRA_ERROR:
-        again = AGAIN.get(verdict.reason, "judge it again")
-        yield f"not a verdict on the candidate: {again}"
+    if not verdict.status.is_scored:
+        yield f"not a verdict on the candidate: {_advice(verdict)}"
         return
     if verdict.isolation == NOT_RUN:
         yield "refused by its source alone; nothing was run"
@@ -237,6 +233,19 @@ def _circumstances(verdict: Verdict) -> Iterator[str]:
     yield f"isolation {verdict.isolation}, memory cap {verdict.caps}{weakness}"
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in verdict.phase_s.items())
     yield f"seconds: {phases or 'none'}"
+
+
+def _advice(verdict: Verdict) -> str:
+    """Advice on a verdict that says nothing about the candidate."""
+    if verdict.status is Status.INFRA_ERROR:
+        return "judge it again"
+    if verdict.reason == Reason.PROBLEM_TOO_LARGE:
+        return "--override makes the problem smaller, e.g. --override batch_size=16"
+    if NO_RESULTS in verdict.detail:
+        return "--timeout gives the reference more time, --override makes the problem smaller"
+    if PACKAGES_KEY in verdict.detail or "model hub" in verdict.detail:
+        return "the problem lacks what the line above names"
+    return "the problem's own code fails or cannot be compared; forge problems check says more"
 
 
 def render_table(

@@ -13,7 +13,6 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from forge.records import End
 from forge.rollout.sampling.uniform import UniformSampler
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class CurriculumSampler:
 
 def solved_share(group: Group) -> float | None:
     """Share of rollouts with a correct turn; None if all of them are masked."""
-    rollouts = [t for t in group.trajectories if t.end not in (End.INFRA, End.CONTEXT_FULL)]
+    rollouts = [t for t in group.trajectories if not t.end.is_masked]
     if not rollouts:
         return None
     return sum(any(turn.verdict.is_correct for turn in t.turns) for t in rollouts) / len(rollouts)

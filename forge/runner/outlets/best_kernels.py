@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader
-from forge.views.run.evaluations import trained_label
+from forge.views.run.evaluations import JUDGED, is_judged_in_part, judged_label, trained_label
 from forge.views.text.numbers import percent
 
 if TYPE_CHECKING:
@@ -20,9 +20,10 @@ MARGIN = 1.1
 
 LAST_TURN = "SELECT coalesce(max(turn_row), 0) FROM turns"
 
-EVALUATIONS = """
+EVALUATIONS = f"""
 SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high, num_problems, num_samples, max_turns,
-    coalesce(json_extract(detail, '$.num_trained_problems'), 0) AS num_trained_problems
+    coalesce(json_extract(detail, '$.num_trained_problems'), 0) AS num_trained_problems,
+    {JUDGED}
 FROM evaluations
 WHERE evaluation_id > ? ORDER BY evaluation_id
 """
@@ -98,4 +99,5 @@ class Bests:
 def _evaluation_line(row: dict[str, Any]) -> str:
     low, high = 100 * row["ci_low"], 100 * row["ci_high"]
     line = f"{row['stage']}: pass@1 {percent(row['pass_at_1'])} ({low:.1f} to {high:.1f})"
-    return ", ".join(filter(None, (line, trained_label(row))))
+    judged = judged_label(row) if is_judged_in_part(row) else ""
+    return ", ".join(filter(None, (line, judged, trained_label(row))))

@@ -16,6 +16,7 @@ from forge.data.splits import in_split
 from forge.errors import ConfigError
 from forge.evalpool.examine import examine_all
 from forge.records import Split
+from forge.records.examination import UNUSABLE
 from forge.runner.prepare.kept_files import data_dir, write_kept
 
 if TYPE_CHECKING:
@@ -77,6 +78,14 @@ def refusal(refused: Mapping[str, str], *, num_problems: int) -> str:
     more = len(refused) - MAX_NAMES
     listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
     return (
-        f"problems.path: {len(refused)} of {num_problems} problems are not trained on: {listed}; "
+        f"problems.path: {len(refused)} of {num_problems} problems are not trained on"
+        f"{_kinds(refused)}: {listed}; "
         f'"forge problems check" says why, {ALLOW} trains on them'
     )
+
+
+def _kinds(refused: Mapping[str, str]) -> str:
+    """` (5 unjudgeable, 2 trivial)`."""
+    num = sum(not UNUSABLE.isdisjoint(flags.split(", ")) for flags in refused.values())
+    kinds = {"unjudgeable": num, "trivial": len(refused) - num}
+    return f" ({', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)})"

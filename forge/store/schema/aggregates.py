@@ -37,13 +37,13 @@ BY_STEP = {
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate,
         (SELECT avg(r.is_correct) FROM groups g JOIN trajectories r USING (group_id)
             WHERE g.stage = t.stage AND g.step = t.step AND g.purpose = 'train'
-            AND g.num_rollouts > 0 AND r.ended <> 'infra') AS pass_rate_multi,
+            AND g.num_rollouts > 0 AND r.ended NOT IN ('unjudgeable', 'infra')) AS pass_rate_multi,
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END) AS compile_rate,
         avg(CASE WHEN is_correct THEN speedup END) AS speedup,
         max(CASE WHEN is_correct THEN speedup END) AS best_speedup,
         avg(num_completion_tokens) AS completion_tokens, avg(is_truncated) AS truncated_share,
         sum(num_completion_tokens) AS num_completion_tokens,
-        sum(status = 'infra_error') AS num_masked,
+        sum(status IN ('unjudgeable', 'infra_error')) AS num_masked,
         min(min_version) AS min_version, max(max_version) AS max_version,
         sum(generate_s) AS generate_s, sum(judge_s) AS judge_s
     FROM {{turns}} t WHERE purpose = 'train' AND {FINISHED} GROUP BY stage, step""",
@@ -105,7 +105,8 @@ BY_STEP = {
     "problems": f"""
     SELECT problem_id, purpose, stage, step,
         count(DISTINCT group_id || '.' || rollout) AS num_rollouts, count(*) AS num_turns,
-        count(is_correct) AS num_judged, sum(is_correct) AS num_correct_turns,
+        count(CASE WHEN status <> 'unjudgeable' THEN is_correct END) AS num_judged,
+        sum(is_correct) AS num_correct_turns,
         max(reward) AS best_reward, max(CASE WHEN is_correct THEN speedup END) AS best_speedup,
         min(CASE WHEN is_correct THEN max_version END) AS first_solved_by_version,
         max(max_version) AS last_played_by_version

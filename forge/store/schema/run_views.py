@@ -86,8 +86,12 @@ CREATE VIEW v_idle AS
     WHERE i.key BETWEEN 'idle/' AND 'idle0' AND i.key LIKE 'idle/%/seconds';
 
 CREATE VIEW v_evaluations AS
-    -- every evaluation of weights that count, oldest first
-    SELECT stage, stage_index, step, policy_version, at, num_problems, num_samples, max_turns,
+    -- every evaluation of weights that count, oldest first; rates are of num_judged_problems
+    SELECT stage, stage_index, step, policy_version, at, num_problems,
+        coalesce(json_extract(detail, '$.num_judged_problems'), num_problems)
+            AS num_judged_problems,
+        coalesce(json_extract(detail, '$.unjudgeable'), '{}') AS unjudgeable,
+        num_samples, max_turns,
         pass_at_1, ci_low, ci_high,
         pass_at_1_greedy, pass_at_1_multi, compile_rate,
         coalesce(json_extract(detail, '$.num_trained_problems'), 0) AS num_trained_problems, detail
@@ -96,8 +100,22 @@ CREATE VIEW v_evaluations AS
         WHERE b.stage = e.stage_index AND e.step > b.step AND p.attempt < b.attempt)
     ORDER BY at, evaluation_id;
 
+CREATE VIEW v_unjudgeable AS
+    -- problems that could not be judged: by step and purpose, with reason, turns and a detail
+    SELECT stage, step, purpose, problem_id, family, level, reason, num_turns, example,
+        (SELECT body FROM texts WHERE text_id = detail_id) AS detail
+    FROM (SELECT g.stage, g.step, g.purpose, g.problem_id, v.reason, count(*) AS num_turns,
+            min('g' || v.group_id || '.r' || v.rollout || '.t' || v.turn) AS example,
+            max(v.detail_id) AS detail_id
+        FROM verdicts v JOIN groups g USING (group_id)
+        WHERE v.status IN ('unjudgeable', 'infra_error')
+            AND (v.status = 'unjudgeable' OR v.reason IN ('reference_failed', 'problem_too_large'))
+            AND g.group_id NOT IN (SELECT group_id FROM v_replayed)
+        GROUP BY g.stage, g.step, g.purpose, g.problem_id, v.reason)
+    LEFT JOIN problems p USING (problem_id);
+
 CREATE VIEW v_pass_at_k AS
-    -- pass@k of every evaluation with its interval
+    -- pass@k of every evaluation with its interval, of its judged problems with k samples or more
     SELECT e.stage, e.step, e.policy_version, CAST(k.key AS INTEGER) AS k, k.value AS pass_at_k,
         json_extract(e.detail, '$.pass_at_k_ci."' || k.key || '"[0]') AS ci_low,
         json_extract(e.detail, '$.pass_at_k_ci."' || k.key || '"[1]') AS ci_high

@@ -94,7 +94,7 @@ CREATE TABLE trajectories (
     group_id INTEGER NOT NULL,
     rollout INTEGER NOT NULL,        -- index in the group, from 0
     problem_id TEXT NOT NULL,
-    ended TEXT NOT NULL,             -- correct, max_turns, context_full or infra
+    ended TEXT NOT NULL,             -- correct, max_turns, context_full, unjudgeable, infra
     num_turns INTEGER NOT NULL,
     is_correct INTEGER NOT NULL,     -- true if some turn was correct
     PRIMARY KEY (group_id, rollout)

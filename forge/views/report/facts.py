@@ -41,7 +41,9 @@ FROM v_best_kernels WHERE rank <= {MOST_KERNELS} AND stage >= 0 ORDER BY rank
 """
 
 PROBLEMS = """
+WITH found AS MATERIALIZED (SELECT DISTINCT purpose, problem_id FROM v_unjudgeable)
 SELECT purpose, count(*) AS num_problems, sum(num_correct_turns > 0) AS num_solved,
+    sum(correct_share IS NULL AND (purpose, problem_id) IN found) AS num_unjudgeable,
     sum(num_rollouts) AS num_rollouts, sum(num_turns) AS num_turns
 FROM v_problems
 WHERE purpose IS NOT NULL AND (purpose <> 'chat' OR (SELECT min(stage) FROM groups) >= 0)

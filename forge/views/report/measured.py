@@ -17,7 +17,8 @@ MOST_EVALUATIONS = 400
 
 EVALUATIONS = """
 SELECT stage, stage_index, step, policy_version, num_problems, num_samples, max_turns, pass_at_1,
-    ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate, num_trained_problems
+    ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate, num_trained_problems,
+    num_judged_problems, unjudgeable
 FROM v_evaluations ORDER BY at DESC, stage LIMIT :most
 """
 
@@ -62,7 +63,8 @@ def evaluation_chart(evaluations: Sequence[dict[str, Any]]) -> Chart:
         Line(label="compiles", x=xs, y=column("compile_rate")),
     ]  # fmt: skip
     return Chart(
-        name="evaluations", title="Evaluations", x_label="evaluation", y_label="share of problems",
+        name="evaluations", title="Evaluations", x_label="evaluation",
+        y_label="share of judged problems",
         kind=Kind.DOTS, names=tuple(label(row["stage"]) for row in evaluations),
         lines=tuple(line for line in lines if line.points), is_share=True,
         note="pass@1: first turns at temperature 1, with the 95 % interval over problems. Greedy: "
@@ -82,10 +84,10 @@ def pass_at_k_chart(asker: Asker) -> Chart:
         for name, of in _chosen(rows) if len(of) > 1
     ]  # fmt: skip
     return Chart(
-        name="pass-at-k", title="pass@k", x_label="k", y_label="share of problems",
+        name="pass-at-k", title="pass@k", x_label="k", y_label="share of judged problems",
         lines=tuple(lines), is_share=True,
-        note="The chance that one of k first turns is correct (unbiased); the band is the 95 % "
-        "interval over problems.",
+        note="The chance that one of k first turns is correct (unbiased), over the judged problems "
+        "with k samples; the band is the 95 % interval over problems.",
     )  # fmt: skip
 
 

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from forge.views.report.facts import MOST_CODES, MOST_EVENTS, MOST_KERNELS, unpack, when
 from forge.views.report.spent import STEP_PARTS
-from forge.views.run.evaluations import trained_label, trained_share
+from forge.views.run.evaluations import (
+    judged_label,
+    judged_share,
+    trained_label,
+    trained_share,
+    unjudgeable_reasons,
+)
 from forge.views.run.standing import stage_name
 from forge.views.text.numbers import NONE, clock, grouped, percent, without_empty
 
@@ -70,6 +76,7 @@ def _pass_card(facts: Facts) -> dict[str, str] | None:
         return None
     first, last = facts.evaluations[0], facts.evaluations[-1]
     about = f"{last['stage']}, 95 %: {percent(last['ci_low'])} to {percent(last['ci_high'])}"
+    about += f"; {judged_label(last)}"
     if label := trained_label(last):
         about += f"; {label}"
     if len(facts.evaluations) > 1:
@@ -89,9 +96,12 @@ def _solved_card(facts: Facts) -> dict[str, str] | None:
     row = next((row for row in facts.problems if row["purpose"] == "train"), None)
     if row is None:
         return None
-    share = percent(row["num_solved"] / row["num_problems"])
-    solved = f"{row['num_solved']:,} of {row['num_problems']:,}"
-    return _card("Training problems solved", solved, f"{share}, at least once")
+    num_judged = row["num_problems"] - row["num_unjudgeable"]
+    share = percent(row["num_solved"] / num_judged) if num_judged else NONE
+    about = f"{share}, at least once"
+    if row["num_unjudgeable"]:
+        about += f"; {row['num_unjudgeable']:,} more unjudgeable"
+    return _card("Training problems solved", f"{row['num_solved']:,} of {num_judged:,}", about)
 
 
 def _reward_card(facts: Facts) -> dict[str, str] | None:
@@ -117,7 +127,7 @@ def tables(facts: Facts) -> dict[str, Table | None]:
 
 def _evaluations(facts: Facts) -> Table:
     head = ["evaluation", "step", "policy", "problems × samples", "pass@1", "95 %", "greedy"]
-    head += ["any turn", "compiles", "trained on"]
+    head += ["any turn", "compiles", "judged", "unjudgeable", "trained on"]
     return head, [
         [
             row["stage"],
@@ -129,6 +139,8 @@ def _evaluations(facts: Facts) -> Table:
             percent(row["pass_at_1_greedy"]),
             percent(row["pass_at_1_multi"]),
             percent(row["compile_rate"]),
+            judged_share(row) or NONE,
+            unjudgeable_reasons(row) or NONE,
             trained_share(row) or NONE,
         ]
         for row in facts.evaluations

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
-from forge.views.run.evaluations import trained_share
+from forge.views.run.evaluations import (
+    is_judged_in_part,
+    judged_label,
+    judged_share,
+    trained_share,
+)
 from forge.views.run.standing import (
     NOT_CHAT,
     load_idle_by_stage,
@@ -89,6 +94,8 @@ def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
         row["pass_at_k"] = dict(json.loads(row["pass_at_k"]))
         row["detail"] = dict(json.loads(row["detail"]))
         row["num_trained_problems"] = row["detail"].get("num_trained_problems", 0)
+        row["num_judged_problems"] = row["detail"].get("num_judged_problems", row["num_problems"])
+        row["unjudgeable"] = row["detail"].get("unjudgeable", {})
     return rows
 
 
@@ -177,8 +184,8 @@ def render_best_kernel(best: dict[str, Any]) -> RichGroup:
 def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     """One row per evaluation; also the table that ends a run. Fits 80 columns.
 
-    n is problems × sampled rollouts; fast_1 is of first turns, like pass@1; multi counts a rollout
-    that any of its turns solves.
+    n is problems × sampled rollouts. All rates are of the judged problems; fast_1 is of first
+    turns, like pass@1; multi counts a rollout that any of its turns solves.
     """
     from rich.console import Group as RichGroup
     from rich.text import Text
@@ -191,7 +198,9 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
         list(rows[0]) if rows else [], [list(row.values()) for row in rows]
     )
     table = RowTable(columns=columns, rows=cells)
-    return RichGroup(Text("evaluations", style="italic"), Fitting(table))
+    named = [row for row in evaluations[:-1] if is_judged_in_part(row)] + evaluations[-1:]
+    lines = [Text(f"{row['stage']}: {judged_label(row)}") for row in named]
+    return RichGroup(Text("evaluations", style="italic"), Fitting(table), *lines)
 
 
 def _evaluation(row: dict[str, Any]) -> dict[str, str]:
@@ -208,6 +217,7 @@ def _evaluation(row: dict[str, Any]) -> dict[str, str]:
         "multi": percent(row["pass_at_1_multi"]),
         "pass@k": f"{percent(row['pass_at_k'][last_k])} @{last_k}" if last_k else NONE,
         "compiles": percent(row["compile_rate"]),
+        "judged": judged_share(row) or NONE,
         "trained on": trained_share(row) or NONE,
     }
 

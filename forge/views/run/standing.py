@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING, Any
 import tomli
 
 from forge.store.ownership import is_owned
-from forge.views.run.evaluations import NUM_TRAINED, trained_share
+from forge.views.run.evaluations import (
+    JUDGED,
+    NUM_TRAINED,
+    is_judged_in_part,
+    judged_label,
+    trained_share,
+)
 from forge.views.run.steps import PlayedSteps, load_played_steps
+from forge.views.text.numbers import percent
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -104,6 +111,11 @@ class Standing:
     policy_version: int | None
     pass_at_1: float | None
     """Result of the latest evaluation."""
+    judged: str
+    """`95 of 100 problems judged; 5 unjudgeable (5 reference_failed)`: of the latest evaluation;
+    empty without one."""
+    is_judged_in_part: bool
+    """True if the latest evaluation did not judge all of its problems."""
     trained_on: str
     """`3 of 64` if the run had trained on 3 of its problems; empty for none."""
     eta_s: float | None
@@ -120,6 +132,8 @@ class Standing:
         lines = [f"{self.run}: {self.state}, attempt {self.attempt}", *why_lines(self.reason)]
         if self.state == "killed":
             lines.append(f'"forge resume {self.run}" continues it')
+        if self.pass_at_1 is not None:
+            lines.append(f"latest evaluation: pass@1 {percent(self.pass_at_1)}, {self.judged}")
         return lines
 
 
@@ -133,7 +147,7 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
     trained = reader.one(_TRAINED, {"stage": stage}) or {"attempt": None, "step": None}
     rates = _rates(reader, now=now)
     evaluated = reader.one(
-        f"SELECT pass_at_1, num_problems, {NUM_TRAINED} AS num_trained_problems "
+        f"SELECT pass_at_1, num_problems, {NUM_TRAINED} AS num_trained_problems, {JUDGED} "
         "FROM evaluations ORDER BY at DESC, evaluation_id DESC LIMIT 1"
     )
     return Standing(
@@ -153,6 +167,8 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
         idle=load_idle(reader, stage=stage),
         policy_version=reader.value("SELECT max(version) FROM policies"),
         pass_at_1=None if evaluated is None else evaluated["pass_at_1"],
+        judged="" if evaluated is None else judged_label(evaluated),
+        is_judged_in_part=evaluated is not None and is_judged_in_part(evaluated),
         trained_on="" if evaluated is None else trained_share(evaluated),
         eta_s=_eta_s(reader, stage=stage, num_steps=known.get("steps"), **trained),
     )

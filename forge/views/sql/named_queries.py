@@ -40,6 +40,9 @@ QUERIES: dict[str, NamedQuery] = {
     "pass-rate": NamedQuery("Pass rate by step: is it learning?", sql.PASS_RATE),
     "learning": NamedQuery("Reward, pass rate, best speedup by step and level", sql.LEARNING),
     "levels": NamedQuery("Problems solved, by level and family", sql.LEVELS),
+    "unjudgeable": NamedQuery(
+        "Problems that could not be judged, with reason and detail", sql.UNJUDGEABLE
+    ),
     "failures": NamedQuery("Failures by status and reason", sql.FAILURES),
     "failure-mix": NamedQuery("Failures by step and status", sql.FAILURE_MIX),
     "best-kernels": NamedQuery(

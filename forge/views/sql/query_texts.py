@@ -218,8 +218,14 @@ FROM v_duplicates GROUP BY stage, step, purpose ORDER BY stage, step
 
 EVALUATIONS = """
 SELECT stage, step, policy_version, pass_at_1, ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi,
-    compile_rate, num_problems, num_trained_problems
+    compile_rate, num_judged_problems, num_problems, unjudgeable, num_trained_problems
 FROM v_evaluations
+"""
+
+UNJUDGEABLE = """
+SELECT purpose, problem_id, reason, sum(num_turns) AS num_turns, min(example) AS example,
+    max(detail) AS detail
+FROM v_unjudgeable GROUP BY purpose, problem_id, reason ORDER BY purpose, problem_id
 """
 
 UNSOLVED = """

@@ -55,6 +55,8 @@ def make_problems(*splits: Split) -> list[Problem]:
 class FakePool:
     """A pool with a fixed examination for each problem, which counts its requests."""
 
+    num_judges = num_examined = 2
+
     def __init__(self, flags: dict[str, Flag]) -> None:
         self.flags = flags
         self.asked: list[str] = []
@@ -102,8 +104,13 @@ def test_a_run_without_trainable_problems_is_refused_in_one_line(tmp_path: Path)
 
 def test_the_message_names_some_problems_and_counts_the_rest() -> None:
     line = refusal({f"p{n}": "slow" for n in range(10)}, num_problems=50)
-    assert line.startswith("problems.path: 10 of 50 problems are not trained on: p0 (slow), ")
+    assert line.startswith(
+        "problems.path: 10 of 50 problems are not trained on (10 unjudgeable): p0"
+    )
+    assert ": p0 (slow), " in line
     assert "p7 (slow) and 2 more; " in line
+    both = refusal({"a": "constant, slow", "b": "identity", "c": "constant"}, num_problems=9)
+    assert "3 of 9 problems are not trained on (1 unjudgeable, 2 trivial): a (const" in both
 
 
 def test_only_problem_files_for_grpo_are_examined_unless_flags_are_allowed(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ class Trials(ABC):
             is_large = isinstance(error, ProblemTooLarge)
             reason = Reason.PROBLEM_TOO_LARGE if is_large else Reason.REFERENCE_FAILED
             detail = with_advice(str(error))
-            return Finding(status=Status.INFRA_ERROR, reason=reason, detail=detail)
+            return Finding(status=Status.UNJUDGEABLE, reason=reason, detail=detail)
         except WeakSandbox as error:
             return Finding(status=Status.INFRA_ERROR, reason="weak_sandbox", detail=str(error))
         except ZygoteGone as error:

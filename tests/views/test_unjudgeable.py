@@ -1,0 +1,151 @@
+"""Problems that cannot be judged: counted beside the denominator wherever rates are shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from forge.records import AttemptEnd, Group, Purpose, Reason, Status
+from forge.runner.outlets.best_kernels import Bests
+from forge.statistics.evaluation import evaluate_groups
+from forge.store.layout import RunPaths
+from forge.store.reader import open_run
+from forge.views.report.facts import PROBLEMS
+from forge.views.run import show
+from forge.views.run.standing import load_standing
+from forge.views.sql.named_queries import QUERIES
+from tests.store.storefactory import attempt, group, problem, write_run
+from tests.views.terminals import shown
+
+LABEL = "1 of 3 problems judged; 2 unjudgeable (1 problem_too_large, 1 reference_failed)"
+GOOD, WRONG, NONE = Status.CORRECT, Status.WRONG, Status.UNJUDGEABLE
+
+
+def played(number: int, rows: list[list[Status]], reason: str = "", **how: Any) -> Group:
+    made = group(number + 1, rows, problem_id=problem(number).problem_id, **how)
+    if not reason:
+        return made
+    trajectories = tuple(
+        replace(
+            each,
+            turns=tuple(
+                replace(turn, verdict=replace(turn.verdict, reason=reason)) for turn in each.turns
+            ),
+        )
+        for each in made.trajectories
+    )
+    return replace(made, trajectories=trajectories)
+
+
+def run(*, is_partial: bool = True) -> list[Any]:
+    """An evaluation of three problems, two of them unjudgeable, and a trained group of each."""
+    reasons = ("", Reason.REFERENCE_FAILED, Reason.PROBLEM_TOO_LARGE)
+    groups = [
+        played(
+            number + 10 * (purpose is Purpose.TRAIN),
+            [[GOOD], [WRONG]] if not reason else [[NONE], [NONE]],
+            reason,
+            purpose=purpose,
+            stage=0,
+            step=0,
+        )
+        for purpose in (Purpose.EVAL, Purpose.TRAIN)
+        for number, reason in enumerate(reasons if is_partial else ("",))
+    ]
+    problems = [problem(number) for number in (0, 1, 2, 10, 11, 12)]
+    rows: list[Any] = [attempt(), *problems]
+    for each in groups:
+        for trajectory in each.trajectories:
+            rows += [*trajectory.turns, trajectory]
+        rows.append(each)
+    evaluated = [each for each in groups if each.purpose is Purpose.EVAL]
+    result = evaluate_groups(
+        evaluated, problems, stage="eval-0", step=0, version=0, max_turns=1, at=1_000.0
+    )
+    return [*rows, result, AttemptEnd(attempt=1, ended_at=2_000.0, exit_code=0, reason="done")]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    anyio.run(lambda: write_run(tmp_path / "toy-1", run(), texts="plain"))
+    return tmp_path / "toy-1"
+
+
+def test_show_and_status_name_judged_and_unjudgeable_problems(root: Path) -> None:
+    data = show.show_run(root)
+    text = shown(show.render_show(data))
+    assert f"eval-0: {LABEL}" in text
+    assert data["evaluations"][0]["pass_at_1"] == 0.5
+    with open_run(root) as reader:
+        standing = load_standing(reader, now=3_000.0)
+    assert (standing.judged, standing.is_judged_in_part) == (LABEL, True)
+    assert f"latest evaluation: pass@1 50.0 %, {LABEL}" in standing.to_lines()
+
+
+def test_an_evaluation_of_which_all_problems_were_judged_says_so(tmp_path: Path) -> None:
+    anyio.run(lambda: write_run(tmp_path / "toy-1", run(is_partial=False), texts="plain"))
+    text = shown(show.render_show(show.show_run(tmp_path / "toy-1")))
+    assert "eval-0: 1 of 1 problems judged" in text
+    assert "unjudgeable" not in text
+    with open_run(tmp_path / "toy-1") as reader:
+        assert not load_standing(reader, now=3_000.0).is_judged_in_part
+
+
+def test_the_view_of_evaluations_has_the_denominator_also_for_rows_of_earlier_versions(
+    root: Path,
+) -> None:
+    query = "SELECT num_problems, num_judged_problems, unjudgeable FROM v_evaluations"
+    with open_run(root) as reader:
+        num, num_judged, reasons = reader.query(query).rows[0]
+    assert (num, num_judged) == (3, 1)
+    assert json.loads(reasons) == {"problem_too_large": 1, "reference_failed": 1}
+    old = run()
+    old[-2] = replace(old[-2], detail={"tallies": {}})
+    path = root.with_name("old-1")
+    anyio.run(lambda: write_run(path, old, texts="plain"))
+    with open_run(path) as reader:
+        assert list(reader.query(query).rows) == [(3, 3, "{}")]
+
+
+def test_unjudgeable_problems_are_listed_with_reason_and_an_example(root: Path) -> None:
+    with open_run(root) as reader:
+        rows = reader.rows("SELECT * FROM v_unjudgeable WHERE purpose = 'eval' ORDER BY reason")
+        found = reader.rows(QUERIES["unjudgeable"].sql)
+    assert [(r["problem_id"], r["reason"], r["num_turns"], r["example"]) for r in rows] == [
+        (problem(2).problem_id, "problem_too_large", 2, "g3.r0.t0"),
+        (problem(1).problem_id, "reference_failed", 2, "g2.r0.t0"),
+    ]
+    assert "unjudgeable" in rows[0]["detail"]
+    assert len(found) == 4
+
+
+def test_a_fault_of_an_earlier_version_that_was_the_problems_is_listed_too(
+    tmp_path: Path,
+) -> None:
+    rows: list[Any] = [attempt(), problem(0), problem(1)]
+    for number, reason in ((0, "reference_failed"), (1, "judge_lost")):
+        each = played(number, [[Status.INFRA_ERROR]], reason)
+        rows += [each.trajectories[0].turns[0], each.trajectories[0], each]
+    anyio.run(lambda: write_run(tmp_path / "toy-1", rows, texts="plain"))
+    with open_run(tmp_path / "toy-1") as reader:
+        found = reader.rows("SELECT problem_id FROM v_unjudgeable")
+    assert found == [{"problem_id": problem(0).problem_id}]
+
+
+def test_training_counts_unjudgeable_turns_as_masked_and_their_problems_apart(root: Path) -> None:
+    with open_run(root) as reader:
+        step = reader.one("SELECT * FROM v_steps")
+        assert step is not None
+        assert (step["num_turns"], step["num_masked"]) == (6, 4)
+        assert (step["pass_rate"], step["pass_rate_multi"]) == (0.5, 0.5)
+        solved = {row["purpose"]: row for row in reader.rows(PROBLEMS)}["train"]
+    assert (solved["num_problems"], solved["num_solved"], solved["num_unjudgeable"]) == (3, 1, 2)
+
+
+def test_a_message_about_an_evaluation_names_its_denominator(root: Path) -> None:
+    assert LABEL in Bests(RunPaths(root)).summary()
