@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 GPU_CAPACITY = 16
 """Concurrent candidates on a card: capture, compilation and references of several overlap."""
+MAX_EXAMINED = 4
+"""Problems that are examined at once on a card: imports, contexts and inputs on the CPU of some
+overlap with kernels of others."""
 CONTEXT_BYTES = 450 << 20
 """GPU memory of a process before it has a tensor."""
 ORACLES_SHARE = 0.013

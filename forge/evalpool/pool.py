@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.errors import MachineError, Stalled
-from forge.evalpool.capacity import GPU_CAPACITY, executor_timeout_s, seat_cores
+from forge.evalpool.capacity import GPU_CAPACITY, MAX_EXAMINED, executor_timeout_s, seat_cores
 from forge.evalpool.input_sets import ShapeLister, ShapesUnknown
 from forge.evalpool.keeper import Keeper, OpenLink
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
@@ -186,6 +186,16 @@ class Pool:
             del self._running[key, options]
             running.done.set()
         return verdict
+
+    @property
+    def num_judges(self) -> int:
+        """Number of judges, whatever their state."""
+        return len(self.seating.seats)
+
+    @property
+    def num_examined(self) -> int:
+        """Number of problems to examine at once."""
+        return sum(min(seat.capacity, MAX_EXAMINED) for seat in self.seating.seats)
 
     async def examine(self, problem: ReferenceModule) -> Examination:
         """Examines whether a problem can be judged and trained on.

@@ -80,7 +80,7 @@ async def _check(
                 several, socket_dir=socket_dir, log_dir=Path(log_dir), gpus=gpus[:num_judges]
             ) as pool,
         ):
-            return await examine_all(pool, problems, num_at_once=num_judges, done=advance)
+            return await examine_all(pool, problems, done=advance)
 
 
 def _find_problems(

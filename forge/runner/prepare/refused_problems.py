@@ -60,7 +60,7 @@ async def find_refused(
         done += 1
         progress.prepare(f"problems {done} of {len(wanted)}")
 
-    found = await examine_all(pool, wanted, num_at_once=experiment.judge.workers * 2, done=count)
+    found = await examine_all(pool, wanted, done=count)
     refused = {
         each.problem_id: ", ".join(f for f in each.flags if f.is_trivial or f.is_unusable)
         for each in found
