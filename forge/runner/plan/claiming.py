@@ -33,6 +33,7 @@ class HasCards(Protocol):
     @property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that are claimed."""
+        ...
 
 
 T = TypeVar("T", bound=HasCards)

@@ -73,6 +73,7 @@ class Report(Protocol):
 
     def __call__(self, status: Status, reason: str, detail: str = "") -> Finding:
         """A finding of the candidate's run."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)

@@ -35,6 +35,7 @@ class Choose(Protocol):
         restored: Callable[[], list[Any]],
     ) -> tuple[Any, int]:
         """The result of one of the alternatives."""
+        ...
 
 
 def patches(choose: Choose, *, folder: Path) -> Iterator[tuple[Any, str, Any]]:

@@ -39,6 +39,7 @@ class SharedBlock(Protocol):
 
     def bytes(self) -> torch.Tensor:
         """[num_bytes] uint8 on the card."""
+        ...
 
     def close(self) -> None:
         """Frees the memory."""
