@@ -63,7 +63,7 @@ QUESTIONS = _number(
         ("evaluations", "pass-at-k", "fast-p", "first-better"),
     ),
     ("How does run A compare with run B at equal steps, tokens or time?", "forge compare A B"),
-    ("Which problems never gave a reward, or were never solved?", ("unsolved",)),
+    ("Which problems never gave a reward, or were never solved?", ("unsolved", "unjudgeable")),
     ("What happened in the 60 s before the end?", ("last-minute",)),
 )
 
