@@ -21,6 +21,7 @@ from forge.commands.judge.settings import JudgeSettings
 from forge.data.overrides import find_problem
 from forge.errors import ConfigError
 from forge.records import Status, Verdict
+from tests.cli.relu_kernel import KERNEL
 
 if TYPE_CHECKING:
     from forge.commands.judge.files import JudgeJob
@@ -35,22 +36,6 @@ def get_inputs():
     return [torch.randn(rows, 64)]
 def get_init_inputs():
     return []
-"""
-KERNEL = """import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, tl.maximum(value, 0.0), mask=i < n)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
-        return y
 """
 WRONG = KERNEL.replace("tl.maximum(value, 0.0)", "value")
 ALIAS = KERNEL.replace("tl.maximum", "tl.maximun")

@@ -11,6 +11,7 @@ import pytest
 from forge import cli
 from forge.commands.judge.shapes import parse_shapes
 from forge.data.overrides import Overrides
+from tests.cli.relu_kernel import KERNEL
 
 PROBLEM = """import torch
 rows = 16
@@ -26,22 +27,6 @@ def get_init_inputs():
 """
 SETS = """def get_input_sets():
     return [get_inputs(), lambda: get_inputs(40), {"rows": 7}]
-"""
-KERNEL = """import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, tl.maximum(value, 0.0), mask=i < n)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
-        return y
 """
 ONE_SIZE = KERNEL.replace("(triton.cdiv(x.numel(), 256),)", "(4,)")
 """Right for 16 x 64 and smaller inputs alone."""

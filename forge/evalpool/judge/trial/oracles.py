@@ -1,9 +1,9 @@
 """Oracles, and which of them draw for several problems: on a GPU, contexts are what is scarce.
 
-Called by `references.py` and `gpu_reference.py`. Promises: what one problem's code did to torch
-never reaches another's, so an oracle is kept only while all that it ran could leave nothing behind
-(`contained.py`); any other has one of its own, which ends with its draw, as does one whose draw
-failed. At most `num_kept` are kept; who finds all of them at work waits for one.
+Called by `trial.references` and `trial.gpu.references`. Promises: no problem meets changes that
+another one's code made to torch. So an oracle is kept only while all that it ran could leave
+nothing behind (`contained.py`); any other has one of its own, which ends with its draw, as does one
+whose draw failed. At most `num_kept` are kept; a draw that finds all of them at work waits for one.
 """
 
 from __future__ import annotations

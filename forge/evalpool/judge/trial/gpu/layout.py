@@ -1,6 +1,6 @@
 """One draw of a problem on a GPU: what an oracle laid out, checked, as tensors by input set.
 
-Called by `gpu_reference.py`, which asks the oracle, and read by all that judge on a card.
+Called by `trial.gpu.references`, which asks the oracle, and read by all that judge on a card.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
+from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
 from forge.evalpool.judge.trial.references import max_uses
 from forge.evalpool.judge.trial.trial import count
@@ -217,8 +218,3 @@ def view(memory: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
     """Type and shape of a tensor."""
     return TensorSpec(dtype_name(tensor), tuple(tensor.shape))
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    """`float32`: the type without its module."""
-    return str(tensor.dtype).removeprefix("torch.")

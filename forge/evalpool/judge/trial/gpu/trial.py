@@ -4,7 +4,7 @@
 capture ─▶ structure ─▶ compile ─▶ (tune) ─▶ checked calls beside others ─▶ timed calls alone
 
 Captures and compilers are children without the GPU's files. The judge's own context holds what no
-executor maps (`gpu_reference.py`): inputs of all sets, expected outputs, tolerances.
+executor maps (`references.py`): inputs of all sets, expected outputs, tolerances.
 """
 
 from __future__ import annotations
