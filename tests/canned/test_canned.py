@@ -15,7 +15,10 @@ from tests.canned.make import MAX_BYTES
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
-EMPTY_VIEWS = {"v_replayed", "v_rewinds", "v_judge_noise", "v_programs", "v_protocols", "v_shapes"}
+EMPTY_VIEWS = {
+    *("v_replayed", "v_rewinds", "v_judge_noise", "v_programs", "v_protocols", "v_shapes"),
+    "v_unjudgeable",
+}
 """The run was never resumed, and kernels are not timed on a CPU."""
 
 

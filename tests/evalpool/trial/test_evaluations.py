@@ -74,8 +74,8 @@ def served(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     found = Served(bench)
     original = Spawner.spawn
 
-    def spawn(self: Spawner, *, role: str, uid: int | None) -> SandboxedChild:
-        child = original(self, role=role, uid=uid)
+    def spawn(self: Spawner, *, role: str, uid: int | None, source: str = "") -> SandboxedChild:
+        child = original(self, role=role, uid=uid, source=source)
         if role == "evaluator":
             found.children.append(child)
         return child

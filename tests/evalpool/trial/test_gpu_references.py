@@ -123,7 +123,8 @@ class Oracles:
     asked: list[tuple[float, bool]] = field(default_factory=list)
     threads: list[threading.Thread] = field(default_factory=list)
 
-    def spawn(self, *, role: str, uid: int | None) -> SandboxedChild:
+    def spawn(self, *, role: str, uid: int | None, source: str) -> SandboxedChild:
+        assert (role, bool(source)) == ("oracle", True)
         ours, theirs = socket.socketpair()
         answer = self.answers.pop(0)
         thread = threading.Thread(target=self._serve, args=(theirs, answer))
