@@ -16,8 +16,8 @@ for _client in ("dotenv", "litellm", "openai", "requests"):
     if importlib.util.find_spec(_client) is None:
         sys.modules[_client] = mock.MagicMock()
 
-from kernelbench.eval import (  # noqa: E402
-    eval_kernel_against_ref,  # pyright: ignore[reportMissingImports]
+from kernelbench.eval import (  # noqa: E402 # pyright: ignore[reportMissingImports]
+    eval_kernel_against_ref,
 )
 
 
