@@ -1,9 +1,9 @@
 """Evaluates kernels with KernelBench's own `eval_kernel_against_ref` in this process.
 
 `bench/agreement.py` starts it with a checkout's `src` on PYTHONPATH and sends `{reference, code}`
-as a line of JSON each; the answer is a line `{is_correct, detail}`. Everything that the evaluation
-prints goes to stderr. `kernelbench/utils.py` imports clients of language models that no evaluation
-calls: where one is not installed, an empty module takes its place.
+as a line of JSON each; the answer is a line `{is_correct, detail, is_cast}`. Everything that the
+evaluation prints goes to stderr. `kernelbench/utils.py` imports clients of language models that no
+evaluation calls: where one is not installed, an empty module takes its place.
 """
 
 import contextlib
@@ -12,6 +12,8 @@ import json
 import sys
 from unittest import mock
 
+import torch
+
 for _client in ("dotenv", "litellm", "openai", "requests"):
     if importlib.util.find_spec(_client) is None:
         sys.modules[_client] = mock.MagicMock()
@@ -19,6 +21,20 @@ for _client in ("dotenv", "litellm", "openai", "requests"):
 from kernelbench.eval import (  # noqa: E402 # pyright: ignore[reportMissingImports]
     eval_kernel_against_ref,
 )
+
+
+def is_cast(reference: str) -> bool:
+    """True if the evaluation computes another problem: it casts every tensor of `get_inputs()` and
+    every floating parameter to fp32, indices and masks too."""
+    names: dict[str, object] = {}
+    exec(reference, names)
+    inputs, init, model = (names[one] for one in ("get_inputs", "get_init_inputs", "Model"))
+    assert callable(inputs)
+    assert callable(init)
+    assert callable(model)
+    state = [one for one in model(*init()).state_dict().values() if one.is_floating_point()]
+    given = [one for one in inputs() if isinstance(one, torch.Tensor)]
+    return any(one.dtype != torch.float32 for one in [*given, *state])
 
 
 def evaluate(reference: str, code: str) -> dict[str, object]:
@@ -43,10 +59,12 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         with contextlib.redirect_stdout(sys.stderr):
+            cast = is_cast(asked["reference"])
             try:
                 answer = evaluate(asked["reference"], asked["code"])
             except Exception as error:  # a candidate may raise anything
                 answer = {"is_correct": False, "detail": f"{type(error).__name__}: {error}"[:300]}
+            answer["is_cast"] = cast
         print(json.dumps(answer), flush=True)
 
 

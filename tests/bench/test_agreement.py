@@ -32,8 +32,29 @@ def eval_kernel_against_ref(reference, code, **options):
         os._exit(3)
     if code == "raises":
         raise ValueError("no kernel")
-    return SimpleNamespace(compiled=True, correctness=code == reference, metadata={})
+    return SimpleNamespace(compiled=True, correctness=code == "right", metadata={})
 """
+REFERENCE = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x, at):
+        return x[at]
+
+def get_inputs():
+    return [torch.rand(4), torch.zeros(2{dtype})]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def write_checkout(folder: Path) -> None:
+    """A package `kernelbench` with EVALUATION."""
+    package = folder / "src" / "kernelbench"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "eval.py").write_text(EVALUATION)
 
 
 def test_the_stored_value_is_multiplied_and_nothing_else() -> None:
@@ -52,23 +73,31 @@ def test_every_kernel_of_the_corpus_has_its_variants() -> None:
 
 
 def test_a_process_that_dies_costs_its_own_kernel_alone(tmp_path: Path) -> None:
-    package = tmp_path / "src" / "kernelbench"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "eval.py").write_text(EVALUATION)
+    write_checkout(tmp_path)
     codes = ("right", "dies", "raises", "wrong", "right")
-    found = [Case(f"{number} {code}", "right", code) for number, code in enumerate(codes)]
+    found = [
+        Case(f"{number} {code}", REFERENCE.format(dtype=""), code)
+        for number, code in enumerate(codes)
+    ]
     answers = evaluate_all(found, folder=tmp_path, num=1)
     assert [answers[case.name].is_correct for case in found] == [True, False, False, False, True]
     assert answers["1 dies"].detail == "the process ended (3)"
     assert answers["2 raises"].detail == "ValueError: no kernel"
 
 
+def test_a_problem_whose_indices_kernelbench_casts_is_marked(tmp_path: Path) -> None:
+    write_checkout(tmp_path)
+    dtypes = {"floats": "", "indices": ", dtype=torch.int64", "half": ", dtype=torch.float16"}
+    found = [Case(name, REFERENCE.format(dtype=dtype), "right") for name, dtype in dtypes.items()]
+    answers = evaluate_all(found, folder=tmp_path, num=1)
+    assert [answers[name].is_cast for name in dtypes] == [False, True, True]
+
+
 def test_a_disagreement_shows_both_results() -> None:
     yes, no = Answer(True, "a"), Answer(False, "b")
     found = disagreements({"p": yes, "q": yes, "r": no}, {"p": yes, "q": no, "r": no})
-    assert [(row["name"], row["kernelbench"]) for row in found] == [
-        ("q", {"is_correct": False, "detail": "b"})
+    assert [(row["name"], row["forge"], row["kernelbench"]) for row in found] == [
+        ("q", "a", {"is_correct": False, "detail": "b", "is_cast": False})
     ]
 
 

@@ -152,6 +152,7 @@ class GpuBench(Bench):
             "num_sets": 1,
             "device": "cuda",
             "tf32": True,
+            "tf32_products": True,
             "max_bytes": 1 << 30,
             "memory_share": 0.1,
             "plain": True,

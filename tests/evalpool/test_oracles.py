@@ -195,6 +195,7 @@ def ask(child: SandboxedChild, source: str) -> dict[str, Any]:
         "num_sets": 2,
         "device": "cpu",
         "tf32": False,
+        "tf32_products": False,
         "max_bytes": 1 << 28,
         "plain": False,
         "moved": True,

@@ -121,6 +121,8 @@ class Oracles:
 
     answers: list[str | dict[str, Any]]
     asked: list[tuple[float, bool]] = field(default_factory=list)
+    tf32: list[tuple[bool, bool]] = field(default_factory=list)
+    """TF32 allowed in convolutions, and in products."""
     threads: list[threading.Thread] = field(default_factory=list)
 
     def spawn(self, *, role: str, uid: int | None, source: str) -> SandboxedChild:
@@ -147,6 +149,7 @@ class Oracles:
         with sock, contextlib.suppress(frames.PeerGone):
             body = next_of(Kind.PROBLEM)
             self.asked.append((body["memory_share"], body["plain"]))
+            self.tf32.append((body["tf32"], body["tf32_products"]))
             if isinstance(answer, dict):
                 frames.send(sock, Kind.LAYOUT, answer)
                 next_of(Kind.FILL)
@@ -181,7 +184,13 @@ def answer(**changes: Any) -> dict[str, Any]:
     return layout(tensors=specs, **changes)
 
 
-def open_references(oracles: Oracles, monkeypatch: pytest.MonkeyPatch) -> GpuReferences:
+def open_references(
+    oracles: Oracles,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_tf32: bool = False,
+    is_varied: bool = True,
+) -> GpuReferences:
     class Card:
         total_memory = 80 << 30
 
@@ -189,7 +198,24 @@ def open_references(oracles: Oracles, monkeypatch: pytest.MonkeyPatch) -> GpuRef
     monkeypatch.setattr(module, "create_block", HostBlock)
     spawner: Any = oracles
     kept = JudgeOracles(spawner, uid=None, num_kept=2)
-    return GpuReferences(kept, num_sets=2, timeout_s=10.0, is_tf32=False)
+    return GpuReferences(kept, num_sets=2, timeout_s=10.0, is_tf32=is_tf32, is_varied=is_varied)
+
+
+@pytest.mark.parametrize(
+    ("is_tf32", "is_varied", "allowed"),
+    [
+        (True, True, (True, True)),
+        (False, True, (False, False)),
+        (True, False, (True, False)),
+        (False, False, (True, False)),
+    ],
+)
+def test_another_projects_protocol_has_tf32_by_torchs_defaults(
+    is_tf32: bool, is_varied: bool, allowed: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracles = Oracles([answer()])
+    open_references(oracles, monkeypatch, is_tf32=is_tf32, is_varied=is_varied).hold(PROBLEM)
+    assert oracles.tf32 == [allowed]
 
 
 @pytest.mark.parametrize(

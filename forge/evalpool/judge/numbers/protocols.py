@@ -6,7 +6,8 @@ memory checks are the judge's own under each.
 
 `kernelbench`: ScalingIntelligence/KernelBench at 423217d (2026-03-05), src/kernelbench/eval.py and
 scripts/eval_from_generations.py: 5 trials on `get_inputs()` as the problem gives it, parameters as
-they initialise; `torch.allclose` with atol = rtol = 1e-4 in fp32, 1e-2 in fp16 and bf16.
+they initialise, TF32 by torch's defaults (convolutions, not products); `torch.allclose` with atol =
+rtol = 1e-4 in fp32, 1e-2 in fp16 and bf16.
 
 `drkernel`: hkust-nlp/KernelGYM (Dr.Kernel) at 3a84417 (2026-02-07),
 kernelgym/toolkit/kernelbench/correctness.py and kernelgym/config/settings.py ("standard"): the same
@@ -14,8 +15,9 @@ kernelgym/toolkit/kernelbench/correctness.py and kernelgym/config/settings.py ("
 
 Both compare one tensor, so nothing passes where Model returns several. Differences that remain
 here: seeds are fresh instead of derived from 42; a candidate's parameters are loaded by name
-instead of drawn in the same order; and what the policy refuses (torch's work, a decoy, an input
-that is changed) passes nowhere. Their timing (KernelBench: mean of 100 calls by
+instead of drawn in the same order; indices and masks keep their dtypes, which KernelBench casts to
+the precision, so that its own reference fails; and what the policy refuses (torch's work, a decoy,
+an input that is changed) passes nowhere. Their timing (KernelBench: mean of 100 calls by
 CUDA events behind a flush of 256 MB; Dr.Kernel: without a flush) is not reproduced.
 """
 

@@ -125,7 +125,8 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         max_bytes=request["max_bytes"],
         is_plain=request["plain"],
     )
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = terms.is_tf32
+    torch.backends.cuda.matmul.allow_tf32 = terms.is_tf32 and request["tf32_products"]
+    torch.backends.cudnn.allow_tf32 = terms.is_tf32
     if terms.device != "cpu":
         torch.cuda.init()  # a generator that is made later would have torch's own seed
         torch.cuda.set_per_process_memory_fraction(request["memory_share"])

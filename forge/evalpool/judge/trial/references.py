@@ -218,6 +218,7 @@ class References:
             "num_sets": self._num_sets,
             "device": "cpu",
             "tf32": False,
+            "tf32_products": False,
             "max_bytes": self._max_bytes,
             "plain": is_plain or not self._is_varied,
             "moved": self._is_varied,

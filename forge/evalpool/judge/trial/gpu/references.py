@@ -60,7 +60,9 @@ class GpuReferences:
         """
         Args:
             num_sets: input sets for checked calls, beside those that are first seen when timed.
-            is_varied: False for inputs and parameters as the problem gives them alone.
+            is_tf32: allow TF32 in fp32 products and convolutions.
+            is_varied: False for another project's protocol: inputs and parameters as the problem
+                gives them alone, and TF32 by torch's defaults, which is in convolutions only.
         """
         self._is_varied = is_varied
         self._num_sets = num_sets + NUM_TIMED_SETS
@@ -186,7 +188,8 @@ class GpuReferences:
             "precision": problem.precision,
             "num_sets": self._num_sets,
             "device": "cuda",
-            "tf32": self._is_tf32,
+            "tf32": self._is_tf32 or not self._is_varied,
+            "tf32_products": self._is_tf32 and self._is_varied,
             "max_bytes": int(DRAW_SHARE * self._memory_bytes),
             "moved": self._is_varied,
         }
