@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import json
 import sys
+from typing import Any
 from unittest import mock
 
 import torch
@@ -26,14 +27,11 @@ from kernelbench.eval import (  # noqa: E402 # pyright: ignore[reportMissingImpo
 def is_cast(reference: str) -> bool:
     """True if the evaluation computes another problem: it casts every tensor of `get_inputs()` and
     every floating parameter to fp32, indices and masks too."""
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec(reference, names)
-    inputs, init, model = (names[one] for one in ("get_inputs", "get_init_inputs", "Model"))
-    assert callable(inputs)
-    assert callable(init)
-    assert callable(model)
-    state = [one for one in model(*init()).state_dict().values() if one.is_floating_point()]
-    given = [one for one in inputs() if isinstance(one, torch.Tensor)]
+    model = names["Model"](*names["get_init_inputs"]())
+    state = [one for one in model.state_dict().values() if one.is_floating_point()]
+    given = [one for one in names["get_inputs"]() if isinstance(one, torch.Tensor)]
     return any(one.dtype != torch.float32 for one in [*given, *state])
 
 
