@@ -25,6 +25,7 @@ _OUT_OF_MEMORY = (
     "can't allocate memory",
     "not enough memory",
     "Cannot allocate memory",
+    "CUDA error: out of memory",
 )
 """Parts of error messages that say that memory ran out."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")

@@ -27,15 +27,15 @@ from forge.evalpool.judge.channel.shm import ITEM_BYTES
 from forge.evalpool.judge.numbers.called import dtype_name, leaves, replaced
 from forge.evalpool.judge.numbers.file_inputs import list_sets
 from forge.evalpool.judge.numbers.finite import are_finite, widened
+from forge.evalpool.judge.numbers.gpu_compare import is_near
 from forge.evalpool.judge.numbers.inputs.input_sets import FIRST, OTHERS
 from forge.evalpool.judge.numbers.inputs.variations import (
-    agrees,
+    Range,
     disturbed,
     relative,
     shake,
     varied,
 )
-from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR
 from forge.evalpool.judge.reference.hub import replace_hub
 from forge.evalpool.judge.reference.oracle import Describer
 from forge.evalpool.judge.reference.subject import FILE, Outputs, Subject
@@ -44,6 +44,8 @@ from forge.records.examination import Flag
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
+
+    from forge.evalpool.judge.numbers.gpu_compare import Allowed
 
 NUM_DRAWS = 4
 """Draws of inputs as given, to find a constant output. Each costs a forward pass."""
@@ -92,7 +94,7 @@ class Study:
         self.subject: Subject
         self.inputs: list[Any] = []
         self.outputs: Outputs = []
-        self.allowed: Outputs = []
+        self.allowed: list[Allowed] = []
         """Tolerances of `outputs`."""
         self.load_s = self.draw_s = self.forward_s = 0.0
         self.ends_at = time.monotonic() + request["budget_s"]
@@ -164,22 +166,16 @@ class Study:
     def compare_with_exact(self) -> Found:
         """Compares eager with float64, and estimates the time that a judge would wait for it."""
         started = time.monotonic()
-        exact = self.subject.run_exact(self.inputs)
+        errors = self.subject.own_errors(self.inputs, self.outputs)
         exact_s = time.monotonic() - started
-        self.allowed, largest = [], 0.0
-        for number, output in enumerate(self.outputs):
-            allowed = self.subject.allowed(output)
-            if exact and output.is_floating_point() and exact[number].shape == output.shape:
-                wide = output.double()
-                error = (wide - exact[number].double()).abs().nan_to_num(0.0, 0.0, 0.0)
-                if error.numel():
-                    ratio = (error / allowed.nan_to_num(0.0, 0.0, 0.0)).nan_to_num(0.0)
-                    largest = max(largest, float(ratio.max()))
-                allowed = allowed + ERROR_FACTOR * error
-            self.allowed.append(allowed)
+        self.allowed = [
+            self.subject.allowed(output, error)
+            for output, error in zip(self.outputs, errors.packed, strict=True)
+        ]
         found = Found()
-        if largest > self.subject.max_own_error:
-            found.flags[Flag.ILL_CONDITIONED] = f"eager is {largest:.0f} tolerances from float64"
+        if errors.largest > self.subject.max_own_error:
+            words = f"eager is {errors.largest:.0f} tolerances from float64"
+            found.flags[Flag.ILL_CONDITIONED] = words
         each_s = self.draw_s + 2 * self.forward_s + exact_s
         all_s, limit_s = self.load_s + self.request["num_sets"] * each_s, self.request["timeout_s"]
         if all_s > limit_s:
@@ -190,22 +186,23 @@ class Study:
     def compare_draws(self) -> Found:
         """Draws fresh inputs, as given and of the judge's other distributions, and finds one
         answer, or one input, that is right for all of them."""
-        low = [one.double() for one in self.outputs]
-        high, allowed = list(low), [self.subject.allowed(one) for one in self.outputs]
+        ranges = [Range(one, allowed=self.subject.allowed(one)) for one in self.outputs]
         copied = self._copied(self.inputs, self.outputs)
-        for inputs, outputs in self._draws():
+        for draw in self._draws():
+            inputs = draw()
+            outputs = self._outputs_of(inputs, is_given=draw == self.subject.draw)
+            if outputs is None:
+                continue
             if [one.shape for one in outputs] != [one.shape for one in self.outputs]:
                 return Found()  # shapes that follow the inputs are no constant
             if copied is not None and self._copied(inputs, outputs) != copied:
                 copied = None
-            for number, one in enumerate(outputs):
-                low[number] = torch.minimum(low[number], one.double())
-                high[number] = torch.maximum(high[number], one.double())
-                allowed[number] = torch.minimum(allowed[number], self.subject.allowed(one))
+            for number, one in enumerate(ranges):
+                one.add(outputs[number], allowed=self.subject.allowed(outputs[number]))
+            del inputs, outputs  # before the next: at full size each is a tenth of a card
         found = Found()
-        ranges = [(top - bottom) / 2 for top, bottom in zip(high, low, strict=True)]
         found.facts["variation"] = variation = relative(ranges, self.outputs)
-        if all(bool((r <= a).all()) for r, a in zip(ranges, allowed, strict=True)):
+        if all(one.is_one_answer() for one in ranges):
             words = (
                 f"one answer passes for all inputs: outputs vary by {variation:.1e} of their size"
             )
@@ -247,17 +244,21 @@ class Study:
         flag = Flag.VECTOR_INSENSITIVE if is_vector else Flag.PARAMETER_INSENSITIVE
         return _ignoring(flag, ignored, num_unchecked)
 
-    def _draws(self) -> Iterator[tuple[list[Any], Outputs]]:
-        """Other inputs with their outputs; those of other distributions only with finite
-        outputs."""
-        for _ in range(NUM_DRAWS - 1):
-            inputs = self.subject.draw()
-            yield inputs, self.subject.run(inputs)
+    def _draws(self) -> Iterator[Callable[[], list[Any]]]:
+        """Functions that make other inputs: as given, then of the judge's other distributions."""
+        yield from [self.subject.draw] * (NUM_DRAWS - 1)
         for name in [*FIRST, *OTHERS][1 : self.request["num_sets"]]:
-            inputs = replaced(self.subject.draw(), lambda _, value, name=name: varied(value, name))
-            outputs = self.subject.try_run(inputs)
-            if outputs is not None and are_finite(outputs):
-                yield inputs, outputs
+            yield lambda name=name: replaced(
+                self.subject.draw(), lambda _, value: varied(value, name)
+            )
+
+    def _outputs_of(self, inputs: list[Any], *, is_given: bool) -> Outputs | None:
+        """Outputs on other inputs; None where the reference does not bear inputs that are not as
+        given."""
+        if is_given:
+            return self.subject.run(inputs)
+        outputs = self.subject.try_run(inputs)
+        return outputs if outputs is not None and are_finite(outputs) else None
 
     def _other_values(self, index: int, leaf: torch.Tensor) -> Iterator[torch.Tensor]:
         """Other values for an input; possibly the same value, where there is no other."""
@@ -276,7 +277,7 @@ class Study:
     def _is_within(self, outputs: Outputs) -> bool:
         pairs = zip(outputs, self.outputs, self.allowed, strict=False)
         return len(outputs) == len(self.outputs) and all(
-            one.shape == base.shape and agrees(one, base, allowed) for one, base, allowed in pairs
+            is_near(one, base, allowed=allowed) for one, base, allowed in pairs
         )
 
     def _copied(self, inputs: list[Any], outputs: Outputs) -> int | None:
@@ -285,7 +286,9 @@ class Study:
         for index, leaf in enumerate(leaves(inputs)):
             sizes = {leaf.numel(), *(one.numel() for one in outputs)}
             if len(sizes) == 1 and all(
-                agrees(leaf.reshape(one.shape), one, self.subject.allowed(one)) for one in outputs
+                leaf.dtype == one.dtype
+                and is_near(leaf.reshape(one.shape), one, allowed=self.subject.allowed(one))
+                for one in outputs
             ):
                 return index
         return None

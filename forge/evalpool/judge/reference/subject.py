@@ -15,9 +15,15 @@ import torch
 
 from forge.evalpool.judge.numbers.called import Unjudgeable, flatten, leaves, replaced
 from forge.evalpool.judge.numbers.file_inputs import make_inputs
+from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.input_sets import DTYPES, MAX_OWN_ERROR, MAX_TF32_ERROR
-from forge.evalpool.judge.numbers.inputs.variations import agrees, allowed_error
+from forge.evalpool.judge.numbers.own_error import (
+    OwnErrors,
+    count_work,
+    errors_of,
+    has_products,
+)
 from forge.evalpool.judge.reference.construct import construct
 from forge.evalpool.judge.reference.hub import replace_hub
 from forge.evalpool.judge.reference.oracle import Describer
@@ -39,7 +45,7 @@ class Subject:
         self.model = model
         self.device = torch.device(request["device"])
         self.precision: str = request["precision"]
-        self.is_tf32 = request["tf32"] and self.device.type == "cuda"
+        self.is_tf32 = request["tf32"] and self.device.type == "cuda" and self.precision == "fp32"
 
     @classmethod
     def load(cls, request: dict[str, Any]) -> Subject:
@@ -83,15 +89,13 @@ class Subject:
         except Exception:
             return None
 
-    def run_exact(self, inputs: list[Any]) -> Outputs:
-        """In float64. Empty where the reference insists on its own type."""
-        try:
-            doubled = replaced(
-                inputs, lambda _, x: x.double() if x.is_floating_point() else x.clone()
-            )
-            return flatten(copy.deepcopy(self.model).double()(*doubled))
-        except Exception:
-            return []
+    def own_errors(self, inputs: list[Any], outputs: Outputs) -> OwnErrors:
+        """Errors of eager against float64, as an oracle computes them; whether TF32 matters to
+        this reference is known from then on."""
+        if self.is_tf32:
+            self.is_tf32 = has_products(count_work(self.model, inputs))
+        terms = {"is_tf32": self.is_tf32, "precision": self.precision}
+        return errors_of(self.model, inputs, outputs, changed=[], **terms)
 
     @property
     def max_own_error(self) -> float:
@@ -100,13 +104,14 @@ class Subject:
 
     def is_repeated(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """To the bit; on a GPU, where sums may come in another order, within tolerance."""
-        a, b = one.nan_to_num(), other.nan_to_num()
-        is_near = self.device.type == "cuda" and agrees(b, a, self.allowed(a))
-        return torch.equal(a, b) or is_near
+        if self.device.type == "cuda":
+            return is_near(one, other, allowed=self.allowed(other))
+        return torch.equal(one.nan_to_num(), other.nan_to_num())
 
-    def allowed(self, output: torch.Tensor) -> torch.Tensor:
-        """Tolerance of an answer, without eager's own error."""
-        return allowed_error(output, precision=self.precision)
+    def allowed(self, output: torch.Tensor, error: torch.Tensor | None = None) -> Allowed:
+        """Tolerance of an answer, with eager's own error as far as known."""
+        error = output.new_zeros(0) if error is None else error
+        return Allowed.of(output, error, precision=self.precision)
 
     def state(self) -> Iterable[torch.Tensor]:
         """Parameters and buffers of the model."""

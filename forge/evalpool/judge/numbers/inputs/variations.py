@@ -1,11 +1,19 @@
-"""Changes of one tensor, and comparison of two results. Used by `examine.py`."""
+"""Changes of one tensor, and the range of a result over several draws. Used by `examine.py`."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from forge.evalpool.judge.numbers.gpu_compare import Allowed
+from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.inputs.variants import Freedom, vary_
+from forge.evalpool.judge.numbers.slabs import CHUNK, Block, blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from forge.evalpool.judge.numbers.gpu_compare import Allowed
 
 
 def varied(value: torch.Tensor, name: str) -> torch.Tensor:
@@ -35,30 +43,65 @@ def shake(value: torch.Tensor, *, by: float) -> None:
         value.add_(torch.randn_like(value) * scale)
 
 
-def allowed_error(output: torch.Tensor, *, precision: str) -> torch.Tensor:
-    """[shape] float64: largest accepted error of a candidate, without eager's own error."""
+class Range:
+    """Smallest and largest value of each element of one output over several draws. Takes memory
+    for three tensors of the output's shape, whatever the number of draws."""
+
+    def __init__(self, output: torch.Tensor, *, allowed: Allowed) -> None:
+        self._low, self._high = widened(output).clone(), widened(output).clone()
+        self._least = _magnitude(output)
+        """Smallest magnitude: the tolerance grows with it."""
+        self._allowed = [allowed]
+
+    def add(self, output: torch.Tensor, *, allowed: Allowed) -> None:
+        """Takes one more draw into account."""
+        torch.minimum(self._low, widened(output), out=self._low)
+        torch.maximum(self._high, widened(output), out=self._high)
+        torch.minimum(self._least, _magnitude(output), out=self._least)
+        self._allowed.append(allowed)
+
+    def is_one_answer(self) -> bool:
+        """True if the middle of each element's range is within tolerance of all draws."""
+        return all(
+            bool((self._radius(block) <= self._tolerance(block)).all()) for block in self._blocks()
+        )
+
+    def square_sum(self) -> float:
+        """Sum of the squares of half of each element's range, as far as they are finite."""
+        return sum(_square_sum(self._radius(block)) for block in self._blocks())
+
+    def _blocks(self) -> Iterator[Block]:
+        return blocks(tuple(self._low.shape), CHUNK)
+
+    def _radius(self, block: Block) -> torch.Tensor:
+        return (self._high[block].double() - self._low[block].double()).div_(2)
+
+    def _tolerance(self, block: Block) -> torch.Tensor:
+        least = self._least[block].double()
+        if not self._low.is_floating_point():
+            return torch.zeros_like(least)
+        tolerance = self._allowed[0].at(block, least)
+        for allowed in self._allowed[1:]:
+            torch.minimum(tolerance, allowed.at(block, least), out=tolerance)
+        return tolerance
+
+
+def relative(ranges: Sequence[Range], outputs: Sequence[torch.Tensor]) -> float:
+    """The rms of half of all `ranges` over that of all `outputs`; 0 if these are 0."""
+    whole = sum(
+        _square_sum(one[block].double())
+        for one in outputs
+        for block in blocks(tuple(one.shape), CHUNK)
+    )
+    return (sum(one.square_sum() for one in ranges) / whole) ** 0.5 if whole else 0.0
+
+
+def _square_sum(values: torch.Tensor) -> float:
+    return float(values.nan_to_num(0.0, 0.0, 0.0).square_().sum())
+
+
+def _magnitude(output: torch.Tensor) -> torch.Tensor:
+    """[shape] |output|; 0 where it is not finite."""
     if not output.is_floating_point():
-        return torch.zeros_like(output, dtype=torch.float64)
-    allowed = Allowed.of(output, output.new_zeros(0), precision=precision)
-    whole = tuple(slice(0, size) for size in output.shape)
-    return allowed.at(whole, output.double().nan_to_num(0.0, 0.0, 0.0))
-
-
-def agrees(got: torch.Tensor, expected: torch.Tensor, allowed: torch.Tensor) -> bool:
-    """True if each element is as near as is allowed; NaN and infinities must be the same."""
-    one, other = got.double(), expected.double()
-    is_special = ~torch.isfinite(other)
-    is_same = (one == other) | (one.isnan() & other.isnan())
-    is_near = (one - other).abs() <= allowed
-    return bool(torch.where(is_special, is_same, is_near).all())
-
-
-def relative(sizes: list[torch.Tensor], outputs: list[torch.Tensor]) -> float:
-    """The rms of all `sizes` over that of all `outputs`."""
-
-    def square(values: list[torch.Tensor]) -> float:
-        finite = (one.double().nan_to_num(0.0, 0.0, 0.0) for one in values)
-        return sum(float(one.square().sum()) for one in finite)
-
-    whole = square(outputs)
-    return (square(sizes) / whole) ** 0.5 if whole else 0.0
+        return torch.zeros_like(output)
+    return widened(output).abs().nan_to_num_(0.0, 0.0, 0.0)
