@@ -27,8 +27,10 @@ MEMORY_WORDS = (
     "can't allocate memory",
     "can't start new thread",
 )
-M_ARENA_MAX = -8
+M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
 """glibc: malloc.h."""
+LARGE_BYTES = 1 << 20
+"""Blocks of the allocator that are mappings of their own."""
 FILES_WORDS = ("Too many open files",)
 
 
@@ -57,11 +59,15 @@ def use_one_heap() -> None:
 
     Otherwise glibc gives each thread a heap of its own, and each keeps what one call once needed:
     1.6 MB for every worker thread that has read the store. Threads that hold the interpreter's lock
-    allocate one at a time anyway. Python offers no mallopt; other C libraries may have none.
+    allocate one at a time anyway. Blocks of LARGE_BYTES or more go back to the system when they are
+    freed: otherwise glibc raises that limit with each such block, and the tables that Python copies
+    now and then (2 MB for its interned strings) leave holes in the heap. Python offers no mallopt;
+    other C libraries may have none.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_ARENA_MAX, 1)
+        mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def address_space() -> int | None:
