@@ -7,8 +7,9 @@ Candidates: the honest corpus (`tests/corpus`), and each of its kernels twice mo
 its stores multiplied, by 1 + 5e-5 (half of the tolerance) and by 1.01. KernelBench evaluates them
 with five trials, several processes of a checkout's code on one card; a process that dies counts its
 kernel as not correct, and the next process goes on. KernelBench casts every input tensor to fp32,
-so it evaluates another problem where indices, masks or half precision are given: those are counted
-apart. Needs a GPU. Prints each disagreement; exit code 1 if less than 99 % of the others agree.
+and hands a candidate what the reference has left of its inputs: problems with indices, masks or
+half precision, or that change their inputs, are others there and counted apart. Needs a GPU. Prints
+each disagreement; exit code 1 if less than 99 % agree.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Answer:
 
     is_correct: bool
     detail: str
-    is_cast: bool = False
-    """True if it is KernelBench's, of a problem whose tensors it casts to another dtype."""
+    is_other: bool = False
+    """True if it is KernelBench's, which computes another problem than the one given."""
 
 
 class _Scaled(ast.NodeTransformer):
@@ -196,14 +197,13 @@ def main() -> int:
     rows = disagreements(ours, theirs)
     for row in rows:
         print(json.dumps(row))
-    cast = {name for name, one in theirs.items() if one.is_cast}
-    counted = {name: one for name, one in ours.items() if name not in cast}
+    others = {name for name, one in theirs.items() if one.is_other}
+    counted = {name: one for name, one in ours.items() if name not in others}
     num_rows = len(disagreements(counted, theirs))
     num_both = sum(one.is_correct and theirs[name].is_correct for name, one in counted.items())
     print(
         f"{len(counted) - num_rows} of {len(counted)} agree; {num_both} are correct by both; "
-        f"of {len(cast)} of problems that KernelBench casts to fp32, "
-        f"{len(cast) - len(rows) + num_rows} agree"
+        f"{len(others) - len(rows) + num_rows} of {len(others)} of problems that are others to it"
     )
     if given.out:
         pairs = {name: [asdict(one), asdict(theirs[name])] for name, one in ours.items()}

@@ -1,7 +1,7 @@
 """Evaluates kernels with KernelBench's own `eval_kernel_against_ref` in this process.
 
 `bench/agreement.py` starts it with a checkout's `src` on PYTHONPATH and sends `{reference, code}`
-as a line of JSON each; the answer is a line `{is_correct, detail, is_cast}`. Everything that the
+as a line of JSON each; the answer is a line `{is_correct, detail, is_other}`. Everything that the
 evaluation prints goes to stderr. `kernelbench/utils.py` imports clients of language models that no
 evaluation calls: where one is not installed, an empty module takes its place.
 """
@@ -24,15 +24,22 @@ from kernelbench.eval import (  # noqa: E402 # pyright: ignore[reportMissingImpo
 )
 
 
-def is_cast(reference: str) -> bool:
+def is_other(reference: str) -> bool:
     """True if the evaluation computes another problem: it casts every tensor of `get_inputs()` and
-    every floating parameter to fp32, indices and masks too."""
+    every floating parameter to fp32, indices and masks too; and it hands a candidate the tensors
+    that the reference has changed in place."""
     names: dict[str, Any] = {}
     exec(reference, names)
     model = names["Model"](*names["get_init_inputs"]())
     state = [one for one in model.state_dict().values() if one.is_floating_point()]
-    given = [one for one in names["get_inputs"]() if isinstance(one, torch.Tensor)]
-    return any(one.dtype != torch.float32 for one in [*given, *state])
+    inputs = names["get_inputs"]()
+    given = [one for one in inputs if isinstance(one, torch.Tensor)]
+    if any(one.dtype != torch.float32 for one in [*given, *state]):
+        return True
+    before = [one.clone() for one in given]
+    with torch.no_grad():
+        model(*inputs)
+    return not all(torch.equal(one, kept) for one, kept in zip(given, before, strict=True))
 
 
 def evaluate(reference: str, code: str) -> dict[str, object]:
@@ -57,12 +64,12 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         with contextlib.redirect_stdout(sys.stderr):
-            cast = is_cast(asked["reference"])
+            other = is_other(asked["reference"])
             try:
                 answer = evaluate(asked["reference"], asked["code"])
             except Exception as error:  # a candidate may raise anything
                 answer = {"is_correct": False, "detail": f"{type(error).__name__}: {error}"[:300]}
-            answer["is_cast"] = cast
+            answer["is_other"] = other
         print(json.dumps(answer), flush=True)
 
 

@@ -1,8 +1,9 @@
 # pyright: strict
 """Number of rows and highest ids that the writer acknowledged, in a file beside run.db.
 
-The writer replaces them after each commit (`store.write`) and syncs them at each step end, so they
-never exceed what was committed. A run.db with fewer rows has lost its WAL, or is an older copy.
+The writer replaces the numbers after each commit and the ids before it (`store.write`), and syncs
+them at each step end: numbers never exceed what was committed, and no id that anyone has seen is
+given out again. A run.db with fewer rows has lost its WAL, or is an older copy.
 
     acknowledged    two slots of 256 bytes, written in turn: {"turns": 25, ...} and its CRC-32
 """
@@ -25,14 +26,16 @@ NUM_SLOTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
-    """Rows that were committed, at one moment."""
+    """Rows that were committed at one moment, and ids used by then."""
 
     turns: int = 0
     """Number of rows."""
     samples: int = 0
     """Number of rows."""
+    policies: int = 0
+    """Number of rows."""
     group_id: int = -1
-    """Highest id ever committed, as the next two; -1 for none. Lost rows do not lower it."""
+    """Highest id ever used, as the next two; -1 for none. Lost rows do not lower it."""
     sample_id: int = -1
     policy_version: int = -1
 

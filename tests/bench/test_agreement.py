@@ -38,11 +38,11 @@ REFERENCE = """
 import torch
 
 class Model(torch.nn.Module):
-    def forward(self, x, at):
-        return x[at]
+    def forward(self, x, y):
+        return x + y
 
 def get_inputs():
-    return [torch.rand(4), torch.zeros(2{dtype})]
+    return [torch.rand(4), torch.ones(4{dtype})]
 
 def get_init_inputs():
     return []
@@ -85,19 +85,21 @@ def test_a_process_that_dies_costs_its_own_kernel_alone(tmp_path: Path) -> None:
     assert answers["2 raises"].detail == "ValueError: no kernel"
 
 
-def test_a_problem_whose_indices_kernelbench_casts_is_marked(tmp_path: Path) -> None:
+def test_a_problem_that_kernelbench_changes_is_marked(tmp_path: Path) -> None:
     write_checkout(tmp_path)
     dtypes = {"floats": "", "indices": ", dtype=torch.int64", "half": ", dtype=torch.float16"}
-    found = [Case(name, REFERENCE.format(dtype=dtype), "right") for name, dtype in dtypes.items()]
+    sources = {name: REFERENCE.format(dtype=dtype) for name, dtype in dtypes.items()}
+    sources["in place"] = sources["floats"].replace("x + y", "x.add_(y)")
+    found = [Case(name, source, "right") for name, source in sources.items()]
     answers = evaluate_all(found, folder=tmp_path, num=1)
-    assert [answers[name].is_cast for name in dtypes] == [False, True, True]
+    assert [answers[name].is_other for name in sources] == [False, True, True, True]
 
 
 def test_a_disagreement_shows_both_results() -> None:
     yes, no = Answer(True, "a"), Answer(False, "b")
     found = disagreements({"p": yes, "q": yes, "r": no}, {"p": yes, "q": no, "r": no})
     assert [(row["name"], row["forge"], row["kernelbench"]) for row in found] == [
-        ("q", "a", {"is_correct": False, "detail": "b", "is_cast": False})
+        ("q", "a", {"is_correct": False, "detail": "b", "is_other": False})
     ]
 
 

@@ -149,9 +149,14 @@ def _play_on(machine: Machine, cell: Cell, taught: Taught, result: Result) -> No
 
 
 def _kill(cell: Cell, run: RunView, command: Command) -> None:
-    """Kill a run in its evaluation, or after a step that no checkpoint covers."""
+    """Kill a run in its evaluation, or after a step that no checkpoint covers; where its WAL is to
+    be damaged, at a moment when this holds something."""
     phase = Phase.EVAL if cell.stage == "eval" else Phase.STOPPED
     pids = meet(phase, run, Target.SUPERVISOR, command)
+    while cell.file.endswith("-wal") and not (run.root / cell.file).stat().st_size:
+        send(pids, signal.SIGCONT)
+        time.sleep(POLL_S)
+        pids = meet(phase, run, Target.SUPERVISOR, command)
     send(pids, signal.SIGKILL)
     command.wait(CHILDREN_S)
 

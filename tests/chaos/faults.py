@@ -96,9 +96,9 @@ def _strike_machine(cell: Cell, machine: Machine) -> None:
 
 def repair(cell: Cell, machine: Machine) -> None:
     """End a fault of the disk, as its owner would before `forge resume`."""
-    for folder in (machine.root / "runs", Path("/dev/shm")):
-        (folder / FILLER).unlink(missing_ok=True)
-    (machine.tmp / FILLER).unlink(missing_ok=True)
+    for folder in (machine.root / "runs", Path("/dev/shm"), machine.tmp):
+        if (folder / FILLER).exists():  # on a read-only disk, to unlink nothing is an error
+            (folder / FILLER).unlink()
     if cell.fault is Fault.READ_ONLY:
         machine.run("umount", "runs")
         if machine.disk is Disk.FAILING:

@@ -83,9 +83,8 @@ def _store(course: Course) -> Iterator[str]:
     cell, run, before = course.cell, course.run, course.before
     now = Acknowledged.read(run)
     if not cell.loses_rows:
-        for table, rows in before.rows.items():
-            if lost := rows - now.rows[table]:
-                yield f"{len(lost)} acknowledged rows of {table} are lost: {some(lost)}"
+        for table, lost in _lost(before, now).items():
+            yield f"{len(lost)} acknowledged rows of {table} are lost: {some(lost)}"
     for table, names in before.names.items():
         reused = [i for i, name in names.items() if i in now.names[table] and
                   now.names[table][i] != name]  # fmt: skip
@@ -102,6 +101,12 @@ def _store(course: Course) -> Iterator[str]:
             yield f"trained steps {steps}; wanted 1 to {course.steps}"
     if is_done and not run.ask("SELECT 1 FROM events WHERE kind = 'stage_end'"):
         yield "the stage has no end"
+
+
+def _lost(before: Acknowledged, now: Acknowledged) -> dict[str, frozenset[tuple[Any, ...]]]:
+    """Rows that are not there any more, by table."""
+    lost = {table: rows - now.rows[table] for table, rows in before.rows.items()}
+    return {table: rows for table, rows in lost.items() if rows}
 
 
 def _machine(course: Course) -> Iterator[str]:
@@ -126,8 +131,11 @@ def _words(course: Course) -> Iterator[str]:
     if cell.says and not any(
         re.search(cell.says, each.said(), re.MULTILINE) for each in course.commands
     ):
-        said = "; ".join(command.last_line() for command in course.commands)
-        yield f"nobody said {cell.says!r}: {said}"
+        lost = _lost(course.before, Acknowledged.read(course.run))
+        if lost or not cell.loses_rows:  # a damaged WAL may hold nothing that the database lacks
+            said = "; ".join(command.last_line() for command in course.commands)
+            counts = ", ".join(f"{len(rows)} rows of {table} lost" for table, rows in lost.items())
+            yield f"nobody said {cell.says!r} ({counts}): {said}"
 
 
 def some(found: Iterable[object], *, most: int = 3) -> str:

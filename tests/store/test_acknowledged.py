@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -23,6 +24,7 @@ from forge.store.integrity import find_faults, refuse_damage
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.resume import last_state, untrained_groups
+from forge.store.write.acknowledger import Acknowledger
 from forge.store.write.writer import open_writer
 from tests.store.storefactory import (
     Options,
@@ -193,3 +195,28 @@ async def test_a_lowered_schema_number_is_named(tmp_path: Path, version: int) ->
     if version == 0:
         with pytest.raises(MachineError, match=said):
             open_run(root)
+
+
+async def test_ids_are_reserved_before_a_reader_can_see_their_rows(tmp_path: Path) -> None:
+    root = tmp_path / "toy-1"
+    make_root(root)
+    offered = samples(group(7, [[Status.WRONG], [Status.CORRECT]], version=3), first_id=5)
+    await write_run(root, [attempt(), *offered])
+    before, paths = known(root), RunPaths(root)
+    with closing(sqlite3.connect(root / "run.db", isolation_level=None)) as run:
+        acknowledger = Acknowledger(run, paths.acknowledged)
+        columns = [row[1] for row in run.execute("PRAGMA table_info(samples)")]
+        others = ", ".join(name for name in columns if name != "sample_id")
+        run.execute("BEGIN IMMEDIATE")
+        run.execute(
+            f"INSERT INTO samples (sample_id, {others}) SELECT 9, {others} FROM samples LIMIT 1"
+        )
+        acknowledger.reserve()
+        assert known(root) == replace(before, sample_id=9)
+        run.execute("ROLLBACK")  # as if the process ended, or its WAL were cut later
+        acknowledger.reserve()
+        acknowledger.acknowledge()
+        assert known(root) == replace(before, sample_id=9)
+        acknowledger.close()
+    with open_run(root) as reader:
+        assert last_state(reader).sample_id == 9

@@ -45,17 +45,21 @@ class HeldRows:
     """Number of turns that are missing."""
     samples: int
     """Number of samples that are missing."""
+    policies: int
+    """Number of published versions of the policy that are missing."""
     steps: dict[int, range]
     """Stage index to trained steps that a checkpoint contains and no row mentions."""
 
     @property
     def is_whole(self) -> bool:
         """True if nothing is missing that was not reported by an earlier attempt."""
-        return not (self.turns or self.samples or self.steps)
+        return not (self.turns or self.samples or self.policies or self.steps)
 
     def describe(self) -> str:
         """The missing rows, as the subject of a sentence."""
-        counts = {"turns": self.turns, "samples": self.samples}
+        counts = {
+            "turns": self.turns, "samples": self.samples, "policy versions": self.policies
+        }  # fmt: skip
         parts = [f"{number} {name}" for name, number in counts.items() if number]
         parts += [f"{name_steps(steps)} of grpo-{stage}" for stage, steps in self.steps.items()]
         return ", ".join(parts)
@@ -71,6 +75,7 @@ class HeldRows:
             data={
                 "turns": self.turns,
                 "samples": self.samples,
+                "policies": self.policies,
                 "steps": {stage: steps[-1] for stage, steps in self.steps.items()},
                 "group_id": state.group_id,
                 "sample_id": state.sample_id,
@@ -91,6 +96,7 @@ def hold_rows(reader: RunReader, stages: Sequence[Stage]) -> HeldRows:
         offered -= {row[0] for row in reader.query(_PRESENT, (last_reported,)).rows}
     num_samples: int = reader.value("SELECT count(*) FROM samples")
     num_turns: int = reader.value("SELECT count(*) FROM turns")
+    num_policies: int = reader.value("SELECT count(*) FROM policies")
     return HeldRows(
         state=replace(
             state,
@@ -100,6 +106,7 @@ def hold_rows(reader: RunReader, stages: Sequence[Stage]) -> HeldRows:
         ),
         turns=max(0, known.turns - num_turns),
         samples=max(0, known.samples - num_samples, len(offered)),
+        policies=max(0, known.policies - num_policies),
         steps=_missing_steps(reader, stages, reported),
     )
 

@@ -95,6 +95,7 @@ class Databases:
 
     def commit(self) -> None:
         """Commits tokens.db, then run.db, and acknowledges the rows."""
+        self._acknowledger.reserve()
         self.tokens.execute("COMMIT")
         self.run.execute("COMMIT")
         self._acknowledger.acknowledge()

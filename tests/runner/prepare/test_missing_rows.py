@@ -60,7 +60,7 @@ async def test_missing_rows_are_counted_and_ids_begin_above_every_file(tmp_path:
     (root / "batches" / "1-000004.npz").write_bytes(b"PK damaged")
     held = hold(root)
     assert not held.is_whole
-    assert held.describe() == "24 turns, 18 samples, steps 1 to 2 of grpo-1"
+    assert held.describe() == "24 turns, 18 samples, 3 policy versions, steps 1 to 2 of grpo-1"
     assert (held.state.group_id, held.state.sample_id, held.state.policy_version) == (30, 90, 3)
     event = held.to_event(root / "run.db")
     assert "\n" not in event.message
