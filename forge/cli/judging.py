@@ -45,6 +45,10 @@ Protocol = Annotated[
 Also = Annotated[
     list[str] | None, typer.Option(help="Further protocol, for comparison. Repeatable.")
 ]
+ModelCard = Annotated[
+    str | None,
+    typer.Option(metavar="CARD", help="Card to estimate times for on a CPU: H100, A100, RTX4090."),
+]
 Workers = Annotated[int | None, typer.Option(min=1, help="Number of judges; absent: one per core.")]
 IsTimed = Annotated[
     bool, typer.Option("--timing/--no-timing", help="Time correct candidates on a GPU.")
@@ -72,6 +76,7 @@ def judge(
     baseline: Baseline = "eager",
     protocol: Protocol = "forge",
     also: Also = None,
+    model_card: ModelCard = None,
     site_packages: SitePackages = None,
     workers: Workers = None,
     timeout: Timeout = None,
@@ -91,7 +96,7 @@ def judge(
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
         protocol=protocol, also=tuple(also or ()), site_packages=tuple(site_packages or ()),
-        workers=workers, timeout=timeout, url=url,
+        model_card=model_card, workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
     if is_serving:
         from forge.commands.judge.judge import serve

@@ -22,6 +22,7 @@ COLUMNS = (
     "turn_id, problem_id, stage, step, purpose, status, reason, detail, reward, speedup, "
     "num_launches, torch_share, device, phase_s, harness, code"
 )
+ESTIMATE_COLUMNS = "card, estimated_us, estimated_baseline_us, estimated_speedup"
 SHAPE_COLUMNS = "name, status, speedup, speedup_low, candidate_us, baseline_us"
 NO_PROGRAM = "no program is stored: the answer failed before one was captured, or it was too large"
 OLDER = "no program is stored: the run was recorded by a version of forge that kept none"
@@ -29,7 +30,7 @@ OLDER = "no program is stored: the run was recorded by a version of forge that k
 
 def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
     """A turn as JSON: columns of v_turns; `also`, the verdicts of further protocols; `shapes`,
-    results by shape; `program` as text or null, and `note` where it is null.
+    results by shape; `estimate` or null; `program` as text or null, and `note` where it is null.
 
     Raises:
         ConfigError: the id is not one of a turn, or the run has no such turn.
@@ -45,6 +46,9 @@ def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
     also = f"SELECT protocol, status, reason, detail FROM v_protocols {where} ORDER BY protocol"
     row["also"] = reader.rows(also, key)
     row["shapes"] = reader.rows(f"SELECT {SHAPE_COLUMNS} FROM v_shapes {where} ORDER BY shape", key)
+    row["estimate"] = next(
+        iter(reader.rows(f"SELECT {ESTIMATE_COLUMNS} FROM v_estimates {where}", key)), None
+    )
     if reader.value("SELECT name FROM main.sqlite_master WHERE name = 'programs'") is None:
         return {**row, "program": None, "note": OLDER}
     packed = reader.value(
@@ -75,6 +79,12 @@ def render_turn(turn: dict[str, Any]) -> RichGroup:
     for shape in turn["shapes"]:
         times = "" if shape["speedup"] is None else f", speed-up {shape['speedup']:.2f}"
         parts.append(Text(printable(f"{shape['name']}: {shape['status']}{times}")))
+    if (found := turn["estimate"]) is not None:
+        line = (
+            f"estimated for {found['card']} by roofline, not measured: "
+            f"{found['estimated_us']:.1f} us, speed-up {found['estimated_speedup']:.2f}"
+        )
+        parts.append(Text(printable(line)))
     parts += [Text(""), Syntax(printable(turn["code"] or ""), "python")]
     parts += [Text(""), Text(printable(turn["program"] or turn["note"]))]
     return RichGroup(*parts)

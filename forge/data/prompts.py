@@ -48,6 +48,8 @@ def feedback_message(verdict: Verdict, *, max_chars: int = MAX_FEEDBACK_CHARS) -
     lines = [head, *detail.splitlines()]
     if verdict.timing is not None:
         lines += _describe_shapes(verdict)
+    elif verdict.estimate is not None:
+        lines += verdict.estimate.lines()
     return Message(role="user", content="\n".join(_PREFIX + line for line in lines))
 
 

@@ -15,6 +15,7 @@ import pytest
 from forge.errors import ConfigError, MachineError
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
+from forge.store.schema.estimate_tables import ESTIMATE_VIEWS
 from forge.store.schema.migrations import RUN_MIGRATIONS
 from forge.store.schema.run_views import VIEWS, view_names
 from forge.store.schema.shape_tables import SHAPE_VIEWS
@@ -39,21 +40,25 @@ def read_all(root: Path) -> dict[str, list[tuple[object, ...]]]:
         }
 
 
-def test_a_run_of_schema_4_has_an_empty_view_of_shapes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("schema", "view", "newer"),
+    [(4, "v_shapes", SHAPE_VIEWS + ESTIMATE_VIEWS), (5, "v_estimates", ESTIMATE_VIEWS)],
+)
+def test_a_run_of_an_older_schema_has_an_empty_view_of_what_came_later(
+    schema: int, view: str, newer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "toy-1"
     with monkeypatch.context() as patch:
-        patch.setattr(databases, "RUN_MIGRATIONS", RUN_MIGRATIONS[:4])
-        patch.setattr(databases, "VIEWS", VIEWS.replace(SHAPE_VIEWS, ""))
+        patch.setattr(databases, "RUN_MIGRATIONS", RUN_MIGRATIONS[:schema])
+        patch.setattr(databases, "VIEWS", VIEWS.replace(newer, ""))
         anyio.run(write_run, root, small_run())
     with open_run(root) as reader:
-        assert reader.value("PRAGMA user_version") == 4
-        assert reader.rows("SELECT * FROM v_shapes") == []
-        old = [row["name"] for row in reader.rows("PRAGMA table_info(v_shapes)")]
+        assert reader.value("PRAGMA user_version") == schema
+        assert reader.rows(f"SELECT * FROM {view}") == []
+        old = [row["name"] for row in reader.rows(f"PRAGMA table_info({view})")]
     anyio.run(write_run, root, [])
     with open_run(root) as reader:
-        assert [row["name"] for row in reader.rows("PRAGMA table_info(v_shapes)")] == old
+        assert [row["name"] for row in reader.rows(f"PRAGMA table_info({view})")] == old
 
 
 @pytest.mark.parametrize("texts", ["plain", "zstd"])
@@ -74,7 +79,7 @@ def test_a_run_of_schema_1_is_read_without_being_written_and_migrated_by_its_nex
         assert reader.value("PRAGMA user_version") == 1
     anyio.run(lambda: write_run(root, [], texts=texts))
     with open_run(root) as reader:
-        assert reader.value("PRAGMA user_version") == len(RUN_MIGRATIONS) == 5
+        assert reader.value("PRAGMA user_version") == len(RUN_MIGRATIONS) == 6
     assert read_all(root) == old
     assert old["v_steps"]
 

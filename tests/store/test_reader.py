@@ -38,6 +38,7 @@ EMPTY_VIEWS = (
     "v_replayed",
     "v_rewinds",
     "v_shapes",
+    "v_estimates",
     "v_unjudgeable",
     "live_groups",
     "live_turns",

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -17,8 +18,10 @@ from hypothesis import strategies as st
 
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, Metrics, Sample, Status
+from forge.records.estimate import TimeEstimate
 from forge.store.codec import Encoder, decode_ids, decode_logprobs, decode_text
 from forge.store.reader import open_run
+from forge.store.write import writer_thread
 from forge.store.write.writer import open_writer
 from forge.store.write.writer_thread import COMMIT_AFTER_S
 from tests.store.storefactory import (
@@ -56,10 +59,30 @@ async def test_every_record_type_has_rows(tmp_path: Path, texts: str) -> None:
     root = await write_run(tmp_path / "toy-1", small_run(), texts=texts)
     found = counts(root)
     empty = [name for name, number in found.items() if not number and "open_" not in name]
-    assert empty == ["rolled_noise", "programs", "turn_programs", "turn_protocols", "turn_shapes"]
+    assert empty == [
+        "rolled_noise",
+        "programs",
+        "turn_programs",
+        "turn_protocols",
+        "turn_shapes",
+        "turn_estimates",
+    ]
     assert found["turns"] == found["verdicts"] == 24
     with open_run(root) as reader:
         assert reader.value("SELECT count(*) FROM tokens.tokens") == 24
+
+
+async def test_an_estimate_has_a_view_of_its_own_and_is_no_measured_time(tmp_path: Path) -> None:
+    estimated = turn(0)
+    estimate = TimeEstimate(card="H100", candidate_us=4.0, baseline_us=10.0)
+    estimated = replace(estimated, verdict=replace(estimated.verdict, estimate=estimate))
+    root = await write_run(tmp_path / "toy-1", [attempt(), estimated, turn(1)])
+    with open_run(root) as reader:
+        rows = reader.rows("SELECT turn_id, card, estimated_us, estimated_speedup FROM v_estimates")
+        assert rows == [
+            {"turn_id": "g0.r0.t0", "card": "H100", "estimated_us": 4.0, "estimated_speedup": 2.5}
+        ]
+        assert reader.value("SELECT count(*) FROM v_turns WHERE speedup IS NOT NULL") == 0
 
 
 async def test_putting_the_same_records_again_changes_nothing_but_events(tmp_path: Path) -> None:
@@ -106,7 +129,10 @@ def test_any_text_survives(text: str, texts: str) -> None:
     assert decode_text(stored) == text.encode("utf-8", errors="replace").decode()
 
 
-async def test_an_empty_put_starts_no_transaction(tmp_path: Path) -> None:
+async def test_an_empty_put_starts_no_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_thread, "settle_oldest", lambda _: False)  # when it is idle
     async with open_writer(tmp_path, Options()) as writer:
         await writer.put(*small_run())
         await writer.flush()
@@ -272,7 +298,7 @@ def test_a_newer_schema_is_refused_by_writer_and_reader_in_one_line(
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     before = (root / "run.db").read_bytes()
-    with pytest.raises(ConfigError, match=r"schema 99 is newer than .* knows 5;") as error:
+    with pytest.raises(ConfigError, match=r"schema 99 is newer than .* knows 6;") as error:
         opener(root)
     assert "\n" not in str(error.value)
     assert (root / "run.db").read_bytes() == before

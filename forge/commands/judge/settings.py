@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
-from forge.config.schema import JudgeTable
+from forge.config.schema import JudgeTable, ModelCardName
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.site_packages import OPTION, require_installed
 
@@ -41,6 +41,8 @@ class JudgeSettings:
     protocol: str = "forge"
     also: tuple[str, ...] = ()
     """Further protocols."""
+    model_card: str | None = None
+    """Card for which times are estimated on a CPU."""
     site_packages: tuple[str, ...] = ()
     """Distributions that references may import."""
     workers: int | None = None
@@ -59,11 +61,14 @@ class JudgeSettings:
                         "served"
                     )
             return _table_of({"url": [self.url]})
-        chosen = {
+        chosen: dict[str, str] = {
             name: getattr(self, name) for name in ("isolation", "compile", "baseline", "protocol")
         }
         for name, value in chosen.items():
             _require(f"--{name}", value, allowed=_allowed(name))
+        if self.model_card is not None:
+            _require("--model-card", self.model_card, allowed=get_args(ModelCardName))
+            chosen["model_card"] = self.model_card
         for name in self.also:
             _require("--also", name, allowed=_allowed("protocol"))
         workers = self.workers or len(os.sched_getaffinity(0))

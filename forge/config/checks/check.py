@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from forge.config.checks.environment import (
     check_devices,
+    check_estimated_speed,
     check_judge_url,
     check_outlets,
     check_pinning,
@@ -35,6 +36,7 @@ CHECKS = (
     check_training,
     check_devices,
     check_judge_url,
+    check_estimated_speed,
     check_serve_url,
     check_overlap,
     check_pinning,

@@ -20,6 +20,9 @@ DistributionName = Annotated[
     ),
 ]
 ProtocolName = Literal["forge", "kernelbench", "drkernel"]
+ModelCardName = Literal[
+    "A100", "H100", "H200", "B200", "L40S", "RTX3090", "RTX4090", "RTX5090", "MI300X"
+]  # fmt: skip
 
 
 class JudgeTable(Table):
@@ -59,6 +62,10 @@ class JudgeTable(Table):
     tf32: bool = True
     """Allow TF32 in fp32 matrix products on GPUs, for baseline and candidate alike. The tolerance
     of such problems widens by the error of eager with TF32."""
+    model_card: ModelCardName | None = None
+    """Card for which the times of correct candidates are estimated where there is no GPU: by the
+    bytes and FLOPs of each launch and the card's peaks (roofline). No measurement, said so
+    wherever it appears, and never a reward unless reward.estimated_speed is true."""
     timing: bool = True
     """Time correct candidates if there is a GPU."""
     baseline: Literal["eager", "compile"] = "eager"

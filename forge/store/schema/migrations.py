@@ -16,6 +16,7 @@ import sqlite3
 from pathlib import Path
 
 from forge.errors import ConfigError, MachineError
+from forge.store.schema.estimate_tables import RUN_TABLES_6
 from forge.store.schema.program_tables import RUN_TABLES_3
 from forge.store.schema.protocol_tables import RUN_TABLES_4
 from forge.store.schema.rollup_tables import RUN_TABLES_2
@@ -25,7 +26,9 @@ from forge.store.schema.tables import RUN_TABLES_1, TOKEN_TABLES_1
 APPLICATION_ID = 0x666F7267
 """`forg`, as `file run.db` and `PRAGMA application_id` show it."""
 
-RUN_MIGRATIONS = (RUN_TABLES_1, RUN_TABLES_2, RUN_TABLES_3, RUN_TABLES_4, RUN_TABLES_5)
+RUN_MIGRATIONS = (
+    RUN_TABLES_1, RUN_TABLES_2, RUN_TABLES_3, RUN_TABLES_4, RUN_TABLES_5, RUN_TABLES_6
+)  # fmt: skip
 TOKEN_MIGRATIONS = (TOKEN_TABLES_1,)
 RUN_VERSION = len(RUN_MIGRATIONS)
 

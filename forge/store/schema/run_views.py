@@ -10,6 +10,7 @@ filter them by the columns that their comment names, or use LIMIT. Views without
 `v_rewinds` excludes ask first whether there are rewinds at all: once a query, not once a row.
 """
 
+from forge.store.schema.estimate_tables import ESTIMATE_VIEWS, NO_ESTIMATE_VIEWS
 from forge.store.schema.program_tables import NO_PROGRAM_VIEWS, PROGRAM_VIEWS
 from forge.store.schema.protocol_tables import NO_PROTOCOL_VIEWS, PROTOCOL_VIEWS
 from forge.store.schema.rolled_views import PLAIN, ROLLED
@@ -165,16 +166,19 @@ CREATE VIEW live_turns AS
     LEFT JOIN problems p ON p.problem_id = g.problem_id;
 """
 
-VIEWS = RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + SHAPE_VIEWS
-_AFTER_3 = NO_PROTOCOL_VIEWS + NO_SHAPE_VIEWS
+_UP_TO_5 = RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + SHAPE_VIEWS
+VIEWS = _UP_TO_5 + ESTIMATE_VIEWS
+_AFTER_4 = NO_SHAPE_VIEWS + NO_ESTIMATE_VIEWS
+_AFTER_3 = NO_PROTOCOL_VIEWS + _AFTER_4
 OLDER_VIEWS = {
     1: RECORD_VIEWS + PLAIN + NO_PROGRAM_VIEWS + _AFTER_3,
     2: RECORD_VIEWS + LIVE_VIEWS + ROLLED + NO_PROGRAM_VIEWS + _AFTER_3,
     3: RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + _AFTER_3,
-    4: RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + NO_SHAPE_VIEWS,
+    4: RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + _AFTER_4,
+    5: _UP_TO_5 + NO_ESTIMATE_VIEWS,
 }
 """Temporary views for runs of older schemas: 1 has no roll-ups, 2 no programs, 3 one protocol, 4
-one shape a problem."""
+one shape a problem, 5 no estimates."""
 
 
 def view_names() -> list[str]:

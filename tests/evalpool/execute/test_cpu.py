@@ -40,8 +40,8 @@ def test_a_launch_computes_and_its_costs_are_counted() -> None:
     one = executor(program(launch(256)))
     outcome = one.forward()
     assert np.array_equal(one.read(1).view(np.float32), X)
-    (cost,) = outcome.launches
-    assert (cost.bytes_loaded, cost.bytes_stored, cost.flops) == (1024, 1024, 0)
+    (cost,) = outcome.costs
+    assert (cost.requested_bytes, cost.tensor_bytes, cost.flops) == (2048, 2048, 0)
     assert outcome.faults == []
 
 
@@ -133,7 +133,7 @@ def test_a_session_answers_with_forms_and_fills_the_slots() -> None:
     session = Session(request=REQUEST, memory=memory)
     done = session.call({}, program=wire.dumps(program(launch(256))))
     assert done["outputs"] == [["Tensor", "float32", [256]]]
-    assert done["num_launches"] == 1
+    assert len(done["costs"]) == 1
     assert memory[1024:] == X.tobytes()
     memory[:4] = np.float32(-1).tobytes()
     session.call({"set": 0, "slots": [1]})
@@ -149,7 +149,7 @@ def test_the_child_serves_calls_and_failures_until_the_judge_hangs_up() -> None:
         with sealed(wire.dumps(program(launch(256)))) as right:
             frames.send(ours, Kind.CANDIDATE, REQUEST, fds=(fd, right))
             done = receive(ours)
-        assert (done.kind, done.body["num_launches"]) == (Kind.DONE, 1)
+        assert (done.kind, len(done.body["costs"])) == (Kind.DONE, 1)
         assert memory[1024:] == X.tobytes()
         with sealed(wire.dumps(program(launch(300, size=300)))) as wrong:
             frames.send(ours, Kind.CALL, {"set": 0, "slots": [1]}, fds=(wrong,))

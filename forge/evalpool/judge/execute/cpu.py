@@ -12,6 +12,7 @@ the instances in another order, or with another poison, and its outputs are comp
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from forge.evalpool.judge.execute.outcome import (
     ExecutionFailed,
     FaultReport,
-    LaunchCost,
+    NodeCost,
     Outcome,
 )
 from forge.evalpool.judge.execute.report import Place, fault_report, unwritten_report
@@ -58,6 +59,8 @@ TOLERANCE = 1e-3
 """Relative difference of an output between two orders that atomic sums of floats may have."""
 TF32, IEEE = "inputPrecision = tf32 ", "inputPrecision = ieee "
 """Attribute of a matrix product in TTIR."""
+PRODUCT = re.compile(r"tt\.dot .*: tensor<(?:\d+x)+(?P<element>\w+)")
+"""A matrix product in TTIR, with the element of its left operand."""
 RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 FLOATS = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
 
@@ -249,6 +252,7 @@ class CpuExecutor:
                 suspicions += self._launch(node, outcome, mode)
             elif isinstance(node, Op):
                 self._operation(node)
+                outcome.costs.append(self._cost_of(node))
             elif isinstance(node, Value):
                 self._check_value(node)
         return suspicions
@@ -271,23 +275,50 @@ class CpuExecutor:
         try:
             report = launch(plan, kernel.name, node.grid, arguments, self.memory, order=mode.order)
         except Faulted as error:
-            found = self._report(_Suspicion(error.fault, node, len(outcome.launches)))
+            found = self._report(_Suspicion(error.fault, node, outcome.num_launches))
             raise ExecutionFailed(found.kind, found.message, line=found.line) from error
         except Unsupported as error:
             words = f"kernel {kernel.name}: {error}"
             raise ExecutionFailed("unsupported", words, line=node.line) from error
-        place = len(outcome.launches)
-        outcome.launches.append(
-            LaunchCost(
-                kernel=kernel.name,
-                grid=node.grid,
+        place = outcome.num_launches
+        read, written = self._bytes_of(node, plan)
+        loaded, stored = report.bytes_loaded, report.bytes_stored
+        outcome.costs.append(
+            NodeCost(
+                name=kernel.name,
                 line=node.line,
-                bytes_loaded=report.bytes_loaded,
-                bytes_stored=report.bytes_stored,
+                tensor_bytes=min(loaded, read) + min(stored, written),
+                requested_bytes=loaded + stored,
                 flops=report.flops,
+                kind=_arithmetic(kernel.ttir),
+                num_programs=math.prod(node.grid),
             )
         )
         return [_Suspicion(one, node, place) for one in report.suspicions]
+
+    def _bytes_of(self, node: Launch, plan: Any) -> tuple[int, int]:
+        """Bytes of the storages that a launch may read, and of those that it may write to."""
+        read, written = set[int](), set[int]()
+        uses = plan.uses(self.program.kernels[node.kernel].name)
+        for one, use in zip(node.arguments, uses, strict=False):
+            if use is not None and isinstance(one, (TensorUse, Descriptor)):
+                storage = self.program.tensors[one.tensor].storage
+                if use.is_read or use.is_atomic:
+                    read.add(storage)
+                if use.is_written or use.is_atomic:
+                    written.add(storage)
+        storages = self.program.storages
+        return (
+            sum(storages[number].num_bytes for number in read),
+            sum(storages[number].num_bytes for number in written),
+        )
+
+    def _cost_of(self, node: Op) -> NodeCost:
+        given = [*node.arguments, *node.keywords.values()]
+        numbers = {one.tensor for one in given if isinstance(one, TensorUse)} | {*node.results}
+        tensors = [self.program.tensors[number] for number in numbers]
+        num_bytes = sum(math.prod(one.shape) * ITEM_BYTES[one.dtype] for one in tensors)
+        return NodeCost(name=node.name, line=node.line, tensor_bytes=num_bytes)
 
     def _argument(self, argument: LaunchArgument) -> Argument:
         if isinstance(argument, TensorUse):
@@ -452,3 +483,13 @@ def _differ(before: NDArray[Any], after: NDArray[Any], dtype: str) -> bool:
     scale = float(np.abs(first[np.isfinite(first)]).max(initial=0.0))
     near = np.isclose(first, second, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
     return not bool(near.all())
+
+
+def _arithmetic(ttir: str) -> str:
+    """The unit of a kernel's arithmetic: that of its first matrix product, if it has one."""
+    product = PRODUCT.search(ttir)
+    if product is None:
+        return "fp32"
+    if product["element"] in ("f32", "f64"):
+        return "tf32" if TF32 in product[0] else "fp32"
+    return "half"

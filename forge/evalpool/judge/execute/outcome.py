@@ -3,21 +3,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchCost:
-    """Work of one launch."""
+class NodeCost:
+    """Work of one launch or torch operation."""
 
-    kernel: str
-    grid: tuple[int, int, int]
+    name: str
+    """The kernel, or the operation."""
     line: int
     """Line of the candidate's source; 0 where unknown."""
-    bytes_loaded: int
-    bytes_stored: int
-    flops: float
+    tensor_bytes: int
+    """Bytes of its tensors: of a launch at most what it loads and stores."""
+    requested_bytes: int = 0
+    """Bytes that the program instances of a launch load and store."""
+    flops: float = 0.0
+    kind: str = "fp32"
+    """Unit of its arithmetic: `fp32`, `tf32` or `half`."""
+    num_programs: int | None = None
+    """Program instances; None for a torch operation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,25 +41,18 @@ class FaultReport:
 class Outcome:
     """One run of a section."""
 
-    launches: list[LaunchCost] = field(default_factory=list[LaunchCost])
+    costs: list[NodeCost] = field(default_factory=list[NodeCost])
     faults: list[FaultReport] = field(default_factory=list[FaultReport])
+
+    @property
+    def num_launches(self) -> int:
+        """Launches so far."""
+        return sum(one.num_programs is not None for one in self.costs)
 
     def body(self) -> dict[str, Any]:
         """As JSON of a frame."""
         return {
-            "num_launches": len(self.launches),
-            "launches": [
-                {
-                    "kernel": one.kernel,
-                    "grid": list(one.grid),
-                    "line": one.line,
-                    "bytes_loaded": one.bytes_loaded,
-                    "bytes_stored": one.bytes_stored,
-                    "flops": one.flops,
-                }
-                for one in self.launches
-            ],
-            "kernels": sorted({one.kernel for one in self.launches}),
+            "costs": [asdict(one) for one in self.costs],
             "faults": [
                 {
                     "kind": one.kind,

@@ -36,6 +36,9 @@ READ, READ_COST = "_local_scalar_dense", 64
 would cost less than a tenth of their product."""
 
 
+MAX_CALLS = 2000
+
+
 class OpCounter(TorchDispatchMode):
     """Within: `work` grows by the cost of every operation."""
 
@@ -45,6 +48,8 @@ class OpCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.work: dict[str, int] = {}
+        self.calls: list[tuple[int, int]] = []
+        """(bytes, FLOPs) of the first MAX_CALLS operations."""
         self.flops = 0
         """The part of the costs that TF32 may make inexact."""
 
@@ -67,7 +72,10 @@ class OpCounter(TorchDispatchMode):
                 made = list(_tensors((out,)))
                 flops = _flops(name, given, made)
                 num_bytes = sum(map(_num_bytes, [*given, *made]))
-                cost = num_bytes + flops + _other_cost(name, given, made)
+                other = _other_cost(name, given, made)
+                cost = num_bytes + flops + other
+                if len(self.calls) < MAX_CALLS:
+                    self.calls.append((num_bytes, flops + other))
                 self.work[name] = self.work.get(name, 0) + cost
                 self.flops += flops
         return out

@@ -5,13 +5,14 @@ capture ─▶ structure ─▶ (binary, if asked for) ─▶ evaluator: set 0, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
+from forge.evalpool.judge.estimate.program import estimate_program
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.trial.captures import Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.references import Reference
     from forge.evalpool.judge.trial.trial import Candidate, Finding, Stamp
+    from forge.records.estimate import TimeEstimate
 
 
 ASSUMED_TARGET = {"backend": "cuda", "arch": 90, "warp_size": 32}
@@ -169,12 +171,15 @@ class CpuJudgement(Judgement):
 
     reference: Reference
     evaluator: Evaluator
+    _costs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]], init=False)
+    """Costs of the nodes of a call on set 0."""
 
     def finding(self) -> Finding:
         """The verdict's content. Raises Decided for a candidate that fails."""
         self.memory.load(0)
         self.first()
-        return self.check()
+        found = self.check()
+        return found if self.table.model_card is None else replace(found, estimate=self._estimate())
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child, on the set that lies in the memory."""
@@ -187,7 +192,19 @@ class CpuJudgement(Judgement):
     def _call(self, number: int) -> None:
         captured = self.program(number)
         slots = self.reference.sets[number].slots
-        self.evaluator.call(captured, number=number, slots=slots, finding=self.report)
+        costs = self.evaluator.call(captured, number=number, slots=slots, finding=self.report)
+        if number == 0:
+            self._costs = costs
+
+    def _estimate(self) -> TimeEstimate | None:
+        assert self.table.model_card is not None
+        return estimate_program(
+            self._costs,
+            self.reference.operations,
+            card=self.table.model_card,
+            precision=self.candidate.problem.precision,
+            is_tf32=self.table.tf32,
+        )
 
     def _captured(self, number: int) -> Captured:
         captured = Judgement._captured(self, number)

@@ -205,8 +205,11 @@ class Evaluator:
 
     def call(
         self, captured: Captured, *, number: int, slots: tuple[int, ...], finding: Report
-    ) -> None:
+    ) -> list[dict[str, Any]]:
         """Runs a program once on the input set that lies in the memory.
+
+        Returns:
+            The costs of its nodes, as the child counted them (`Outcome.body`).
 
         Raises:
             Decided: the program failed, accessed memory wrongly or did not end in time.
@@ -217,6 +220,7 @@ class Evaluator:
             reason = FAULTS[fault["kind"]]
             detail = at_line(self.code, fault["line"] or None, fault["message"])
             raise Decided(finding(Status.WRONG, reason, detail))
+        return list(answer.get("costs", ()))
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """The elements of a prefix's outputs on the set that lies in the memory. Raises Decided."""

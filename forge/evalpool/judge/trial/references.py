@@ -69,6 +69,8 @@ class Reference:
     sets: list[InputSet]
     is_sequence: bool
     """True if it returns its outputs in a list or tuple."""
+    operations: tuple[tuple[int, int], ...] = ()
+    """(bytes, FLOPs) of each operation of one call."""
     num_uses: int = 0
 
     @property
@@ -295,6 +297,7 @@ class _Builder:
             specs=self._chosen,
             sets=sets,
             is_sequence=layout["form"] == "list",
+            operations=tuple((int(size), int(work)) for size, work in layout["operations"]),
         )
 
     def _set(self, one: dict[str, Any]) -> InputSet:

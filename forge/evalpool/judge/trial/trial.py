@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
+    from forge.records.estimate import TimeEstimate
     from forge.records.problem import ReferenceModule
 
 logger = logging.getLogger(__name__)
@@ -133,6 +134,7 @@ class Finding:
     torch_share: float | None = None
     timing: Timing | None = None
     profile: Profile | None = None
+    estimate: TimeEstimate | None = None
 
 
 class Decided(Exception):
@@ -224,6 +226,7 @@ class Trials(ABC):
             torch_share=finding.torch_share,
             timing=finding.timing,
             profile=finding.profile,
+            estimate=finding.estimate,
             isolation=self.stamp.isolation,
             caps=self.stamp.caps,
             device=self.stamp.device,

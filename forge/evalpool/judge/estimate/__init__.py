@@ -1,0 +1,1 @@
+"""Times on a card that is not at hand, by roofline."""
