@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.estimate.cards import CARDS, Work, estimate
+from forge.evalpool.judge.estimate.cards import CALL_US, CARDS, Work, estimate
 from forge.records.estimate import NodeEstimate, TimeEstimate
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def estimate_program(
     slowest = sorted(range(len(nodes)), key=lambda number: -nodes[number].us)[:MAX_NODES]
     return TimeEstimate(
         card=card,
-        candidate_us=sum(one.us for one in nodes),
-        baseline_us=sum(baseline),
+        candidate_us=CALL_US + sum(one.us for one in nodes),
+        baseline_us=CALL_US + sum(baseline),
         nodes=tuple(nodes[number] for number in sorted(slowest)),
     )
 
