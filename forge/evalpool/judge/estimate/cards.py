@@ -78,7 +78,8 @@ class Work:
 
 
 def estimate(work: Work, card: CardPeaks) -> tuple[float, str]:
-    """Its part of a call in us, and the bound: `memory`, `arithmetic`, or `launch` if it is shorter."""
+    """Its part of a call in us, and the bound: `memory`, `arithmetic`, or `launch` where both take
+    less than a launch."""
     num_sms = card.num_sms if work.num_programs is None else min(card.num_sms, work.num_programs)
     clocks_per_us = card.ghz * 1e3 * max(1, num_sms)
     memory = work.tensor_bytes / (MEMORY_SHARE * card.gbps * 1e3)
