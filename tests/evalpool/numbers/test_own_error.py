@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from forge.evalpool.judge.numbers import own_error
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, mismatch
 from forge.evalpool.judge.numbers.inputs.input_sets import MAX_TF32_ERROR
 from forge.evalpool.judge.numbers.opcount import OpCounter
@@ -65,6 +67,31 @@ class Crowded(torch.nn.Softmax):
         if input.dtype is torch.float64 and len(input) > 16:
             raise torch.OutOfMemoryError
         return super().forward(input)
+
+
+class Slow(torch.nn.Softmax):
+    """Takes the time of a long forward pass for more than 16 rows in float64."""
+
+    calls: ClassVar[list[int]] = []
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.calls.append(len(input))
+        if input.dtype is torch.float64 and len(input) > 16:
+            time.sleep(2 * own_error.SLOW_S)
+        return super().forward(input)
+
+
+def test_errors_of_some_rows_stand_for_all_where_float64_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(own_error, "SLOW_S", 0.5)
+    inputs = [torch.randn(128, 256) * 4]
+    outputs = [torch.softmax(inputs[0], -1)]
+    whole = errors_of(torch.nn.Softmax(-1), inputs, outputs, changed=[], is_tf32=False)
+    part = errors_of(Slow(-1), inputs, outputs, changed=[], is_tf32=False)
+    assert Slow.calls.count(128) == 1  # not again on nudged inputs
+    assert part.packed[0].shape == whole.packed[0].shape
+    assert 0.2 < part.largest / whole.largest < 2
 
 
 def test_errors_of_some_rows_stand_for_all_where_there_is_no_room() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,10 @@ MAX_NUDGED_ERROR = 10.0
 """In tolerances. What moves more under the last bit of its inputs jumps there (rounding,
 comparisons) instead of losing precision."""
 ROWS_DIVISOR = 8
-"""Divides a batch for which float64 has no room."""
+"""Divides a batch for which float64 has no room, or takes too long."""
+SLOW_S = 1.0
+"""A convolution in float64 may take 3 s on a card where eager takes 0.2 s; each set of inputs has
+three such calls, and a judge waits 20 s for all sets."""
 RECURRENT = ("rnn", "lstm", "gru")
 """In names of operations whose matrix products have no FLOPs by `opcount.py`: cuDNN's layers."""
 
@@ -83,22 +87,27 @@ def errors_of(
     precision: str = "fp32",
     typical: Sequence[float] = (),
 ) -> OwnErrors:
-    """The errors of eager's `outputs` on `inputs`; where float64 has no room for a batch, those of
-    some of its rows.
+    """The errors of eager's `outputs` on `inputs`; where float64 has no room for a batch, or takes
+    longer than SLOW_S, those of some of its rows.
 
     Args:
         outputs: what eager returned, then the inputs numbered `changed`.
         typical: root mean square of each output on other inputs, as far as known. An honest kernel
             may lose roundings of an intermediate result of that size, if this output is smaller.
     """
+    terms = {"is_tf32": is_tf32, "precision": precision, "typical": typical}
     try:
+        started = time.monotonic()
         exact = _run_exact(model, inputs, changed=changed)
+        if _is_slow(started, outputs):
+            found = _errors_of_rows(model, inputs, outputs, changed=changed, **terms)
+            if any(one.numel() for one in found.packed):
+                return found
         nudged = _run_exact(model, inputs, changed=changed, to_double=_nudged) if exact else None
         rounded = (
             _run_exact(*_rounded_operands(model, inputs), changed=changed) if is_tf32 else None
         )
     except torch.OutOfMemoryError:
-        terms = {"is_tf32": is_tf32, "precision": precision, "typical": typical}
         return _errors_of_rows(model, inputs, outputs, changed=changed, **terms)
     packed: Outputs = []
     largest = 0.0
@@ -115,6 +124,12 @@ def errors_of(
         largest = max(largest, measure.largest())
         packed.append(measure.packed())
     return OwnErrors(packed=packed, largest=largest)
+
+
+def _is_slow(started: float, outputs: Outputs) -> bool:
+    if any(one.is_cuda for one in outputs):
+        torch.cuda.synchronize()
+    return time.monotonic() - started > SLOW_S
 
 
 def root_mean_square(tensor: torch.Tensor) -> float:
