@@ -12,6 +12,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Callable, Generator
 
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.records.problem import ReferenceModule
@@ -37,6 +39,9 @@ MAX_USES = 32
 """Candidates judged on one draw of inputs and parameters: a group of 8 with 3 turns on 2 judges
 needs it once."""
 MAX_TENSORS = 20_000
+FAILED_S = 120.0
+"""Time for which a failure of a reference stands for the next candidates."""
+MAX_FAILURES = 256
 
 Tree = list[Any]
 
@@ -47,6 +52,37 @@ class ReferenceFailed(Exception):
 
 class ProblemTooLarge(ReferenceFailed):
     """The problem's tensors are more than this judge has memory for."""
+
+
+class KnownFailures:
+    """References that failed twice in a row lately. Each candidate of such a problem would wait for
+    the same failure, up to a judge's deadline. Not for ever: a machine may have been full."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._found: OrderedDict[str, list[tuple[float, ReferenceFailed]]] = OrderedDict()
+        """Failures since the last success, by problem."""
+
+    def require_unknown(self, key: str) -> None:
+        """Raises the failure of a problem that failed twice, for FAILED_S."""
+        found = self._found.get(key, [])
+        if len(found) > 1 and self._clock() - found[-1][0] < FAILED_S:
+            error = found[-1][1]
+            raise type(error)(*error.args)
+
+    @contextmanager
+    def noted(self, key: str) -> Generator[None]:
+        """Within, a ReferenceFailed counts as a failure of this problem, and the end as a
+        success."""
+        before = self._found.pop(key, [])
+        try:
+            yield
+        except ReferenceFailed as error:
+            found = type(error)(*error.args)  # without the frames that the other one came through
+            self._found[key] = [*before[-1:], (self._clock(), found)]
+            while len(self._found) > MAX_FAILURES:
+                self._found.popitem(last=False)
+            raise
 
 
 def max_uses(num_expected: int) -> int:
@@ -165,6 +201,7 @@ class References:
         self._is_varied = is_varied
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, Reference] = OrderedDict()
+        self._failures = KnownFailures()
 
     def get(self, problem: ReferenceModule) -> Reference:
         """Raises ReferenceFailed, or ZygoteGone."""
@@ -173,7 +210,9 @@ class References:
         with self._lock:
             cached = self._cache.get(key)
             if cached is None or cached.num_uses >= cached.max_uses:
-                cached = self._cache[key] = self._draw(problem)
+                self._failures.require_unknown(key)
+                with self._failures.noted(key):
+                    cached = self._cache[key] = self._draw(problem)
             self._cache.move_to_end(key)
             while len(self._cache) > MAX_PROBLEMS or (
                 len(self._cache) > 1 and self._size() > MAX_CACHED_BYTES

@@ -22,7 +22,12 @@ from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.channel.shm import LayoutError, offsets
 from forge.evalpool.judge.channel.words import clean, without_paths
 from forge.evalpool.judge.trial.gpu.layout import NUM_TIMED_SETS, GpuReference, arrange, view
-from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed, parse_specs
+from forge.evalpool.judge.trial.references import (
+    KnownFailures,
+    ProblemTooLarge,
+    ReferenceFailed,
+    parse_specs,
+)
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import SandboxedChild
@@ -71,6 +76,7 @@ class GpuReferences:
         self._lock = threading.Lock()
         self._drawing: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         self._cache: OrderedDict[str, GpuReference] = OrderedDict()
+        self._failures = KnownFailures()
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
         self._oracles = oracles
 
@@ -86,7 +92,9 @@ class GpuReferences:
                 if cached is not None and cached.num_uses < cached.max_uses:
                     return self._held(key, cached)
                 self._retire(key)
-            drawn = self._draw(problem)
+            self._failures.require_unknown(key)
+            with self._failures.noted(key):
+                drawn = self._draw(problem)
             with self._lock:
                 self._cache[key] = drawn
                 return self._held(key, drawn)
