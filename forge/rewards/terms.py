@@ -40,7 +40,8 @@ def reward_terms(verdict: Verdict, table: RewardTable) -> dict[str, float] | Non
         terms["correct"] = table.correct
         speedup = _speedup(verdict, table)
         if speedup is not None:
-            terms["speedup"] = table.speedup * _log_speedup(speedup, table)
+            name = "estimated_speedup" if verdict.timing is None else "speedup"
+            terms[name] = table.speedup * _log_speedup(speedup, table)
     if verdict.status is Status.REJECTED and table.rejected:
         terms["rejected"] = table.rejected
     if verdict.status is Status.COMPILE_ERROR and table.compile_error:

@@ -73,6 +73,7 @@ def test_an_estimate_is_rewarded_only_if_asked_for_and_nothing_was_measured() ->
     assert is_good_enough(estimated, TABLE)
     table = RewardTable(estimated_speed=True, stop_at_speedup=5.0)
     assert reward(estimated, table) - base == pytest.approx(0.2 * math.log(4))
+    assert set(reward_terms(estimated, table) or ()) == {"compiled", "correct", "estimated_speedup"}
     assert not is_good_enough(estimated, table)
     measured = replace(verdict(Status.CORRECT, compiled=True, speedup_low=2.0), estimate=estimate)
     assert reward(measured, table) - base == pytest.approx(0.2 * math.log(2))
