@@ -35,7 +35,7 @@ from forge.records import (
 )
 from forge.store.reader import open_run
 from forge.store.schema.migrations import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
-from forge.store.schema.run_views import OLDER_VIEWS, VIEWS
+from forge.store.schema.run_views import OLDER_VIEWS, VIEWS, view_names
 from forge.store.schema.settle import settle_oldest
 from forge.store.write.rows import Record, RowWriter
 from forge.store.write.texts import TurnEncoder
@@ -48,8 +48,10 @@ from tests.store.storefactory import (
     problem,
     resumed_run,
     samples,
+    small_run,
     timing,
     use,
+    write_run,
 )
 
 PLAIN = (Path(__file__).parent / "views_1.sql").read_text(encoding="utf-8")
@@ -326,3 +328,28 @@ def test_a_resumed_run_equals_the_plain_sums() -> None:
 @pytest.mark.parametrize("kind", [Attempt, Group, GroupStart, Problem, Sample, SampleUse, Turn])
 def test_the_random_run_has_every_record_type_that_views_sum(kind: type) -> None:
     assert any(isinstance(record, kind) for record in random_run(random.Random(1)))
+
+
+def test_a_step_that_is_open_and_settled_at_once_is_made_again(tmp_path: Path) -> None:
+    """As a damaged WAL leaves it: older pages beside newer ones."""
+    root = anyio.run(write_run, tmp_path / "toy-1", small_run())
+    whole = shown(root)
+    with closing(sqlite3.connect(root / "run.db")) as run, run:
+        name = "open_step_drops_its_rows"
+        (sql,) = run.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+        run.execute(f"DROP TRIGGER {name}")
+        run.execute(
+            "INSERT INTO open_steps (stage, step) SELECT DISTINCT stage, step FROM rolled_groups"
+        )
+        run.execute(sql)
+        run.execute("DELETE FROM rolled_steps WHERE step = (SELECT max(step) FROM rolled_steps)")
+    anyio.run(write_run, root, [])
+    assert shown(root) == whole
+
+
+def shown(root: Path) -> dict[str, list[tuple[object, ...]]]:
+    views = [view for view in view_names() if view.startswith("v_")]
+    with open_run(root) as reader:
+        return {
+            view: sorted(reader.query(f"SELECT * FROM {view}").rows, key=repr) for view in views
+        }

@@ -193,4 +193,12 @@ INSERT INTO open_groups SELECT DISTINCT group_id FROM turns t
 """
 """All steps of a migrated run are open at first; the writer settles them gradually."""
 
+REOPEN_ALL = (
+    "".join(f"DELETE FROM rolled_{name};\n" for name in COLUMNS)
+    + "DELETE FROM rolled_noise;\nDELETE FROM open_kernels;\nDELETE FROM open_groups;\n"
+    + "DELETE FROM open_steps;\n"
+    + BACKLOG
+)
+"""Makes every roll-up again from the rows."""
+
 RUN_TABLES_2 = INDEXES + TABLES + ROLLED_TABLES + TRIGGERS + BACKLOG

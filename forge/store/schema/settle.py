@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable
 
 from forge.store.schema.aggregates import BY_STEP, IS_TIMED, noise_of
-from forge.store.schema.rollup_tables import COLUMNS
+from forge.store.schema.rollup_tables import COLUMNS, REOPEN_ALL
 
 MAX_OPEN_STEPS = 4
 """Steps that stay open: one being played, one being trained, an evaluation, and a spare. Every view
@@ -36,6 +36,25 @@ _SETTLE_NOISE = (
     f"INSERT INTO rolled_noise {noise_of('open_kernels')}",
     "DELETE FROM open_kernels",
 )
+
+
+_IS_TORN = "SELECT " + " OR ".join(
+    f"EXISTS (SELECT 1 FROM open_steps o JOIN rolled_{name} r USING (stage, step))"
+    for name in COLUMNS
+)
+
+
+def reopen_if_torn(run: sqlite3.Connection) -> bool:
+    """Opens all steps if one of them is open and settled at once, which no transaction leaves: a
+    damaged WAL put older pages beside newer ones. Roll-ups are made from rows, so none is lost.
+
+    Returns:
+        True if it was so.
+    """
+    (is_torn,) = run.execute(_IS_TORN).fetchone()
+    if is_torn:
+        run.executescript(f"BEGIN IMMEDIATE;\n{REOPEN_ALL}COMMIT;")
+    return bool(is_torn)
 
 
 def settle_oldest(run: sqlite3.Connection, *, max_open: int = MAX_OPEN_STEPS) -> bool:

@@ -25,6 +25,7 @@ from forge.errors import MachineError
 from forge.store.opening import is_corrupt
 from forge.store.schema.migrations import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
 from forge.store.schema.run_views import VIEWS
+from forge.store.schema.settle import reopen_if_torn
 from forge.store.write.acknowledger import Acknowledger
 from forge.store.write.checkpointer import Checkpointer
 
@@ -80,6 +81,8 @@ class Databases:
                 self.tokens = _connect(paths.tokens_db)
                 opened.callback(self.tokens.close)
                 migrate(self.tokens, path=paths.tokens_db, migrations=TOKEN_MIGRATIONS)
+            if reopen_if_torn(self.run):
+                logger.warning("%s: its roll-ups contradicted its rows: made again", paths.run_db)
             self._put_run(texts=texts, now=now)
             self._acknowledger = Acknowledger(self.run, paths.acknowledged)
             self._checkpointer = Checkpointer(
