@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.commands.explained import explain_packed
 from forge.errors import ConfigError
+from forge.records.estimate import TimeEstimate
 from forge.views.run.conversation import parse_address
 from forge.views.text.terminal import printable
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Group as RichGroup
 
     from forge.store.reader import RunReader
+
 
 COLUMNS = (
     "turn_id, problem_id, stage, step, purpose, status, reason, detail, reward, speedup, "
@@ -80,11 +82,12 @@ def render_turn(turn: dict[str, Any]) -> RichGroup:
         times = "" if shape["speedup"] is None else f", speed-up {shape['speedup']:.2f}"
         parts.append(Text(printable(f"{shape['name']}: {shape['status']}{times}")))
     if (found := turn["estimate"]) is not None:
-        line = (
-            f"estimated for {found['card']} by roofline, not measured: "
-            f"{found['estimated_us']:.1f} us, speed-up {found['estimated_speedup']:.2f}"
+        estimate = TimeEstimate(
+            card=found["card"],
+            candidate_us=found["estimated_us"],
+            baseline_us=found["estimated_baseline_us"],
         )
-        parts.append(Text(printable(line)))
+        parts += [Text(printable(line)) for line in estimate.lines()]
     parts += [Text(""), Syntax(printable(turn["code"] or ""), "python")]
     parts += [Text(""), Text(printable(turn["program"] or turn["note"]))]
     return RichGroup(*parts)

@@ -46,6 +46,7 @@ def test_a_success_between_two_failures_forgets_the_first() -> None:
         fail(failures, "p", ReferenceFailed("now and then"))
         with failures.noted("p"):
             pass
+        assert not failures._found
 
 
 def test_another_error_is_no_failure_of_the_reference() -> None:

@@ -36,6 +36,7 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
+from forge.evalpool.judge.program.walk import tensors_of
 from forge.evalpool.judge.ttir.evaluate import Address, HostDescriptor, Order, launch
 from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory, Storage
 from forge.evalpool.judge.ttir.plan import plan_of
@@ -314,9 +315,7 @@ class CpuExecutor:
         )
 
     def _cost_of(self, node: Op) -> NodeCost:
-        given = [*node.arguments, *node.keywords.values()]
-        numbers = {one.tensor for one in given if isinstance(one, TensorUse)} | {*node.results}
-        tensors = [self.program.tensors[number] for number in numbers]
+        tensors = [self.program.tensors[number] for number in {*tensors_of(node)}]
         num_bytes = sum(math.prod(one.shape) * ITEM_BYTES[one.dtype] for one in tensors)
         return NodeCost(name=node.name, line=node.line, tensor_bytes=num_bytes)
 

@@ -37,6 +37,7 @@ would cost less than a tenth of their product."""
 
 
 MAX_CALLS = 2000
+"""Operations of one call that are listed; of a longer one, none is."""
 
 
 class OpCounter(TorchDispatchMode):
@@ -49,9 +50,14 @@ class OpCounter(TorchDispatchMode):
         super().__init__()
         self.work: dict[str, int] = {}
         self.calls: list[tuple[int, int]] = []
-        """(bytes, FLOPs) of the first MAX_CALLS operations."""
+        """(bytes, FLOPs) of each operation, up to one beyond MAX_CALLS."""
         self.flops = 0
         """The part of the costs that TF32 may make inexact."""
+
+    @property
+    def listed(self) -> list[tuple[int, int]]:
+        """(bytes, FLOPs) of every operation; empty if there are more than MAX_CALLS."""
+        return self.calls if len(self.calls) <= MAX_CALLS else []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -74,7 +80,7 @@ class OpCounter(TorchDispatchMode):
                 num_bytes = sum(map(_num_bytes, [*given, *made]))
                 other = _other_cost(name, given, made)
                 cost = num_bytes + flops + other
-                if len(self.calls) < MAX_CALLS:
+                if len(self.calls) <= MAX_CALLS:
                     self.calls.append((num_bytes, flops + other))
                 self.work[name] = self.work.get(name, 0) + cost
                 self.flops += flops

@@ -188,9 +188,9 @@ class Study:
         answer, or one input, that is right for all of them."""
         ranges = [Range(one, allowed=self.subject.allowed(one)) for one in self.outputs]
         copied = self._copied(self.inputs, self.outputs)
-        for draw in self._draws():
-            inputs = draw()
-            outputs = self._outputs_of(inputs, is_given=draw == self.subject.draw)
+        for name in self._draws():
+            inputs = self._drawn(name)
+            outputs = self._outputs_of(inputs, is_given=name is None)
             if outputs is None:
                 continue
             if [one.shape for one in outputs] != [one.shape for one in self.outputs]:
@@ -244,13 +244,13 @@ class Study:
         flag = Flag.VECTOR_INSENSITIVE if is_vector else Flag.PARAMETER_INSENSITIVE
         return _ignoring(flag, ignored, num_unchecked)
 
-    def _draws(self) -> Iterator[Callable[[], list[Any]]]:
-        """Functions that make other inputs: as given, then of the judge's other distributions."""
-        yield from [self.subject.draw] * (NUM_DRAWS - 1)
-        for name in [*FIRST, *OTHERS][1 : self.request["num_sets"]]:
-            yield lambda name=name: replaced(
-                self.subject.draw(), lambda _, value: varied(value, name)
-            )
+    def _draws(self) -> list[str | None]:
+        """Distributions of other inputs; None for inputs as given."""
+        return [None] * (NUM_DRAWS - 1) + [*FIRST, *OTHERS][1 : self.request["num_sets"]]
+
+    def _drawn(self, name: str | None) -> list[Any]:
+        inputs = self.subject.draw()
+        return inputs if name is None else replaced(inputs, lambda _, value: varied(value, name))
 
     def _outputs_of(self, inputs: list[Any], *, is_given: bool) -> Outputs | None:
         """Outputs on other inputs; None where the reference does not bear inputs that are not as

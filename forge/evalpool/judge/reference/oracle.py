@@ -168,7 +168,7 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         facts = {
             "order": order,
             "flops": 0 if counted is None else counted.flops,
-            "operations": [] if counted is None else counted.calls,
+            "operations": [] if counted is None else counted.listed,
             "form": sets[0].form,
             # A set without room was left out, as a failed one is: the judge asks for it once more,
             # with more memory.

@@ -16,7 +16,7 @@ from forge.evalpool.judge.estimate.program import estimate_program
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.trial.captures import Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
-from forge.evalpool.judge.trial.evaluations import Evaluator, Evaluators
+from forge.evalpool.judge.trial.evaluations import Evaluator, Evaluators, is_plain
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
@@ -197,6 +197,9 @@ class CpuJudgement(Judgement):
             self._costs = costs
 
     def _estimate(self) -> TimeEstimate | None:
+        """None where torch computes (policy hybrid): its FLOPs are not counted."""
+        if not is_plain(self.first().program):
+            return None
         assert self.table.model_card is not None
         return estimate_program(
             self._costs,
