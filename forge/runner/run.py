@@ -49,7 +49,7 @@ from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
 from forge.runner.work import Work
 from forge.store.identity import settle_identity
-from forge.store.integrity import refuse_damage
+from forge.store.integrity import refuse_damage, restore_wals
 from forge.store.layout import RunPaths, create_run, next_attempt, write_file
 from forge.store.ownership import open_run_lock
 from forge.store.write.writer import open_writer
@@ -121,6 +121,7 @@ def resume_run(
         experiment = load_experiment(paths.experiment)
         store = experiment.store.model_copy(update={"dir": paths.root.parent})
         experiment = experiment.model_copy(update={"store": store})
+        restore_wals(paths)
         refuse_damage(paths)
         past = load_past(paths, experiment)
         for news in past.news():

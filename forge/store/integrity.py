@@ -1,8 +1,10 @@
 # pyright: strict
-"""Check of a database's pages and indexes, read-only. Used at resume and by `forge doctor RUN`."""
+"""Check of a database's pages and indexes, and repair of its WAL. Used at resume; the check also
+by `forge doctor RUN`."""
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from contextlib import closing
@@ -10,11 +12,14 @@ from typing import TYPE_CHECKING
 
 from forge.errors import MachineError
 from forge.store.opening import is_damage, open_read_only
+from forge.store.wal import restore_pages
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.store.layout import RunPaths
+
+logger = logging.getLogger(__name__)
 
 MAX_FAULTS = 5
 """Maximum number of faults that are listed."""
@@ -33,6 +38,16 @@ def find_faults(path: Path) -> list[str]:
         if is_damage(error):
             return [str(error)]
         raise
+
+
+def restore_wals(paths: RunPaths) -> None:
+    """Repairs damaged WALs from pages that their databases have, before anything opens these."""
+    for database in (paths.run_db, paths.tokens_db):
+        if number := restore_pages(database):
+            logger.warning(
+                "%s-wal: damaged pages, written again from %s: %d; no row is lost",
+                database, database.name, number,
+            )  # fmt: skip
 
 
 def refuse_damage(paths: RunPaths) -> None:

@@ -2,8 +2,9 @@
 """Rows of run.db held against what proves that more were recorded: the acknowledged counts, the
 batch files and the checkpoints. Called at resume and by `forge doctor RUN`.
 
-A run.db without its WAL, with a damaged one, or copied back from an earlier day has fewer rows than
-were acknowledged. The run continues from its checkpoints and batches, and no id is given out again.
+A run.db without its WAL, with a damaged one (`store.wal`), or copied back from an earlier day has
+fewer rows than were acknowledged. The run continues from its checkpoints and batches, and no id is
+given out again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from forge.config.schema import GrpoStage
 from forge.records import Event
 from forge.store.acknowledged import read_acknowledged
 from forge.store.resume import LastState, events, last_state
+from forge.store.wal import count_unread_commits
 from forge.train.batch import BadBatch, SampleHeader, read_headers
 from forge.train.checkpoints import checkpoints
 
@@ -49,11 +51,13 @@ class HeldRows:
     """Number of published versions of the policy that are missing."""
     steps: dict[int, range]
     """Stage index to trained steps that a checkpoint contains and no row mentions."""
+    commits: int = 0
+    """Number of commits in a damaged WAL that SQLite does not read, at least."""
 
     @property
     def is_whole(self) -> bool:
         """True if nothing is missing that was not reported by an earlier attempt."""
-        return not (self.turns or self.samples or self.policies or self.steps)
+        return not (self.turns or self.samples or self.policies or self.steps or self.commits)
 
     def describe(self) -> str:
         """The missing rows, as the subject of a sentence."""
@@ -62,6 +66,8 @@ class HeldRows:
         }  # fmt: skip
         parts = [f"{number} {name}" for name, number in counts.items() if number]
         parts += [f"{name_steps(steps)} of grpo-{stage}" for stage, steps in self.steps.items()]
+        if self.commits:
+            parts.append(f"at least {self.commits} of the commits in run.db-wal")
         return ", ".join(parts)
 
     def to_event(self, run_db: Path) -> Event:
@@ -76,6 +82,7 @@ class HeldRows:
                 "turns": self.turns,
                 "samples": self.samples,
                 "policies": self.policies,
+                "commits": self.commits,
                 "steps": {stage: steps[-1] for stage, steps in self.steps.items()},
                 "group_id": state.group_id,
                 "sample_id": state.sample_id,
@@ -108,6 +115,7 @@ def hold_rows(reader: RunReader, stages: Sequence[Stage]) -> HeldRows:
         samples=max(0, known.samples - num_samples, len(offered)),
         policies=max(0, known.policies - num_policies),
         steps=_missing_steps(reader, stages, reported),
+        commits=count_unread_commits(paths.run_db),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,22 @@ async def test_a_recorded_loss_is_not_reported_again(tmp_path: Path) -> None:
     assert hold(root).samples == 1, "a loss after it is reported"
     await write_run(root, [*later, *(use(sample, step=2) for sample in later)])
     assert hold(root).is_whole
+
+
+async def test_a_commit_that_nobody_counted_and_a_damaged_wal_lost_is_reported(
+    tmp_path: Path,
+) -> None:
+    root = await write_run(tmp_path / "toy-1", small_run())
+    with closing(sqlite3.connect(root / "run.db")) as live:
+        live.execute("PRAGMA wal_autocheckpoint = 0")
+        live.execute("INSERT INTO events (at, kind, message, data) VALUES (0, 'x', 'y', '{}')")
+        live.commit()
+        killed = tmp_path / "killed"
+        shutil.copytree(root, killed)  # before `close` copies the WAL
+    wal = killed / "run.db-wal"
+    damaged = bytearray(wal.read_bytes())
+    damaged[len(damaged) // 2] ^= 0xFF
+    wal.write_bytes(damaged)
+    held = hold(killed)
+    assert not held.is_whole
+    assert held.describe() == "at least 1 of the commits in run.db-wal"
