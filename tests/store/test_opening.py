@@ -69,6 +69,7 @@ def test_a_run_of_schema_1_is_read_without_being_written_and_migrated_by_its_nex
     with monkeypatch.context() as patch:
         patch.setattr(databases, "RUN_MIGRATIONS", RUN_MIGRATIONS[:1])
         patch.setattr(databases, "VIEWS", VIEWS_1)
+        patch.setattr(databases, "reopen_if_torn", lambda _: False)
         patch.setattr(writer_thread, "settle_oldest", lambda _: False)
         patch.setattr(writer_thread, "settle_while", lambda _, **__: None)
         anyio.run(lambda: write_run(root, small_run(), texts=texts))
