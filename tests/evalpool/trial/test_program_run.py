@@ -113,7 +113,7 @@ class Bench:
         **options: Any,
     ) -> GpuJudgement:
         program, problem = made.done(*outputs), problem or reference()
-        captured = Captured(program=program, data=data_of(program), reads_values=False)
+        captured = Captured(program=program, data=data_of(program))
         other = PROTOCOLS.get(protocol)
         memory = CardMemory(problem, other)
         task = make_problem("class Model: ...")

@@ -8,13 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.evalpool.judge.capture.failures import Unsupported
+from forge.evalpool.judge.program.questions import MAX_VALUES
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.capture.recorder import Recorder
     from forge.evalpool.judge.program.format import Program, Scalar
-
-MAX_VALUES = 64
-"""Values that the host may read in one call of forward."""
 
 
 class Ask(Protocol):

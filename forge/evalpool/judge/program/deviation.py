@@ -11,11 +11,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.program.explain import node_names
-from forge.evalpool.judge.program.format import Choice, Launch, Node, Op, Origin, Program, Section
+from forge.evalpool.judge.program.format import (
+    Choice,
+    Launch,
+    Node,
+    Op,
+    Origin,
+    Program,
+    Section,
+    Value,
+)
 from forge.evalpool.judge.program.walk import places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from forge.evalpool.judge.program.format import Literal
 
 
 def deviation(first: Program, other: Program) -> str | None:
@@ -33,9 +44,9 @@ def deviation(first: Program, other: Program) -> str | None:
         return "init differs between input sets"
     if not set(other.constants) <= set(first.constants):
         return "a constant depends on values that the host read"
-    shown = {_shape(first, placed.node) for placed in places(first)}
+    shown = {node_shape(first, placed.node) for placed in places(first)}
     for placed in places(other):
-        if _shape(other, placed.node) not in shown:
+        if node_shape(other, placed.node) not in shown:
             name = node_names(other)[placed.path]
             return f"{name}: is not in the program of the first input set"
     return None
@@ -52,14 +63,31 @@ def _init(program: Program) -> Iterator[Any]:
             yield storage
 
 
-def _shape(program: Program, node: Node) -> tuple[Any, ...]:
-    """The part of a node that no answer may change."""
+def node_shape(program: Program, node: Node) -> tuple[Any, ...]:
+    """The part of a node that no answer may change: a float of an operation is a value, not a size,
+    unless the host has read it."""
     match node:
         case Launch():
             return ("launch", program.kernels[node.kernel], node.line)
         case Op():
-            return ("op", node.name, node.line)
+            given = [*node.arguments, *node.keywords.values()]
+            return ("op", node.name, node.line, *sorted(_floats(given) - _answers(program)))
         case Choice():
             return ("choice", tuple(alternative.label for alternative in node.alternatives))
         case _:
             return ("value", node.line)
+
+
+def _floats(literals: Iterable[Literal]) -> set[str]:
+    """The floats in arguments of an operation, as text: NaN equals itself there."""
+    found: set[str] = set()
+    for literal in literals:
+        if isinstance(literal, float):
+            found.add(repr(literal))
+        elif isinstance(literal, tuple):
+            found |= _floats(literal)
+    return found
+
+
+def _answers(program: Program) -> set[str]:
+    return {repr(node.answer) for node in program.forward if isinstance(node, Value)}

@@ -16,6 +16,7 @@ from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import InvalidProgram, Program
+from forge.evalpool.judge.program.questions import Question, excess
 from forge.evalpool.judge.trial.trial import Decided, Run
 from forge.records.reason import Status
 
@@ -47,8 +48,13 @@ class Captured:
     program: Program
     data: bytes
     """As the child sent it."""
-    reads_values: bool
-    """True if the host read values: the program holds for its input set alone."""
+    questions: tuple[Question, ...] = ()
+    """Values that the host has read."""
+
+    @property
+    def reads_values(self) -> bool:
+        """True if the program holds for its input set alone."""
+        return bool(self.questions)
 
 
 class Captures:
@@ -105,7 +111,8 @@ class Captures:
     def _captured(self, run: Run, body: dict[str, Any], *, answers: Answers) -> Captured:
         limit_s = self._table.compile_timeout_s
         deadline = time.monotonic() + limit_s
-        reads_values = False
+        questions: list[Question] = []
+        num_asked = 0
         with run.answering(phase="capture", limit_s=limit_s):
             frames.send(run.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
             while True:
@@ -113,20 +120,21 @@ class Captures:
                 if found.kind is not Kind.ASK:
                     break
                 prefix = _parsed(run, found.program)
-                is_value = found.body.get("kind") == "value"
-                reads_values = reads_values or is_value
                 began = time.monotonic()
-                value = (
-                    answers.values(prefix, number=body["set"])
-                    if is_value
-                    else answers.facts(prefix)
-                )
+                if found.body.get("kind") == "value":
+                    num_asked += len(prefix.outputs)
+                    if too_many := excess(num_asked):
+                        raise Decided(run.finding(Status.REJECTED, "unsupported", too_many))
+                    value = answers.values(prefix, number=body["set"])
+                    questions.append(Question(prefix, tuple(value or ())))
+                else:
+                    value = answers.facts(prefix)
                 deadline += time.monotonic() - began  # a busy executor is not the candidate's
                 channel.answer(run.child.sock, value)
         if found.kind is Kind.FAILED:
             raise Decided(run.failed(found.body))
         program = _parsed(run, found.program)
-        return Captured(program=program, data=found.program, reads_values=reads_values)
+        return Captured(program=program, data=found.program, questions=tuple(questions))
 
 
 def _parsed(run: Run, data: bytes) -> Program:

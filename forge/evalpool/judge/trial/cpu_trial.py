@@ -181,7 +181,7 @@ class CpuJudgement(Judgement):
         found = self.check()
         return found if self.table.model_card is None else replace(found, estimate=self._estimate())
 
-    def values(self, prefix: Program, *, number: int) -> list[Any]:
+    def _values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child, on the set that lies in the memory."""
         return self.evaluator.values(prefix, number=number)
 

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.program.deviation import deviation
+from forge.evalpool.judge.program.questions import concealed
 from forge.evalpool.judge.trial.checks import Checks, require_form
 from forge.evalpool.judge.trial.structure import (
     compile_finding,
     kernel_facts,
     num_launches,
     require_structure,
+    require_work,
     torch_share,
 )
 from forge.evalpool.judge.trial.trial import Decided, Finding
@@ -90,10 +92,17 @@ class Judgement(ABC):
             torch_share=self.torch_share,
         )
 
-    @abstractmethod
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child: elements of tensors that the host reads, on input set
-        `number`. Raises Decided."""
+        `number`. Raises Decided, also for a prefix that breaks the policy."""
+        require_work(
+            prefix, self.problem, code=self.code, finding=self.report, policy=self.table.policy
+        )
+        return self._values(prefix, number=number)
+
+    @abstractmethod
+    def _values(self, prefix: Program, *, number: int) -> list[Any]:
+        """The elements of the prefix's outputs on an input set. Raises Decided."""
 
     @abstractmethod
     def has_elements(self, number: int) -> bool:
@@ -162,6 +171,8 @@ class Judgement(ABC):
         with self.phases.timed("structure"):
             self.num_launches = num_launches(program)
             require_form(program, self.memory, self.report, number=number)
+            if detail := concealed(program, captured.questions):
+                raise Decided(self.report(Status.REJECTED, "unsupported", detail))
             if self.has_elements(number):
                 require_structure(
                     program,

@@ -12,7 +12,14 @@ from forge.evalpool.judge.program.costs import op_bytes
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import Launch, Op, Section
 from forge.evalpool.judge.program.ops import MOVES, kind_of
-from forge.evalpool.judge.program.policy import Policy, ProblemFacts, Refusal, Rule, judge_policy
+from forge.evalpool.judge.program.policy import (
+    Policy,
+    ProblemFacts,
+    Refusal,
+    Rule,
+    judge_policy,
+    judge_work,
+)
 from forge.evalpool.judge.program.walk import variants
 from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
 from forge.evalpool.judge.ttir.parse import parse
@@ -78,6 +85,15 @@ def require_structure(
             detail = f"kernel {kernel.name}: {error}"
             raise Decided(finding(Status.COMPILE_ERROR, "not_triton", detail)) from error
     refusal = judge_policy(program, facts, policy, accesses)
+    if refusal is not None:
+        raise Decided(_refused(refusal, code=code, report=finding))
+
+
+def require_work(
+    prefix: Program, facts: ProblemFacts, *, code: str, finding: Report, policy: Policy
+) -> None:
+    """Checks the operations of a part of a program. Raises Decided as `require_structure`."""
+    refusal = judge_work(prefix, facts, policy)
     if refusal is not None:
         raise Decided(_refused(refusal, code=code, report=finding))
 

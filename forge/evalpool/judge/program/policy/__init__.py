@@ -22,7 +22,7 @@ from forge.evalpool.judge.program.policy.facts import (
     Rule,
     kinds_of,
 )
-from forge.evalpool.judge.program.policy.judge import judge_policy
+from forge.evalpool.judge.program.policy.judge import judge_policy, judge_work
 
 __all__ = [
     "Policy",
@@ -30,5 +30,6 @@ __all__ = [
     "Refusal",
     "Rule",
     "judge_policy",
+    "judge_work",
     "kinds_of",
 ]

@@ -39,13 +39,31 @@ def judge_policy(
         program: from `wire.loads`.
         accesses: reads and writes of kernels, where the caller knows them from TTIR.
     """
-    for placed in places(program):
-        if isinstance(placed.node, Op) and (wrong := misuse(placed.node)):
-            return _refuse(program, placed, Rule.OPERATION, wrong)
+    if refusal := _misused(program):
+        return refusal
     for nodes in variants(program):
         judged = _Variant(program, facts, nodes, trace(program, nodes, accesses))
         if refusal := next(judged.refusals(policy), None):
             return refusal
+    return None
+
+
+def judge_work(prefix: Program, facts: ProblemFacts, policy: Policy) -> Refusal | None:
+    """The first rule about operations that the beginning of a program breaks; None if it may run,
+    to answer a question. Its outputs and inputs are judged in the whole program."""
+    if refusal := _misused(prefix):
+        return refusal
+    for nodes in variants(prefix):
+        judged = _Variant(prefix, facts, nodes, trace(prefix, nodes))
+        if policy == "own" and (refusal := next(judged.own_work(), None)):
+            return refusal
+    return None
+
+
+def _misused(program: Program) -> Refusal | None:
+    for placed in places(program):
+        if isinstance(placed.node, Op) and (wrong := misuse(placed.node)):
+            return _refuse(program, placed, Rule.OPERATION, wrong)
     return None
 
 
@@ -67,7 +85,7 @@ class _Variant:
         """The rules that are broken, lazily."""
         yield from self._work_of_init()
         if policy == "own":
-            yield from self._own_work()
+            yield from self.own_work()
         yield from self._outputs(policy)
         yield from self._inputs()
         yield from self._state()
@@ -141,7 +159,8 @@ class _Variant:
                 message = f"output {at} is computed in init, which is not timed"
                 yield Refusal(rule=Rule.INIT, message=message)
 
-    def _own_work(self) -> Iterator[Refusal]:
+    def own_work(self) -> Iterator[Refusal]:
+        """The rules about operations that are broken, where the kernels do the work."""
         forward = list(self._operations(Section.FORWARD))
         for placed in forward:
             match self._kind(placed):

@@ -122,7 +122,7 @@ class GpuJudgement(Judgement):
             with alone():
                 return found, run.nodes()
 
-    def values(self, prefix: Program, *, number: int) -> list[Any]:
+    def _values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child: elements of tensors that the host reads."""
         binaries = self.binaries(prefix)
         self.require_binaries(prefix, binaries)
