@@ -61,6 +61,40 @@ def test_a_load_before_the_start_is_out_of_bounds() -> None:
     assert (caught.value.fault.storage, caught.value.fault.offset) == (0, -4)
 
 
+def test_a_pointer_reaches_no_storage_but_those_of_its_launch() -> None:
+    memory = memory_of(floats(64), floats(64), floats(64))
+    far = memory.address(2) - memory.address(0)
+    with pytest.raises(Faulted) as caught:
+        run(COPY, 4, Address(0, far), Address(1), 64, 1, memory=memory)
+    assert (caught.value.fault.kind, caught.value.fault.storage) == (FaultKind.OUT_OF_BOUNDS, 2)
+
+
+def test_a_store_reaches_no_storage_that_its_argument_does_not_name() -> None:
+    memory = memory_of(floats(64), floats(64))
+    back = memory.address(0) - memory.address(1)
+    with pytest.raises(Faulted) as caught:
+        run(COPY, 4, Address(0), Address(1, back), 64, 1, memory=memory)
+    assert (caught.value.fault.operation, caught.value.fault.storage) == ("tt.store", 0)
+
+
+def test_no_kernel_knows_the_distance_of_two_storages() -> None:
+    distances = set[int]()
+    for _ in range(20):
+        memory = memory_of(floats(4), floats(4))
+        distances.add(memory.address(1) - memory.address(0))
+        assert memory.find(memory.address(1, -8)) == (1, -8)
+        assert memory.address(1) % 512 == 0
+    assert len(distances) > 15
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("grid", [1, 2, 4, 200])
+def test_every_order_runs_each_instance_once(order: Order, grid: int) -> None:
+    x, y = floats(16 * grid), np.zeros(16 * grid, np.float32)
+    run(COPY, grid, x, y, 16 * grid, 1, order=order)
+    assert np.array_equal(x, y)
+
+
 def test_a_store_behind_the_end_is_found_in_the_right_storage() -> None:
     with pytest.raises(Faulted) as caught:
         run(COPY, 4, floats(64), floats(63), 64, 1)
@@ -137,7 +171,7 @@ def test_own_elements_and_equal_values_are_no_race(step: int, value: float) -> N
 
 def test_the_reversed_order_gives_another_winner() -> None:
     results: list[float] = []
-    for order in Order:
+    for order in (Order.NATURAL, Order.REVERSED):
         y = floats(8)
         run(STORE, 8, y, 0, 1.0, order=order)
         results.append(float(y[0]))

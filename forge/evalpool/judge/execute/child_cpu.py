@@ -159,7 +159,7 @@ class Session:
             done["init"] = _short(executor.init())
             self._executors[places] = executor
         self.stage = "call"
-        done |= _short(executor.forward())
+        done |= _short(executor.forward(turn=body.get("set", 0)))
         done["returned"] = self._program.returned
         if body.get("is_question"):
             done["values"] = [executor.scalar(number) for number in self._program.outputs]

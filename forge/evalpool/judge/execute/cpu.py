@@ -36,7 +36,7 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
-from forge.evalpool.judge.program.walk import tensors_of
+from forge.evalpool.judge.program.walk import open_alternatives, places, tensors_of
 from forge.evalpool.judge.ttir.evaluate import Address, HostDescriptor, Order, launch
 from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory, Storage
 from forge.evalpool.judge.ttir.plan import plan_of
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 POISON = 0xFF
 """Byte of uninitialised memory: NaN in every float type, -1 in integers."""
-OTHER_POISON = 0x5A
-"""Byte of the second run: large numbers, none of them NaN."""
+OTHER_POISONS = 1, 0x7B
+"""Range of the random bytes of a second run: none of them makes a NaN."""
 TOLERANCE = 1e-3
 """Relative difference of an output between two orders that atomic sums of floats may have."""
 TF32, IEEE = "inputPrecision = tf32 ", "inputPrecision = ieee "
@@ -71,7 +71,7 @@ class _Mode:
     """Conditions of one run."""
 
     order: Order = Order.NATURAL
-    poison: int = POISON
+    has_other_poison: bool = False
 
 
 @dataclass(slots=True)
@@ -105,7 +105,10 @@ class CpuExecutor:
     """Content of the allocations of `init` after it."""
     _tensors: dict[int, Any] = field(init=False, default_factory=dict[int, Any])
     _settled: bool = field(init=False, default=False)
-    """True once a call has shown that no output depends on the order of atomics."""
+    """True once a call has shown that no output depends on the order of atomics; then later calls
+    try one other order."""
+    _turn: int = field(init=False, default=0)
+    """Number of the alternative that runs of each open choice."""
     _written: frozenset[int] = field(init=False)
     """Storages that `forward` may write to."""
 
@@ -139,19 +142,24 @@ class CpuExecutor:
                 self._saved[number] = (storage.data.copy(), copied)
         return outcome
 
-    def forward(self) -> Outcome:
+    def forward(self, *, turn: int = 0) -> Outcome:
         """Runs one call on what the inputs and parameters hold now.
+
+        Args:
+            turn: number of the alternative that runs of each open choice; they begin again at
+                the first.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
+        self._turn = turn
         kept = {
             number: self.memory.storages[number].data.copy()
             for number in self._written
             if self.program.storages[number].origin is not Origin.ALLOCATION
         }
         outcome = Outcome()
-        suspicions = self._new(self._call(outcome, _Mode()))
+        suspicions = self._call(outcome, _Mode())
         outcome.faults += self._unwritten()
         if suspicions:
             outcome.faults += self._confirmed(suspicions, kept)
@@ -199,7 +207,12 @@ class CpuExecutor:
         for number, one in enumerate(self.program.storages):
             if one.origin is Origin.ALLOCATION and one.section is section:
                 storage = self.memory.storages[number]
-                storage.data.fill(mode.poison)
+                if mode.has_other_poison:
+                    low, high = OTHER_POISONS
+                    size = storage.data.shape
+                    storage.data[:] = np.random.default_rng().integers(low, high, size, np.uint8)
+                else:
+                    storage.data.fill(POISON)
                 storage.forget()
 
     def _restore(self) -> None:
@@ -212,7 +225,8 @@ class CpuExecutor:
     def _written_storages(self) -> frozenset[int]:
         """Storages that a node of `forward` may write to."""
         found: set[int] = set()
-        for node in self._nodes(self.program.forward):
+        placed = (one for one in places(self.program) if one.section is Section.FORWARD)
+        for node in (one.node for one in placed):
             if isinstance(node, Op):
                 found.update(self.program.tensors[one].storage for one in node.results)
             elif isinstance(node, Launch):
@@ -232,11 +246,13 @@ class CpuExecutor:
     # running
 
     def _nodes(self, nodes: Sequence[Node]) -> list[Node]:
-        """Nodes in order, with the chosen alternative of each choice, or its first."""
+        """Nodes in order, with the chosen alternative of each choice, or that of this turn."""
         found: list[Node] = []
         for node in nodes:
             if isinstance(node, Choice):
-                found += self._nodes(node.alternatives[node.chosen or 0].nodes)
+                allowed = open_alternatives(node)
+                chosen = allowed[self._turn % len(allowed)]
+                found += self._nodes(node.alternatives[chosen].nodes)
             else:
                 found.append(node)
         return found
@@ -427,35 +443,38 @@ class CpuExecutor:
         after = {number: self.memory.storages[number].data.copy() for number in self._written}
         outputs = [self.read(number) for number in self.program.outputs]
         found: list[FaultReport] = []
+        orders = [_Mode(order=Order.SHUFFLED)]
+        if not self._settled:
+            orders.append(_Mode(order=Order.REVERSED))
         modes = {
-            FaultKind.RACE: _Mode(order=Order.REVERSED),
-            FaultKind.ORDER: _Mode(order=Order.REVERSED),
-            FaultKind.UNINITIALISED: _Mode(poison=OTHER_POISON),
+            FaultKind.RACE: orders,
+            FaultKind.ORDER: orders,
+            FaultKind.UNINITIALISED: [_Mode(has_other_poison=True)],
         }
-        for kind, mode in modes.items():
+        for kind, tried in modes.items():
             mine = [one for one in suspicions if one.fault.kind is kind]
-            if not mine:
-                continue
-            for number, data in kept.items():
-                self.memory.storages[number].data[:] = data
-            try:
-                self._call(Outcome(), mode)
-                is_changed = self._differs(outputs)
-            except ExecutionFailed:
-                is_changed = True
-            if is_changed:
+            if mine and any(self._is_changed(outputs, kept, mode) for mode in tried):
                 found += [self._report(one) for one in mine]
-            elif kind is FaultKind.ORDER:
+            elif mine and kind is FaultKind.ORDER:
                 self._settled = True
         for number, data in after.items():
             self.memory.storages[number].data[:] = data
         return found
 
-    def _new(self, suspicions: list[_Suspicion]) -> list[_Suspicion]:
-        """All but those of an order that an earlier call has settled."""
-        return [
-            one for one in suspicions if one.fault.kind is not FaultKind.ORDER or not self._settled
-        ]
+    def _is_changed(
+        self,
+        outputs: list[NDArray[Any]],
+        kept: Mapping[int, NDArray[np.uint8]],
+        mode: _Mode,
+    ) -> bool:
+        """True if a call under other conditions has other outputs, or fails."""
+        for number, data in kept.items():
+            self.memory.storages[number].data[:] = data
+        try:
+            self._call(Outcome(), mode)
+        except ExecutionFailed:
+            return True
+        return self._differs(outputs)
 
     def _differs(self, outputs: list[NDArray[Any]]) -> bool:
         return any(

@@ -13,6 +13,7 @@ another `Order` of the instances or another poison, whose outputs differ.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -44,7 +45,11 @@ MAX_SLAB = 1 << 14
 MAX_SERIAL = 1 << 16
 """Instances of a launch that runs one instance after the other."""
 SMALL_SLAB = 4
-"""Instances of a slab in another order than the natural one."""
+"""Instances of a slab in the reversed order."""
+SHUFFLED_SLAB = 64
+"""Instances of a slab in a random order, which many calls may try."""
+FEWEST_SLABS = 8
+"""Slabs of a random order, where there are as many instances."""
 FUEL = 8_000_000
 """Steps of one launch: about a minute."""
 
@@ -55,6 +60,8 @@ class Order(StrEnum):
     NATURAL = "natural"
     REVERSED = "reversed"
     """A few at a time, from the last to the first."""
+    SHUFFLED = "shuffled"
+    """A few at a time, in a random order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,7 @@ def launch(
     one = Launch(
         memory=memory,
         grid=grid,
+        reachable=frozenset(number for one in arguments for number in _pointed(one)),
         watched=_watched(plan, name, arguments),
         is_racing=is_first and total > 1 and plan.ordering is None,
         fuel=fuel,
@@ -160,6 +168,11 @@ def _slabs(plan: ModulePlan, total: int, order: Order) -> Iterator[NDArray[np.in
         for first in range(0, total, size):
             yield np.arange(first, min(first + size, total), dtype=np.int32)
         return
+    if order is Order.SHUFFLED:
+        shuffled = np.random.default_rng().permutation(np.arange(total, dtype=np.int32))
+        size = max(1, min(size // 2, SHUFFLED_SLAB, total // FEWEST_SLABS))
+        yield from (shuffled[first : first + size] for first in range(0, total, size))
+        return
     size = max(1, min(size // 2, SMALL_SLAB, total // 2))
     for last in range(total, 0, -size):
         yield np.arange(max(last - size, 0), last, dtype=np.int32)[::-1].copy()
@@ -171,7 +184,11 @@ def _run_serially(
     """Each instance until it ends or waits; those that wait take turns."""
     if total > MAX_SERIAL:
         raise Unsupported(f"{total} instances that wait for each other")
-    ids = range(total) if order is Order.NATURAL else range(total - 1, -1, -1)
+    ids = list(range(total))
+    if order is Order.REVERSED:
+        ids.reverse()
+    elif order is Order.SHUFFLED:
+        random.shuffle(ids)
     waiting: list[tuple[Run, int]] = []
     for number in ids:
         run = run_function(function, values, Group(launch=one, ids=np.array([number], np.int32)))
@@ -206,10 +223,17 @@ def _watched(plan: ModulePlan, name: str, arguments: Sequence[Argument]) -> froz
     """Storages that the kernel may write to."""
     found: set[int] = set()
     for argument, use in zip(arguments, plan.uses(name), strict=True):
-        address = argument.base if isinstance(argument, HostDescriptor) else argument
-        if use is not None and use.is_written and isinstance(address, Address):
-            found.update(() if address.storage is None else (address.storage,))
+        if use is not None and use.is_written:
+            found |= _pointed(argument)
     return frozenset(found)
+
+
+def _pointed(argument: Argument) -> set[int]:
+    """The storage that an argument points to, if any."""
+    address = argument.base if isinstance(argument, HostDescriptor) else argument
+    if not isinstance(address, Address) or address.storage is None:
+        return set()
+    return {address.storage}
 
 
 def _bind(function: FunctionPlan, arguments: Sequence[Argument], memory: Memory) -> list[Any]:

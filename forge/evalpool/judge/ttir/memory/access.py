@@ -46,8 +46,11 @@ class Launch:
 
     memory: Memory
     grid: tuple[int, int, int]
+    reachable: frozenset[int]
+    """Storages that its arguments point to. An access to any other is out of bounds, whatever lies
+    there: a pointer may have been moved from one storage into another."""
     watched: frozenset[int]
-    """Storages that this launch may write to."""
+    """Storages that this launch may write to: those of arguments that the kernel stores to."""
     is_racing: bool
     """True if accesses of different instances are compared."""
     bytes_loaded: int = 0
@@ -149,7 +152,7 @@ def load(
 ) -> Array:
     """Values at addresses; `other`, else 0, where the mask is False."""
     dtype = memory_dtype(element)
-    parts = list(resolve(group, addresses, mask, operation, dtype.itemsize))
+    parts = list(resolve(group, addresses, mask, operation, dtype.itemsize, is_write=False))
     launch = group.launch
     results: list[tuple[Any, Array]] = []
     for part in parts:
@@ -216,7 +219,7 @@ def store(
     size = dtype.itemsize
     launch = group.launch
     raw = encode(values, element)
-    for part in resolve(group, addresses, mask, operation, size):
+    for part in resolve(group, addresses, mask, operation, size, is_write=True):
         chosen = raw
         if part.instances is not None and raw.shape[0] > 1:
             chosen = raw[part.instances]
@@ -280,13 +283,20 @@ def _address(group: Group, part: Part, shape: tuple[int, ...], lane: tuple[Any, 
 
 
 def resolve(
-    group: Group, addresses: Symbolic, mask: Array | None, operation: Operation, size: int
+    group: Group,
+    addresses: Symbolic,
+    mask: Array | None,
+    operation: Operation,
+    size: int,
+    *,
+    is_write: bool,
 ) -> Iterator[Part]:
     """Parts of an access of elements of `size` bytes.
 
     Raises:
-        Faulted: an active lane is outside every storage, or not aligned.
+        Faulted: an active lane is outside every storage of the launch, or not aligned.
     """
+    allowed = group.launch.watched if is_write else group.launch.reachable
     if mask is not None and mask.size == 1:
         if not mask.flat[0]:
             return
@@ -294,13 +304,13 @@ def resolve(
     memory = group.launch.memory
     number, low = memory.find(addresses.low)
     other, high = memory.find(addresses.high)
-    if number is None or number != other:
-        yield from _lanes(group, addresses, mask, operation, size, None)
+    if number is None or number != other or number not in allowed:
+        yield from _lanes(group, addresses, mask, operation, size, allowed, None)
         return
     origin = memory.address(number)
     found = windows_of(addresses, origin)
     if found is None or not found.is_aligned(size):
-        yield from _lanes(group, addresses, mask, operation, size, None)
+        yield from _lanes(group, addresses, mask, operation, size, allowed, None)
         return
     storage = memory.storages[number]
     end = len(storage.data) - size
@@ -312,13 +322,13 @@ def resolve(
         yield Part(None, number, storage, found, mask)
         return
     if not inside.any():
-        yield from _lanes(group, addresses, mask, operation, size, None)
+        yield from _lanes(group, addresses, mask, operation, size, allowed, None)
         return
     good, bad = np.flatnonzero(inside), np.flatnonzero(~inside)
     windows = Windows(found.bases[good], found.strides, found.shape)
     yield Part(good, number, storage, windows, _taken(mask, good))
     chosen = addresses.mapped(lambda term: term[bad] if term.shape[0] > 1 else term)
-    yield from _lanes(group, chosen, _taken(mask, bad), operation, size, bad)
+    yield from _lanes(group, chosen, _taken(mask, bad), operation, size, allowed, bad)
 
 
 def _taken(mask: Array | None, instances: NDArray[np.intp]) -> Array | None:
@@ -331,6 +341,7 @@ def _lanes(
     mask: Array | None,
     operation: Operation,
     size: int,
+    allowed: frozenset[int],
     instances: NDArray[np.intp] | None,
 ) -> Iterator[Part]:
     """Parts lane by lane."""
@@ -345,7 +356,7 @@ def _lanes(
         low, high = int(array.min()), int(array.max())
     memory = group.launch.memory
     first, last = memory.find(low)[0], memory.find(high)[0]
-    if first is not None and first == last:
+    if first is not None and first == last and first in allowed:
         yield _lanes_of(group, first, array, lanes, operation, size, instances)
         return
     numbers = array >> SPACING_BITS
@@ -353,7 +364,7 @@ def _lanes(
     for number in np.unique(active):
         here = numbers == number
         here = here if lanes is None else here & lanes
-        if not 0 <= number < len(memory.storages):
+        if number not in allowed:
             _raise_outside(group, here, array, operation, size, instances)
         yield _lanes_of(group, int(number), array, here, operation, size, instances)
 

@@ -160,7 +160,7 @@ def _turns(
     full = (group.size, *shape)
     result = np.zeros(full, decode(np.zeros(1, dtype), element).dtype)
     launch = group.launch
-    for part in resolve(group, addresses, mask, operation, dtype.itemsize):
+    for part in resolve(group, addresses, mask, operation, dtype.itemsize, is_write=True):
         if launch.is_racing:
             races.note_atomic(group, part, operation, dtype.itemsize)
         mark_written(part, dtype.itemsize)

@@ -2,12 +2,14 @@
 """Memory of a program for the evaluator: its storages, their addresses, what happened to them.
 
 Every storage gets a range of made-up addresses, far apart from all others, so that a pointer is an
-integer and still belongs to one storage. Beside the bytes there may be: which were ever written
+integer and still belongs to one storage. It begins at a random place of its range: no kernel knows
+the distance of two storages. Beside the bytes there may be: which were ever written
 (`Storage.written`), and for one launch which instance wrote and read each granule.
 """
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 SPACING_BITS = 42
 """Addresses of two storages differ by 2^42, more than any 32-bit offset of 64-bit elements."""
 BASE = 1 << (SPACING_BITS - 1)
+GAP_BITS, GAP_ALIGNMENT_BITS = 40, 12
+"""A storage lies up to 2^40 behind BASE, at a page."""
 NOBODY, MANY = -1, -2
 
 
@@ -102,13 +106,19 @@ class Memory:
     """All storages of a program, by their numbers."""
 
     storages: Sequence[Storage]
+    _gaps: list[int] = field(init=False)
+    """By storage: its distance from BASE."""
     _views: dict[tuple[int, str], NDArray[np.generic]] = field(
         default_factory=dict[tuple[int, str], "NDArray[np.generic]"]
     )
 
+    def __post_init__(self) -> None:
+        pages = GAP_BITS - GAP_ALIGNMENT_BITS
+        self._gaps = [secrets.randbits(pages) << GAP_ALIGNMENT_BITS for _ in self.storages]
+
     def address(self, storage: int, offset: int = 0) -> int:
         """Made-up address of a byte of a storage."""
-        return (storage << SPACING_BITS) + BASE + offset
+        return (storage << SPACING_BITS) + BASE + self._gaps[storage] + offset
 
     def find(self, address: int) -> tuple[int | None, int]:
         """Storage that an address belongs to, and the offset from its start in bytes."""
