@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers.compare import Expected, decode, mismatch, unwritten
-from forge.evalpool.judge.numbers.tolerance import families
+from forge.evalpool.judge.numbers.tolerance import families, is_sentinel
 
 
 def expected(values: np.ndarray, *, error: float = 0.0, precision: str = "fp32") -> Expected:
@@ -54,6 +54,23 @@ def test_tolerance_grows_with_the_error_of_eager_itself() -> None:
     off = (reference + 0.01).tobytes()
     assert mismatch(expected(reference), off) is not None
     assert mismatch(expected(reference, error=0.003), off) is None
+
+
+def test_masked_scores_are_judged_without_their_sentinel() -> None:
+    scores = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    scores[np.triu_indices(64, 1)] = -1e9
+    nothing = np.where(scores < -1e8, scores, np.float32(0))
+    assert mismatch(expected(scores), scores.tobytes()) is None
+    assert mismatch(expected(scores), nothing.tobytes()) is not None
+    off = np.where(scores < -1e8, scores * 0.9, scores).astype(np.float32)
+    assert mismatch(expected(scores), off.tobytes()) is not None
+
+
+def test_a_few_large_values_are_no_sentinel() -> None:
+    assert is_sentinel(1e9, 3.0, 16)
+    assert not is_sentinel(1e9, 3.0, 15)
+    assert not is_sentinel(1000.0, 3.0, 500)
+    assert not is_sentinel(5.0, 0.0, 500)
 
 
 def test_half_precision_is_judged_more_loosely() -> None:

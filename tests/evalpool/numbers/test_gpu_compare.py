@@ -83,6 +83,17 @@ def test_one_huge_value_does_not_let_anything_pass(kind: torch.dtype, huge: floa
     assert None not in both(expected * 0.5, expected, torch.zeros(0))
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_sentinel_is_left_out_of_the_scale(kind: torch.dtype) -> None:
+    scores = torch.randn(64, 64).to(kind).masked_fill(torch.ones(64, 64).triu(1) > 0, -1e9)
+    (rows, _) = slabs.root_mean_squares(scores, floor=0).values
+    kept = [row[row > -1e8].double().square().mean().sqrt() for row in scores]
+    assert torch.allclose(rows, torch.stack(kept))
+    nothing = scores.where(scores < -1e8, 0.0)
+    assert both(scores.clone(), scores, torch.zeros(0)) == {None}
+    assert None not in both(nothing, scores, torch.zeros(0))
+
+
 def test_unset_values_are_counted_over_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_compare, "CHUNK", 4)
     expected = torch.ones(10)

@@ -108,6 +108,10 @@ def test_a_mask_of_ones_gets_zeros_and_no_empty_row() -> None:
     assert redraw(torch.ones(200, 2).bool(), None, variant="unlike").any(-1).all()
     floats = redraw(torch.ones(16, 64), torch.ones(16, 64), variant="spiked")
     assert set(floats.flatten().tolist()) == {0.0, 1.0}
+    integers = torch.ones(16, 64, dtype=torch.long)
+    drawn = redraw(integers, integers, variant="unlike")
+    assert (drawn.dtype, set(drawn.flatten().tolist())) == (torch.long, {0, 1})
+    assert drawn.any(-1).all()
 
 
 def test_indices_keep_their_meaning() -> None:
@@ -150,6 +154,28 @@ def test_constant_parameters_move_by_half_and_keep_their_sign() -> None:
     assert (norm.running_var > 0).all()
     assert float(norm.running_var.std()) > 0.3
     assert not parameters.move(torch.nn.Linear(8, 8))
+
+
+def test_a_small_constant_moves_as_far_as_zero() -> None:
+    scale = torch.nn.Module()
+    scale.register_parameter("gamma", torch.nn.Parameter(torch.full((512,), -1e-6)))
+    assert parameters.move(scale)
+    assert isinstance(scale.gamma, torch.Tensor)
+    moved = scale.gamma.detach()
+    assert (moved < 0).all()
+    assert float(moved.mean()) < -0.3
+
+
+def test_constant_buffers_move_and_others_stay() -> None:
+    module = torch.nn.Module()
+    module.register_buffer("std", torch.ones(512))
+    module.register_buffer("table", torch.arange(512.0))
+    module.register_buffer("count", torch.ones(512, dtype=torch.long))
+    assert parameters.move(module)
+    buffers = dict(module.named_buffers())
+    assert float(buffers["std"].std()) > 0.3
+    assert torch.equal(buffers["table"], torch.arange(512.0))
+    assert buffers["count"].eq(1).all()
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,8 @@ FLOAT, HALF, INT, LONG, BOOL = "float32", "float16", "int32", "int64", "bool"
         ("aten._to_copy.default", FLOAT, HALF, Kind.CAST),
         ("aten._to_copy.default", INT, FLOAT, Kind.CAST),
         ("aten._to_copy.default", BOOL, INT, Kind.CAST),
+        ("aten._to_copy.default", LONG, INT, Kind.CAST),
+        ("aten._to_copy.default", INT, "uint8", Kind.INDEX),
         ("aten._to_copy.default", FLOAT, INT, Kind.COMBINE),
         ("aten._to_copy.default", FLOAT, BOOL, Kind.COMBINE),
         ("aten._to_copy.default", LONG, BOOL, Kind.INDEX),

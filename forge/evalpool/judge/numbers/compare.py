@@ -15,6 +15,7 @@ from forge.evalpool.judge.numbers.tolerance import (
     ERROR_FACTOR,
     families,
     floor_of,
+    is_sentinel,
     tolerance,
 )
 
@@ -76,9 +77,15 @@ def _scale(values: NDArray[np.float64], *, floor: float) -> NDArray[np.float64]:
     """`scale` of tolerance.py, broadcastable to [shape]."""
     is_finite = np.isfinite(values)
     finite = np.where(is_finite, values, 0.0)
-    largest = float(np.abs(finite).max(initial=0.0))
+    sizes = np.abs(finite)
+    largest = float(sizes.max(initial=0.0))
     if largest == 0.0:
         return np.zeros(())
+    is_largest = sizes == largest
+    rest = float(sizes.max(initial=0.0, where=~is_largest))
+    if is_sentinel(largest, rest, int(np.count_nonzero(is_largest))):
+        is_finite, largest = is_finite & ~is_largest, rest
+        finite = np.where(is_finite, finite, 0.0)
     squares = np.square(finite / largest)
     parts: list[NDArray[np.float64]] = []
     for axes in families(values.shape):

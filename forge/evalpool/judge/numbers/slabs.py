@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.linalg import vector_norm
 
-from forge.evalpool.judge.numbers.tolerance import families
+from forge.evalpool.judge.numbers.tolerance import families, is_sentinel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -85,8 +85,8 @@ class Slabs:
 
 
 def root_mean_squares(tensor: torch.Tensor, *, floor: float) -> Slabs:
-    """Root mean square of the finite elements of each slab; none is below `floor` times that of
-    all. No square is too large for its type."""
+    """Root mean square of the finite elements of each slab, without a sentinel; none is below
+    `floor` times that of all. No square is too large for its type."""
     shape = tuple(tensor.shape)
     groups = families(shape)
     device = tensor.device
@@ -95,11 +95,13 @@ def root_mean_squares(tensor: torch.Tensor, *, floor: float) -> Slabs:
     largest, is_finite = _largest_finite(tensor)
     if largest == 0.0:
         return Slabs(shape=shape, values=sums)
+    if (rest := _below_sentinel(tensor, largest)) is not None:
+        largest, is_finite = rest, False
     # Squares too small for float32 lie far below `floor`, and their sums are float64.
     wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
     for block in blocks(shape, CHUNK):
         part = tensor[block].to(wide)
-        finite = None if is_finite else part.isfinite()
+        finite = None if is_finite else part.abs() <= largest
         squares = (part if finite is None else part.where(finite, 0.0)).div(largest).square_()
         for total, count, axes in zip(sums, counts, groups, strict=True):
             inside = tuple(block[axis] for axis in axes)
@@ -165,3 +167,16 @@ def _largest_finite(tensor: torch.Tensor) -> tuple[float, bool]:
         return largest, True
     finite = [vector_norm(part.where(part.isfinite(), 0.0), ord=math.inf) for part in parts]
     return float(torch.stack(finite).max()), False
+
+
+def _below_sentinel(tensor: torch.Tensor, largest: float) -> float | None:
+    """Largest magnitude below a sentinel; None if the largest is none."""
+    counts: list[torch.Tensor] = []
+    rests: list[torch.Tensor] = []
+    for block in blocks(tuple(tensor.shape), CHUNK):
+        sizes = tensor[block].abs()
+        if sizes.numel():
+            counts.append((sizes == largest).sum())
+            rests.append(sizes.where(sizes < largest, 0.0).max())
+    rest, count = float(torch.stack(rests).max()), int(torch.stack(counts).sum())
+    return rest if is_sentinel(largest, rest, count) else None

@@ -6,7 +6,8 @@
            problem's precision's and the output's own type's (a reference may make half-precision
            tensors itself); 1e-10 for float64 of a problem that is not in half precision
     scale  the smallest rms of the finite reference elements in the element's slabs (`families`),
-           at least `floor_of` times the rms of all
+           at least `floor_of` times the rms of all; a sentinel, as the -1e9 of masked scores, is
+           left out (`is_sentinel`)
     e      the smallest of the largest own errors in its slabs (own_error.py): what an honest
            kernel may lose too
 
@@ -40,6 +41,9 @@ HALF_FLOOR = 0.25
 """The same for half precision, whose rounding is coarser than its tolerance is loose."""
 MIN_SLAB = 16
 """Elements of a slab: the rms of fewer may be small by chance."""
+MIN_SENTINELS = 16
+SENTINEL_RATIO = 2.0**10
+"""A sentinel is at least so many elements of one magnitude, so far above all others."""
 MIN_LINE = 64
 """Elements of a line along the last axis, of a tensor of three axes or more."""
 
@@ -68,3 +72,13 @@ def families(shape: Sequence[int]) -> list[tuple[int, ...]]:
     if len(shape) >= 3 and shape[-1] >= MIN_LINE and size > shape[-1]:
         found.append(tuple(range(len(shape) - 1)))
     return found or [()]
+
+
+def is_sentinel(largest: float, rest: float, count: int) -> bool:
+    """True if the largest magnitude of a tensor stands for something else than a number.
+
+    Args:
+        largest: magnitude of `count` elements.
+        rest: largest magnitude of the others.
+    """
+    return count >= MIN_SENTINELS and 0 < rest < largest / SENTINEL_RATIO

@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program.explain import short_operation
+from forge.evalpool.judge.program.format import ITEM_BYTES
 from forge.evalpool.judge.program.schema import Schema, misfit, schemas
 from forge.evalpool.judge.program.walk import tensors_of
 
@@ -144,6 +145,9 @@ NAMES: dict[Kind, str] = {
 }
 """Operations by kind, without namespace, overload and the `_` of the in-place form."""
 
+SHORT_BYTES = 2
+"""Size of an integer that is too short for an index."""
+
 KINDS: dict[str, Kind] = {name: kind for kind, names in NAMES.items() for name in names.split()}
 
 
@@ -201,10 +205,17 @@ def _accumulates(op: Op) -> bool:
 
 
 def _computes(program: Program, op: Op) -> bool:
-    """True if a copy computes: it truncates floats, drops imaginary parts, or compares with 0."""
-    read = [_rank(program.tensors[t].dtype) for t in tensors_of(op) if t not in op.results]
-    written = [_rank(program.tensors[t].dtype) for t in op.results]
-    return bool(read and written) and min(written) < max(read)
+    """True if a copy computes: it truncates floats, drops imaginary parts, compares with 0, or
+    keeps the last 8 or 16 bits of integers. (Indices are often cast to 32.)"""
+    read = [program.tensors[t].dtype for t in tensors_of(op) if t not in op.results]
+    written = [program.tensors[t].dtype for t in op.results]
+    if not read or not written:
+        return False
+    if min(map(_rank, written)) < max(map(_rank, read)):
+        return True
+    narrow = [ITEM_BYTES[dtype] for dtype in written if is_integer(dtype)]
+    wide = [ITEM_BYTES[dtype] for dtype in read if is_integer(dtype)]
+    return bool(narrow and wide) and min(narrow) <= SHORT_BYTES and min(narrow) < max(wide)
 
 
 def _rank(dtype: str) -> int:

@@ -5,10 +5,10 @@ as it was drawn; a constant is replaced:
 
     booleans           at a density of the set's own; rows that had one that is true keep one
     two-valued floats  the same with their two values; ones get zeros
-    constant floats    moved by about half of their size: states of zeros
+    constant floats    moved by about half of their size: states of zeros, a single scale
     all different      in another order: positions, a permutation
     sorted             other sorted values between the same ends: offsets, segment ids
-    equal values       from 1 to the value: lengths
+    equal values       from 1 to the value: lengths; ones of two axes or more: a mask
     other integers     over the range of the given ones: indices, labels
 
 Nothing leaves the range of the given values: on a GPU an index outside ends the process.
@@ -32,7 +32,9 @@ def redraw(value: torch.Tensor, earlier: torch.Tensor | None, *, variant: str) -
         value: as the problem gives it.
         earlier: its value for another set, by which a constant is recognised; None if unknown.
     """
-    if value.numel() < 2 or value.is_complex():
+    if not value.numel() or value.is_complex():
+        return value
+    if value.numel() == 1 and not value.is_floating_point():
         return value
     if value.dtype is torch.bool:
         return _mask(value, DENSITIES.get(variant, DENSITY))
@@ -43,7 +45,7 @@ def redraw(value: torch.Tensor, earlier: torch.Tensor | None, *, variant: str) -
         return value
     if value.is_floating_point():
         return _two_valued(value, DENSITIES.get(variant, DENSITY))
-    return _integers(value)
+    return _integers(value, DENSITIES.get(variant, DENSITY))
 
 
 def _mask(value: torch.Tensor, density: float) -> torch.Tensor:
@@ -62,18 +64,26 @@ def _two_valued(value: torch.Tensor, density: float) -> torch.Tensor:
     """A float of two values: the larger one at `density`. Ones are a mask without zeros; any other
     value alone moves by half of its size."""
     low, high = torch.aminmax(value)
+    if value.numel() == 1:
+        return _moved(value, high)
     if not bool(((value == low) | (value == high)).all()):
         return value
     if bool(low != high) or float(high) == 1.0:
         return torch.where(_mask(value == high, density), high, low if low != high else low * 0)
+    return _moved(value, high)
+
+
+def _moved(value: torch.Tensor, constant: torch.Tensor) -> torch.Tensor:
     change = torch.rand_like(value).mul_(2).sub_(1)
-    return value + change * (high.abs() if bool(high != 0) else 1.0) * MOVED
+    return value + change * (constant.abs() if bool(constant != 0) else 1.0) * MOVED
 
 
-def _integers(value: torch.Tensor) -> torch.Tensor:
+def _integers(value: torch.Tensor, density: float) -> torch.Tensor:
     low, high = (int(one) for one in torch.aminmax(value))
     flat = value.flatten()
     if low == high:
+        if high == 1 and value.ndim > 1:
+            return _mask(value == 1, density).to(value.dtype)
         return _between(value, 1, high) if high > 1 else value
     steps = flat.diff()
     if value.ndim == 1 and len(flat) > 2 and bool((steps >= 0).all()):

@@ -350,24 +350,30 @@ class _Traits:
 
     @classmethod
     def of(cls, inputs: list[Any]) -> _Traits:
-        tensors = [one for one in leaves(inputs) if one.numel() > 1]
+        given = leaves(inputs)
+        has_single = any(one.numel() == 1 and one.is_floating_point() for one in given)
+        tensors = [one for one in given if one.numel() > 1]
         domains = [Domain.of(one) for one in tensors if one.is_floating_point()]
         free = [one for one in domains if one.form is not Form.CATEGORICAL]
         return cls(
             has_non_negative=any(one.is_non_negative for one in free),
             has_unit=any(one.is_unit for one in free),
-            has_discrete=len(domains) < len(tensors) or len(free) < len(domains),
+            has_discrete=has_single or len(domains) < len(tensors) or len(free) < len(domains),
         )
 
 
 def _varied(value: torch.Tensor, first: torch.Tensor | None, recipe: Recipe) -> torch.Tensor:
-    if value.is_floating_point():
-        is_discrete = value.numel() > 1 and Domain.of(value).form is Form.CATEGORICAL
-        if not is_discrete:
-            return vary_(value, recipe.variant, recipe.freedom)
+    if not _is_discrete(value):
+        return vary_(value, recipe.variant, recipe.freedom)
     if not recipe.freedom.discrete:
         return value
     return redraw(value, first, variant=recipe.variant)
+
+
+def _is_discrete(value: torch.Tensor) -> bool:
+    """True for what is drawn anew and not varied: masks, indices, a single number."""
+    is_single = not value.is_floating_point() or value.numel() == 1
+    return is_single or Domain.of(value).form is Form.CATEGORICAL
 
 
 def _operands(inputs: list[Any]) -> list[int]:
@@ -386,8 +392,7 @@ def _kept(_: int, value: torch.Tensor) -> torch.Tensor:
     """A discrete input, to compare later ones with; nothing of a large continuous one."""
     if not value.numel():
         return value
-    is_discrete = not value.is_floating_point() or Domain.of(value).form is Form.CATEGORICAL
-    return value.clone() if is_discrete else value.new_zeros(0)
+    return value.clone() if _is_discrete(value) else value.new_zeros(0)
 
 
 def _contiguous(value: Any) -> Any:

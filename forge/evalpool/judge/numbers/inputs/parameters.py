@@ -1,14 +1,15 @@
 # pyright: strict
 """Parameters moved off their defaults, so that a constant cannot stand for them.
 
-Called by the oracle. A parameter that is one value everywhere (a LayerNorm's weight of ones, a bias
-of zeros) moves by half of its natural scale and keeps its sign; any other gets noise of a tenth of
-its rms, or the model would be another one. The same for running statistics. Where the reference
-does not bear that, everything moves by a tenth alone.
+Called by the oracle. A parameter or buffer that is one value everywhere (a LayerNorm's weight of
+ones, a bias of zeros, a LayerScale of 1e-6) moves by half of its natural scale and keeps its sign;
+any other parameter gets noise of a tenth of its rms, or the model would be another one. The same
+for running statistics. Where the reference does not bear that, everything moves by a tenth alone.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ NATURAL = 0.85
 standard deviation is 0.49, and nothing changes its sign."""
 SLIGHT = 0.1
 """Standard deviation of any other change, relative to the parameter's rms + 0.1."""
+SMALL = 0.1
+"""A constant below it moves as 0 does: by half of itself it would stay next to nothing."""
 
 
 def move(model: Any, *, is_slight: bool = False, is_tf32: bool = False) -> bool:
@@ -38,7 +41,7 @@ def move(model: Any, *, is_slight: bool = False, is_tf32: bool = False) -> bool:
         if parameter.is_floating_point() and parameter.numel():
             value = parameter.data
             first = value.flatten()[0]
-            if not is_slight and parameter.requires_grad and bool((value == first).all()):
+            if not is_slight and parameter.requires_grad and _is_constant(value):
                 _move_constant(value, float(first))
                 has_constants = True
             else:
@@ -53,9 +56,21 @@ def move(model: Any, *, is_slight: bool = False, is_tf32: bool = False) -> bool:
             assert module.running_var is not None
             module.running_var.mul_((torch.randn_like(module.running_var) * reach).exp())
             has_constants = not is_slight
+        elif not is_slight:
+            for buffer in module.buffers(recurse=False):
+                if buffer.is_floating_point() and buffer.numel() > 1 and _is_constant(buffer):
+                    _move_constant(buffer, float(buffer.flatten()[0]))
+                    has_constants = True
     return has_constants
 
 
+def _is_constant(value: torch.Tensor) -> bool:
+    return bool((value == value.flatten()[0]).all())
+
+
 def _move_constant(value: torch.Tensor, constant: float) -> None:
+    if 0 < abs(constant) < SMALL:
+        value.add_(torch.rand_like(value).mul_(math.copysign(NATURAL, constant)))
+        return
     change = torch.rand_like(value).mul_(2).sub_(1).mul_(NATURAL)
     value.add_(change.mul_(abs(constant) or 1.0))
