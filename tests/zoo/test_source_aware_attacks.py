@@ -1,0 +1,45 @@
+"""Attacks by somebody who has read the judge: those that it refuses, and those that are open.
+
+Found on a CPU on 2026-11-24. An open one is expected to fail, strictly: once a repair refuses it,
+it belongs to the others. Left out: one that wins by chance, one that is weak numerically, one that
+is a question of the problem's domain.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forge.records import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Attacks = dict[str, dict[str, str]]
+
+
+def read(name: str) -> Attacks:
+    return json.loads(Path(__file__).with_name(name).read_text())
+
+
+REFUSED, OPEN = read("refused_attacks.json"), read("open_attacks.json")
+
+
+def is_refused(bench_for: Callable[[str], Any], attack: dict[str, str]) -> bool:
+    verdict = bench_for("cpu").judge(attack["candidate"], problem=attack["problem"])
+    return verdict.status.is_scored and verdict.status is not Status.CORRECT
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_attack_is_refused(bench_for: Callable[[str], Any], name: str) -> None:
+    assert is_refused(bench_for, REFUSED[name])
+
+
+@pytest.mark.long
+@pytest.mark.xfail(strict=True, reason="open: the judge takes it for honest")
+@pytest.mark.parametrize("name", OPEN)
+def test_an_open_attack_is_refused(bench_for: Callable[[str], Any], name: str) -> None:
+    assert is_refused(bench_for, OPEN[name])
