@@ -15,6 +15,7 @@ from forge.evalpool.judge.numbers.compare import Expected, mismatch
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
 from forge.evalpool.judge.numbers.gpu_compare import mismatch as gpu_mismatch
 from forge.evalpool.judge.numbers.inputs import parameters
+from forge.evalpool.judge.numbers.inputs.edges import Edges
 from forge.evalpool.judge.numbers.inputs.input_sets import InputSet, Terms, make_sets
 from forge.evalpool.judge.numbers.own_error import count_work
 
@@ -85,7 +86,9 @@ def draw(
     with torch.no_grad():
         counted = count_work(model, make_inputs())
         parameters.move(model, is_tf32=is_tf32)
-        known: Any = {} if counted is None else {"operations": counted.work}
+        known: Any = {"edges": Edges.of(counted, "")}
+        if counted is not None:
+            known["operations"] = counted.work
         sets = make_sets(module, model, num_sets=num_sets, terms=terms, **known)
     expected = [
         [

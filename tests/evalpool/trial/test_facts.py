@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.judge.trial.facts import Facts
+from forge.evalpool.judge.program.ops import MOVES, Kind
+from forge.evalpool.judge.trial.facts import Facts, kinds_of_names
 from forge.evalpool.judge.trial.trial import Decided, Finding
 from forge.records.verdict import Status
 from tests.evalpool.benches import RELU, make_problem
@@ -33,6 +34,14 @@ def test_facts_are_kept_if_the_end_of_the_capture_was_no_chance(
 ) -> None:
     captures: Any = Failing(status)
     facts = Facts(captures)
-    found = [facts.of(make_problem(RELU), {}, num_bytes=8, uid=None) for _ in range(2)]
+    found = [facts.of(make_problem(RELU), {}, num_bytes=8, names=(), uid=None) for _ in range(2)]
     assert [one.num_bytes for one in found] == [8, 8]
     assert captures.count == num_captures
+
+
+def test_a_reference_without_a_program_moves_data_by_the_names_of_its_operations() -> None:
+    assert kinds_of_names({"roll", "flip", "_local_scalar_dense"}) <= MOVES
+    assert kinds_of_names({"copy_", "_to_copy"}) <= MOVES
+    assert not kinds_of_names({"roll", "add_"}) <= MOVES
+    assert kinds_of_names({"_local_scalar_dense"}) == kinds_of_names(()) == {Kind.HEAVY}
+    assert kinds_of_names({"an_operation_of_tomorrow"}) == {Kind.HEAVY}

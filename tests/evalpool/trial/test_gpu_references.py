@@ -50,6 +50,7 @@ def layout(**changes: Any) -> dict[str, Any]:
         "sets": [one, two],
         "flops": 7,
         "form": "",
+        "names": [],
     }
     return {**made, **changes}
 

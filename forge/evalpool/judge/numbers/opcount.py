@@ -6,7 +6,8 @@ copy onto itself. FLOPs are counted for matrix products, convolutions and attent
 could stand for them (Fourier transforms, solvers, distances, bags, whole layers); whatever else
 torch computes is bound by its bytes. A number read into Python costs what the call is worth.
 
-Not covered: a reference that leaves the mode or computes elsewhere than in torch.
+Beside the work it notes the constants that operations compare with, at which a reference may behave
+otherwise. Not covered: a reference that leaves the mode or computes elsewhere than in torch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ LAYERS = ("rnn", "lstm", "gru", "transformer", "multi_head")
 READ, READ_COST = "_local_scalar_dense", 64
 """`x.item()`. By its four bytes, reading all of two small matrices, to multiply them in Python,
 would cost less than a tenth of their product."""
-
+THRESHOLDS = {
+    *("clamp", "clamp_min", "clamp_max", "hardtanh", "threshold", "softplus", "softshrink"),
+    *("hardshrink", "smooth_l1_loss", "huber_loss", "nan_to_num", "eq", "ne", "lt", "le", "gt"),
+    "ge",
+}
+"""Operations that compare their tensor with a number."""
+CASTS = ("_to_copy", "copy_")
 
 MAX_CALLS = 2000
 """Operations of one call that are listed; of a longer one, none is."""
@@ -53,6 +60,10 @@ class OpCounter(TorchDispatchMode):
         """(bytes, FLOPs) of each operation, up to one beyond MAX_CALLS."""
         self.flops = 0
         """The part of the costs that TF32 may make inexact."""
+        self.constants: set[float] = set()
+        """Numbers that THRESHOLDS compare with."""
+        self.is_truncating = False
+        """True if floats were cast to integers, which is undefined for NaN."""
 
     @property
     def listed(self) -> list[tuple[int, int]]:
@@ -72,10 +83,13 @@ class OpCounter(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload):
             return out
         name = func._schema.name.rpartition("::")[2]
+        if name.rstrip("_") in THRESHOLDS:
+            self.constants |= set(_numbers([*args, *(kwargs or {}).values()]))
         if not func.is_view and not _is_free(name):
             given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
             if name != "copy_" or not _is_same(*given[:2]):
                 made = list(_tensors((out,)))
+                self.is_truncating |= name in CASTS and _truncates(given, made)
                 flops = _flops(name, given, made)
                 num_bytes = sum(map(_num_bytes, [*given, *made]))
                 other = _other_cost(name, given, made)
@@ -85,6 +99,17 @@ class OpCounter(TorchDispatchMode):
                 self.work[name] = self.work.get(name, 0) + cost
                 self.flops += flops
         return out
+
+
+def _truncates(given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
+    whole = [one for one in made if not one.is_floating_point() and one.dtype is not torch.bool]
+    return bool(whole) and any(one.is_floating_point() for one in given)
+
+
+def _numbers(values: list[Any]) -> Iterator[float]:
+    for value in values:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield float(value)
 
 
 def _is_free(name: str) -> bool:

@@ -28,6 +28,7 @@ from forge.evalpool.judge.channel.shm import TensorSpec, offsets
 from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name
 from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.inputs import parameters
+from forge.evalpool.judge.numbers.inputs.edges import Edges
 from forge.evalpool.judge.numbers.inputs.input_sets import (
     InputSet,
     Terms,
@@ -163,12 +164,14 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
             terms=terms,
             counted=counted,
             is_moved=request["moved"],
+            edges=Edges.of(counted, request["source"]),
         )
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         facts = {
             "order": order,
             "flops": 0 if counted is None else counted.flops,
             "operations": [] if counted is None else counted.listed,
+            "names": [] if counted is None else sorted(counted.work),
             "form": sets[0].form,
             # A set without room was left out, as a failed one is: the judge asks for it once more,
             # with more memory.
@@ -187,9 +190,12 @@ def _moved_and_drawn(
     terms: Terms,
     counted: OpCounter | None,
     is_moved: bool,
+    edges: Edges,
 ) -> list[InputSet]:
     """Moves the parameters, as far as outputs stay finite, and makes the input sets."""
-    known = {} if counted is None else {"operations": counted.work, "flops": counted.flops}
+    known: dict[str, Any] = {"edges": edges}
+    if counted is not None:
+        known |= {"operations": counted.work, "flops": counted.flops}
     if not is_moved:
         return make_sets(module, model, num_sets=num_sets, terms=terms, **known)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

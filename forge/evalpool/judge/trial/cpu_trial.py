@@ -134,7 +134,11 @@ class CpuTrials(Trials):
         with phases.timed("reference"):
             reference = references.get(problem)
             facts = self._facts.of(
-                problem, reference.request, num_bytes=reference.num_bytes, uid=candidate.uid
+                problem,
+                reference.request,
+                num_bytes=reference.num_bytes,
+                names=reference.names,
+                uid=candidate.uid,
             )
         with shared_memory(len(reference.image)) as (fd, memory):
             memory[:] = reference.image

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.program.format import Op, Origin, Program
-from forge.evalpool.judge.program.ops import misuse
+from forge.evalpool.judge.program.ops import KINDS, Kind, misuse
 from forge.evalpool.judge.program.policy import ProblemFacts, kinds_of
 from forge.evalpool.judge.program.policy.reference import facts_of
 from forge.evalpool.judge.program.walk import variants
@@ -20,7 +20,7 @@ from forge.evalpool.judge.trial.trial import Decided, Phases
 from forge.records.reason import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from forge.evalpool.judge.trial.captures import Captures
     from forge.records.problem import ReferenceModule
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 MAX_PROBLEMS = 256
 """Of 1 to 2 kB each. A run seldom comes back to a problem before others have been played."""
+READ = "_local_scalar_dense"
+"""`x.item()`, which decides on sizes and computes nothing."""
 CHANCE = frozenset({Status.TIMEOUT, Status.INFRA_ERROR})
 """Ends of a capture that depend on the machine and its load."""
 
@@ -47,6 +49,7 @@ class Facts:
         request: Mapping[str, Any],
         *,
         num_bytes: int,
+        names: Collection[str],
         uid: int | None,
     ) -> ProblemFacts:
         """Facts of a problem.
@@ -54,6 +57,7 @@ class Facts:
         Args:
             request: `request` of a draw of the problem.
             num_bytes: bytes of its inputs, parameters and outputs.
+            names: torch's operations of one call: what is known of a reference without a program.
 
         Raises:
             ZygoteGone, WeakSandbox: no child can be had.
@@ -64,7 +68,7 @@ class Facts:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        found, is_sure = self._make(problem, request, num_bytes=num_bytes, uid=uid)
+        found, is_sure = self._make(problem, request, num_bytes=num_bytes, names=names, uid=uid)
         if not is_sure:
             return found
         with self._lock:
@@ -79,6 +83,7 @@ class Facts:
         request: Mapping[str, Any],
         *,
         num_bytes: int,
+        names: Collection[str],
         uid: int | None,
     ) -> tuple[ProblemFacts, bool]:
         """Facts, and True if another capture would give the same."""
@@ -95,7 +100,7 @@ class Facts:
         except Decided as decided:
             logger.info("%s: no program: %s", problem.problem_id, decided.finding.detail)
             is_sure = decided.finding.status not in CHANCE
-            return ProblemFacts(num_bytes=num_bytes), is_sure
+            return ProblemFacts(num_bytes=num_bytes, kinds=kinds_of_names(names)), is_sure
         return known_facts(captured.program, num_bytes=num_bytes), True
 
 
@@ -119,3 +124,13 @@ def known_facts(reference: Program, *, num_bytes: int) -> ProblemFacts:
         # A reference that returns what it is given poses a copy: a kernel has to make it.
         free_outputs=frozenset() if is_given else facts.free_outputs,
     )
+
+
+def kinds_of_names(names: Collection[str]) -> frozenset[Kind]:
+    """Kinds of a reference's operations by their names alone, without namespace and overload.
+
+    A reference that reads a value on the host has no program: `x.roll(int(n))` moves, all the same.
+    A cast counts as a move, though it may compute; an operation outside the table as heavy.
+    """
+    worked = [name for name in names if name != READ]
+    return frozenset(KINDS.get(name.rstrip("_"), Kind.HEAVY) for name in worked or [""])

@@ -107,6 +107,8 @@ class Reference:
     """True if it returns its outputs in a list or tuple."""
     operations: tuple[tuple[int, int], ...] = ()
     """(bytes, FLOPs) of each operation of one call."""
+    names: frozenset[str] = frozenset()
+    """Names of torch's operations of one call that read or write data."""
     num_uses: int = 0
 
     @property
@@ -337,6 +339,7 @@ class _Builder:
             sets=sets,
             is_sequence=layout["form"] == "list",
             operations=tuple((int(size), int(work)) for size, work in layout["operations"]),
+            names=frozenset(str(name) for name in layout["names"]),
         )
 
     def _set(self, one: dict[str, Any]) -> InputSet:

@@ -11,12 +11,18 @@ as it was drawn; a constant is replaced:
     equal values       from 1 to the value: lengths; ones of two axes or more: a mask
     other integers     over the range of the given ones: indices, labels
 
-Nothing leaves the range of the given values: on a GPU an index outside ends the process.
+Nothing leaves the range of the given values: on a GPU an index outside ends the process. But edge
+values do (edges.py) where no integer can be an index: a length of 0, negative numbers.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.numbers.inputs.edges import Edges
 
 DENSITIES = {"spiked": 0.5, "unlike": 0.15, "near_one": 0.9}
 """Shares of true values, by variant; DENSITY for any other."""
@@ -25,12 +31,15 @@ MOVED = 0.85
 """Largest relative change of a float that is the same everywhere (of zeros, absolute)."""
 
 
-def redraw(value: torch.Tensor, earlier: torch.Tensor | None, *, variant: str) -> torch.Tensor:
+def redraw(
+    value: torch.Tensor, earlier: torch.Tensor | None, *, variant: str, edges: Edges | None = None
+) -> torch.Tensor:
     """A new tensor for a discrete `value`; the same where there is no other.
 
     Args:
         value: as the problem gives it.
         earlier: its value for another set, by which a constant is recognised; None if unknown.
+        edges: plants edge values; None plants none.
     """
     if not value.numel() or value.is_complex():
         return value
@@ -42,10 +51,12 @@ def redraw(value: torch.Tensor, earlier: torch.Tensor | None, *, variant: str) -
         earlier.shape != value.shape or not torch.equal(earlier, value)
     )
     if is_drawn:
-        return value
+        is_label = edges is not None and not value.is_floating_point()
+        return edges.labels(value) if edges is not None and is_label else value
     if value.is_floating_point():
         return _two_valued(value, DENSITIES.get(variant, DENSITY))
-    return _integers(value, DENSITIES.get(variant, DENSITY))
+    made = _integers(value, DENSITIES.get(variant, DENSITY))
+    return _with_empty(made, value) if edges is not None and not edges.has_indices else made
 
 
 def _mask(value: torch.Tensor, density: float) -> torch.Tensor:
@@ -94,6 +105,14 @@ def _integers(value: torch.Tensor, density: float) -> torch.Tensor:
     if value.ndim > 1 and bool((value == value[:1]).all()):  # one row, repeated: positions
         return torch.stack([_shuffled(row) for row in value.flatten(1)]).view(value.shape)
     return _between(value, low, high)
+
+
+def _with_empty(made: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """Lengths (equal values above 1) with one of 0."""
+    low, high = torch.aminmax(given)
+    if bool(low == high) and bool(high > 1):
+        made.view(-1)[torch.randint(made.numel(), (1,), device=made.device)] = 0
+    return made
 
 
 def _between(value: torch.Tensor, low: int, high: int) -> torch.Tensor:

@@ -5,7 +5,8 @@ reference bears it: it neither fails nor overflows, and eager is within the tole
 Where it does not, inputs closer to the given ones are tried, in the end the problem's own under
 another seed:
 
-    any sign ─▶ signs kept ─▶ [0, 1] kept ─▶ masks and indices as given ─▶ mild ─▶ as given
+    edges ─▶ no large slice ─▶ no edges ─▶ signs kept ─▶ [0, 1] kept ─▶ masks and indices as given
+    ─▶ mild ─▶ as given
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
+from forge.evalpool.judge.numbers.inputs.edges import PLANTED_IN, Edges
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.inputs.variants import Freedom, avoid_bf16_, vary_
 from forge.evalpool.judge.numbers.own_error import errors_of, root_mean_square
@@ -55,6 +57,8 @@ HUGE = "huge"
 MAX_HUGE = 4
 PRODUCTS = ("prod", "cumprod")
 """Operations whose result vanishes or overflows: `near_one` is the first of OTHERS."""
+UNIT_KEPT = 5
+"""Number of the freedom that keeps [0, 1] (`Draws._freedoms`)."""
 UNIT_ONLY = ("binary_cross_entropy",)
 """Operations that end a process on a GPU for inputs outside of [0, 1]."""
 
@@ -82,6 +86,11 @@ class Recipe:
     variant: str
     seed: bytes
     freedom: Freedom
+
+    @property
+    def has_edges(self) -> bool:
+        """True if edge values are planted."""
+        return self.variant == PLANTED_IN and self.freedom.has_edges
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,13 +155,15 @@ def make_sets(
     terms: Terms,
     operations: Collection[str] = (),
     flops: int = 0,
+    edges: Edges | None = None,
 ) -> list[InputSet]:
     """The input sets of one draw; the first is as the problem gives it. Raises Unjudgeable.
 
     Args:
         operations, flops: of one call of the reference (`count_work`), as far as known.
+        edges: of the reference; None plants zeros and large slices alone.
     """
-    draws = Draws(module, model, terms=terms, operations=operations)
+    draws = Draws(module, model, terms=terms, operations=operations, edges=edges or Edges())
     variants = plan(num_sets, operations=operations, is_tf32=terms.is_tf32)
     if terms.is_plain:
         variants = ["given"] * num_sets
@@ -184,12 +195,19 @@ class Draws:
     """Inputs of one problem, with one state of its model, and the results that belong to them."""
 
     def __init__(
-        self, module: Any, model: Any, *, terms: Terms, operations: Collection[str] = ()
+        self,
+        module: Any,
+        model: Any,
+        *,
+        terms: Terms,
+        operations: Collection[str] = (),
+        edges: Edges,
     ) -> None:
         self._module = module
         self._model = model
         self._terms = terms
         self._operations = operations
+        self._edges = edges
         self._given: list[Any] | None = None
         """Discrete inputs of the first set, by which constants are recognised."""
         self._traits = _Traits()
@@ -199,6 +217,10 @@ class Draws:
         """Number of sets with a huge input so far, less one: the inputs take turns."""
         self.num_huge = 1
         """Number of such sets in which each input has its turn."""
+        self._finite_share = 1.0
+        """Share of the first set's outputs that is finite."""
+        self._is_copy = False
+        """True if an output is an input in the first set: forms of inputs hide what is computed."""
         self._typical: list[float] = []
         """Root mean square of each output of the first set."""
         self._is_inexact = False
@@ -213,12 +235,20 @@ class Draws:
         earlier = leaves(self._given) if self._given is not None else []
         is_adverse = self._terms.is_tf32 and recipe.variant != "given"
         is_huge = recipe.variant == HUGE
-        chosen = _operands(inputs)[self._huge % MAX_HUGE :][:1] if is_huge else ()
+        operands = _operands(inputs)
+        chosen = operands[self._huge % MAX_HUGE :][:1] if is_huge else ()
+        edges = self._edges if recipe.has_edges else None
+        raised = random.choice(operands) if operands and recipe.freedom.is_raised else None
 
         def change(number: int, value: torch.Tensor) -> torch.Tensor:
             first = earlier[number] if number < len(earlier) else None
             is_kept = is_huge and number not in chosen
-            made = value if is_kept else _varied(value, first, recipe)
+            made = value
+            if not is_kept and not _is_discrete(value):
+                is_raised = number == raised
+                vary_(value, recipe.variant, recipe.freedom, edges=edges, is_raised=is_raised)
+            elif not is_kept and recipe.freedom.discrete:
+                made = redraw(value, first, variant=recipe.variant, edges=edges)
             return avoid_bf16_(made) if is_adverse else made
 
         return replaced(inputs, change)
@@ -231,7 +261,7 @@ class Draws:
         self._huge += variant == HUGE
         if variant != "given":
             is_inexact = False
-            for number, freedom in self._freedoms():
+            for number, freedom in self._freedoms(variant):
                 recipe = Recipe(variant=variant, seed=fresh_seed(), freedom=freedom)
                 if (made := self._tried_recipe(recipe)) is not None:
                     if not freedom.is_mild and not is_inexact:
@@ -283,6 +313,13 @@ class Draws:
                     self._traits = _Traits.of(inputs)
                     self._given = replaced(inputs, _kept)
                     self.num_huge = max(1, min(MAX_HUGE, len(_operands(inputs))))
+                    self._finite_share = _finite_share(made.outputs)
+                    self._is_copy = any(
+                        Agreement(self._terms.precision)([output], [one])
+                        for output in made.outputs
+                        for one in leaves(inputs)
+                        if one.shape == output.shape and one.dtype is output.dtype
+                    )
                     self._typical = [
                         root_mean_square(one) if one.is_floating_point() else 0.0
                         for one in made.outputs
@@ -290,20 +327,25 @@ class Draws:
                 return made
         raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
 
-    def _freedoms(self) -> Iterator[tuple[int, Freedom]]:
+    def _freedoms(self, variant: str) -> Iterator[tuple[int, Freedom]]:
         """From the widest that the reference may bear, with their numbers."""
-        traits = self._traits
-        kept = Freedom(signs=False, unit=False)
+        traits, has_edges = self._traits, variant == PLANTED_IN
+        free = Freedom(forms=self._is_copy)
+        plain = replace(free, has_edges=False, is_raised=False)
+        kept = replace(plain, signs=False, unit=False)
         steps = [
-            (Freedom(), True),
-            (Freedom(signs=False), traits.has_non_negative),
+            (free, True),
+            (replace(free, is_raised=False), has_edges),
+            (plain, has_edges),
+            (replace(free, is_raised=False, signs=False), has_edges and traits.has_non_negative),
+            (replace(plain, signs=False), traits.has_non_negative),
             (kept, traits.has_unit),
             (replace(kept, discrete=False), traits.has_discrete),
             (replace(kept, discrete=False, is_mild=True), True),
         ]
         start = self._start
         if any(one in name for name in self._operations for one in UNIT_ONLY):
-            start = max(start, 2)
+            start = max(start, UNIT_KEPT)
         for number, (freedom, is_news) in enumerate(steps):
             if number >= start and (is_news or number == start):
                 yield number, freedom
@@ -311,14 +353,15 @@ class Draws:
     def _run(
         self, inputs: list[Any], *, variant: str, is_finite_only: bool = True
     ) -> InputSet | None:
-        """Eager's outputs and errors. None for outputs that are not finite, where they must be."""
+        """Eager's outputs and errors. None for outputs that are not finite where given ones are, or
+        mostly not."""
         called = call(self._model, inputs)
         changed = called.changed()
         outputs, form = called.results(changed), called.form
         del called  # at full size inputs are gigabytes
         if not outputs:
             raise Unjudgeable("the reference returns nothing and changes no input")
-        if is_finite_only and not are_finite(outputs):
+        if is_finite_only and not self._is_finite_enough(outputs):
             return None
         errors = errors_of(
             self._model,
@@ -338,6 +381,20 @@ class Draws:
             changed=changed,
             form=form,
         )
+
+    def _is_finite_enough(self, outputs: list[torch.Tensor]) -> bool:
+        """True for outputs that are finite, or where given ones are not, at least half as often."""
+        if self._finite_share == 1.0:
+            return are_finite(outputs)
+        return _finite_share(outputs) >= self._finite_share / 2
+
+
+def _finite_share(outputs: list[torch.Tensor]) -> float:
+    """Share of the elements that are finite."""
+    if are_finite(outputs):
+        return 1.0
+    num = sum(int(torch.isfinite(widened(one)).sum()) for one in outputs)
+    return num / max(1, sum(one.numel() for one in outputs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,14 +417,6 @@ class _Traits:
             has_unit=any(one.is_unit for one in free),
             has_discrete=has_single or len(domains) < len(tensors) or len(free) < len(domains),
         )
-
-
-def _varied(value: torch.Tensor, first: torch.Tensor | None, recipe: Recipe) -> torch.Tensor:
-    if not _is_discrete(value):
-        return vary_(value, recipe.variant, recipe.freedom)
-    if not recipe.freedom.discrete:
-        return value
-    return redraw(value, first, variant=recipe.variant)
 
 
 def _is_discrete(value: torch.Tensor) -> bool:

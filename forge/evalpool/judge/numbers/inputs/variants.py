@@ -15,7 +15,7 @@ again from its seed instead of being kept.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +27,8 @@ from forge.evalpool.judge.numbers.slabs import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from forge.evalpool.judge.numbers.inputs.edges import Edges
 
 NUM_SPIKES, MAX_SPIKES = 48, 4096
 SPIKE_SHARE = 8
@@ -63,28 +65,51 @@ class Freedom:
     """Masks and indices are drawn anew."""
     is_mild: bool = False
     """Smaller spikes and ranges of scale."""
+    has_edges: bool = True
+    """Edge values are planted in one variant (edges.py)."""
+    is_raised: bool = True
+    """A slice among them is far above all others."""
+    forms: bool = False
+    """Probabilities, sorted rows and matrices of a form need not stay such."""
 
 
-def vary_(value: torch.Tensor, variant: str, freedom: Freedom) -> torch.Tensor:
+def vary_(
+    value: torch.Tensor,
+    variant: str,
+    freedom: Freedom,
+    *,
+    edges: Edges | None = None,
+    is_raised: bool = False,
+) -> torch.Tensor:
     """A floating input of `variant`, written over `value`, which must be contiguous.
 
     Categorical values and single numbers stay as they are.
+
+    Args:
+        edges: plants edge values in a tensor of no form; None plants none.
+        is_raised: a slice is far above all others.
     """
     if variant == "given" or value.numel() < 2:
         return value
     if (wide := widened(value)) is not value:  # torch computes nothing in types of one byte
         limit = torch.finfo(value.dtype).max
-        return value.copy_(vary_(wide, variant, freedom).clamp_(-limit, limit))
+        vary_(wide, variant, freedom, edges=edges, is_raised=is_raised)
+        return value.copy_(wide.clamp_(-limit, limit))
     domain = Domain.of(value)
     if domain.form is Form.CATEGORICAL:
         return value
+    if freedom.forms:
+        domain = replace(domain, form=Form.FREE)
     if domain.form is Form.DEFINITE:
         return _congruent_(value, variant, freedom)
     if domain.form is Form.PROBABILITIES:
         value.clamp_(min=1e-7).log_()
     is_free = freedom.signs or not domain.is_non_negative
     VARIANTS[variant](value, is_free, freedom.is_mild)
-    return settle(value, domain, signs=not freedom.signs, unit=not freedom.unit)
+    settle(value, domain, signs=not freedom.signs, unit=not freedom.unit)
+    if edges is not None and domain.form is Form.FREE:
+        edges.plant_(value, is_raised=is_raised, signs=is_free)
+    return value
 
 
 def size_of(value: torch.Tensor) -> float:

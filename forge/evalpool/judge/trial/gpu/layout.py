@@ -70,6 +70,8 @@ class GpuReference:
     """True if forward returns a list or tuple."""
     allowed: dict[int, Allowed]
     """Tolerances of expected outputs, by index."""
+    names: frozenset[str] = frozenset()
+    """Names of torch's operations of one call that read or write data."""
     num_uses: int = 0
     num_holders: int = 0
     """Judgements that read it now: it is freed when none does."""
@@ -167,6 +169,7 @@ def arrange(
         sets=sets,
         named=named,
         is_sequence=layout["form"] == "list",
+        names=frozenset(str(name) for name in layout["names"]),
         allowed={
             index: Allowed.of(tensors[index], tensors[error], precision=precision)
             for index, error in outputs

@@ -221,7 +221,11 @@ class GpuTrials(Trials):
         try:
             with phases.timed("reference"):
                 facts = self._facts.of(
-                    problem, reference.request, num_bytes=reference.num_bytes, uid=candidate.uid
+                    problem,
+                    reference.request,
+                    num_bytes=reference.num_bytes,
+                    names=reference.names,
+                    uid=candidate.uid,
                 )
             judged = partial(self._judged, candidate, reference, facts)
             is_large = reference.num_bytes > LARGE_SHARE * self._device.memory_bytes

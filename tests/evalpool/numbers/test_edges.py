@@ -1,0 +1,129 @@
+"""Edge values of inputs: where they are planted, where a reference leaves them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from forge.evalpool.judge.numbers.inputs.discrete import redraw
+from forge.evalpool.judge.numbers.inputs.edges import RAISED_BY, Edges
+from forge.evalpool.judge.numbers.own_error import count_work
+from tests.evalpool.numbers.drawn import Function, draw
+
+
+def edges_of(reference: Callable[..., Any], *inputs: Any, source: str = "") -> Edges:
+    return Edges.of(count_work(Function(reference), list(inputs)), source)
+
+
+X = torch.randn(16, 64)
+
+
+def test_a_reference_shows_its_constants() -> None:
+    found = edges_of(lambda x: functional.hardtanh(x, -70.0, 90.0).clamp(min=1e-8), X)
+    assert found.constants == (-70.0, 90.0)
+    assert edges_of(lambda x: torch.where(x > 5, x, 0.5 * x), X).constants == (5.0,)
+
+
+def test_a_reference_shows_if_it_looks_for_values_that_are_not_finite() -> None:
+    assert edges_of(torch.relu, X).is_finite
+    assert not edges_of(torch.nan_to_num, X).is_finite
+    assert not edges_of(lambda x: torch.where(x.isfinite(), x, 0), X).is_finite
+    assert not edges_of(lambda x: torch.where(x.isnan(), 0, x), X).is_finite
+
+
+def test_a_reference_shows_if_integers_may_be_indices() -> None:
+    labels = torch.randint(0, 64, (16,))
+    assert edges_of(functional.cross_entropy, X, labels).has_indices
+    assert edges_of(lambda x, i: x[i], X, labels % 16).has_indices
+    assert not edges_of(lambda x: x.abs() // 4, labels).has_indices
+
+
+def test_equal_values_are_not_planted_where_they_leave_the_answer_open() -> None:
+    assert edges_of(lambda x: x.softmax(-1), X).is_decided
+    for reference in (lambda x: x.argmax(-1), lambda x: x.topk(3), lambda x: x.max(-1)):
+        assert not edges_of(reference, X).is_decided
+    assert not edges_of(lambda x: (x / x.amax(-1, True)).to(torch.int8), X).is_decided
+    made = Edges(is_decided=False).plant_(X.clone(), is_raised=True, signs=True)
+    assert torch.equal(made, X)
+
+
+def test_the_label_left_out_is_the_one_that_the_source_names() -> None:
+    assert edges_of(torch.relu, X, source="F.nll_loss(x, y, ignore_index = -7)").ignored == -7
+    assert edges_of(torch.relu, X, source="self.ignore_index").ignored is None
+
+
+def test_a_planted_tensor_has_zeros_a_row_of_zeros_and_a_raised_row() -> None:
+    made = Edges(constants=(300.0,)).plant_(X.clone(), is_raised=True, signs=True)
+    assert int((made == 0).all(-1).sum()) == 1
+    assert int((made.median(-1).values > RAISED_BY / 2).sum()) == 1
+    assert 64 < int((made == 0).sum()) < 300
+    assert made.abs().max() > RAISED_BY + 5
+    kept = Edges(constants=(300.0,)).plant_(X.abs(), is_raised=False, signs=False)
+    assert kept.min() == 0
+
+
+def test_half_precision_stays_finite() -> None:
+    made = Edges(constants=(1e4,)).plant_(X.half(), is_raised=True, signs=True)
+    assert torch.isfinite(made).all()
+
+
+@pytest.mark.parametrize(
+    ("reference", "wrong", "make_inputs"),
+    [
+        (
+            lambda x: x.softmax(-1),
+            lambda x: x.exp() / x.exp().sum(-1, True),
+            lambda: [torch.rand(16, 64)],
+        ),
+        (
+            lambda x: x * torch.rsqrt(x.square().mean(-1, True) + 1e-6),
+            lambda x: x * torch.rsqrt(x.square().mean(-1, True)),
+            lambda: [torch.randn(16, 64)],
+        ),
+        (
+            lambda x: x.sum(-1) / (x != 0).sum(-1).clamp(min=1),
+            lambda x: x.mean(-1),
+            lambda: [torch.randn(64, 64)],
+        ),
+        (torch.log, lambda x: x.clamp(max=8.0).log(), lambda: [torch.randn(16, 64)]),
+        (
+            lambda w: w / w.sum(-1, keepdim=True),
+            lambda w: w.clone(),
+            lambda: [torch.randn(64, 64).softmax(-1)],
+        ),
+        (
+            lambda x: torch.sort(x, dim=-1).values,
+            lambda x: x.clone(),
+            lambda: [torch.randn(64, 64).sort(-1).values],
+        ),
+    ],
+)
+def test_an_answer_that_is_wrong_at_an_edge_is_refused_in_every_draw(
+    reference: Callable[..., Any], wrong: Callable[..., Any], make_inputs: Callable[[], list[Any]]
+) -> None:
+    for _ in range(4):
+        drawn = draw(reference, make_inputs)
+        assert drawn.refusals(wrong)
+        assert not drawn.refusals(reference)
+
+
+def test_edges_that_a_reference_does_not_bear_are_left_out() -> None:
+    drawn = draw(lambda x: x / x.sum(-1, True), lambda: [torch.randn(8, 32)])
+    (one,) = [one for one in drawn.sets if one.variant == "unlike"]
+    assert not (one.inputs[0] == 0).any()
+    assert torch.isfinite(one.outputs[0]).all()
+
+
+def test_lengths_may_be_0_and_integers_negative_where_nothing_is_an_index() -> None:
+    lengths, numbers = torch.full((32,), 64), torch.randint(0, 100, (16, 64))
+    plain, indices = Edges(has_indices=False), Edges()
+    assert redraw(lengths, lengths, variant="unlike", edges=plain).min() == 0
+    assert redraw(lengths, lengths, variant="unlike", edges=indices).min() >= 1
+    assert redraw(numbers, numbers + 1, variant="unlike", edges=plain).min() < 0
+    assert torch.equal(redraw(numbers, numbers + 1, variant="unlike", edges=indices), numbers)
+    labelled = redraw(numbers, numbers + 1, variant="unlike", edges=Edges(ignored=-100))
+    assert 0 < int((labelled == -100).sum()) < 512
