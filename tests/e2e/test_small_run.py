@@ -35,7 +35,7 @@ num_kv_heads = 1
 intermediate_size = 128
 vocab_size = 512
 [problems]
-num_problems = 300
+num_problems = 120
 sft_by_level = [20, 20, 20, 20]
 [data]
 repair_share = 0.05
@@ -52,10 +52,10 @@ num_problems = 2
 max_turns = 1
 [[stage]]
 kind = "sft"
-steps = 100
+steps = 40
 learning_rate = 3e-3
 batch_size = 2
-save_every = 10
+save_every = 5
 [[stage]]
 kind = "eval"
 num_problems = 2
@@ -66,7 +66,7 @@ ONE_MORE = '\n[[stage]]\nkind = "eval"\nnum_problems = 1\n'
 OTHERS = """\
 name = "others"
 [model]
-path = "runs/small-1/weights/sft-000100"
+path = "runs/small-1/weights/sft-000040"
 [problems]
 source = "dir"
 path = "problems"

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 TABLE = JudgeTable(workers=2, compile_timeout_s=20.0, correct_timeout_s=20.0)
-BUSY = "for _ in range(40_000_000): pass"
-"""Seconds, in which a test finds the process and kills it."""
-LOOP = "    waste = value\n    for _ in range(n, 60_000):\n        waste = tl.sin(waste + value)\n"
+BUSY = "for _ in range(15_000_000): pass"
+"""More than half a second of CPU time, in which a test finds the process and kills it."""
+BUSY_TICKS = 10
+"""A tenth of a second of CPU time, by which a process counts as in its loop."""
+LOOP = "    waste = value\n    for _ in range(n, 30_000):\n        waste = tl.sin(waste + value)\n"
 CANDIDATES = {
     "capture": CODE + BUSY + "\n",
     "correct": CODE.replace(
@@ -112,7 +114,7 @@ async def busy_chain(judges: list[int]) -> list[int]:
         while True:
             for found in (one for judge in judges for one in chains(judge) if len(one) == 4):
                 ticks = cpu_ticks(found[-1])
-                if ticks - at_first.setdefault(found[-1], ticks) >= 30:
+                if ticks - at_first.setdefault(found[-1], ticks) >= BUSY_TICKS:
                     return found
             await anyio.sleep(0.01)
 
@@ -150,9 +152,27 @@ async def judged_with_a_kill(
 JUDGE, LAUNCHER, ZYGOTE, CHILD = range(4)
 
 
+def places(*quick: tuple[str, int]) -> list[Any]:
+    """Every phase with every victim: those in `quick`, and the others in `make test-all`."""
+    return [
+        pytest.param(phase, victim, marks=() if (phase, victim) in quick else pytest.mark.long)
+        for phase in CANDIDATES
+        for victim in (JUDGE, LAUNCHER, ZYGOTE, CHILD)
+    ]
+
+
+def victims(*quick: int) -> list[Any]:
+    """Every victim beside a reference or in a sandbox: those in `quick`, and the others."""
+    return [
+        pytest.param(victim, marks=() if victim in quick else pytest.mark.long)
+        for victim in (JUDGE, LAUNCHER, ZYGOTE, CHILD)
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [JUDGE, LAUNCHER, ZYGOTE, CHILD])
-@pytest.mark.parametrize("phase", CANDIDATES)
+@pytest.mark.parametrize(
+    ("phase", "victim"), places(("capture", ZYGOTE), ("correct", JUDGE), ("correct", CHILD))
+)
 async def test_who_is_killed_beside_a_candidate_is_not_held_against_it(
     pool: Pool, observer: Observer, phase: str, victim: int
 ) -> None:
@@ -167,7 +187,7 @@ async def test_who_is_killed_beside_a_candidate_is_not_held_against_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [JUDGE, LAUNCHER, ZYGOTE, CHILD])
+@pytest.mark.parametrize("victim", victims(LAUNCHER, CHILD))
 async def test_who_is_killed_beside_a_reference_is_not_held_against_it(
     pool: Pool, observer: Observer, victim: int
 ) -> None:
@@ -178,7 +198,7 @@ async def test_who_is_killed_beside_a_reference_is_not_held_against_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [JUDGE, LAUNCHER, ZYGOTE])
+@pytest.mark.parametrize("victim", victims(ZYGOTE)[:CHILD])
 async def test_who_is_killed_while_a_sandbox_is_made_is_replaced(
     pool: Pool, observer: Observer, victim: int
 ) -> None:

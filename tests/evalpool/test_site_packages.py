@@ -123,7 +123,9 @@ def forge(site: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isolation", ["namespaces", "landlock"])
+@pytest.mark.parametrize(
+    "isolation", ["namespaces", pytest.param("landlock", marks=pytest.mark.long)]
+)
 def test_a_reference_imports_what_is_listed_with_its_needs_and_a_candidate_does_not(
     site: Path, isolation: str
 ) -> None:
@@ -146,7 +148,10 @@ def test_an_examined_reference_imports_what_is_listed_and_else_names_the_key(sit
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_config", [True, False], ids=["cached", "absent"])
+@pytest.mark.parametrize(
+    "has_config",
+    [pytest.param(True, id="cached"), pytest.param(False, id="absent", marks=pytest.mark.long)],
+)
 def test_a_model_of_a_hub_has_random_weights_if_its_config_is_cached(
     site: Path, has_config: bool
 ) -> None:
