@@ -7,6 +7,7 @@ fixtures start judges, engines and whole runs. Files whose tests take long come 
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,18 @@ BY_NAME = {
 }
 """Markers of tests that run only where `-m` names them, and the reason given for a skip."""
 GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
+
+
+def pytest_configure() -> None:
+    """Collects no garbage during the imports: they make a million objects and leave none."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Hides the imported and collected objects from later garbage collections."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -56,6 +69,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def pytest_unconfigure() -> None:
     """Closes two files that llama_cpp opens at import and leaves open."""
+    gc.unfreeze()  # nanobind reports frozen objects as leaks
     if module := sys.modules.get("llama_cpp._utils"):
         module.outnull_file.close()
         module.errnull_file.close()
