@@ -19,9 +19,15 @@ from hypothesis import HealthCheck, settings
 from forge.store.layout import RunPaths
 from tests import canned
 from tests.alone import take_turn
+from tests.examples import WHOLE
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+for name, num_examples in (("quick", 30), ("whole", WHOLE)):
+    settings.register_profile(
+        name,
+        max_examples=num_examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 BY_NAME = {
     "long": "make test-all, or -m long",
     "marathon": "takes minutes: -m marathon",
@@ -31,8 +37,12 @@ BY_NAME = {
 GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
 
 
-def pytest_configure() -> None:
-    """Collects no garbage during the imports: they make a million objects and leave none."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses how many examples property tests try: 100 with the long tests, else fewer.
+
+    Collects no garbage during the imports: they make a million objects and leave none.
+    """
+    settings.load_profile("whole" if "long" in config.option.markexpr else "quick")
     gc.disable()
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from forge.process.limits import require_limits
 from forge.process.server import connections, door, serving
+from tests.examples import examples
 from tests.process.five_doors import DOORS, OpenDoor, open_door, read_answer
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ async def test_beyond_the_maximum_the_connection_that_was_idle_longest_is_closed
         assert (await read_answer(streams[2])).status == 200
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(DOORS),
     body=st.recursive(
