@@ -124,8 +124,13 @@ async def test_a_slow_body_is_refused_and_a_slow_head_ends_its_connection(
     monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.2)
     assert (await at.send(at.head(9) + b"{")).status == 408
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.2)
-    for begin in (b"", b"POST /", b"POST / HTTP/1.1\r\nX: "):
+
+    async def is_ended(begin: bytes) -> None:
         assert (await at.send(begin)).status == 0
+
+    async with anyio.create_task_group() as tasks:
+        for begin in (b"", b"POST /", b"POST / HTTP/1.1\r\nX: "):
+            tasks.start_soon(is_ended, begin)
     async with await anyio.connect_unix(at.path) as stream:
         await stream.send(b"POST / HTTP/1.1\r\nX: ")
         with pytest.raises(anyio.BrokenResourceError):
