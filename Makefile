@@ -40,8 +40,9 @@ lint:
 types:
 	$(BIN)/pyright
 
+# Bytecode is kept: without it each of a run's hundreds of processes compiles forge and pytest compiles the tests anew.
 tests:
-	env -u MAKEFLAGS -u MAKELEVEL $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(TIER) $(PYTEST_ARGS)
+	env -u MAKEFLAGS -u MAKELEVEL -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(TIER) $(PYTEST_ARGS)
 
 format: setup
 	$(BIN)/ruff format .

@@ -7,6 +7,7 @@ fixtures start judges, engines and whole runs. Files whose tests take long come 
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
 from collections.abc import Iterator
@@ -18,9 +19,15 @@ from hypothesis import HealthCheck, settings
 from forge.store.layout import RunPaths
 from tests import canned
 from tests.alone import take_turn
+from tests.examples import WHOLE
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+for name, num_examples in (("quick", 30), ("whole", WHOLE)):
+    settings.register_profile(
+        name,
+        max_examples=num_examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 BY_NAME = {
     "long": "make test-all, or -m long",
     "marathon": "takes minutes: -m marathon",
@@ -28,6 +35,22 @@ BY_NAME = {
 }
 """Markers of tests that run only where `-m` names them, and the reason given for a skip."""
 GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses how many examples property tests try: 100 with the long tests, else fewer.
+
+    Collects no garbage during the imports: they make a million objects and leave none.
+    """
+    settings.load_profile("whole" if "long" in config.option.markexpr else "quick")
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Hides the imported and collected objects from later garbage collections."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -56,6 +79,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def pytest_unconfigure() -> None:
     """Closes two files that llama_cpp opens at import and leaves open."""
+    gc.unfreeze()  # nanobind reports frozen objects as leaks
     if module := sys.modules.get("llama_cpp._utils"):
         module.outnull_file.close()
         module.errnull_file.close()

@@ -130,10 +130,10 @@ def test_only_the_other_candidates_of_a_directory_are_given_to_judges(
 
 
 def test_overrides_change_what_is_judged_and_json_is_the_verdict(folder: Path) -> None:
-    (folder / "c.py").write_text(f"Here:\n```python\n{KERNEL}```\n")
+    """The candidate comes from stdin, within an answer's text."""
     argv = (
         "p.py",
-        "c.py",
+        "-",
         "--json",
         "--explain",
         "--no-timing",
@@ -142,7 +142,8 @@ def test_overrides_change_what_is_judged_and_json_is_the_verdict(folder: Path) -
         "--precision",
         "fp16",
     )
-    done = judge(*argv, "--override", "rows=3", cwd=folder)
+    text = f"Here:\n```python\n{KERNEL}```\n"
+    done = judge(*argv, "--override", "rows=3", cwd=folder, stdin=text)
     assert (done.returncode, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
     assert "launch kernel[1, 1, 1](x=input 0 f16[3, 64]" in answer.pop("explained")
@@ -166,11 +167,6 @@ def test_a_directory_is_judged_into_a_table_and_a_summary(folder: Path) -> None:
         ["a.py", "p", "correct"], ["b.py", "p", "wrong"], ["deep/c.py", "p", "rejected"],
     ]  # fmt: skip
     assert lines[-1] == "3 candidates: 1 correct, 1 wrong, 1 rejected"
-    done = judge("p.py", "answers", "--json", cwd=folder)
-    listed = json.loads(done.stdout)
-    assert [(each["candidate"], each["status"]) for each in listed] == [
-        ("a.py", "correct"), ("b.py", "wrong"), ("deep/c.py", "rejected"),
-    ]  # fmt: skip
 
 
 @pytest.mark.long
@@ -282,11 +278,10 @@ def test_files_without_a_problem_are_named_and_the_others_judged(folder: Path) -
     assert not judged.is_faulty
 
 
-@pytest.mark.parametrize(("text", "status"), [(KERNEL, "correct"), ("", "rejected")])
-def test_stdin_is_judged(folder: Path, text: str, status: str) -> None:
-    done = judge("p.py", "-", "--json", cwd=folder, stdin=text)
+def test_an_empty_stdin_is_rejected(folder: Path) -> None:
+    done = judge("p.py", "-", "--json", cwd=folder, stdin="")
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["status"] == status
+    assert json.loads(done.stdout)["status"] == "rejected"
 
 
 @pytest.mark.long

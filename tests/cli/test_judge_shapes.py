@@ -41,8 +41,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "p.py").write_text(PROBLEM)
     (tmp_path / "s.py").write_text(PROBLEM + SETS)
     (tmp_path / "c.py").write_text(KERNEL)
-    (tmp_path / "one_size.py").write_text(ONE_SIZE)
-    (tmp_path / "by_cases.py").write_text(BY_CASES)
+    (tmp_path / "answers").mkdir()
+    for name, code in {"by_cases": BY_CASES, "c": KERNEL, "one_size": ONE_SIZE}.items():
+        (tmp_path / "answers" / f"{name}.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -54,17 +55,27 @@ def judge(*argv: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return verdict
 
 
+def judge_all(*argv: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    """Verdicts of a directory's candidates, by name: of one judge, whose start takes seconds."""
+    code = cli.run_command(["judge", *argv, "--device", "cpu", "--workers", "1", "--json"])
+    listed = json.loads(capsys.readouterr().out)
+    is_unjudgeable = any(each["status"] == "unjudgeable" for each in listed)
+    assert code == (2 if is_unjudgeable else 0)
+    return {Path(each["candidate"]).stem: each for each in listed}
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_kernel_for_one_size_passes_at_its_own_and_fails_at_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    assert judge("p.py", "answers/one_size.py", capsys=capsys)["status"] == "correct"
     shapes = ("--shape", "rows=16", "--shape", "rows=40,width=32")
-    assert judge("p.py", "one_size.py", capsys=capsys)["status"] == "correct"
-    honest = judge("p.py", "c.py", *shapes, capsys=capsys)
+    verdicts = judge_all("p.py", "answers", *shapes, capsys=capsys)
+    honest = verdicts.pop("c")
     assert honest["status"] == "correct"
     assert [each["name"] for each in honest["shapes"]] == ["rows=16", "rows=40, width=32"]
-    for name in ("one_size.py", "by_cases.py"):
-        verdict = judge("p.py", name, *shapes, capsys=capsys)
+    assert list(verdicts) == ["by_cases", "one_size"]
+    for verdict in verdicts.values():
         assert verdict["status"] != "correct"
         assert verdict["detail"].startswith("shape 2 of 2 (rows=40, width=32): ")
 
@@ -72,10 +83,10 @@ def test_a_kernel_for_one_size_passes_at_its_own_and_fails_at_others(
 @pytest.mark.usefixtures("folder")
 def test_every_input_set_of_a_file_is_judged(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["float32[16, 64]", "float32[40, 64]", "rows=7"]
-    honest = judge("s.py", "c.py", capsys=capsys)
-    assert honest["status"] == "correct"
-    assert [each["name"] for each in honest["shapes"]] == names
-    verdict = judge("s.py", "one_size.py", capsys=capsys)
+    verdicts = judge_all("s.py", "answers", capsys=capsys)
+    assert verdicts["c"]["status"] == "correct"
+    assert [each["name"] for each in verdicts["c"]["shapes"]] == names
+    verdict = verdicts["one_size"]
     assert verdict["status"] == "wrong"
     assert verdict["detail"].startswith("shape 2 of 3 (float32[40, 64]): ")
 
@@ -96,22 +107,27 @@ def test_a_shape_that_the_reference_refuses_is_named_in_one_line(
     }
 
 
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        ("[]", "get_input_sets() returns 0 sets; 1 to 16 allowed"),
-        ("[{'lines': 2}]", "unexpected keyword argument 'lines'"),
-    ],
-)
+UNUSABLE = {
+    "none": ("[]", "get_input_sets() returns 0 sets; 1 to 16 allowed"),
+    "unknown": ("[{'lines': 2}]", "unexpected keyword argument 'lines'"),
+}
+"""Problem to what `get_input_sets` returns, and the words about it."""
+
+
 def test_input_sets_that_cannot_be_used_blame_no_candidate(
-    folder: Path, returned: str, words: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "q.py").write_text(f"{PROBLEM}def get_input_sets():\n    return {returned}\n")
-    verdict = judge("q.py", "c.py", capsys=capsys)
-    assert verdict["reason"] == "reference_failed"
-    assert words in verdict["detail"]
-    assert "\n" not in verdict["detail"]
+    for place in ("problems", "given"):
+        (folder / place).mkdir()
+    for name, (returned, _) in UNUSABLE.items():
+        source = f"{PROBLEM}def get_input_sets():\n    return {returned}\n"
+        (folder / "problems" / f"{name}.py").write_text(source)
+        (folder / "given" / f"{name}.py").write_text(KERNEL)
+    verdicts = judge_all("problems", "given", capsys=capsys)
+    for name, (_, words) in UNUSABLE.items():
+        assert verdicts[name]["reason"] == "reference_failed"
+        assert words in verdicts[name]["detail"]
+        assert "\n" not in verdicts[name]["detail"]
 
 
 @pytest.mark.usefixtures("folder")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from forge import cli
 from forge.commands.judge import problems
 from forge.commands.judge.overrides import parse_overrides
 from forge.errors import ConfigError
@@ -117,14 +118,17 @@ def test_the_summary_counts_unjudgeable_problems_by_their_first_unusable_flag() 
     ],
 )
 def test_what_cannot_be_checked_exits_2_in_one_line(
-    folder: Path, argv: list[str], expected: str
-) -> None:
+    folder: Path, argv: list[str], expected: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     if argv[0] != "problems":
         (folder / "1_relu.py").write_text(RELU)
-    done = check(*argv, cwd=folder.parent)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert expected in done.stderr
-    assert done.stderr.count("\n") == 1
+    monkeypatch.chdir(folder.parent)
+    assert cli.run_command(["problems", "check", *argv]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert expected in printed.err
+    assert printed.err.count("\n") == 1
 
 
 def test_overrides_take_values_as_toml_and_python_write_them() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from forge.process.limits import require_limits
 from forge.process.server import connections, door, serving
+from tests.examples import examples
 from tests.process.five_doors import DOORS, OpenDoor, open_door, read_answer
 
 if TYPE_CHECKING:
@@ -123,8 +124,13 @@ async def test_a_slow_body_is_refused_and_a_slow_head_ends_its_connection(
     monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.2)
     assert (await at.send(at.head(9) + b"{")).status == 408
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.2)
-    for begin in (b"", b"POST /", b"POST / HTTP/1.1\r\nX: "):
+
+    async def is_ended(begin: bytes) -> None:
         assert (await at.send(begin)).status == 0
+
+    async with anyio.create_task_group() as tasks:
+        for begin in (b"", b"POST /", b"POST / HTTP/1.1\r\nX: "):
+            tasks.start_soon(is_ended, begin)
     async with await anyio.connect_unix(at.path) as stream:
         await stream.send(b"POST / HTTP/1.1\r\nX: ")
         with pytest.raises(anyio.BrokenResourceError):
@@ -177,7 +183,7 @@ async def test_beyond_the_maximum_the_connection_that_was_idle_longest_is_closed
         assert (await read_answer(streams[2])).status == 200
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(DOORS),
     body=st.recursive(

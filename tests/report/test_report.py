@@ -75,6 +75,11 @@ def canned_page(canned_template: RunPaths, tmp_path_factory: pytest.TempPathFact
     return write_report(canned_template, out=out).read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return page_of(write_hostile_run(tmp_path_factory.mktemp("hostile") / "evil-1"))
+
+
 def missing(page: str) -> str:
     """The page's list of missing parts."""
     found = re.search(r'<div class="missing">(.*?)</div>', page, flags=re.DOTALL)
@@ -156,8 +161,8 @@ def test_plots_are_svg_and_png_files(tmp_path: Path) -> None:
         assert content.startswith(b"\x89PNG" if name.endswith(".png") else b"<?xml")
 
 
-def test_hostile_text_is_escaped(tmp_path: Path) -> None:
-    page = page_of(write_hostile_run(tmp_path / "evil-1"))
+def test_hostile_text_is_escaped(hostile_page: str) -> None:
+    page = hostile_page
     elements = Elements(page)
     assert {tag for tag, _ in elements.tags} <= TAGS
     for _, attributes in elements.tags:
@@ -171,9 +176,8 @@ def test_hostile_text_is_escaped(tmp_path: Path) -> None:
     assert "display:none" not in style[0]
 
 
-def test_every_part_of_a_hostile_run_is_there(tmp_path: Path) -> None:
-    page = page_of(write_hostile_run(tmp_path / "evil-1"))
-    names = set(re.findall(r'<figure id="([a-z-]+)">', page))
+def test_every_part_of_a_hostile_run_is_there(hostile_page: str) -> None:
+    names = set(re.findall(r'<figure id="([a-z-]+)">', hostile_page))
     assert {"evaluations", "reward", "failures", "idle", "phases", "kl", "speedup"} <= names
 
 

@@ -26,6 +26,7 @@ from forge.rollout.pacing import PublishedSteps
 from forge.rollout.past import Past, recall
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling.sampler import Sampler, make_sampler
+from tests.examples import examples
 from tests.rollout.fakes import (
     FakePolicy,
     Recorder,
@@ -128,7 +129,7 @@ chances = st.integers(0, 10**6).map(random.Random)
 
 
 @given(plans(), chances)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_in_any_interleaving_no_sample_is_too_old_and_all_batches_are_complete(
     plan: BatchPlan, chance: random.Random
 ) -> None:
@@ -158,7 +159,7 @@ def with_deadline(run: Any, *args: Any) -> None:
 
 
 @given(st.integers(0, 10**6).map(random.Random), st.integers(1, 3), st.integers(8, 64))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_resumed_run_trains_every_played_group_and_none_twice(
     chance: random.Random, staleness: int, break_after: int
 ) -> None:

@@ -28,6 +28,7 @@ from forge.rollout.sampling import curriculum, priority
 from forge.rollout.sampling.curriculum import CurriculumSampler
 from forge.rollout.sampling.priority import PrioritySampler
 from forge.rollout.sampling.sampler import Sampler, make_sampler
+from tests.examples import examples
 
 Kind = Literal["uniform", "curriculum", "priority"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -70,7 +71,7 @@ def rollout(problem: Problem, index: int, is_solved: bool, end: End | None) -> T
 
 
 @given(kinds, st.integers(1, 12), st.integers(0, 9), st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_every_problem_returns_whatever_the_results(
     kind: Kind, count: int, seed: int, chance: object
 ) -> None:
@@ -107,7 +108,7 @@ def test_a_state_continues_exactly_through_json(
 
 
 @given(kinds, st.sets(st.integers(0, 11), min_size=1), st.sets(st.integers(0, 11), min_size=1))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_run_continues_after_problems_were_added_and_removed(
     kind: Kind, before: set[int], after: set[int]
 ) -> None:

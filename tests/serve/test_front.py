@@ -22,6 +22,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import forge.data.chat
+from forge.cli import run_command
 from forge.config.schema import ServeTable
 from forge.data.chat import ChatTemplate
 from forge.records import Prompt
@@ -180,7 +181,7 @@ def test_requests_without_the_token_are_refused(experiment: Path, tmp_path: Path
 
 
 def test_a_refused_command_prints_one_line_and_exits_with_2(
-    experiment: Path, tmp_path: Path
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quickstart = str(ROOT / "experiments/quickstart.toml")
     (tmp_path / "file").write_text("")
@@ -194,8 +195,8 @@ def test_a_refused_command_prints_one_line_and_exits_with_2(
         ((str(experiment), "--socket", str(tmp_path / "file")), "there is a file of that name"),
     ]
     for argv, said in cases:
-        process = start(*argv)
-        _, text = process.communicate(timeout=60)
-        assert process.returncode == 2, (argv, text)
+        code = run_command(["serve", *argv])
+        text = capsys.readouterr().err
+        assert code == 2, (argv, text)
         assert said in text
         assert len(text.splitlines()) == 1, text

@@ -92,7 +92,7 @@ def kill_after(root: Path, num_acknowledged: int) -> None:
     assert sorted(steps, key=str) == sorted(plain, key=str)
 
 
-@pytest.mark.parametrize("after", [0, 20, 60])
+@pytest.mark.parametrize("after", [0, pytest.param(20, marks=pytest.mark.long), 60])
 def test_kill_9_loses_no_flushed_row(tmp_path: Path, after: int) -> None:
     kill_after(tmp_path / "toy-1", after)
 

@@ -40,6 +40,7 @@ from forge.store.schema.settle import settle_oldest
 from forge.store.write.rows import Record, RowWriter
 from forge.store.write.texts import TurnEncoder
 from forge.store.write.writer import open_writer
+from tests.examples import examples
 from tests.store.storefactory import (
     Options,
     attempt,
@@ -222,7 +223,7 @@ def random_run(rng: random.Random) -> Iterator[Record | None]:
             yield None
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
 def test_views_equal_the_plain_sums_whatever_was_written(seed: int) -> None:
     rng = random.Random(seed)
@@ -240,7 +241,7 @@ def test_views_equal_the_plain_sums_whatever_was_written(seed: int) -> None:
         assert store.num_open() == 0
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
 def test_a_run_of_schema_1_reads_the_same_before_and_after_its_migration(seed: int) -> None:
     rng = random.Random(seed)

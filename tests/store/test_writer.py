@@ -25,6 +25,7 @@ from forge.store.write import writer_thread
 from forge.store.write.checkpointer import Checkpointer
 from forge.store.write.writer import open_writer
 from forge.store.write.writer_thread import COMMIT_AFTER_S
+from tests.examples import examples
 from tests.store.storefactory import (
     Options,
     attempt,
@@ -123,7 +124,7 @@ async def test_tokens_and_logprobs_are_read_back_exactly(tmp_path: Path) -> None
     assert decode_logprobs(row["logprobs"]) == pytest.approx(played.completion.logprobs)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(), st.sampled_from(["plain", "zstd"]))
 def test_any_text_survives(text: str, texts: str) -> None:
     stored = Encoder(texts=texts).text(text)

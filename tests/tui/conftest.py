@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import pytest
+from textual import _wait, constants
+
+LOOK_S = 0.005
+"""How often textual's pilot looks whether the process is idle; its own period is 20 ms."""
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     """Textual runs on asyncio only."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and pauses take little longer than their effect; `settle` decides when it is complete.
+
+    Without animations, since the text between two frames does not change.
+    """
+    monkeypatch.setattr(constants, "TEXTUAL_ANIMATIONS", "none")
+    monkeypatch.setattr(_wait, "SLEEP_GRANULARITY", LOOK_S)
+    monkeypatch.setattr(_wait, "SLEEP_IDLE", LOOK_S / 20)

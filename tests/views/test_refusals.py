@@ -109,7 +109,9 @@ def test_numbers_that_are_not_finite_are_null_in_json_and_break_no_report(
     assert (tmp_path / "inf-1" / "report.html").is_file()
 
 
-@pytest.mark.parametrize("wrong", ["{", "", "[1]", "3"])
+@pytest.mark.parametrize(
+    "wrong", ["{", "3", *(pytest.param(wrong, marks=pytest.mark.long) for wrong in ("", "[1]"))]
+)
 @pytest.mark.parametrize(("table", "column"), list(JSON_COLUMNS))
 def test_a_column_without_its_json_is_one_line_with_its_place(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],

@@ -86,6 +86,7 @@ async def test_versions_that_do_not_fit_are_named_with_their_owner(
     assert others == "other-one 3 needs good-one<1,>=0.5, found 1.2"
 
 
+@pytest.mark.long
 async def test_a_probe_that_hangs_is_ended_at_its_deadline_with_what_it_was_doing(
     tmp_path: Path,
 ) -> None:

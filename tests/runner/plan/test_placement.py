@@ -14,6 +14,7 @@ from forge.errors import ConfigError, MachineError
 from forge.process.gpu_users import GpuUser
 from forge.runner.plan.machine import Machine, assume
 from forge.runner.plan.placement import Placement, place
+from tests.examples import examples
 
 QUICKSTART = Path(__file__).parents[3] / "experiments" / "quickstart.toml"
 HERE = Machine(
@@ -248,7 +249,7 @@ def test_a_refusal_for_missing_cards_says_why_cards_are_hidden():
         place_on(here, "devices.gpus=auto", "devices.serve=1")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     num=st.integers(1, 9),
     roles=st.tuples(*[st.sampled_from(["auto", "0", "1", "2"])] * 3),
