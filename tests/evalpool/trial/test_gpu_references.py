@@ -7,9 +7,8 @@ import gc
 import socket
 import threading
 import time
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +24,6 @@ from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, 
 from forge.evalpool.judge.trial.oracles import Oracles as JudgeOracles
 from forge.evalpool.judge.trial.references import ReferenceFailed
 from forge.records.problem import Problem, Split
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BLOCK = Block(address=0, num_bytes=0, fd=-1, handle=0)
 
@@ -129,8 +125,6 @@ class Oracles:
     tf32: list[tuple[bool, bool]] = field(default_factory=list)
     """TF32 allowed in convolutions, and in products."""
     threads: list[threading.Thread] = field(default_factory=list)
-    num_pauses: int = 0
-    """Times that each pauses before it answers with a layout."""
 
     def spawn(self, *, role: str, uid: int | None, source: str) -> SandboxedChild:
         assert (role, bool(source)) == ("oracle", True)
@@ -158,9 +152,6 @@ class Oracles:
             self.asked.append((body["memory_share"], body["plain"]))
             self.tf32.append((body["tf32"], body["tf32_products"]))
             if isinstance(answer, dict):
-                for _ in range(self.num_pauses):
-                    frames.send(sock, Kind.PAUSED, {})
-                    next_of(Kind.GO)
                 frames.send(sock, Kind.LAYOUT, answer)
                 next_of(Kind.FILL)
                 frames.send(sock, Kind.DONE, {})
@@ -200,7 +191,6 @@ def open_references(
     *,
     is_tf32: bool = False,
     is_varied: bool = True,
-    timeout_s: float = 10.0,
 ) -> GpuReferences:
     class Card:
         total_memory = 80 << 30
@@ -209,9 +199,7 @@ def open_references(
     monkeypatch.setattr(module, "create_block", HostBlock)
     spawner: Any = oracles
     kept = JudgeOracles(spawner, uid=None, num_kept=2)
-    return GpuReferences(
-        kept, num_sets=2, timeout_s=timeout_s, is_tf32=is_tf32, is_varied=is_varied
-    )
+    return GpuReferences(kept, num_sets=2, timeout_s=10.0, is_tf32=is_tf32, is_varied=is_varied)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +215,7 @@ def test_another_projects_protocol_has_tf32_by_torchs_defaults(
     is_tf32: bool, is_varied: bool, allowed: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     oracles = Oracles([answer()])
-    open_references(oracles, monkeypatch, is_tf32=is_tf32, is_varied=is_varied).hold(
-        PROBLEM, turn=nullcontext
-    )
+    open_references(oracles, monkeypatch, is_tf32=is_tf32, is_varied=is_varied).hold(PROBLEM)
     assert oracles.tf32 == [allowed]
 
 
@@ -253,7 +239,7 @@ def test_an_oracle_gets_more_room_or_plainer_inputs_where_it_fails(
 ) -> None:
     oracles = Oracles(answers)
     references = open_references(oracles, monkeypatch)
-    assert references.hold(PROBLEM, turn=nullcontext) is references.hold(PROBLEM, turn=nullcontext)
+    assert references.hold(PROBLEM) is references.hold(PROBLEM)
     assert oracles.asked == asked
 
 
@@ -262,9 +248,7 @@ def test_a_draw_whose_answer_is_one_number_is_used_once(monkeypatch: pytest.Monk
     for output in (1, 4):
         one_number["tensors"][output] = ["float32", [1]]
     references = open_references(Oracles([one_number, one_number]), monkeypatch)
-    assert references.hold(PROBLEM, turn=nullcontext) is not references.hold(
-        PROBLEM, turn=nullcontext
-    )
+    assert references.hold(PROBLEM) is not references.hold(PROBLEM)
 
 
 @pytest.mark.parametrize("answers", [[FULL, FULL], ["ValueError", "ValueError"]])
@@ -273,7 +257,7 @@ def test_what_fails_to_the_end_is_the_references_fault(
 ) -> None:
     references = open_references(Oracles(answers), monkeypatch)
     with pytest.raises(ReferenceFailed, match=f"fails: {answers[-1]}: m"):
-        references.hold(PROBLEM, turn=nullcontext)
+        references.hold(PROBLEM)
     gc.collect()
     assert not references._drawing  # nor is it remembered
 
@@ -285,7 +269,7 @@ def test_a_reference_that_took_all_its_time_is_not_asked_again(
     references = open_references(oracles, monkeypatch)
     references._timeout_s = 0.05
     with pytest.raises(ReferenceFailed, match="DeadlinePassed"):
-        references.hold(PROBLEM, turn=nullcontext)
+        references.hold(PROBLEM)
     assert len(oracles.answers) == 1
 
 
@@ -296,30 +280,4 @@ def test_a_full_card_is_not_the_references_fault(monkeypatch: pytest.MonkeyPatch
     references = open_references(Oracles([answer()]), monkeypatch)
     monkeypatch.setattr(module, "create_block", refuse)
     with pytest.raises(GpuMemoryError):
-        references.hold(PROBLEM, turn=nullcontext)
-
-
-def test_others_have_the_card_between_two_sets_of_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-
-    @contextmanager
-    def turn() -> Iterator[None]:
-        seen.append("taken")
-        yield
-        seen.append("given up")
-
-    references = open_references(Oracles([answer()], num_pauses=2), monkeypatch)
-    references.hold(PROBLEM, turn=turn)
-    assert seen == ["taken", "given up"] * 3
-    references.hold(PROBLEM, turn=turn)  # the same draw: nothing is computed
-    assert len(seen) == 6
-
-
-def test_time_that_others_have_the_card_is_not_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def slow() -> Iterator[None]:
-        time.sleep(0.2)
-        yield
-
-    references = open_references(Oracles([answer()], num_pauses=3), monkeypatch, timeout_s=0.3)
-    assert references.hold(PROBLEM, turn=slow).num_uses == 1
+        references.hold(PROBLEM)

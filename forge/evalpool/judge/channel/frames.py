@@ -51,10 +51,6 @@ class Kind(IntEnum):
     """Oracle to judge: forms of the tensors that it has computed."""
     FILL = 13
     """Judge to oracle: write the tensors into the attached memory."""
-    PAUSED = 14
-    """Oracle to judge: its work has left the card, which others may have now."""
-    GO = 15
-    """Judge to oracle: go on."""
     EXAMINE = 20
     """Judge to examiner: a problem."""
     FOUND = 21

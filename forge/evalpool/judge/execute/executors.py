@@ -233,10 +233,6 @@ class Executor:
                 for one in answer["choices"]
             )
 
-    def warm_up(self, call: Call, *, deadline: float) -> None:
-        """Makes everything that timed calls need; others may use the card meanwhile."""
-        self._ask(Message.WARM, {"call": call.body()}, deadline=deadline)
-
     def time(self, calls: Sequence[Call], *, warm_up: Call, deadline: float) -> TimeReport:
         """Times each call once, after warm-ups whose contents are in no other call. The caller is
         alone on the card."""

@@ -52,8 +52,6 @@ class Message(IntEnum):
     """Judge to nursery: make an executor of the attached socket and progress memory."""
     FORKED = 12
     """Nursery: the process, as a descriptor."""
-    WARM = 13
-    """Judge: warm-ups and the graph, before timed calls."""
 
 
 class MessageError(Exception):

@@ -6,8 +6,7 @@ error of eager against float64; then writes all of it into memory that the judge
 before it reports that.
 
     judge ── PROBLEM ──▶ compute ── LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
-                         │    └───── FAILED ──▶ ends
-                         └─ PAUSED ──▶ ── GO ──▶ …   on a GPU, between two input sets
+                              └───── FAILED ──▶ ends
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import time
 import types
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,7 +45,6 @@ from forge.evalpool.judge.reference.hub import config_fields, replace_hub
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
@@ -102,7 +99,7 @@ def _draw(sock: socket.socket) -> bool:
     deadline = time.monotonic() + IDLE_S
     request = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,)).body
     try:
-        layout, tensors = _compute(request, pause=partial(_pause, sock, deadline))
+        layout, tensors = _compute(request)
     except BaseException as error:  # a reference may raise anything; the judge gets it
         body = {"type": type(error).__name__, "message": str(error)[:1000]}
         frames.send(sock, Kind.FAILED, body)
@@ -121,16 +118,7 @@ def _draw(sock: socket.socket) -> bool:
     return True
 
 
-def _pause(sock: socket.socket, deadline: float) -> None:
-    """Lets others have the card, once nothing of this process is left on it."""
-    torch.cuda.synchronize()
-    frames.send(sock, Kind.PAUSED, {})
-    frames.receive(sock, deadline=deadline, expected=(Kind.GO,))
-
-
-def _compute(
-    request: dict[str, Any], *, pause: Callable[[], None]
-) -> tuple[dict[str, Any], list[torch.Tensor]]:
+def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
     terms = Terms(
         precision=request["precision"],
         device=request["device"],
@@ -177,7 +165,6 @@ def _compute(
             counted=counted,
             is_moved=request["moved"],
             edges=Edges.of(counted, request["source"]),
-            pause=_nothing if terms.device == "cpu" else pause,
         )
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         facts = {
@@ -204,10 +191,9 @@ def _moved_and_drawn(
     counted: OpCounter | None,
     is_moved: bool,
     edges: Edges,
-    pause: Callable[[], None],
 ) -> list[InputSet]:
     """Moves the parameters, as far as outputs stay finite, and makes the input sets."""
-    known: dict[str, Any] = {"edges": edges, "pause": pause}
+    known: dict[str, Any] = {"edges": edges}
     if counted is not None:
         known |= {"operations": counted.work, "flops": counted.flops}
     if not is_moved:
@@ -224,10 +210,6 @@ def _moved_and_drawn(
                 raise
         model.load_state_dict(before)
     raise AssertionError("a slight move is the last one")
-
-
-def _nothing() -> None:
-    pass
 
 
 def _num_ooms(terms: Terms) -> int:

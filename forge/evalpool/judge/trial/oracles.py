@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import select
 import threading
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.children.spawner import ZygoteGone
@@ -22,7 +22,6 @@ from forge.evalpool.judge.trial.contained import is_contained
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.records.problem import ReferenceModule
@@ -55,35 +54,26 @@ class Oracles:
         """Number of kept oracles that are lent."""
 
     @contextmanager
-    def lent(
-        self, problem: ReferenceModule, *, turn: AbstractContextManager[Any] | None = None
-    ) -> Iterator[SandboxedChild]:
+    def lent(self, problem: ReferenceModule) -> Iterator[SandboxedChild]:
         """One for a draw of a problem, which may be asked for another once the block has ended
         well. Raises ZygoteGone or WeakSandbox, but not behind a draw that is done: it may hold
-        memory of the card that somebody must free.
-
-        Args:
-            turn: holds the card for the block and for the end of an oracle that failed; nothing is
-                held while this waits for an oracle.
-        """
+        memory of the card that somebody must free."""
         # Without a sandbox a candidate could enter the process that draws for the next one.
         is_shared = is_contained(problem) and self._spawner.isolation is not Isolation.NONE
         one = self._take(problem) if is_shared else self._fresh(problem)
         is_kept = False
         try:
-            with turn or nullcontext():
-                try:
-                    yield one.child
-                    one.num_draws += 1
-                    is_kept = is_shared and one.num_draws < MAX_DRAWS
-                except BaseException as error:
-                    self._end_failed(one.child, error)
-                    raise
-                if not is_kept:
-                    self._end([one])
+            yield one.child
+            one.num_draws += 1
+            is_kept = is_shared and one.num_draws < MAX_DRAWS
+        except BaseException as error:
+            self._end_failed(one.child, error)
+            raise
         finally:
             if is_shared:
                 self._give_back(one if is_kept else None)
+        if not is_kept:
+            self._end([one])
 
     def clear(self) -> None:
         """Ends those that wait: nobody draws for long, or somebody needs the card's memory."""

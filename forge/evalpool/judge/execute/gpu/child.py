@@ -7,7 +7,6 @@ inputs, and answers with outputs in the same block and with times.
     LOAD    program, binaries, block ─▶ modules loaded, buffers mapped         ─▶ DONE | REFUSED
     RUN     one call, each step awaited ─▶ outputs, values, what was written outside of its tensor
     TUNE    the choices ─▶ times of their alternatives
-    WARM    one call ─▶ warmed up, its graph made; others may use the card
     TIME    calls ─▶ times
     NODES   one call ─▶ time of each node
     UNLOAD  ─▶ everything unmapped
@@ -101,11 +100,6 @@ class Session:
             "written": loaded.places.written_slack(call.slack),
             "num_launches": loaded.num_launches,
         }
-
-    def warm_up(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Makes everything that timed calls need, on a call of its own."""
-        self._timed().get_ready(Call.parse(body["call"]))
-        return {}
 
     def time(self, body: dict[str, Any]) -> dict[str, Any]:
         """Times calls; the report as a message has it."""
@@ -216,8 +210,6 @@ class Executing:
             raise CannotRun("request", "no program is loaded")
         if asked.kind is Message.RUN:
             return self._session.run(asked.body)
-        if asked.kind is Message.WARM:
-            return self._session.warm_up(asked.body)
         if asked.kind is Message.TIME:
             return self._session.time(asked.body)
         if asked.kind is Message.NODES:

@@ -1,9 +1,9 @@
 """Times a loaded program on the card: a CUDA graph behind a flush, or its stream where it has none.
 
-Called by `child.py`: timed calls are alone on the card, their warm-ups need not be. For each call:
-new inputs and parameters, `init` run again, outputs and temporaries poisoned, persisting cache
-lines reset, the cache flushed **last**, then the program between two events. The host's clock runs
-from before the flush until the card is idle; it only decides the number of calls.
+Called by `child.py`, alone on the card. For each call: new inputs and parameters, `init` run again,
+outputs and temporaries poisoned, persisting cache lines reset, the cache flushed **last**, then the
+program between two events. The host's clock runs from before the flush until the card is idle; it
+only decides the number of calls.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Timer:
     def calls(self, calls: Sequence[Call], *, warm_up: Call) -> list[Timed]:
         """Times each call once, at first after warm-ups on a call of its own. Raises as
         `Loaded.run`."""
-        self.get_ready(warm_up)
+        if not self._is_ready:
+            self._get_ready(warm_up)
         times: list[tuple[float, float]] = []
         flags: list[torch.Tensor | None] = []
         self._exchange.prepare(calls[0])
@@ -74,20 +75,6 @@ class Timer:
             Timed(gpu_us=gpu_us, wall_us=wall_us, changed=self._exchange.changed(call, flag))
             for call, (gpu_us, wall_us), flag in zip(calls, times, flags, strict=True)
         ]
-
-    def get_ready(self, call: Call) -> None:
-        """Warms up on a call and captures the graph, once. Raises as `Loaded.run`."""
-        if self._is_ready:
-            return
-        for _ in range(NUM_WARM_UPS):
-            self._exchange.prepare(call)
-            self._loaded.run(Section.FORWARD)
-        self._synchronize()
-        self._capture()
-        for _ in range(NUM_WARM_UPS):
-            self._exchange.prepare(call)
-            self._clocked(self._replay)
-        self._is_ready = True
 
     def by_node(self, call: Call, *, num_runs: int) -> list[float]:
         """Median GPU time of each node of `forward` in us, behind a card that is kept busy."""
@@ -108,6 +95,17 @@ class Timer:
             self._graph = None
             self._graph_ranges = []
         self._is_ready = False
+
+    def _get_ready(self, call: Call) -> None:
+        for _ in range(NUM_WARM_UPS):
+            self._exchange.prepare(call)
+            self._loaded.run(Section.FORWARD)
+        self._synchronize()
+        self._capture()
+        for _ in range(NUM_WARM_UPS):
+            self._exchange.prepare(call)
+            self._clocked(self._replay)
+        self._is_ready = True
 
     def _capture(self) -> None:
         loaded, graph = self._loaded, self._card.graph()

@@ -12,7 +12,7 @@ another seed:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,14 +156,12 @@ def make_sets(
     operations: Collection[str] = (),
     flops: int = 0,
     edges: Edges | None = None,
-    pause: Callable[[], None] = lambda: None,
 ) -> list[InputSet]:
     """The input sets of one draw; the first is as the problem gives it. Raises Unjudgeable.
 
     Args:
         operations, flops: of one call of the reference (`count_work`), as far as known.
         edges: of the reference; None plants zeros and large slices alone.
-        pause: called between two sets; may take long.
     """
     draws = Draws(module, model, terms=terms, operations=operations, edges=edges or Edges())
     variants = plan(num_sets, operations=operations, is_tf32=terms.is_tf32)
@@ -190,8 +188,6 @@ def make_sets(
         num_bytes += made.num_bytes()
         if len(sets) >= 2 and num_bytes + made.num_bytes() > terms.max_bytes:
             break
-        if variants:
-            pause()
     return sets
 
 

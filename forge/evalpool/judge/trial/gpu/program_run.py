@@ -136,8 +136,7 @@ class ProgramRun:
         Args:
             unseen: sets of which each is in a call, since no checked call had them.
             check: called after calls with what they left; may raise Decided.
-            shared: holds the card beside others, while inputs are copied, the program is warmed up
-                and outputs are compared.
+            shared: holds the card beside others, while inputs are copied and outputs compared.
             alone: holds the card alone, while calls are timed.
         """
         spent_s = checked_s = 0.0
@@ -152,10 +151,6 @@ class ProgramRun:
                 with shared():
                     calls, before = self._filled_batch(batch, warm_up=numbers[0])
                     self.synchronize()
-                    if not times_us:
-                        began = time.monotonic()
-                        self._warm_up(before)
-                        spent_s += time.monotonic() - began
                 with alone():
                     began = time.monotonic()
                     left_s = self.timing_timeout_s - spent_s
@@ -199,11 +194,6 @@ class ProgramRun:
         places = self._timed_places[: len(numbers)]
         calls = [self._filled(*one) for one in zip(places, numbers, strict=True)]
         return calls, self._filled(0, warm_up) if places.start else calls[0]
-
-    def _warm_up(self, call: Call) -> None:
-        self._ask(
-            "time", self.timing_timeout_s, lambda end: self.executor.warm_up(call, deadline=end)
-        )
 
     def _timed_batch(self, calls: Sequence[Call], before: Call, *, deadline: float) -> TimeReport:
         return self._ask(

@@ -22,7 +22,6 @@ from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.channel.shm import LayoutError, offsets
 from forge.evalpool.judge.channel.words import clean, without_paths
 from forge.evalpool.judge.trial.gpu.layout import NUM_TIMED_SETS, GpuReference, arrange, view
-from forge.evalpool.judge.trial.gpu.turns import Interruptible
 from forge.evalpool.judge.trial.references import (
     KnownFailures,
     ProblemTooLarge,
@@ -32,7 +31,6 @@ from forge.evalpool.judge.trial.references import (
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import SandboxedChild
-    from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.oracles import Oracles
     from forge.records.problem import ReferenceModule
 
@@ -82,16 +80,8 @@ class GpuReferences:
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
         self._oracles = oracles
 
-    def hold(self, problem: ReferenceModule, *, turn: Turn) -> GpuReference:
-        """A draw that stays until `let_go`.
-
-        Args:
-            turn: holds the card beside others, for each part of a new draw.
-
-        Raises:
-            ReferenceFailed, ZygoteGone, GpuMemoryError: no draw can be had.
-            Stalled: no turn on the card.
-        """
+    def hold(self, problem: ReferenceModule) -> GpuReference:
+        """A draw that stays until `let_go`. Raises ReferenceFailed, ZygoteGone, GpuMemoryError."""
         text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
         key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         with self._lock:
@@ -104,7 +94,7 @@ class GpuReferences:
                 self._retire(key)
             self._failures.require_unknown(key)
             with self._failures.noted(key):
-                drawn = self._draw(problem, turn)
+                drawn = self._draw(problem)
             with self._lock:
                 self._cache[key] = drawn
                 return self._held(key, drawn)
@@ -150,27 +140,24 @@ class GpuReferences:
             reference.tensors.clear()
             reference.block.close()
 
-    def _draw(self, problem: ReferenceModule, turn: Turn) -> GpuReference:
+    def _draw(self, problem: ReferenceModule) -> GpuReference:
         try:
-            return self._draw_within(problem, turn, memory_share=SMALL_SHARE)
+            return self._draw_within(problem, memory_share=SMALL_SHARE)
         except NoRoom:
             with _LARGE:
                 self._make_room()
-                return self._draw_within(problem, turn, memory_share=LARGE_SHARE)
+                return self._draw_within(problem, memory_share=LARGE_SHARE)
 
-    def _draw_within(
-        self, problem: ReferenceModule, turn: Turn, *, memory_share: float
-    ) -> GpuReference:
+    def _draw_within(self, problem: ReferenceModule, *, memory_share: float) -> GpuReference:
         """Draws from the reference's own inputs alone, if it fails on any others."""
         left_s = self._timeout_s
         for is_plain in (False, True) if self._is_varied else (True,):
             began = time.monotonic()
             try:
-                held = Interruptible(turn)
-                with self._oracles.lent(problem, turn=held) as oracle:
+                with self._oracles.lent(problem) as oracle:
                     began = time.monotonic()  # others may have kept it from us
                     asked = {"memory_share": memory_share, "plain": is_plain}
-                    return self._draw_by(oracle, asked, problem, held, deadline=began + left_s)
+                    return self._draw_by(oracle, asked, problem, deadline=began + left_s)
             except NoRoom:
                 raise
             except ReferenceFailed:
@@ -184,12 +171,11 @@ class GpuReferences:
         oracle: SandboxedChild,
         asked: dict[str, Any],
         problem: ReferenceModule,
-        held: Interruptible,
         *,
         deadline: float,
     ) -> GpuReference:
         try:
-            return self._ask(oracle, asked, problem, held, deadline=deadline)
+            return self._ask(oracle, asked, problem, deadline=deadline)
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
             raise _failed(problem, f"ended its oracle: {type(error).__name__}: {error}") from error
         except LayoutError as error:
@@ -200,7 +186,6 @@ class GpuReferences:
         oracle: SandboxedChild,
         asked: dict[str, Any],
         problem: ReferenceModule,
-        held: Interruptible,
         *,
         deadline: float,
     ) -> GpuReference:
@@ -217,8 +202,7 @@ class GpuReferences:
             "moved": self._is_varied,
         }
         frames.send(oracle.sock, Kind.PROBLEM, body)
-        answer = _computed(oracle, held, deadline=deadline)
-        deadline += held.paused_s
+        answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
         if answer.kind is Kind.FAILED:
             kind, message = answer.body.get("type"), answer.body.get("message")
             failed = _failed(problem, f"fails: {kind}: {message}")
@@ -240,19 +224,6 @@ class GpuReferences:
             if isinstance(error, KeyError | TypeError | ValueError | IndexError | RecursionError):
                 raise LayoutError(f"{type(error).__name__}: {error}") from error
             raise
-
-
-def _computed(oracle: SandboxedChild, held: Interruptible, *, deadline: float) -> frames.Frame:
-    """The layout of a draw, or its failure. Between two input sets others may have the card; time
-    that they take does not count."""
-    expected = (Kind.LAYOUT, Kind.FAILED, Kind.PAUSED)
-    while True:
-        limit = deadline + held.paused_s
-        answer = frames.receive(oracle.sock, deadline=limit, expected=expected)
-        if answer.kind is not Kind.PAUSED:
-            return answer
-        held.pause()
-        frames.send(oracle.sock, Kind.GO, {})
 
 
 def _failed(problem: ReferenceModule, words: str) -> ReferenceFailed:

@@ -216,10 +216,8 @@ class GpuTrials(Trials):
     def _run_on_card(self, candidate: Candidate) -> Finding:
         problem, phases = candidate.problem, candidate.phases
         references = self.references if candidate.protocol is None else self._given
-        with phases.timed("reference"):
-            reference = references.hold(
-                problem, turn=partial(self._turns.shared, timeout_s=LEASE_TIMEOUT_S)
-            )
+        with self._shared(phases), phases.timed("reference"):
+            reference = references.hold(problem)
         try:
             with phases.timed("reference"):
                 facts = self._facts.of(

@@ -11,47 +11,20 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from forge.errors import Stalled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextlib import AbstractContextManager
+    from collections.abc import Generator
 
     from forge.process.gpu_lease import GpuLease
 
-Turn: TypeAlias = "Callable[[], AbstractContextManager[None]]"
-"""Holds the GPU inside."""
 MAX_TURNS = 32
 """Turns alone, one after the other, while threads wait to share the GPU."""
 
 WAIT_S = 0.1
 """Interval at which a waiting thread looks again if another process still waits."""
-
-
-class Interruptible:
-    """A turn on a GPU for work in several parts, between which others may have theirs."""
-
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        self._held = ExitStack()
-        self.paused_s = 0.0
-        """Seconds that others took between its parts."""
-
-    def __enter__(self) -> Interruptible:
-        self._held.enter_context(self._turn())
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._held.close()
-
-    def pause(self) -> None:
-        """Gives the turn up and takes the next one. Nothing of this work may be on the GPU."""
-        began = time.monotonic()
-        self._held.close()
-        self._held.enter_context(self._turn())
-        self.paused_s += time.monotonic() - began
 
 
 class GpuTurns:
