@@ -12,6 +12,7 @@ from forge.evalpool.judge.program.format import (
     Alternative,
     Choice,
     Node,
+    Origin,
     Program,
     Storage,
     Tensor,
@@ -409,3 +410,31 @@ def test_an_expanded_tensor_counts_by_its_elements() -> None:
     made = program(into("aten.sum.dim_IntList", "t9", [0], to=PARTIAL), RUN)
     made = dataclasses.replace(made, tensors=(*made.tensors, expanded))
     assert rule(made) == Rule.COMBINE
+
+
+def test_a_table_of_the_host_is_no_output_that_no_input_reaches() -> None:
+    made = build(
+        inputs=[(4,)],
+        buffers=[(512,)],
+        kernels=[pointers("copy", "*fp32", "*fp32", "*fp32")],
+        forward=[launch(0, "t0", "t2", "t1")],
+        outputs=[1],
+    )
+    held = Storage(num_bytes=2048, origin=Origin.CONSTANT, index=0)
+    storages = (*made.storages, held)
+    made = dataclasses.replace(
+        made,
+        storages=storages,
+        tensors=(*made.tensors, dense(len(storages) - 1, 512)),
+        constants=(bytes(2048),),
+    )
+    facts = ProblemFacts(num_bytes=4096, fixed_outputs=frozenset({0}))
+    found = judge_policy(made, facts, "own")
+    assert found is not None
+    assert found.rule is Rule.INIT
+    assert judge_policy(made, dataclasses.replace(facts, fixed_outputs=frozenset()), "own") is None
+    small = dataclasses.replace(held, num_bytes=1024)
+    assert (
+        judge_policy(dataclasses.replace(made, storages=(*made.storages[:-1], small)), facts, "own")
+        is None
+    )

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from forge.evalpool.judge.program.deviation import deviation
-from forge.evalpool.judge.program.format import Program, Value
+from forge.evalpool.judge.program.format import Alternative, Choice, Program, Value
 from forge.evalpool.judge.program.questions import (
     MAX_FLOATS,
     MAX_VALUES,
     Question,
     concealed,
     excess,
+    unanswerable,
 )
 from tests.evalpool.program.programs import build, dense, launch, op, pointers
 
@@ -60,7 +61,9 @@ def test_a_value_that_the_program_reads_is_not_concealed() -> None:
         (value(0.5), fill(0.5)),  # what computed it is left out
         (value(0.5), SUM, fill(0.5)),  # it is read before it is computed
         (SUM, value(0.25), fill(0.5)),  # another answer
-        (launch(0, "t0", "t2", line=7), value(0.5), fill(0.5)),  # another launch
+        (dataclasses.replace(SUM, grid=(2, 1, 1)), value(0.5), fill(0.5)),  # on another grid
+        (launch(0, "t1", "t2", line=4), value(0.5), fill(0.5)),  # of another tensor
+        (SUM, value(0.5, tensor=1), fill(0.5)),  # the value of another tensor
     ],
 )
 def test_a_program_without_what_was_asked_is_refused(forward: Any) -> None:
@@ -71,6 +74,40 @@ def test_several_values_of_one_question_stand_together() -> None:
     pair = Question(made(SUM, outputs=(2, 2)), (1.0, float("nan")))
     assert concealed(made(SUM, value(1.0), value(float("nan")), fill(1.0)), [pair]) is None
     assert concealed(made(SUM, value(float("nan")), value(1.0), fill(1.0)), [pair]) == HIDDEN
+
+
+def test_a_call_may_do_more_than_the_one_that_asked() -> None:
+    first = Question(made(fill(1.0), SUM, outputs=(2,)), (0.5,))  # a state of its first call
+    assert concealed(made(SUM, fill(2.0), value(0.5), fill(0.5)), [first]) is None
+    assert concealed(made(fill(2.0), value(0.5), SUM, fill(0.5)), [first]) == HIDDEN
+
+
+def test_a_choice_hides_no_alternative_that_reads_an_input() -> None:
+    alternatives = tuple(
+        Alternative(label=str(at), nodes=one) for at, one in enumerate([(), (SUM,)])
+    )
+    asked = Question(made(Choice(alternatives=alternatives, key="k"), outputs=(2,)), (0.5,))
+    assert asked.reads_inputs
+    assert concealed(made(fill(0.5)), [asked]) == HIDDEN
+    shown = made(Choice(alternatives=alternatives, key="k"), value(0.5), fill(0.5))
+    assert concealed(shown, [asked]) is None
+
+
+def test_integers_carry_no_floats() -> None:
+    sizes = [value(1023)] * 60
+    assert concealed(made(*sizes, fill(1.0), dtype="int64"), []) is None
+    many = made(*[value(1 << 60)] * 20, fill(1.0), dtype="int64")
+    assert (
+        concealed(many, [])
+        == "1220 bits of integers read on the host; 1024 are allowed in one call"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outputs", "is_one"), [((2,), True), ((2, 1), True), ((0,), False), ((), False)]
+)
+def test_a_question_is_about_single_elements(outputs: tuple[int, ...], is_one: bool) -> None:
+    assert (unanswerable(made(SUM, outputs=outputs)) is None) == is_one
 
 
 def test_values_of_parameters_alone_may_be_kept() -> None:

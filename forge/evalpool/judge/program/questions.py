@@ -4,30 +4,31 @@
 A value that the host reads leaves the judge, so each must stand in the program with its answer,
 behind the nodes that it was computed by: there the policy counts them, a call is timed with them,
 and `deviation` compares them. The child counts its questions too, for a message with a line; it is
-the candidate's process, so its count proves nothing.
+the candidate's process, so its count proves nothing. A question is answered on memory as it is
+before a call, and leaves nothing there for another one or for the program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
+from forge.evalpool.judge.program.containment import contains
 from forge.evalpool.judge.program.dataflow import trace
-from forge.evalpool.judge.program.deviation import node_shape
 from forge.evalpool.judge.program.format import Program, Scalar, Value
 from forge.evalpool.judge.program.ops import is_integer
 from forge.evalpool.judge.program.walk import variants
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.program.format import Node
 
 MAX_VALUES = 64
 """Values that the host may read in one call of forward."""
 MAX_FLOATS = 8
 """Floats among them: for scales and branches. Of more, the host could compute the result."""
+MAX_BITS = 1024
+"""Bits of all integers among them: sizes and counts are small, a float behind integers is not."""
 NUM_SECTIONS = 3
 """`init`, and `forward` twice."""
+MAX_FACTS = 256
+"""Questions about compiled kernels in one capture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +41,28 @@ class Question:
 
     @property
     def reads_inputs(self) -> bool:
-        """True if an answer may depend on an input. Those of parameters alone belong to `init`."""
-        nodes = next(variants(self.prefix))
-        flow = trace(self.prefix, nodes)
-        tensors = (self.prefix.tensors[output] for output in self.prefix.outputs)
-        return any(flow.contents[tensor.storage].inputs for tensor in tensors)
+        """True if an answer may depend on an input, whatever alternatives of choices run. Those of
+        parameters alone belong to `init`."""
+        for nodes in variants(self.prefix):
+            flow = trace(self.prefix, nodes)
+            tensors = (self.prefix.tensors[output] for output in self.prefix.outputs)
+            if any(flow.contents[tensor.storage].inputs for tensor in tensors):
+                return True
+        return False
 
 
 def excess(num_asked: int) -> str | None:
     """The reason why a capture may ask no more; None if it may."""
     if num_asked > NUM_SECTIONS * MAX_VALUES:
         return f"more than {MAX_VALUES} values of tensors read on the host"
+    return None
+
+
+def unanswerable(prefix: Program) -> str | None:
+    """The reason why a question is none about values; None if it can be answered."""
+    sizes = {prefix.tensors[output].shape for output in prefix.outputs}
+    if not sizes or any(size != 1 for shape in sizes for size in shape):
+        return "a value read on the host is one element of a tensor"
     return None
 
 
@@ -61,30 +73,11 @@ def concealed(program: Program, questions: Sequence[Question]) -> str | None:
     for found, most, kind in ((read, MAX_VALUES, "values"), (floats, MAX_FLOATS, "floats")):
         if len(found) > most:
             return f"{len(found)} {kind} read on the host in one call; {most} are allowed"
+    num_bits = sum(int(node.answer).bit_length() for node in read if isinstance(node.answer, int))
+    if num_bits > MAX_BITS:
+        return f"{num_bits} bits of integers read on the host; {MAX_BITS} are allowed in one call"
     for question in questions:
-        if question.reads_inputs and not _contains(program, question):
+        is_known = contains(program, question.prefix, question.answers)
+        if not is_known and question.reads_inputs:
             return "values were read on the host that the program does not read"
     return None
-
-
-def _contains(program: Program, question: Question) -> bool:
-    """True if a program reads the values of a question, behind the nodes that computed them."""
-    owed = _shapes(question.prefix)
-    answers = [repr(answer) for answer in question.answers]
-    seen = 0
-    run: list[str] = []
-    for node in program.forward:
-        if isinstance(node, Value):
-            run.append(repr(node.answer))
-            if seen == len(owed) and run[-len(answers) :] == answers:
-                return True
-        else:
-            run.clear()
-        if seen < len(owed) and node_shape(program, node) == owed[seen]:
-            seen += 1
-    return not answers
-
-
-def _shapes(prefix: Program) -> list[tuple[Any, ...]]:
-    nodes: Sequence[Node] = prefix.forward
-    return [node_shape(prefix, node) for node in nodes]

@@ -16,7 +16,7 @@ from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import InvalidProgram, Program
-from forge.evalpool.judge.program.questions import Question, excess
+from forge.evalpool.judge.program.questions import MAX_FACTS, Question, excess, unanswerable
 from forge.evalpool.judge.trial.trial import Decided, Run
 from forge.records.reason import Status
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.trial.trial import Phases
+
+
+FACTS_WORDS = f"a question about a compiled kernel names one, {MAX_FACTS} times at most"
 
 
 class Answers(Protocol):
@@ -112,7 +115,7 @@ class Captures:
         limit_s = self._table.compile_timeout_s
         deadline = time.monotonic() + limit_s
         questions: list[Question] = []
-        num_asked = 0
+        num_asked = num_facts = 0
         with run.answering(phase="capture", limit_s=limit_s):
             frames.send(run.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
             while True:
@@ -123,11 +126,14 @@ class Captures:
                 began = time.monotonic()
                 if found.body.get("kind") == "value":
                     num_asked += len(prefix.outputs)
-                    if too_many := excess(num_asked):
-                        raise Decided(run.finding(Status.REJECTED, "unsupported", too_many))
+                    if wrong := excess(num_asked) or unanswerable(prefix):
+                        raise Decided(run.finding(Status.REJECTED, "unsupported", wrong))
                     value = answers.values(prefix, number=body["set"])
                     questions.append(Question(prefix, tuple(value or ())))
                 else:
+                    num_facts += 1
+                    if num_facts > MAX_FACTS or len(prefix.kernels) != 1:
+                        raise Decided(run.finding(Status.REJECTED, "unsupported", FACTS_WORDS))
                     value = answers.facts(prefix)
                 deadline += time.monotonic() - began  # a busy executor is not the candidate's
                 channel.answer(run.child.sock, value)

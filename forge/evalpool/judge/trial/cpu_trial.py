@@ -136,7 +136,7 @@ class CpuTrials(Trials):
             facts = self._facts.of(
                 problem,
                 reference.request,
-                num_bytes=reference.num_bytes,
+                io_bytes=reference.io_bytes,
                 names=reference.names,
                 uid=candidate.uid,
             )
@@ -186,8 +186,12 @@ class CpuJudgement(Judgement):
         return found if self.table.model_card is None else replace(found, estimate=self._estimate())
 
     def _values(self, prefix: Program, *, number: int) -> list[Any]:
-        """Answers the capture child, on the set that lies in the memory."""
-        return self.evaluator.values(prefix, number=number)
+        """Answers the capture child, on the set that lies in the memory. Nothing that the prefix
+        wrote stays there, for another question or for the program."""
+        try:
+            return self.evaluator.values(prefix, number=number)
+        finally:
+            self.evaluator.restore(number)
 
     def has_elements(self, number: int) -> bool:
         """True if a call on an input set has something to compute."""

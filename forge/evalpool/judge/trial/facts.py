@@ -48,7 +48,7 @@ class Facts:
         problem: ReferenceModule,
         request: Mapping[str, Any],
         *,
-        num_bytes: int,
+        io_bytes: int,
         names: Collection[str],
         uid: int | None,
     ) -> ProblemFacts:
@@ -56,19 +56,20 @@ class Facts:
 
         Args:
             request: `request` of a draw of the problem.
-            num_bytes: bytes of its inputs, parameters and outputs.
+            io_bytes: bytes of its inputs and outputs, which stand for the necessary work of a
+                reference without a program: nobody knows how much of a table it reads.
             names: torch's operations of one call: what is known of a reference without a program.
 
         Raises:
             ZygoteGone, WeakSandbox: no child can be had.
         """
-        text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}\0{num_bytes}"
+        text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}\0{io_bytes}"
         key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        found, is_sure = self._make(problem, request, num_bytes=num_bytes, names=names, uid=uid)
+        found, is_sure = self._make(problem, request, io_bytes=io_bytes, names=names, uid=uid)
         if not is_sure:
             return found
         with self._lock:
@@ -82,7 +83,7 @@ class Facts:
         problem: ReferenceModule,
         request: Mapping[str, Any],
         *,
-        num_bytes: int,
+        io_bytes: int,
         names: Collection[str],
         uid: int | None,
     ) -> tuple[ProblemFacts, bool]:
@@ -100,19 +101,19 @@ class Facts:
         except Decided as decided:
             logger.info("%s: no program: %s", problem.problem_id, decided.finding.detail)
             is_sure = decided.finding.status not in CHANCE
-            return ProblemFacts(num_bytes=num_bytes, kinds=kinds_of_names(names)), is_sure
-        return known_facts(captured.program, num_bytes=num_bytes), True
+            return ProblemFacts(num_bytes=io_bytes, kinds=kinds_of_names(names)), is_sure
+        return known_facts(captured.program, io_bytes=io_bytes), True
 
 
-def known_facts(reference: Program, *, num_bytes: int) -> ProblemFacts:
+def known_facts(reference: Program, *, io_bytes: int) -> ProblemFacts:
     """Facts of a reference's program; few where it has operations outside the table.
 
     Args:
-        num_bytes: bytes of its inputs, parameters and outputs.
+        io_bytes: bytes of its inputs and outputs.
     """
     nodes = next(variants(reference))
     if any(isinstance(placed.node, Op) and misuse(placed.node) for placed in nodes):
-        return ProblemFacts(num_bytes=num_bytes, kinds=kinds_of(reference))
+        return ProblemFacts(num_bytes=io_bytes, kinds=kinds_of(reference))
     facts = facts_of(reference)
     empty = {
         one.index for one in reference.storages if one.origin is Origin.INPUT and one.num_bytes == 0

@@ -73,6 +73,8 @@ class ProblemFacts:
     """Positions of tensor inputs that the reference writes to."""
     written_parameters: frozenset[str] = frozenset()
     """Names of parameters and buffers that the reference writes to in `forward`."""
+    fixed_outputs: frozenset[int] = frozenset()
+    """Positions of outputs that no input of the reference reaches."""
     free_outputs: frozenset[int] = frozenset()
     """Positions of outputs that the reference returns without work, such as an input."""
     kinds: frozenset[Kind] = frozenset({Kind.HEAVY})

@@ -155,8 +155,9 @@ class _Variant:
                 )
         for at in range(len(self.program.outputs)):
             content = self._content(at)
-            if content.is_prepared and not content.inputs:
-                message = f"output {at} is computed in init, which is not timed"
+            is_fixed = not content.inputs or at in self.facts.fixed_outputs
+            if content.is_prepared and is_fixed:
+                message = f"output {at} is computed in init or on the host, which is not timed"
                 yield Refusal(rule=Rule.INIT, message=message)
 
     def own_work(self) -> Iterator[Refusal]:

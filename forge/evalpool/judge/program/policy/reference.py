@@ -43,6 +43,7 @@ def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
         needed_inputs=frozenset[int]().union(*reached),
         written_inputs=frozenset(one.index for one in written if one.origin == Origin.INPUT),
         written_parameters=frozenset(one.name for one in written if one.origin == Origin.PARAMETER),
+        fixed_outputs=frozenset(at for at, inputs in enumerate(reached) if not inputs),
         free_outputs=frozenset(
             at
             for at, storage in enumerate(outputs)

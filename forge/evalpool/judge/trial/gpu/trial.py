@@ -223,7 +223,7 @@ class GpuTrials(Trials):
                 facts = self._facts.of(
                     problem,
                     reference.request,
-                    num_bytes=reference.num_bytes,
+                    io_bytes=reference.input_bytes + reference.output_bytes,
                     names=reference.names,
                     uid=candidate.uid,
                 )

@@ -1,0 +1,194 @@
+# pyright: strict
+"""Search of one list of nodes in another program: the same work on the same memory.
+
+Called by `questions`. Two nodes are the same if all that they name is: kernel, grid, arguments,
+constants, and every tensor by its place in a storage. Storages that a program allocates correspond
+one to one; inputs, parameters and constants stand for themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from forge.evalpool.judge.program.dataflow import effects
+from forge.evalpool.judge.program.format import (
+    Choice,
+    Descriptor,
+    Launch,
+    Node,
+    Op,
+    Origin,
+    Program,
+    TensorUse,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from forge.evalpool.judge.program.format import Scalar
+
+
+def contains(program: Program, prefix: Program, answers: Sequence[Scalar]) -> bool:
+    """True if `forward` of a program reads these answers where a prefix would read its outputs:
+    behind all nodes of the prefix, in order, or behind those that its outputs depend on."""
+    whole = range(len(prefix.forward))
+    starts = [0, *(at + 1 for at in _leading_choices(program))]
+    return any(_literally(program, prefix, answers, start=start) for start in starts) or _Search(
+        program, prefix
+    ).finds(_needed(prefix, whole), answers)
+
+
+def _leading_choices(program: Program) -> Iterable[int]:
+    """Positions of the choices that a program begins with: those of its first call alone."""
+    for at, node in enumerate(program.forward):
+        if not isinstance(node, Choice):
+            return
+        yield at
+
+
+def _literally(program: Program, prefix: Program, answers: Sequence[Scalar], *, start: int) -> bool:
+    found = _Search(program, prefix)
+    end = start + len(prefix.forward)
+    pairs = zip(prefix.forward, program.forward[start:end], strict=False)
+    if len(program.forward) < end or not all(found.is_same(*pair) for pair in pairs):
+        return False
+    return found.reads(range(end, len(program.forward)), answers)
+
+
+def _needed(prefix: Program, positions: Sequence[int]) -> list[int]:
+    """Positions of the nodes that the outputs of a prefix depend on."""
+    live = {prefix.tensors[output].storage for output in prefix.outputs}
+    kept: list[int] = []
+    for at in reversed(positions):
+        node = prefix.forward[at]
+        touched = _touched(prefix, node)
+        if isinstance(node, Value) or touched & live:
+            kept.append(at)
+            live |= touched
+    return kept[::-1]
+
+
+def _touched(program: Program, node: Node) -> frozenset[int]:
+    if isinstance(node, Choice):
+        inner = (_touched(program, one) for each in node.alternatives for one in each.nodes)
+        return frozenset[int]().union(*inner)
+    found = effects(program, node, {})
+    return found.reads | found.writes
+
+
+class _Search:
+    """Nodes of a prefix in a program, with the correspondence of their storages."""
+
+    def __init__(self, program: Program, prefix: Program) -> None:
+        self._program, self._prefix = program, prefix
+        self._there: dict[int, int] = {}
+        """Storage of the program by that of the prefix, for allocations."""
+        self._here: dict[int, int] = {}
+
+    def finds(self, positions: Sequence[int], answers: Sequence[Scalar]) -> bool:
+        """True if nodes of the prefix stand in the program in order, and the answers behind."""
+        at = 0
+        for position in positions:
+            node = self._prefix.forward[position]
+            while at < len(self._program.forward):
+                at += 1
+                if self.is_same(node, self._program.forward[at - 1]):
+                    break
+            else:
+                return False
+        return self.reads(range(at, len(self._program.forward)), answers)
+
+    def reads(self, positions: range, answers: Sequence[Scalar]) -> bool:
+        """True if values of the program in this range are the prefix's outputs, in order."""
+        owed = list(zip(self._prefix.outputs, answers, strict=False))
+        for at in positions:
+            node = self._program.forward[at]
+            if owed and isinstance(node, Value):
+                tensor, answer = owed[0]
+                if repr(node.answer) == repr(answer) and self._is_tensor(tensor, node.tensor):
+                    owed.pop(0)
+        return not owed
+
+    def is_same(self, one: Node, other: Node) -> bool:
+        """True if a node of the prefix and one of the program are the same; then their storages
+        correspond from now on."""
+        before = dict(self._there), dict(self._here)
+        if self._are_same(one, other):
+            return True
+        self._there, self._here = before
+        return False
+
+    def _are_same(self, one: Node, other: Node) -> bool:
+        match one, other:
+            case Launch(), Launch():
+                kernels = self._prefix.kernels[one.kernel], self._program.kernels[other.kernel]
+                same = kernels[0] == kernels[1] and one.grid == other.grid
+                return same and self._arguments(one.arguments, other.arguments)
+            case Op(), Op():
+                return (
+                    one.name == other.name
+                    and list(one.keywords) == list(other.keywords)
+                    and self._arguments(one.arguments, other.arguments)
+                    and self._arguments(
+                        tuple(one.keywords.values()), tuple(other.keywords.values())
+                    )
+                    and self._tensors(one.results, other.results)
+                )
+            case Value(), Value():
+                same = repr(one.answer) == repr(other.answer)
+                return same and self._is_tensor(one.tensor, other.tensor)
+            case Choice(), Choice():
+                pairs = list(zip(one.alternatives, other.alternatives, strict=False))
+                return len(one.alternatives) == len(other.alternatives) and all(
+                    a.label == b.label
+                    and len(a.nodes) == len(b.nodes)
+                    and all(self._are_same(*pair) for pair in zip(a.nodes, b.nodes, strict=True))
+                    for a, b in pairs
+                )
+            case _:
+                return False
+
+    def _tensors(self, ones: Sequence[int], others: Sequence[int]) -> bool:
+        pairs = zip(ones, others, strict=False)
+        return len(ones) == len(others) and all(self._is_tensor(*pair) for pair in pairs)
+
+    def _arguments(self, ones: Sequence[Any], others: Sequence[Any]) -> bool:
+        pairs = zip(ones, others, strict=False)
+        return len(ones) == len(others) and all(self._is_argument(*pair) for pair in pairs)
+
+    def _is_argument(self, one: Any, other: Any) -> bool:
+        match one, other:
+            case TensorUse(), TensorUse():
+                return self._is_tensor(one.tensor, other.tensor)
+            case Descriptor(), Descriptor():
+                forms = [
+                    (each.shape, each.strides, each.block_shape, each.padding)
+                    for each in (one, other)
+                ]
+                return forms[0] == forms[1] and self._is_tensor(one.tensor, other.tensor)
+            case tuple(), tuple():
+                pair = cast("tuple[tuple[Any, ...], tuple[Any, ...]]", (one, other))
+                return self._arguments(*pair)
+            case _:
+                return repr(one) == repr(other)
+
+    def _is_tensor(self, one: int, other: int) -> bool:
+        a, b = self._prefix.tensors[one], self._program.tensors[other]
+        forms = [(each.offset, each.shape, each.strides, each.dtype) for each in (a, b)]
+        return forms[0] == forms[1] and self._is_storage(a.storage, b.storage)
+
+    def _is_storage(self, one: int, other: int) -> bool:
+        a, b = self._prefix.storages[one], self._program.storages[other]
+        if (a.origin, a.num_bytes) != (b.origin, b.num_bytes):
+            return False
+        match a.origin:
+            case Origin.INPUT:
+                return a.index == b.index
+            case Origin.PARAMETER:
+                return a.name == b.name
+            case Origin.CONSTANT:
+                return self._prefix.constants[a.index] == self._program.constants[b.index]
+            case Origin.ALLOCATION:
+                there = self._there.setdefault(one, other)
+                return there == other and self._here.setdefault(other, one) == one
