@@ -1,7 +1,7 @@
 # pyright: strict
 """The judges of a run behind one call.
 
-    judge(problem, code) ─▶ cached? ─▶ room ─▶ least loaded judge ─HTTP─▶ verdict
+    judge(problem, code) ─▶ cached? ─▶ room ─▶ judge with room ─HTTP─▶ verdict
                                          ▲       │ infra fault: once more, on another judge
                                          └───────┘
     several shapes: each is a problem of its own, up to the first on which the candidate fails
@@ -285,7 +285,7 @@ class Pool:
     ) -> tuple[Verdict, Seat | None]:
         """The verdict and its seat; no seat if all judges are quarantined."""
         try:
-            seat = await self.seating.take(avoid=avoid)
+            seat = await self.seating.take(avoid=avoid, problem=request.problem.source)
         except NoJudge as error:
             return _infra(Reason.NO_JUDGE, str(error)), None
         try:

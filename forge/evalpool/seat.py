@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import httpx
 
 
+MAX_PROBLEMS = 16
+"""Problems that are remembered, no more than a judge keeps (`MAX_PROBLEMS` of its references)."""
+
+
 class State(StrEnum):
     """State of a seat."""
 
@@ -83,7 +87,17 @@ class Seat:
     """True if it broke a connection or did not answer: its keeper replaces it."""
     news: anyio.Event = field(default_factory=anyio.Event)
     """Set at each change, for the keeper."""
+    problems: dict[str, None] = field(default_factory=dict[str, None])
+    """Keys of the last problems that its judge was given, the latest last. Their references are
+    drawn and captured there."""
     busy: BusyClock = field(default_factory=BusyClock)
+
+    def note_problem(self, key: str) -> None:
+        """Remembers a problem as the latest."""
+        self.problems.pop(key, None)
+        self.problems[key] = None
+        if len(self.problems) > MAX_PROBLEMS:
+            del self.problems[next(iter(self.problems))]
 
     @property
     def is_doubted(self) -> bool:

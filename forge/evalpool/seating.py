@@ -13,10 +13,15 @@ gone, the verdicts are discarded and the candidates are judged again. The judge 
 meanwhile: one candidate in eight faults while a model learns, and each pause costs as much as a
 judgement. A failed canary is also a fault.
 
+A reference is drawn and captured once in each judge that is given its problem, which takes as long
+as the judgement of a candidate. So a judge that becomes free takes the first waiting request whose
+problem it has, or nobody has, before one whose problem another judge has.
+
 Called by `pool.py`, which takes and returns seats and reports verdicts, and by `keeper.py`, which
-opens judges and judges canaries. Promises: a seat never has more requests than `capacity`; waiters
-are served in order, by the least loaded seat; no request waits longer than the limits below while
-every judge is down or quarantined.
+opens judges and judges canaries. Promises: a seat never has more requests than `capacity`; no judge
+is idle while a request may go there; waiters are served in order, but for those whose problems are
+elsewhere, which are overtaken `MAX_OVERTAKEN` times a judge at most; no request waits longer than
+the limits below while every judge is down or quarantined.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import anyio
@@ -44,11 +50,18 @@ NO_JUDGE_TIMEOUT_S = 120.0
 """Maximum wait of a request while every judge is down."""
 QUARANTINE_PATIENCE_S = 10.0
 """Maximum wait while every judge is quarantined: one that recovers is back within seconds."""
+MAX_OVERTAKEN = 8
+"""Later requests, for each judge, that may be served before a waiting one: about a group."""
+LOOK_AHEAD = 64
+"""Waiting requests that are compared for a free judge."""
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
     avoid: Seat | None
+    problem: str
+    """Key of its problem; empty if it needs no reference."""
+    num_overtaken: int = 0
     seat: Seat | None = None
     news: anyio.Event = field(default_factory=anyio.Event)
 
@@ -74,14 +87,18 @@ class Seating:
         """Kinds of all judges, silent ones included."""
         return {kind for seat in self.seats for kind in seat.kinds}
 
-    async def take(self, *, avoid: Seat | None = None) -> Seat:
-        """The least loaded judge; not `avoid` while another judge is up.
+    async def take(self, *, avoid: Seat | None = None, problem: str = "") -> Seat:
+        """The least loaded judge, of equals the one that has the problem; not `avoid` while another
+        judge is up.
+
+        Args:
+            problem: key of the problem of a candidate.
 
         Raises:
             NoJudge: all judges are quarantined.
             Stalled: none came up in time.
         """
-        waiter = _Waiter(avoid)
+        waiter = _Waiter(avoid, problem)
         self._waiters.append(waiter)
         self._assign()
         try:
@@ -137,6 +154,7 @@ class Seating:
     def judge_opened(self, seat: Seat, client: httpx.AsyncClient, *, is_trusted: bool) -> None:
         """A judge answers at a seat. `is_trusted`: it needs no canary, as at the first start."""
         seat.client, seat.is_lost, seat.doubt = client, False, None
+        seat.problems.clear()
         if is_trusted:
             self._set(seat, State.UP)
         elif seat.state is not State.QUARANTINED:
@@ -212,25 +230,51 @@ class Seating:
                 waiter.news.set()  # its maximum wait may have changed
 
     def _assign(self) -> None:
-        for waiter in list(self._waiters):
-            if not any(seat.has_room for seat in self.seats):
-                return
-            seat = self._best(waiter.avoid)
-            if seat is not None:
-                seat.num_running += 1
-                seat.num_taken += 1
-                waiter.seat = seat
-                waiter.news.set()
-                self._waiters.remove(waiter)
+        while (choice := self._next()) is not None:
+            waiter, seat = choice
+            seat.num_running += 1
+            seat.num_taken += 1
+            if waiter.problem:
+                seat.note_problem(waiter.problem)
+            waiter.seat = seat
+            waiter.news.set()
+            self._waiters.remove(waiter)
 
-    def _best(self, avoid: Seat | None) -> Seat | None:
+    def _next(self) -> tuple[_Waiter, Seat] | None:
+        """The first waiter that has a judge to go to, or a later one at home there if the first may
+        be overtaken. None if no waiter can be served."""
+        passed: list[tuple[_Waiter, Seat]] = []
+        for waiter in islice(self._waiters, LOOK_AHEAD):
+            if not any(seat.has_room for seat in self.seats):
+                return None
+            seat = self._best(waiter)
+            if seat is None:
+                continue
+            if self._is_at_home(waiter, seat):
+                for one, _ in passed:
+                    one.num_overtaken += 1
+                return waiter, seat
+            passed.append((waiter, seat))
+            if waiter.num_overtaken >= MAX_OVERTAKEN * len(self.seats):
+                break
+        return passed[0] if passed else None
+
+    def _is_at_home(self, waiter: _Waiter, seat: Seat) -> bool:
+        """True if the judge has the problem, or none that is up has it."""
+        return waiter.problem in seat.problems or not any(
+            waiter.problem in one.problems for one in self.seats if one.state is State.UP
+        )
+
+    def _best(self, waiter: _Waiter) -> Seat | None:
         """None if the request must wait: no room, or room only at the seat to avoid."""
         living = [seat for seat in self.seats if seat.state is State.UP]
-        others = [seat for seat in living if seat is not avoid] or living
-        free = [seat for seat in others if seat.has_room]
-        return min(
-            free, key=lambda seat: (seat.num_running / seat.capacity, seat.num_taken), default=None
-        )
+        others = [seat for seat in living if seat is not waiter.avoid] or living
+
+        def rank(seat: Seat) -> tuple[float, bool, int]:
+            is_new = waiter.problem not in seat.problems
+            return seat.num_running / seat.capacity, is_new, seat.num_taken
+
+        return min((seat for seat in others if seat.has_room), key=rank, default=None)
 
     def _patience_s(self) -> float:
         if any(seat.state in (State.UP, State.SUSPECT) for seat in self.seats):

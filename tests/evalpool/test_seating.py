@@ -12,8 +12,8 @@ import pytest
 from forge.config.schema import JudgeTable
 from forge.evalpool import seating
 from forge.evalpool.pool import Pool
-from forge.evalpool.seat import State
-from forge.evalpool.seating import NoJudge
+from forge.evalpool.seat import Seat, State
+from forge.evalpool.seating import NoJudge, Seating
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.scripted_judges import CORRECT, CRASH, FAULT, KILLED, PROBLEM, WRONG, seats_up
 
@@ -52,6 +52,66 @@ async def test_waiting_requests_are_served_in_order() -> None:
             await anyio.lowlevel.checkpoint()
         seats.give_back(first)
     assert served == [0, 1, 2, 3, 4]
+
+
+async def served_by(seats: Seating, problems: str, *, num_served: int) -> list[tuple[str, str]]:
+    """Letters of the problems of the first requests that are served while all others wait, with
+    their judges. Judges end one after the other."""
+    served: list[tuple[str, Seat]] = []
+
+    async def wait(problem: str) -> None:
+        served.append((problem, await seats.take(problem=problem)))
+
+    async with anyio.create_task_group() as tg:
+        for problem in problems:
+            tg.start_soon(wait, problem)
+            await anyio.wait_all_tasks_blocked()
+        for number in range(num_served - len(seats.seats)):
+            seats.give_back(served[number][1])
+            await anyio.wait_all_tasks_blocked()
+        tg.cancel_scope.cancel()
+    return [(problem, seat.name) for problem, seat in served]
+
+
+async def test_a_free_judge_takes_candidates_of_a_problem_that_it_has() -> None:
+    found = await served_by(seats_up(2), "xyxxxyyy", num_served=8)
+    assert set(found) == {("x", "judge-0"), ("y", "judge-1")}
+    found = await served_by(seats_up(2), "xxxyyzz", num_served=7)  # an idle judge takes any
+    assert found[:4] == [("x", "judge-0"), ("x", "judge-1"), ("x", "judge-0"), ("y", "judge-1")]
+    assert set(found[4:]) >= {("y", "judge-1")}
+
+
+async def test_a_candidate_whose_problem_is_elsewhere_is_overtaken_a_limited_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seating, "MAX_OVERTAKEN", 1)
+    seats = seats_up(2)
+    busy = await seats.take(problem="x")
+    assert (await seats.take(problem="y")) is seats.seats[1]
+    served: list[str] = []
+
+    async def wait(problem: str) -> None:
+        seat = await seats.take(problem=problem)
+        served.append(problem)
+        seats.give_back(seat)
+
+    async with anyio.create_task_group() as tg:
+        for problem in "xyyyyy":
+            tg.start_soon(wait, problem)
+            await anyio.wait_all_tasks_blocked()
+        seats.give_back(seats.seats[1])
+    assert served == list("yyxyyy")
+    assert busy.num_running == 1
+
+
+async def test_a_judge_that_is_replaced_has_no_problem() -> None:
+    seats = seats_up(2)
+    seats.give_back(await seats.take(problem="x"))
+    assert (await seats.take(problem="x")).name == "judge-0"
+    seats.give_back(seats.seats[0])
+    seats.judge_closed(seats.seats[0])
+    seats.judge_opened(seats.seats[0], httpx.AsyncClient(), is_trusted=True)
+    assert (await seats.take(problem="x")).name == "judge-1"
 
 
 async def test_a_second_try_goes_to_another_judge_while_one_is_up() -> None:
