@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
 
-from forge.evalpool.judge.numbers.called import Unjudgeable
+from forge.evalpool.judge.numbers.called import Unjudgeable, laid_out, memory_order
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
@@ -211,3 +212,25 @@ def test_products_get_values_near_one_and_tf32_gets_huge_ones() -> None:
     assert all(plan(4, operations={"prod": 1})[3] == "near_one" for _ in range(20))
     assert plan(4, is_tf32=True)[:4] == ["given", "huge", "spiked", "unlike"]
     assert len({plan(4)[3] for _ in range(100)}) == 4
+
+
+def test_an_input_that_is_given_transposed_stays_so_unless_the_reference_changes_it() -> None:
+    drawn = draw(lambda x: x.relu().sum(1), lambda: [torch.randn(64, 32).t()])
+    assert {one.inputs[0].stride() for one in drawn.sets} == {(1, 32)}
+    changed = draw(lambda x: x.relu_(), lambda: [torch.randn(64, 32).t()])
+    assert {one.inputs[0].stride() for one in changed.sets} == {(64, 1)}
+    expanded = draw(lambda x: x.relu(), lambda: [torch.randn(64, 1).expand(64, 32)])
+    assert {one.inputs[0].stride() for one in expanded.sets} == {(32, 1)}
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4), (2, 1, 4)])
+def test_a_permuted_tensor_is_laid_out_as_it_was(shape: tuple[int, ...]) -> None:
+    for axes in itertools.permutations(range(len(shape))):
+        given = torch.randn(shape).permute(axes)
+        order = memory_order(given)
+        made = laid_out(given.contiguous(), order)
+        assert torch.equal(made, given)
+        if order is None:
+            assert given.is_contiguous()
+        else:
+            assert made.permute(order).is_contiguous()

@@ -246,6 +246,8 @@ class Session:
         kind, value = tree
         if kind == "tensor":
             return make(value)
+        if kind == "permuted":
+            return self._decode(value[0], make).permute(value[1])
         if kind == "dict":
             return {key: self._decode(item, make) for key, item in value}
         if kind in ("list", "tuple"):

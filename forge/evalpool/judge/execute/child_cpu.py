@@ -207,6 +207,8 @@ def _tensors(tree: Any) -> Iterator[int]:
     kind, value = tree
     if kind == "tensor":
         yield value
+    elif kind == "permuted":
+        yield from _tensors(value[0])
     elif kind == "dict":
         for _, item in value:
             yield from _tensors(item)

@@ -89,6 +89,24 @@ def _has_items(value: Any) -> bool:
     return isinstance(value, list | tuple | dict)
 
 
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The axes of a dense tensor in the order of memory, the slowest first; None for a contiguous
+    one, and for one with gaps or overlaps, which is handed over contiguous."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return None
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.ndim), key=lambda axis: -strides[axis]))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def laid_out(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """The same values with the axes in this order of memory; the tensor itself for None."""
+    if order is None:
+        return tensor
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return tensor.permute(order).contiguous().permute(back)
+
+
 def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """True if two tensors have the same values; NaN equals NaN."""
     return torch.equal(one, other) or torch.equal(

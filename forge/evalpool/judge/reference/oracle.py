@@ -25,7 +25,7 @@ import torch
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import TensorSpec, offsets
-from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name
+from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name, memory_order
 from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.edges import Edges
@@ -69,7 +69,11 @@ class Describer:
     def tree(self, value: Any) -> Tree:
         """A value as lists with tags; tensors by their numbers. Raises Unjudgeable."""
         if isinstance(value, torch.Tensor):
-            return ["tensor", self.add(value)]
+            order = memory_order(value)
+            if order is None:
+                return ["tensor", self.add(value)]
+            back = sorted(range(len(order)), key=order.__getitem__)
+            return ["permuted", [["tensor", self.add(value.permute(order))], back]]
         if isinstance(value, list | tuple):
             return [
                 "list" if isinstance(value, list) else "tuple",

@@ -373,6 +373,9 @@ class _Builder:
                 raise LayoutError(f"no tensor {str(value)[:40]}")
             parts.append(value)
             return ["tensor", len(parts) - 1]
+        if kind == "permuted":
+            tensor = self._tree(value[0], parts)
+            return [kind, [tensor, parse_axes(value[1], self._specs[parts[-1]])]]
         if kind in ("list", "tuple"):
             return [kind, [self._tree(item, parts) for item in value]]
         if kind == "dict":
@@ -418,11 +421,20 @@ def _placed(tree: Tree, places: tuple[int, ...]) -> Tree:
     kind, value = tree
     if kind == "tensor":
         return [kind, places[value]]
+    if kind == "permuted":
+        return [kind, [_placed(value[0], places), value[1]]]
     if kind in ("list", "tuple"):
         return [kind, [_placed(item, places) for item in value]]
     if kind == "dict":
         return [kind, [[key, _placed(item, places)] for key, item in value]]
     return tree
+
+
+def parse_axes(data: Any, spec: TensorSpec) -> list[int]:
+    """The order of a tensor's axes from an oracle's layout. Raises LayoutError."""
+    if not isinstance(data, list) or sorted(data) != list(range(len(spec.shape))):
+        raise LayoutError(f"no axes {str(data)[:40]}")
+    return data
 
 
 def parse_specs(data: Any) -> list[TensorSpec]:

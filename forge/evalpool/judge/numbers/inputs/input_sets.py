@@ -22,7 +22,9 @@ from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     call,
     dtype_name,
+    laid_out,
     leaves,
+    memory_order,
     replaced,
 )
 from forge.evalpool.judge.numbers.file_inputs import make_inputs
@@ -48,6 +50,10 @@ MAX_VARIED_ERROR, MAX_HALF_ERROR = 1.0, 4.0
 what an honest kernel keeps in fp32."""
 NUM_GIVEN_DRAWS = 3
 """Draws of inputs as given before they count as ill-conditioned."""
+MAX_GROWTH, MAX_UNKNOWN_GROWTH = 1e4, 1e8
+"""Largest ratio of outputs at edge values to those of the first set: a square of the large slice
+stays below, a recurrence that amplifies it does not. The same for any set whose own error is
+unknown."""
 FIRST = ("given", "spiked", "unlike")
 """Variants of every draw, in order."""
 OTHERS = ("centred", "shifted", "wide", "near_one")
@@ -217,6 +223,8 @@ class Draws:
         """Number of sets with a huge input so far, less one: the inputs take turns."""
         self.num_huge = 1
         """Number of such sets in which each input has its turn."""
+        self._orders: dict[int, tuple[int, ...]] = {}
+        """Orders of memory of the inputs that are given transposed and that no call changes."""
         self._finite_share = 1.0
         """Share of the first set's outputs that is finite."""
         self._is_copy = False
@@ -229,7 +237,11 @@ class Draws:
     def draw(self, recipe: Recipe) -> list[Any]:
         """The inputs of a recipe: the same for the same recipe, on the same kind of device."""
         seed_everything(recipe.seed)
-        inputs = [_contiguous(one) for one in draw_inputs(self._module, self._terms)]
+        given = draw_inputs(self._module, self._terms)
+        if self._given is None:
+            self._orders = _orders(given)
+        inputs = [_contiguous(one) for one in given]
+        del given
         if recipe.variant == "given" and not recipe.freedom.discrete:
             return inputs
         earlier = leaves(self._given) if self._given is not None else []
@@ -295,7 +307,18 @@ class Draws:
             inputs = self.draw(recipe)
         except Exception:  # a type without the operations that vary it
             return None
-        return self.tried(inputs, variant=recipe.variant)
+        made = self.tried(inputs, variant=recipe.variant)
+        return None if made is not None and self._has_grown(made, recipe) else made
+
+    def _has_grown(self, made: InputSet, recipe: Recipe) -> bool:
+        """True if outputs are so much larger than those of the first set that a recurrence has
+        amplified its roundings, too, and nobody knows them or edge values are to blame."""
+        if not recipe.has_edges and any(one.numel() for one in made.errors):
+            return False
+        limit = MAX_GROWTH if recipe.has_edges else MAX_UNKNOWN_GROWTH
+        sizes = [root_mean_square(one) for one in made.outputs if one.is_floating_point()]
+        typical = [size for size in self._typical if size > 0]
+        return bool(sizes and typical) and max(sizes) > limit * max(typical)
 
     def _make_given(self) -> InputSet:
         limit = MAX_TF32_ERROR if self._terms.is_tf32 else MAX_OWN_ERROR
@@ -355,8 +378,15 @@ class Draws:
     ) -> InputSet | None:
         """Eager's outputs and errors. None for outputs that are not finite where given ones are, or
         mostly not."""
+        inputs = self._laid_out(inputs)
         called = call(self._model, inputs)
         changed = called.changed()
+        if transposed := self._orders.keys() & set(changed):
+            for number in transposed:
+                del self._orders[number]
+            inputs = self._laid_out(inputs)
+            called = call(self._model, inputs)
+            changed = called.changed()
         outputs, form = called.results(changed), called.form
         del called  # at full size inputs are gigabytes
         if not outputs:
@@ -380,6 +410,12 @@ class Draws:
             variant=variant,
             changed=changed,
             form=form,
+        )
+
+    def _laid_out(self, inputs: list[Any]) -> list[Any]:
+        """The same inputs in the order of memory in which the problem gives them."""
+        return replaced(
+            inputs, lambda number, one: laid_out(one.contiguous(), self._orders.get(number))
         )
 
     def _is_finite_enough(self, outputs: list[torch.Tensor]) -> bool:
@@ -442,6 +478,11 @@ def _kept(_: int, value: torch.Tensor) -> torch.Tensor:
     if not value.numel():
         return value
     return value.clone() if _is_discrete(value) else value.new_zeros(0)
+
+
+def _orders(inputs: list[Any]) -> dict[int, tuple[int, ...]]:
+    found = {number: memory_order(one) for number, one in enumerate(leaves(inputs))}
+    return {number: order for number, order in found.items() if order is not None}
 
 
 def _contiguous(value: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
-from forge.evalpool.judge.trial.references import max_uses
+from forge.evalpool.judge.trial.references import max_uses, parse_axes
 from forge.evalpool.judge.trial.trial import count
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def arrange(
     sets, trees = [], []
     for one in layout["sets"]:
         found: list[int] = []
-        trees.append(_tree(one["inputs"], found, count=len(tensors)))
+        trees.append(_tree(one["inputs"], found, tensors=tensors))
         outputs, errors = _indices(one["outputs"], tensors), _indices(one["errors"], tensors)
         if len(outputs) != len(errors):
             raise LayoutError("outputs without errors")
@@ -145,7 +145,7 @@ def arrange(
     named = {str(name): index for name, index in layout["state"]}
     state = list(named)
     init: list[int] = []
-    init_tree = _tree(layout["init"], init, count=len(tensors), start=len(sets[0].inputs))
+    init_tree = _tree(layout["init"], init, tensors=tensors, start=len(sets[0].inputs))
     named |= {f"init.{number}": index for number, index in enumerate(init)}
     _indices(named.values(), tensors)
     first = len(sets[0].inputs) + len(init)
@@ -185,20 +185,23 @@ def _changed(item: Any, found: list[int], tensors: list[torch.Tensor]) -> Change
     return Changed(number=number, output=output, error=error)
 
 
-def _tree(tree: Any, found: list[int], *, count: int, start: int = 0) -> Tree:
+def _tree(tree: Any, found: list[int], *, tensors: list[torch.Tensor], start: int = 0) -> Tree:
     """The same tree with tensors numbered from `start` in order; their indices go to `found`."""
     kind, value = tree
     if kind == "tensor":
-        if type(value) is not int or not 0 <= value < count:
+        if type(value) is not int or not 0 <= value < len(tensors):
             raise LayoutError(f"no tensor {str(value)[:40]}")
         found.append(value)
         return ["tensor", start + len(found) - 1]
+    if kind == "permuted":
+        tensor = _tree(value[0], found, tensors=tensors, start=start)
+        return [kind, [tensor, parse_axes(value[1], spec_of(tensors[found[-1]]))]]
     if kind in ("list", "tuple"):
-        return [kind, [_tree(item, found, count=count, start=start) for item in value]]
+        return [kind, [_tree(item, found, tensors=tensors, start=start) for item in value]]
     if kind == "dict":
         return [
             kind,
-            [[str(key), _tree(item, found, count=count, start=start)] for key, item in value],
+            [[str(key), _tree(item, found, tensors=tensors, start=start)] for key, item in value],
         ]
     if kind in ("value", "dtype", "config"):
         return [kind, value]
