@@ -18,10 +18,17 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.execute.child_cpu import Session
-from forge.evalpool.judge.execute.cpu import CpuExecutor
+from forge.evalpool.judge.execute.cpu import CpuExecutor, alternative
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.format import Op, Program, TensorUse, Value
+from forge.evalpool.judge.program.format import (
+    Alternative,
+    Choice,
+    Op,
+    Program,
+    TensorUse,
+    Value,
+)
 from tests.evalpool.execute.programs import REQUEST, copy_kernel, launch, program
 
 if TYPE_CHECKING:
@@ -175,3 +182,19 @@ def sealed(data: bytes) -> Iterator[int]:
     with shared_memory(len(data)) as (fd, memory):
         memory[:] = data
         yield fd
+
+
+def test_every_alternative_of_a_choice_runs_in_as_many_turns() -> None:
+    for shift in (0, 1, 5):
+        found = [alternative(5, turn, shift) for turn in range(5)]
+        assert found[0] == 0
+        assert sorted(found) == list(range(5))
+    assert alternative(1, 7, 3) == 0
+    assert alternative(5, 2, 1) != alternative(5, 2, 0)
+
+
+def test_the_init_of_a_program_with_choices_in_it_runs_in_each_turn() -> None:
+    nodes = tuple(launch(256, target=2) for _ in range(2))
+    choice = Choice(alternatives=tuple(Alternative(label="", nodes=(one,)) for one in nodes))
+    assert executor(program(launch(256), init=(choice,), num_temporaries=1)).has_choices_of_init
+    assert not executor(program(launch(256))).has_choices_of_init

@@ -104,11 +104,13 @@ class CpuExecutor:
     _saved: dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_] | None]] = field(init=False)
     """Content of the allocations of `init` after it."""
     _tensors: dict[int, Any] = field(init=False, default_factory=dict[int, Any])
-    _settled: bool = field(init=False, default=False)
-    """True once a call has shown that no output depends on the order of atomics; then later calls
-    try one other order."""
+    _settled: set[int] = field(init=False, default_factory=set[int])
+    """Turns of calls that have shown that no output depends on the order of atomics; later calls
+    of the same nodes try one other order."""
     _turn: int = field(init=False, default=0)
-    """Number of the alternative that runs of each open choice."""
+    """Number of the alternative that runs of the first open choice."""
+    _shift: int = field(init=False, default=0)
+    """Distance from it of the alternative of the next one."""
     _written: frozenset[int] = field(init=False)
     """Storages that `forward` may write to."""
 
@@ -123,12 +125,21 @@ class CpuExecutor:
         self._saved = {}
         self._written = self._written_storages()
 
-    def init(self) -> Outcome:
+    @property
+    def has_choices_of_init(self) -> bool:
+        """True if `init` must run again in each turn."""
+        return any(len(open_alternatives(node)) > 1 for node in self.program.init)
+
+    def init(self, *, turn: int = 0, shift: int = 0) -> Outcome:
         """Runs the section `init`, once for each set of parameters.
+
+        Args:
+            turn, shift: as of `forward`.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
+        self._turn, self._shift = turn, shift
         outcome = Outcome()
         mode = _Mode()
         self._poison(Section.INIT, mode)
@@ -142,17 +153,19 @@ class CpuExecutor:
                 self._saved[number] = (storage.data.copy(), copied)
         return outcome
 
-    def forward(self, *, turn: int = 0) -> Outcome:
+    def forward(self, *, turn: int = 0, shift: int = 0) -> Outcome:
         """Runs one call on what the inputs and parameters hold now.
 
         Args:
-            turn: number of the alternative that runs of each open choice; they begin again at
-                the first.
+            turn: which alternative of each open choice runs: 0 is the first of each, and as many
+                turns as a choice has alternatives run each of them once.
+            shift: choices of as many alternatives run different ones, so far apart; a kernel that
+                is wrong beside certain alternatives of others cannot know which are tried.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
-        self._turn = turn
+        self._turn, self._shift = turn, shift
         kept = {
             number: self.memory.storages[number].data.copy()
             for number in self._written
@@ -248,11 +261,13 @@ class CpuExecutor:
     def _nodes(self, nodes: Sequence[Node]) -> list[Node]:
         """Nodes in order, with the chosen alternative of each choice, or that of this turn."""
         found: list[Node] = []
+        num_choices = 0
         for node in nodes:
             if isinstance(node, Choice):
                 allowed = open_alternatives(node)
-                chosen = allowed[self._turn % len(allowed)]
+                chosen = allowed[alternative(len(allowed), self._turn, num_choices * self._shift)]
                 found += self._nodes(node.alternatives[chosen].nodes)
+                num_choices += len(allowed) > 1
             else:
                 found.append(node)
         return found
@@ -444,7 +459,8 @@ class CpuExecutor:
         outputs = [self.read(number) for number in self.program.outputs]
         found: list[FaultReport] = []
         orders = [_Mode(order=Order.SHUFFLED)]
-        if not self._settled:
+        turn = self._turn if has_open_choices(self.program) else 0
+        if turn not in self._settled:
             orders.append(_Mode(order=Order.REVERSED))
         modes = {
             FaultKind.RACE: orders,
@@ -456,7 +472,7 @@ class CpuExecutor:
             if mine and any(self._is_changed(outputs, kept, mode) for mode in tried):
                 found += [self._report(one) for one in mine]
             elif mine and kind is FaultKind.ORDER:
-                self._settled = True
+                self._settled.add(turn)
         for number, data in after.items():
             self.memory.storages[number].data[:] = data
         return found
@@ -485,6 +501,16 @@ class CpuExecutor:
     def _report(self, one: _Suspicion) -> FaultReport:
         place = Place(program=self.program, node=one.node, number=one.place)
         return fault_report(one.fault, place)
+
+
+def has_open_choices(program: Program) -> bool:
+    """True if calls may run different nodes."""
+    return any(len(open_alternatives(node)) > 1 for node in program.nodes)
+
+
+def alternative(num: int, turn: int, shift: int) -> int:
+    """The alternative of `num` that runs in a turn: the first, then each of the others."""
+    return 0 if turn == 0 or num == 1 else 1 + (turn - 1 + shift) % (num - 1)
 
 
 def _differ(before: NDArray[Any], after: NDArray[Any], dtype: str) -> bool:
