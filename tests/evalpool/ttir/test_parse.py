@@ -150,3 +150,14 @@ def test_damaged_texts_are_read_or_refused(data: st.DataObject) -> None:
 def test_types_print_as_in_the_text() -> None:
     kind = Block((4, 2), Pointer(F32))
     assert str(kind) == "tensor<4x2x!tt.ptr<f32>>"
+
+
+@pytest.mark.parametrize("name", [r'"a\32"', '"é"', '"a\tb"', "a-b", "1a", '"a'])
+def test_a_symbol_that_two_readers_may_take_for_different_is_refused(name: str) -> None:
+    with pytest.raises(InvalidModule):
+        parse(f"module {{\n  tt.func private @{name}() {{\n    tt.return\n  }}\n}}\n")
+
+
+def test_a_symbol_with_a_constant_in_it_is_read() -> None:
+    module = parse('module {\n  tt.func private @"f__1c(1,)"() {\n    tt.return\n  }\n}\n')
+    assert list(module.functions) == ["f__1c(1,)"]

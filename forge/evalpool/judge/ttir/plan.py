@@ -9,7 +9,7 @@ while they wait for another instance (`evaluate` says when).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -74,6 +74,8 @@ class ModulePlan:
     functions: dict[str, FunctionPlan] = field(default_factory=dict[str, FunctionPlan])
     max_elements: int = 1
     """Elements of its largest block."""
+    is_exact: bool = False
+    """True if products of float32 keep what TF32 lacks, whatever precision they ask for."""
     has_spins: bool = False
     """True if an instance may wait in a loop for another one."""
     ordering: Operation | None = None
@@ -90,8 +92,11 @@ class ModulePlan:
 
 
 @lru_cache(maxsize=PLANS)
-def plan_of(text: str) -> ModulePlan:
+def plan_of(text: str, *, is_exact: bool = False) -> ModulePlan:
     """The plan of a module's text.
+
+    Args:
+        is_exact: products of float32 keep what TF32 lacks.
 
     Raises:
         InvalidModule: not TTIR, or not of the closed list.
@@ -99,7 +104,7 @@ def plan_of(text: str) -> ModulePlan:
     """
     module = parse(text)
     verify(module)
-    plan = ModulePlan(module)
+    plan = ModulePlan(module, is_exact=is_exact)
     for function in module.functions.values():
         plan.functions[function.name] = FunctionPlan(function)
     try:
@@ -136,7 +141,8 @@ class Planner:
         terminator = operations[-1] if operations and _is_terminator(operations[-1]) else None
         planned = BlockPlan(block.arguments, terminator)
         last = _last_uses(block) if frees else {}
-        for operation in operations if terminator is None else operations[:-1]:
+        for given in operations if terminator is None else operations[:-1]:
+            operation = _exact(given) if self.module.is_exact else given
             self._note(operation)
             if operation.name == "arith.constant":
                 self.plan.template[operation.results[0]] = _constant(operation)
@@ -157,6 +163,13 @@ class Planner:
         is_read = not self.used.isdisjoint(operation.results)
         if operation.name in SPINS and is_read and self.module.ordering is None:
             self.module.ordering = operation
+
+
+def _exact(operation: Operation) -> Operation:
+    """The same without loss of precision, if it is a product."""
+    if operation.name != "tt.dot" or operation.attributes.get("inputPrecision") != "tf32":
+        return operation
+    return replace(operation, attributes={**operation.attributes, "inputPrecision": "ieee"})
 
 
 def _used(function: Function) -> frozenset[int]:

@@ -33,7 +33,9 @@ SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*)*")
 BLANKS = re.compile(r"[ \t]*")
 WORD = re.compile(r"[A-Za-z_][\w$.\-]*")
 VALUE = re.compile(r"%([\w$.\-]+)(?:#(\d+))?")
-SYMBOL = re.compile(r'@(?:"((?:[^"\\\n]|\\.)*)"|([\w$.\-]+))')
+SYMBOL = re.compile(r'@(?:"([ !#-\[\]-~]*)"|([A-Za-z_][A-Za-z0-9_.$]*))')
+"""Quoted where Triton puts a constant into a name (`f__(1,)`); escapes and letters beyond ASCII are
+refused, which two readers may take for different names."""
 STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 NUMBER = re.compile(r"-?(?:0x[0-9a-fA-F]+|\d+(?:\.\d*(?:[eE][+-]?\d+)?)?)")
 TYPE = re.compile(r"(?:!tt\.[\w$.\-]+|[A-Za-z_][\w$.\-]*)(?:<[\w.!]*(?:<\w*>)?>)?")
@@ -137,8 +139,8 @@ class Scanner:
 
     def symbol(self) -> str:
         """The name behind an `@`."""
-        match = self.match(SYMBOL, "a symbol")
-        return match[2] if match[1] is None else _unescaped(match[1])
+        match = self.match(SYMBOL, "a symbol without escapes")
+        return match[2] if match[1] is None else match[1]
 
     def integer(self) -> int:
         """A decimal or hexadecimal integer."""
