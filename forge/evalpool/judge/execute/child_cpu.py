@@ -15,10 +15,11 @@ of a program is poisoned before anything can read it, and the judge keeps no chi
 computations (`trial/evaluations.py`).
 
 Body of CANDIDATE: `Reference.request` (`num_bytes`, `tensors`, `state`, `init`, `sets`, `slots`)
-and optionally `set` (0), `turn` and `is_question`. Body of CALL: `set`, `slots`, and optionally
-`turn`, `is_question` and `reruns_init`. Both may bring a program in a sealed memfd; CANDIDATE's
-descriptors begin with the memory's. A question's program ends where a value is read: nothing goes
-to slots, and `values` has a number for each of its outputs. A question runs first alternatives.
+and optionally `has_tf32`, `set` (0), `turn` and `is_question`. Body of CALL: `set`, `slots`, and
+optionally `turn`, `is_question` and `reruns_init`. Both may bring a program in a sealed memfd;
+CANDIDATE's descriptors begin with the memory's. A question's program ends where a value is read:
+nothing goes to slots, and `values` has a number for each of its outputs. A question runs first
+alternatives.
 """
 
 from __future__ import annotations
@@ -173,7 +174,9 @@ class Session:
         parameters = {name: self._bytes(place) for name, place in self.request["state"]}
         given = dict.fromkeys(_tensors(self.request["init"]))
         parameters |= {f"init.{number}": self._bytes(place) for number, place in enumerate(given)}
-        return CpuExecutor(program, [self._bytes(place) for place in places], parameters)
+        inputs = [self._bytes(place) for place in places]
+        has_tf32 = bool(self.request.get("has_tf32"))
+        return CpuExecutor(program, inputs, parameters, has_tf32=has_tf32)
 
     def _bytes(self, place: int) -> NDArray[np.uint8]:
         """The bytes of a tensor of the memory."""

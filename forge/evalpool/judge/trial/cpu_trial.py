@@ -155,7 +155,7 @@ class CpuTrials(Trials):
                 evaluators=self._evaluators,
                 phases=phases,
                 table=self._table,
-                request=reference.request,
+                request={**reference.request, "has_tf32": not reference.has_products},
                 memory_fd=fd,
                 restore=mapped.restore,
             )
