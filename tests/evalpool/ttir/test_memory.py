@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.ttir.evaluate import Address, Order
+from forge.evalpool.judge.ttir.memory.access import MAX_SUSPICIONS, Launch
 from forge.evalpool.judge.ttir.memory.places import Windows, windows_of
-from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind
+from forge.evalpool.judge.ttir.memory.storages import Fault, Faulted, FaultKind, Memory
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from tests.evalpool.ttir.kernels import kernel, memory_of, pointers, run, text
 
@@ -233,3 +234,32 @@ def test_windows_read_and_write_like_their_offsets(
         windows.write(one, 4, values, mask)
         scattered.write(two, 4, values, mask)
         assert np.array_equal(one, two)
+
+
+def test_suspicions_of_one_kind_do_not_hide_those_of_another() -> None:
+    memory = Memory([])
+    one = Launch(
+        memory=memory,
+        grid=(1, 1, 1),
+        reachable=frozenset(),
+        watched=frozenset(),
+        is_racing=True,
+        fuel=1,
+    )
+    for index in range(2 * MAX_SUSPICIONS):
+        one.suspect(suspicion(FaultKind.UNINITIALISED, index))
+    one.suspect(suspicion(FaultKind.RACE, 0))
+    assert [fault.kind for fault in one.suspicions[MAX_SUSPICIONS:]] == [FaultKind.RACE]
+
+
+def suspicion(kind: FaultKind, index: int) -> Fault:
+    return Fault(
+        kind=kind,
+        operation="tt.load",
+        index=index,
+        line=1,
+        storage=None,
+        offset=0,
+        num_bytes=4,
+        instance=(0, 0, 0),
+    )

@@ -156,7 +156,7 @@ class Session:
         executor = self._executors.get(places)
         done: dict[str, Any] = {}
         turn, shift = body.get("turn", (0, 0))
-        if executor is None or body.get("reruns_init") or executor.has_choices_of_init:
+        if executor is None or body.get("reruns_init") or executor.reruns_init:
             executor = executor or self._bind(self._program, places)
             self.stage = "init"
             done["init"] = _short(executor.init(turn=turn, shift=shift))

@@ -16,7 +16,7 @@ from forge.evalpool.judge.ttir.memory.storages import FaultKind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.program.format import Launch, Program, Tensor
+    from forge.evalpool.judge.program.format import Launch, Op, Program, Tensor
     from forge.evalpool.judge.ttir.memory.storages import Fault
 
 WORDS = {
@@ -57,6 +57,12 @@ def fault_report(fault: Fault, place: Place) -> FaultReport:
     return FaultReport(
         kind=str(fault.kind), message=message, line=line or place.node.line, kernel=kernel.name
     )
+
+
+def operation_report(node: Op) -> FaultReport:
+    """The report of a torch operation that reads what nothing has written."""
+    words = f"{node.name} {WORDS[FaultKind.UNINITIALISED]}"
+    return FaultReport(kind=str(FaultKind.UNINITIALISED), message=words, line=node.line, kernel="")
 
 
 def unwritten_report(name: str, missing: NDArray[np.bool_]) -> FaultReport:

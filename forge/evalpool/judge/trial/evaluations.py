@@ -229,10 +229,7 @@ class Evaluator:
         """
         body = {"set": number, "turn": list(turn), "slots": list(slots)}
         answer = self._ask(captured.program, captured.data, body)
-        for fault in answer.get("faults", ()):
-            reason = FAULTS[fault["kind"]]
-            detail = at_line(self.code, fault["line"] or None, fault["message"])
-            raise Decided(finding(Status.WRONG, reason, detail))
+        self._require_faultless(answer, finding)
         return list(answer.get("costs", ()))
 
     def allow(self, share: float) -> None:
@@ -242,7 +239,15 @@ class Evaluator:
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """The elements of a prefix's outputs on the set that lies in the memory. Raises Decided."""
         answer = self._ask(prefix, wire.dumps(prefix), {"set": number, "is_question": True})
+        assert self._run is not None
+        self._require_faultless(answer, self._run.finding)
         return list(answer["values"])
+
+    def _require_faultless(self, answer: dict[str, Any], finding: Report) -> None:
+        for fault in answer.get("faults", ()):
+            reason = FAULTS[fault["kind"]]
+            detail = at_line(self.code, fault["line"] or None, fault["message"])
+            raise Decided(finding(Status.WRONG, reason, detail))
 
     def close(self) -> None:
         """Gives the child back, or ends it."""
