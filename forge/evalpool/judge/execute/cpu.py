@@ -46,7 +46,13 @@ from forge.evalpool.judge.program.format import (
 from forge.evalpool.judge.program.ops import KINDS, MOVES, Kind, packet
 from forge.evalpool.judge.program.walk import open_alternatives, places, tensors_in, tensors_of
 from forge.evalpool.judge.ttir.evaluate import Address, HostDescriptor, Order, launch
-from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory, Storage
+from forge.evalpool.judge.ttir.memory.storages import (
+    ALIGNMENTS,
+    Faulted,
+    FaultKind,
+    Memory,
+    Storage,
+)
 from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.values import Unsupported
@@ -104,6 +110,8 @@ class _Mode:
 
     order: Order = Order.NATURAL
     poison: Poison = Poison.SAME
+    layout: tuple[bool, int] | None = None
+    """`is_near` and `alignment` of other addresses (`Memory.move`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,7 +526,7 @@ class CpuExecutor:
     ) -> list[FaultReport]:
         """Reports of the suspicions that change an output. Leaves memory as the first run did."""
         after = {number: self.memory.storages[number].data.copy() for number in self._written}
-        saved = dict(self._saved)
+        saved, layout = dict(self._saved), self.memory.layout
         outputs = [self.read(number) for number in self.program.outputs]
         found: list[FaultReport] = []
         orders = [_Mode(order=Order.SHUFFLED)]
@@ -528,6 +536,11 @@ class CpuExecutor:
         modes = {
             FaultKind.RACE: orders,
             FaultKind.ORDER: orders,
+            FaultKind.ADDRESS: [
+                _Mode(layout=(is_near, alignment))
+                for is_near in (True, False)
+                for alignment in ALIGNMENTS
+            ],
             FaultKind.UNINITIALISED: [
                 _Mode(poison=poison) for poison in Poison if poison is not Poison.SAME
             ],
@@ -538,6 +551,7 @@ class CpuExecutor:
                 found += [one.report() for one in mine]
             elif mine and kind is FaultKind.ORDER:
                 self._settled.add(turn)
+        self.memory.layout = layout  # init may have kept addresses
         if self._of_init:
             self._saved = saved
             self._restore(is_whole=True)
@@ -554,6 +568,9 @@ class CpuExecutor:
         """True if a call under other conditions has other outputs, or fails."""
         for number, data in kept.items():
             self.memory.storages[number].data[:] = data
+        if mode.layout is not None:
+            is_near, alignment = mode.layout
+            self.memory.move(is_near=is_near, alignment=alignment)
         try:
             if self._of_init:
                 self._prepare(Outcome(), mode)

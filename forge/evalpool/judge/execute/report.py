@@ -23,6 +23,7 @@ WORDS = {
     FaultKind.OUT_OF_BOUNDS: "is out of bounds",
     FaultKind.MISALIGNED: "is not aligned to its element size",
     FaultKind.UNINITIALISED: "reads memory that nothing has written, and the output depends on it",
+    FaultKind.ADDRESS: "depends on the place of a tensor in memory, and so does the output",
     FaultKind.ORDER: "depends on the order in which programs run, and so does the output",
     FaultKind.RACE: "races with another program of the launch, and the output depends on the order",
 }
@@ -49,7 +50,7 @@ def fault_report(fault: Fault, place: Place) -> FaultReport:
     if fault.kind is FaultKind.RACE and fault.other is not None:
         who += f" (and program {_id(fault.other)})"
     what = f"{who}: {access} of {_target(fault, place)}"
-    if fault.kind is FaultKind.ORDER:
+    if fault.kind in (FaultKind.ORDER, FaultKind.ADDRESS):
         what = f"the result of {fault.operation}"
     message = f"{where}: {what} {WORDS[fault.kind]}"
     if place.number:

@@ -59,6 +59,7 @@ FAULTS: Mapping[str, Reason] = {
     "race": Reason.RACE,
     "order": Reason.RACE,
     "uninitialised": Reason.UNINITIALISED,
+    "address": Reason.MISMATCH,
     "unwritten": Reason.OUTPUT_NOT_WRITTEN,
 }
 """Memory errors behind which a call went on, by the executor's name."""

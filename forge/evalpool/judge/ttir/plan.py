@@ -19,7 +19,15 @@ import numpy as np
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.symbolic import Symbolic
-from forge.evalpool.judge.ttir.types import Block, Descriptor, Scalar, Type, element_of, shape_of
+from forge.evalpool.judge.ttir.types import (
+    Block,
+    Descriptor,
+    Pointer,
+    Scalar,
+    Type,
+    element_of,
+    shape_of,
+)
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of, fixed
 from forge.evalpool.judge.ttir.verify import operations_of, uses_of, verify
 
@@ -80,6 +88,8 @@ class ModulePlan:
     """True if an instance may wait in a loop for another one."""
     ordering: Operation | None = None
     """First atomic operation whose result is used: instances may order themselves by it."""
+    revealing: Operation | None = None
+    """First operation that uses the bits of an address as a number."""
     _uses: dict[str, tuple[Use | None, ...]] = field(
         default_factory=dict[str, "tuple[Use | None, ...]"]
     )
@@ -163,6 +173,19 @@ class Planner:
         is_read = not self.used.isdisjoint(operation.results)
         if operation.name in SPINS and is_read and self.module.ordering is None:
             self.module.ordering = operation
+        if self.module.revealing is None and _reveals(operation):
+            self.module.revealing = operation
+
+
+def _reveals(operation: Operation) -> bool:
+    """True if the result says something of an address."""
+    if operation.name == "tt.ptr_to_int":
+        return True
+    sources = operation.types.operands
+    is_pointer = bool(sources) and isinstance(element_of(sources[0]), Pointer)
+    if operation.name == "tt.bitcast":
+        return is_pointer and not isinstance(element_of(operation.types.results[0]), Pointer)
+    return operation.name == "arith.cmpi" and is_pointer
 
 
 def _exact(operation: Operation) -> Operation:

@@ -16,7 +16,6 @@ from forge.evalpool.judge.ttir.bits import decode, encode, memory_dtype
 from forge.evalpool.judge.ttir.memory import races
 from forge.evalpool.judge.ttir.memory.places import Places, Scattered, Windows, windows_of
 from forge.evalpool.judge.ttir.memory.storages import (
-    SPACING_BITS,
     Fault,
     Faulted,
     FaultKind,
@@ -359,7 +358,7 @@ def _lanes(
     if first is not None and first == last and first in allowed:
         yield _lanes_of(group, first, array, lanes, operation, size, instances)
         return
-    numbers = array >> SPACING_BITS
+    numbers = memory.find_all(array)
     active = numbers if lanes is None else numbers[lanes]
     for number in np.unique(active):
         here = numbers == number
