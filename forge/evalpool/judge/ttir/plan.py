@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.ttir.parse import parse
-from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.scan import malformed
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import (
     Block,
@@ -112,18 +112,14 @@ def plan_of(text: str, *, is_exact: bool = False) -> ModulePlan:
         InvalidModule: not TTIR, or not of the closed list.
         Unsupported: an operation that has no semantics here.
     """
-    module = parse(text)
-    verify(module)
-    plan = ModulePlan(module, is_exact=is_exact)
-    for function in module.functions.values():
-        plan.functions[function.name] = FunctionPlan(function)
-    try:
+    with malformed():
+        module = parse(text)
+        verify(module)
+        plan = ModulePlan(module, is_exact=is_exact)
+        for function in module.functions.values():
+            plan.functions[function.name] = FunctionPlan(function)
         for one in plan.functions.values():
             Planner(plan, one).run()
-    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # The boundary: MLIR would have refused an operation without its attributes or operands.
-        words = f"malformed operation ({type(error).__name__}: {error})"
-        raise InvalidModule(words) from error
     return plan
 
 

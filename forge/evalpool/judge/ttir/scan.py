@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from forge.evalpool.judge.ttir.types import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from forge.evalpool.judge.ttir.values import Attribute
 
 MAX_DEPTH = 64
@@ -49,6 +52,23 @@ SCALARS = {name: Scalar(name) for name in BITS}
 
 class InvalidModule(Exception):
     """The text is not a module of TTIR within the bounds. The message names the line."""
+
+
+MALFORMED = (
+    *(AssertionError, AttributeError, LookupError),
+    *(TypeError, ValueError, RecursionError),
+)
+
+
+@contextmanager
+def malformed() -> Generator[None]:
+    """Within, an operation without its attributes or operands raises InvalidModule. The boundary:
+    MLIR would have refused it."""
+    try:
+        yield
+    except MALFORMED as error:
+        words = f"malformed operation ({type(error).__name__}: {error})"
+        raise InvalidModule(words) from error
 
 
 class Scanner:
