@@ -18,10 +18,20 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.execute.child_cpu import Session
-from forge.evalpool.judge.execute.cpu import CpuExecutor
+from forge.evalpool.judge.execute.cpu import CpuExecutor, Poison, alternative
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.format import Op, Program, TensorUse, Value
+from forge.evalpool.judge.program.format import (
+    Alternative,
+    Choice,
+    Op,
+    Origin,
+    Program,
+    Section,
+    Storage,
+    TensorUse,
+    Value,
+)
 from tests.evalpool.execute.programs import REQUEST, copy_kernel, launch, program
 
 if TYPE_CHECKING:
@@ -175,3 +185,110 @@ def sealed(data: bytes) -> Iterator[int]:
     with shared_memory(len(data)) as (fd, memory):
         memory[:] = data
         yield fd
+
+
+def test_every_alternative_of_a_choice_runs_in_as_many_turns() -> None:
+    for shift in (0, 1, 5):
+        found = [alternative(5, turn, shift) for turn in range(5)]
+        assert found[0] == 0
+        assert sorted(found) == list(range(5))
+    assert alternative(1, 7, 3) == 0
+    assert alternative(5, 2, 1) != alternative(5, 2, 0)
+
+
+def test_the_init_of_a_program_with_choices_in_it_runs_in_each_turn() -> None:
+    nodes = tuple(launch(256, target=2) for _ in range(2))
+    choice = Choice(alternatives=tuple(Alternative(label="", nodes=(one,)) for one in nodes))
+    assert executor(program(launch(256), init=(choice,), num_temporaries=1)).reruns_init
+    assert not executor(program(launch(256))).reruns_init
+
+
+def test_an_init_that_writes_to_a_parameter_runs_before_each_call() -> None:
+    made = program(launch(256, source=2), init=(launch(256, target=2),), num_temporaries=1)
+    storages = list(made.storages)
+    storages[2] = Storage(num_bytes=1024, origin=Origin.PARAMETER, name="w")
+    weights = np.zeros(1024, np.uint8)
+    one = CpuExecutor(replace(made, storages=tuple(storages)), [X.view(np.uint8)], {"w": weights})
+    one.init()
+    assert one.reruns_init
+    assert np.array_equal(weights.view(np.float32), X)
+
+
+ATOMIC = """
+module {
+  tt.func public @copy(%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %n: i32) attributes {noinline = false} {
+    %true = arith.constant true
+    %zero = arith.constant 0.000000e+00 : f32
+    %old = tt.atomic_rmw fadd, acq_rel, gpu, %x, %zero, %true : (!tt.ptr<f32>, f32, i1) -> f32
+    tt.store %y, %old : !tt.ptr<f32>
+    tt.return
+  }
+}
+"""
+
+
+def test_an_atomic_on_uninitialised_memory_counts_if_the_output_depends_on_it() -> None:
+    kernel = replace(copy_kernel(), ttir=ATOMIC, lines=())
+    made = program(launch(256), launch(1, source=2, size=1), num_temporaries=1)
+    nodes = (made.forward[0], replace(made.forward[1], kernel=1))
+    made = replace(made, kernels=(copy_kernel(), kernel), forward=nodes)
+    assert [fault.kind for fault in executor(made).forward().faults] == ["uninitialised"]
+
+
+def test_an_operation_on_uninitialised_memory_counts_if_the_output_depends_on_it() -> None:
+    clone = Op(name="aten.clone.default", arguments=(TensorUse(tensor=2),), results=(3,), line=9)
+    read = program(clone, launch(256, source=3), num_temporaries=2)
+    (fault,) = executor(read).forward().faults
+    assert (fault.kind, fault.line) == ("uninitialised", 9)
+    assert executor(program(clone, launch(256), num_temporaries=2)).forward().faults == []
+
+
+def test_an_uninitialised_read_of_init_counts_if_an_output_depends_on_it() -> None:
+    made = program(
+        launch(256, source=3), init=(launch(256, source=2, target=3),), num_temporaries=2
+    )
+    of_init = [replace(one, section=Section.INIT) for one in made.storages[2:]]
+    one = executor(replace(made, storages=(*made.storages[:2], *of_init)))
+    for _ in range(2):
+        assert [fault.kind for fault in one.forward().faults] == ["uninitialised"]
+        assert np.isnan(one.read(1).view(np.float32)).all()
+
+
+@pytest.mark.parametrize("poison", Poison)
+def test_poisons_differ_and_fill_any_number_of_bytes(poison: Poison) -> None:
+    data = np.full(1003, 7, np.uint8)
+    poison.fill(data)
+    assert not (data == 7).all()
+    assert len(np.unique(data)) > 100 or poison in (Poison.SAME, Poison.ZEROS)
+
+
+DISTANCE = """
+module {
+  tt.func public @copy(%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %n: i32) attributes {noinline = false} {
+    %a = tt.ptr_to_int %x : !tt.ptr<f32> -> i64
+    %b = tt.ptr_to_int %y : !tt.ptr<f32> -> i64
+    %far = arith.constant 4294967296 : i64
+    %zero = arith.constant 0 : i64
+    %d = arith.subi %a, %b : i64
+    %e = arith.maxsi %d, %zero : i64
+    %f = arith.subi %e, %d : i64
+    %g = arith.addi %f, %e : i64
+    %is_far = arith.cmpi sgt, VALUE, %far : i64
+    %v = arith.uitofp %is_far : i1 to f32
+    tt.store %y, %v : !tt.ptr<f32>
+    tt.return
+  }
+}
+"""
+"""Stores whether two tensors lie far from each other, or whether their distance is far from 0."""
+
+
+@pytest.mark.parametrize(("value", "kinds"), [("%g", ["address"]), ("%zero", [])])
+def test_an_address_counts_if_the_output_depends_on_it(value: str, kinds: list[str]) -> None:
+    kernel = replace(copy_kernel(), ttir=DISTANCE.replace("VALUE", value), lines=())
+    made = replace(program(launch(1, size=1), size=1), kernels=(kernel,))
+    one = CpuExecutor(made, [X[:1].view(np.uint8)], {})
+    one.init()
+    layout = one.memory.layout
+    assert [fault.kind for fault in one.forward().faults] == kinds
+    assert one.memory.layout is layout

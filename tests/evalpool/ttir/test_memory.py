@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.ttir.evaluate import Address, Order
+from forge.evalpool.judge.ttir.memory.access import MAX_SUSPICIONS, Launch
 from forge.evalpool.judge.ttir.memory.places import Windows, windows_of
-from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind
+from forge.evalpool.judge.ttir.memory.storages import Fault, Faulted, FaultKind, Memory
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from tests.evalpool.ttir.kernels import kernel, memory_of, pointers, run, text
 
@@ -233,3 +234,49 @@ def test_windows_read_and_write_like_their_offsets(
         windows.write(one, 4, values, mask)
         scattered.write(two, 4, values, mask)
         assert np.array_equal(one, two)
+
+
+def test_suspicions_of_one_kind_do_not_hide_those_of_another() -> None:
+    memory = Memory([])
+    one = Launch(
+        memory=memory,
+        grid=(1, 1, 1),
+        reachable=frozenset(),
+        watched=frozenset(),
+        is_racing=True,
+        fuel=1,
+    )
+    for index in range(2 * MAX_SUSPICIONS):
+        one.suspect(suspicion(FaultKind.UNINITIALISED, index))
+    one.suspect(suspicion(FaultKind.RACE, 0))
+    assert [fault.kind for fault in one.suspicions[MAX_SUSPICIONS:]] == [FaultKind.RACE]
+
+
+def suspicion(kind: FaultKind, index: int) -> Fault:
+    return Fault(
+        kind=kind,
+        operation="tt.load",
+        index=index,
+        line=1,
+        storage=None,
+        offset=0,
+        num_bytes=4,
+        instance=(0, 0, 0),
+    )
+
+
+@pytest.mark.parametrize("is_near", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 300])
+def test_addresses_look_like_a_card_s_and_belong_to_their_storage(
+    count: int, is_near: bool
+) -> None:
+    memory = memory_of(*(floats(4 + number % 3) for number in range(count)))
+    memory.move(is_near=is_near)
+    starts = [memory.address(number) for number in range(count)]
+    assert all(start >> 40 == 0x7F and start % 512 == 0 for start in starts)
+    for number, start in enumerate(starts):
+        assert [memory.find(start + at) for at in (0, 15)] == [(number, 0), (number, 15)]
+    assert memory.find_all(np.array([0, *starts, 1 << 47])).tolist() == [-1, *range(count), -1]
+    assert memory.find(0)[0] is None
+    if count > 1:
+        assert (max(starts) - min(starts) < count * (8 << 20)) == is_near

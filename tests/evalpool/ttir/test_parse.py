@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge.evalpool.judge.trial.structure import _accesses
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
@@ -150,3 +151,45 @@ def test_damaged_texts_are_read_or_refused(data: st.DataObject) -> None:
 def test_types_print_as_in_the_text() -> None:
     kind = Block((4, 2), Pointer(F32))
     assert str(kind) == "tensor<4x2x!tt.ptr<f32>>"
+
+
+@pytest.mark.parametrize("name", [r'"a\32"', '"é"', '"a\tb"', "a-b", "1a", '"a'])
+def test_a_symbol_that_two_readers_may_take_for_different_is_refused(name: str) -> None:
+    with pytest.raises(InvalidModule):
+        parse(f"module {{\n  tt.func private @{name}() {{\n    tt.return\n  }}\n}}\n")
+
+
+def test_a_symbol_with_a_constant_in_it_is_read() -> None:
+    module = parse('module {\n  tt.func private @"f__1c(1,)"() {\n    tt.return\n  }\n}\n')
+    assert list(module.functions) == ["f__1c(1,)"]
+
+
+def chain(num_blocks: int) -> str:
+    """Blocks in reverse order that hand a pointer on."""
+    blocks = "".join(
+        f"^b{k}(%v{k}: !tt.ptr<f32>):\n cf.br ^b{k - 1}(%v{k} : !tt.ptr<f32>)\n"
+        for k in range(1, num_blocks)
+    )
+    first = f" cf.br ^b{num_blocks - 1}(%x : !tt.ptr<f32>)\n"
+    last = "^b0(%z: !tt.ptr<f32>):\n %one = tt.load %z : !tt.ptr<f32>\n tt.return\n"
+    head = "module {\n tt.func public @k(%x: !tt.ptr<f32>, %y: !tt.ptr<f32>) {\n"
+    return f"{head}{first}{blocks}{last} }}\n}}\n"
+
+
+def test_uses_of_a_long_chain_of_blocks_are_found_in_linear_time() -> None:
+    first, second = uses_of(parse(chain(4000)), "k")  # a pass for each block took 8 s
+    assert first is not None
+    assert first.is_read
+    assert second is not None
+    assert not second.is_read
+    with pytest.raises(InvalidModule, match="blocks"):
+        parse(chain(10_002))
+
+
+@pytest.mark.parametrize("body", ["", " tt.store\n tt.return\n"])
+def test_a_function_without_what_it_needs_is_refused(body: str) -> None:
+    module = f"module {{\n tt.func public @k(%x: !tt.ptr<f32>) {{\n{body} }}\n}}\n"
+    with pytest.raises(InvalidModule):
+        _accesses(module, "k")
+    with suppress(Unsupported), pytest.raises(InvalidModule):
+        plan_of(module).uses("k")

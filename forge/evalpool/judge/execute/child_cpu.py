@@ -15,10 +15,11 @@ of a program is poisoned before anything can read it, and the judge keeps no chi
 computations (`trial/evaluations.py`).
 
 Body of CANDIDATE: `Reference.request` (`num_bytes`, `tensors`, `state`, `init`, `sets`, `slots`)
-and optionally `set` (0) and `is_question`. Body of CALL: `set`, `slots`, and optionally
-`is_question` and `reruns_init`. Both may bring a program in a sealed memfd; CANDIDATE's descriptors
-begin with the memory's. A question's program ends where a value is read: nothing goes to slots, and
-`values` has a number for each of its outputs.
+and optionally `has_tf32`, `set` (0), `turn` and `is_question`. Body of CALL: `set`, `slots`, and
+optionally `turn`, `is_question` and `reruns_init`. Both may bring a program in a sealed memfd;
+CANDIDATE's descriptors begin with the memory's. A question's program ends where a value is read:
+nothing goes to slots, and `values` has a number for each of its outputs. A question runs first
+alternatives.
 """
 
 from __future__ import annotations
@@ -154,13 +155,14 @@ class Session:
         places = tuple(_tensors(self.request["sets"][body.get("set", 0)]))
         executor = self._executors.get(places)
         done: dict[str, Any] = {}
-        if executor is None or body.get("reruns_init"):
+        turn, shift = body.get("turn", (0, 0))
+        if executor is None or body.get("reruns_init") or executor.reruns_init:
             executor = executor or self._bind(self._program, places)
             self.stage = "init"
-            done["init"] = _short(executor.init())
+            done["init"] = _short(executor.init(turn=turn, shift=shift))
             self._executors[places] = executor
         self.stage = "call"
-        done |= _short(executor.forward(turn=body.get("set", 0)))
+        done |= _short(executor.forward(turn=turn, shift=shift))
         done["returned"] = self._program.returned
         if body.get("is_question"):
             done["values"] = [executor.scalar(number) for number in self._program.outputs]
@@ -172,7 +174,9 @@ class Session:
         parameters = {name: self._bytes(place) for name, place in self.request["state"]}
         given = dict.fromkeys(_tensors(self.request["init"]))
         parameters |= {f"init.{number}": self._bytes(place) for number, place in enumerate(given)}
-        return CpuExecutor(program, [self._bytes(place) for place in places], parameters)
+        inputs = [self._bytes(place) for place in places]
+        has_tf32 = bool(self.request.get("has_tf32"))
+        return CpuExecutor(program, inputs, parameters, has_tf32=has_tf32)
 
     def _bytes(self, place: int) -> NDArray[np.uint8]:
         """The bytes of a tensor of the memory."""

@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,7 +26,12 @@ from forge.evalpool.judge.execute.outcome import (
     NodeCost,
     Outcome,
 )
-from forge.evalpool.judge.execute.report import Place, fault_report, unwritten_report
+from forge.evalpool.judge.execute.report import (
+    Place,
+    fault_report,
+    operation_report,
+    unwritten_report,
+)
 from forge.evalpool.judge.program.format import (
     ITEM_BYTES,
     Choice,
@@ -36,29 +43,35 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
-from forge.evalpool.judge.program.walk import open_alternatives, places, tensors_of
+from forge.evalpool.judge.program.ops import KINDS, MOVES, Kind, packet
+from forge.evalpool.judge.program.walk import open_alternatives, places, tensors_in, tensors_of
 from forge.evalpool.judge.ttir.evaluate import Address, HostDescriptor, Order, launch
-from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory, Storage
+from forge.evalpool.judge.ttir.memory.storages import (
+    ALIGNMENTS,
+    Faulted,
+    FaultKind,
+    Memory,
+    Storage,
+)
 from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.program.format import LaunchArgument, Node, Program
     from forge.evalpool.judge.ttir.evaluate import Argument
-    from forge.evalpool.judge.ttir.memory.storages import Fault
+
+    Content: TypeAlias = dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_] | None]]
 
 POISON = 0xFF
 """Byte of uninitialised memory: NaN in every float type, -1 in integers."""
-OTHER_POISONS = 1, 0x7B
-"""Range of the random bytes of a second run: none of them makes a NaN."""
 TOLERANCE = 1e-3
 """Relative difference of an output between two orders that atomic sums of floats may have."""
-TF32, IEEE = "inputPrecision = tf32 ", "inputPrecision = ieee "
+TF32 = "inputPrecision = tf32 "
 """Attribute of a matrix product in TTIR."""
 PRODUCT = re.compile(r"tt\.dot .*: tensor<(?:\d+x)+(?P<element>\w+)")
 """A matrix product in TTIR, with the element of its left operand."""
@@ -66,22 +79,47 @@ RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 FLOATS = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
 
 
+class Poison(StrEnum):
+    """Content of memory that nothing has written."""
+
+    SAME = "same"
+    """`POISON` everywhere."""
+    RANDOM = "random"
+    """Any bytes."""
+    ZEROS = "zeros"
+    """As fresh memory of a card often is."""
+    NUMBERS = "numbers"
+    """Floats around 1, as tensors that were freed have them."""
+
+    def fill(self, data: NDArray[np.uint8]) -> None:
+        """Writes it over a storage."""
+        if self in (Poison.SAME, Poison.ZEROS):
+            data.fill(POISON if self is Poison.SAME else 0)
+            return
+        draw = np.random.default_rng()
+        if self is Poison.RANDOM:
+            data[:] = draw.integers(0, 256, data.shape, np.uint8)
+            return
+        numbers = draw.standard_normal(-(-len(data) // 4), np.float32)
+        data[:] = numbers.view(np.uint8)[: len(data)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Mode:
     """Conditions of one run."""
 
     order: Order = Order.NATURAL
-    has_other_poison: bool = False
+    poison: Poison = Poison.SAME
+    layout: tuple[bool, int] | None = None
+    """`is_near` and `alignment` of other addresses (`Memory.move`)."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Suspicion:
-    """A memory error that may not matter, and where it was."""
+    """A memory error that may not matter."""
 
-    fault: Fault
-    node: Launch
-    place: int
-    """Number of the launch within its section."""
+    kind: FaultKind
+    report: Callable[[], FaultReport]
 
 
 @dataclass(slots=True)
@@ -92,8 +130,9 @@ class CpuExecutor:
         program: A checked program (`wire.loads`).
         inputs: Bytes of each tensor input, in the order of the call's arguments.
         parameters: Bytes of each parameter and buffer of the reference, by name.
-        has_tf32: Matrix products lose what TF32 lacks. A reference on a CPU does not, and is held
-            to float32's tolerance; so kernels that ask for TF32 compute in float32 by default.
+        has_tf32: Matrix products lose what TF32 lacks. A reference's products on a CPU do not, and
+            are held to float32's tolerance; so kernels that ask for TF32 compute in float32 by
+            default. Where the reference has none, there is no reason to lose anything.
     """
 
     program: Program
@@ -101,14 +140,20 @@ class CpuExecutor:
     parameters: Mapping[str, NDArray[np.uint8]]
     has_tf32: bool = False
     memory: Memory = field(init=False)
-    _saved: dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_] | None]] = field(init=False)
+    _saved: Content = field(init=False)
     """Content of the allocations of `init` after it."""
+    _given: dict[int, NDArray[np.uint8]] = field(init=False, default_factory=dict[int, Any])
+    """Content before `init` of other storages that it may write to."""
+    _of_init: list[_Suspicion] = field(init=False, default_factory=list[_Suspicion])
+    """Suspicions of `init`, which each call confirms or not."""
     _tensors: dict[int, Any] = field(init=False, default_factory=dict[int, Any])
-    _settled: bool = field(init=False, default=False)
-    """True once a call has shown that no output depends on the order of atomics; then later calls
-    try one other order."""
+    _settled: set[int] = field(init=False, default_factory=set[int])
+    """Turns of calls that have shown that no output depends on the order of atomics; later calls
+    of the same nodes try one other order."""
     _turn: int = field(init=False, default=0)
-    """Number of the alternative that runs of each open choice."""
+    """Number of the alternative that runs of the first open choice."""
+    _shift: int = field(init=False, default=0)
+    """Distance from it of the alternative of the next one."""
     _written: frozenset[int] = field(init=False)
     """Storages that `forward` may write to."""
 
@@ -121,45 +166,68 @@ class CpuExecutor:
             ]
         )
         self._saved = {}
-        self._written = self._written_storages()
+        self._written = self._written_storages(Section.FORWARD)
 
-    def init(self) -> Outcome:
+    @property
+    def reruns_init(self) -> bool:
+        """True if `init` must run before each call: it has a choice, or writes to parameters, which
+        each call finds as the reference has them."""
+        has_choices = any(len(open_alternatives(node)) > 1 for node in self.program.init)
+        return has_choices or bool(self._given)
+
+    def init(self, *, turn: int = 0, shift: int = 0) -> Outcome:
         """Runs the section `init`, once for each set of parameters.
+
+        Args:
+            turn, shift: as of `forward`.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
+        self._turn, self._shift = turn, shift
         outcome = Outcome()
-        mode = _Mode()
+        self._given = self._contents(self._written_storages(Section.INIT))
+        self._of_init = self._prepare(outcome, _Mode())
+        return outcome
+
+    def _prepare(self, outcome: Outcome, mode: _Mode) -> list[_Suspicion]:
+        """Runs `init` and keeps what it made."""
+        for number, data in self._given.items():
+            self.memory.storages[number].data[:] = data
         self._poison(Section.INIT, mode)
         suspicions = self._run(self.program.init, outcome, mode)
-        outcome.faults += [self._report(one) for one in suspicions]
         for number, one in enumerate(self.program.storages):
             if one.origin is Origin.ALLOCATION and one.section is Section.INIT:
                 storage = self.memory.storages[number]
                 written = storage.written
                 copied = None if written is None else written.copy()
                 self._saved[number] = (storage.data.copy(), copied)
-        return outcome
+        return suspicions
 
-    def forward(self, *, turn: int = 0) -> Outcome:
+    def _contents(self, numbers: Iterable[int]) -> dict[int, NDArray[np.uint8]]:
+        """Content of those storages that are no allocations."""
+        return {
+            number: self.memory.storages[number].data.copy()
+            for number in numbers
+            if self.program.storages[number].origin is not Origin.ALLOCATION
+        }
+
+    def forward(self, *, turn: int = 0, shift: int = 0) -> Outcome:
         """Runs one call on what the inputs and parameters hold now.
 
         Args:
-            turn: number of the alternative that runs of each open choice; they begin again at
-                the first.
+            turn: which alternative of each open choice runs: 0 is the first of each, and as many
+                turns as a choice has alternatives run each of them once.
+            shift: choices of as many alternatives run different ones, so far apart; a kernel that
+                is wrong beside certain alternatives of others cannot know which are tried.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
-        self._turn = turn
-        kept = {
-            number: self.memory.storages[number].data.copy()
-            for number in self._written
-            if self.program.storages[number].origin is not Origin.ALLOCATION
-        }
+        self._turn, self._shift = turn, shift
+        kept = self._contents(self._written)
         outcome = Outcome()
-        suspicions = self._call(outcome, _Mode())
+        suspicions = [*self._of_init, *self._call(outcome, _Mode())]
         outcome.faults += self._unwritten()
         if suspicions:
             outcome.faults += self._confirmed(suspicions, kept)
@@ -207,25 +275,20 @@ class CpuExecutor:
         for number, one in enumerate(self.program.storages):
             if one.origin is Origin.ALLOCATION and one.section is section:
                 storage = self.memory.storages[number]
-                if mode.has_other_poison:
-                    low, high = OTHER_POISONS
-                    size = storage.data.shape
-                    storage.data[:] = np.random.default_rng().integers(low, high, size, np.uint8)
-                else:
-                    storage.data.fill(POISON)
+                mode.poison.fill(storage.data)
                 storage.forget()
 
-    def _restore(self) -> None:
+    def _restore(self, *, is_whole: bool = False) -> None:
         for number, (data, written) in self._saved.items():
             storage = self.memory.storages[number]
-            if number in self._written or storage.written is not None:
+            if is_whole or number in self._written or storage.written is not None:
                 storage.data[:] = data
                 storage.written = None if written is None else written.copy()
 
-    def _written_storages(self) -> frozenset[int]:
-        """Storages that a node of `forward` may write to."""
+    def _written_storages(self, section: Section) -> frozenset[int]:
+        """Storages that a node of a section may write to."""
         found: set[int] = set()
-        placed = (one for one in places(self.program) if one.section is Section.FORWARD)
+        placed = (one for one in places(self.program) if one.section is section)
         for node in (one.node for one in placed):
             if isinstance(node, Op):
                 found.update(self.program.tensors[one].storage for one in node.results)
@@ -248,11 +311,13 @@ class CpuExecutor:
     def _nodes(self, nodes: Sequence[Node]) -> list[Node]:
         """Nodes in order, with the chosen alternative of each choice, or that of this turn."""
         found: list[Node] = []
+        num_choices = 0
         for node in nodes:
             if isinstance(node, Choice):
                 allowed = open_alternatives(node)
-                chosen = allowed[self._turn % len(allowed)]
+                chosen = allowed[alternative(len(allowed), self._turn, num_choices * self._shift)]
                 found += self._nodes(node.alternatives[chosen].nodes)
+                num_choices += len(allowed) > 1
             else:
                 found.append(node)
         return found
@@ -268,7 +333,7 @@ class CpuExecutor:
             if isinstance(node, Launch):
                 suspicions += self._launch(node, outcome, mode)
             elif isinstance(node, Op):
-                self._operation(node)
+                suspicions += self._operation(node)
                 outcome.costs.append(self._cost_of(node))
             elif isinstance(node, Value):
                 self._check_value(node)
@@ -276,9 +341,8 @@ class CpuExecutor:
 
     def _plan(self, node: Launch) -> Any:
         kernel = self.program.kernels[node.kernel]
-        text = kernel.ttir if self.has_tf32 else kernel.ttir.replace(TF32, IEEE)
         try:
-            return plan_of(text)
+            return plan_of(kernel.ttir, is_exact=not self.has_tf32)
         except InvalidModule as error:
             words = f"kernel {kernel.name}: {error}"
             raise ExecutionFailed("unsupported", words, line=node.line) from error
@@ -292,12 +356,12 @@ class CpuExecutor:
         try:
             report = launch(plan, kernel.name, node.grid, arguments, self.memory, order=mode.order)
         except Faulted as error:
-            found = self._report(_Suspicion(error.fault, node, outcome.num_launches))
+            found = fault_report(error.fault, Place(self.program, node, outcome.num_launches))
             raise ExecutionFailed(found.kind, found.message, line=found.line) from error
         except Unsupported as error:
             words = f"kernel {kernel.name}: {error}"
             raise ExecutionFailed("unsupported", words, line=node.line) from error
-        place = outcome.num_launches
+        place = Place(self.program, node, outcome.num_launches)
         read, written = self._bytes_of(node, plan)
         loaded, stored = report.bytes_loaded, report.bytes_stored
         outcome.costs.append(
@@ -311,7 +375,9 @@ class CpuExecutor:
                 num_programs=math.prod(node.grid),
             )
         )
-        return [_Suspicion(one, node, place) for one in report.suspicions]
+        return [
+            _Suspicion(one.kind, partial(fault_report, one, place)) for one in report.suspicions
+        ]
 
     def _bytes_of(self, node: Launch, plan: Any) -> tuple[int, int]:
         """Bytes of the storages that a launch may read, and of those that it may write to."""
@@ -351,9 +417,10 @@ class CpuExecutor:
         one = self.program.tensors[tensor]
         return Address(one.storage, one.offset * ITEM_BYTES[one.dtype])
 
-    def _operation(self, node: Op) -> None:
+    def _operation(self, node: Op) -> list[_Suspicion]:
         from forge.evalpool.judge.execute import torch_nodes
 
+        reads_poison = any(self._is_partly_unwritten(number) for number in self._read_by(node))
         torch_nodes.run(node, self._tensor)
         for number in node.results:
             storage = self.memory.storages[self.program.tensors[number].storage]
@@ -361,6 +428,24 @@ class CpuExecutor:
                 self._entries(number, storage.written, storage.granule)[...] = True
                 if storage.written.all():
                     storage.written = None
+        if not reads_poison:
+            return []
+        return [_Suspicion(FaultKind.UNINITIALISED, partial(operation_report, node))]
+
+    def _read_by(self, node: Op) -> set[int]:
+        """Tensors whose content an operation may read. Too many cost a few calls and no more."""
+        kind = KINDS.get(packet(node.name))
+        if kind is Kind.FILL:
+            return set()
+        literals = (*node.arguments, *node.keywords.values())
+        given = {number for literal in literals for number in tensors_in(literal)}
+        return given - {*node.results} if kind in MOVES else given
+
+    def _is_partly_unwritten(self, number: int) -> bool:
+        storage = self.memory.storages[self.program.tensors[number].storage]
+        if storage.written is None:
+            return False
+        return not bool(self._entries(number, storage.written, storage.granule).all())
 
     def _check_value(self, node: Value) -> None:
         found = self.scalar(node.tensor)
@@ -441,22 +526,35 @@ class CpuExecutor:
     ) -> list[FaultReport]:
         """Reports of the suspicions that change an output. Leaves memory as the first run did."""
         after = {number: self.memory.storages[number].data.copy() for number in self._written}
+        saved, layout = dict(self._saved), self.memory.layout
         outputs = [self.read(number) for number in self.program.outputs]
         found: list[FaultReport] = []
         orders = [_Mode(order=Order.SHUFFLED)]
-        if not self._settled:
+        turn = self._turn if has_open_choices(self.program) else 0
+        if turn not in self._settled:
             orders.append(_Mode(order=Order.REVERSED))
         modes = {
             FaultKind.RACE: orders,
             FaultKind.ORDER: orders,
-            FaultKind.UNINITIALISED: [_Mode(has_other_poison=True)],
+            FaultKind.ADDRESS: [
+                _Mode(layout=(is_near, alignment))
+                for is_near in (True, False)
+                for alignment in ALIGNMENTS
+            ],
+            FaultKind.UNINITIALISED: [
+                _Mode(poison=poison) for poison in Poison if poison is not Poison.SAME
+            ],
         }
         for kind, tried in modes.items():
-            mine = [one for one in suspicions if one.fault.kind is kind]
+            mine = [one for one in suspicions if one.kind is kind]
             if mine and any(self._is_changed(outputs, kept, mode) for mode in tried):
-                found += [self._report(one) for one in mine]
+                found += [one.report() for one in mine]
             elif mine and kind is FaultKind.ORDER:
-                self._settled = True
+                self._settled.add(turn)
+        self.memory.layout = layout  # init may have kept addresses
+        if self._of_init:
+            self._saved = saved
+            self._restore(is_whole=True)
         for number, data in after.items():
             self.memory.storages[number].data[:] = data
         return found
@@ -470,7 +568,12 @@ class CpuExecutor:
         """True if a call under other conditions has other outputs, or fails."""
         for number, data in kept.items():
             self.memory.storages[number].data[:] = data
+        if mode.layout is not None:
+            is_near, alignment = mode.layout
+            self.memory.move(is_near=is_near, alignment=alignment)
         try:
+            if self._of_init:
+                self._prepare(Outcome(), mode)
             self._call(Outcome(), mode)
         except ExecutionFailed:
             return True
@@ -482,9 +585,15 @@ class CpuExecutor:
             for before, number in zip(outputs, self.program.outputs, strict=True)
         )
 
-    def _report(self, one: _Suspicion) -> FaultReport:
-        place = Place(program=self.program, node=one.node, number=one.place)
-        return fault_report(one.fault, place)
+
+def has_open_choices(program: Program) -> bool:
+    """True if calls may run different nodes."""
+    return any(len(open_alternatives(node)) > 1 for node in program.nodes)
+
+
+def alternative(num: int, turn: int, shift: int) -> int:
+    """The alternative of `num` that runs in a turn: the first, then each of the others."""
+    return 0 if turn == 0 or num == 1 else 1 + (turn - 1 + shift) % (num - 1)
 
 
 def _differ(before: NDArray[Any], after: NDArray[Any], dtype: str) -> bool:
@@ -497,9 +606,10 @@ def _differ(before: NDArray[Any], after: NDArray[Any], dtype: str) -> bool:
         values = [one.view(FLOATS[dtype]) for one in (before, after)]
     else:
         return True
-    first, second = (one.astype(np.float64) for one in values)
-    scale = float(np.abs(first[np.isfinite(first)]).max(initial=0.0))
-    near = np.isclose(first, second, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
+    with np.errstate(all="ignore"):  # poison may be a signalling NaN
+        first, second = (one.astype(np.float64) for one in values)
+        scale = float(np.abs(first[np.isfinite(first)]).max(initial=0.0))
+        near = np.isclose(first, second, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
     return not bool(near.all())
 
 

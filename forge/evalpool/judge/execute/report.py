@@ -16,13 +16,14 @@ from forge.evalpool.judge.ttir.memory.storages import FaultKind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.program.format import Launch, Program, Tensor
+    from forge.evalpool.judge.program.format import Launch, Op, Program, Tensor
     from forge.evalpool.judge.ttir.memory.storages import Fault
 
 WORDS = {
     FaultKind.OUT_OF_BOUNDS: "is out of bounds",
     FaultKind.MISALIGNED: "is not aligned to its element size",
     FaultKind.UNINITIALISED: "reads memory that nothing has written, and the output depends on it",
+    FaultKind.ADDRESS: "depends on the place of a tensor in memory, and so does the output",
     FaultKind.ORDER: "depends on the order in which programs run, and so does the output",
     FaultKind.RACE: "races with another program of the launch, and the output depends on the order",
 }
@@ -49,7 +50,7 @@ def fault_report(fault: Fault, place: Place) -> FaultReport:
     if fault.kind is FaultKind.RACE and fault.other is not None:
         who += f" (and program {_id(fault.other)})"
     what = f"{who}: {access} of {_target(fault, place)}"
-    if fault.kind is FaultKind.ORDER:
+    if fault.kind in (FaultKind.ORDER, FaultKind.ADDRESS):
         what = f"the result of {fault.operation}"
     message = f"{where}: {what} {WORDS[fault.kind]}"
     if place.number:
@@ -57,6 +58,12 @@ def fault_report(fault: Fault, place: Place) -> FaultReport:
     return FaultReport(
         kind=str(fault.kind), message=message, line=line or place.node.line, kernel=kernel.name
     )
+
+
+def operation_report(node: Op) -> FaultReport:
+    """The report of a torch operation that reads what nothing has written."""
+    words = f"{node.name} {WORDS[FaultKind.UNINITIALISED]}"
+    return FaultReport(kind=str(FaultKind.UNINITIALISED), message=words, line=node.line, kernel="")
 
 
 def unwritten_report(name: str, missing: NDArray[np.bool_]) -> FaultReport:

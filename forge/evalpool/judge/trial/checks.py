@@ -9,7 +9,7 @@ program can know.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -87,6 +87,8 @@ class Checks:
     is_repeated: bool = True
     """True to check one set twice, for what a program keeps between calls."""
     draw: random.Random = field(default_factory=random.SystemRandom)
+    further: Callable[[], Iterable[int]] = tuple
+    """Sets for calls after those: a program with more alternatives than calls runs the others."""
     judged: list[int] = field(default_factory=list[int])
     """Sets with right outputs so far, in order."""
     is_written: bool = False
@@ -100,6 +102,13 @@ class Checks:
             self.memory.take()
             self._require(number)
             self.judged.append(number)
+        for number in self.further():
+            self.memory.load(number)
+            self.call(number)
+            self.memory.take()
+            if found := self.memory.mismatch(number):
+                detail = f"right with one configuration of its autotuner, not with another: {found}"
+                raise Decided(self.finding(Status.WRONG, "mismatch", detail))
 
     def _order(self) -> list[int]:
         """The sets after the first, and any one a second time."""

@@ -42,8 +42,17 @@ class CpuMemory:
         return [(spec.dtype, spec.shape) for spec in specs]
 
     def load(self, number: int) -> None:
-        """Writes an input set in place and poisons the output slots."""
-        self.reference.load(self.memory, number)
+        """Writes an input set and the parameters in place and poisons the output slots.
+
+        A program may write to the parameters that the reference writes to: no state may live there
+        from one call to the next.
+        """
+        reference = self.reference
+        for place in _kept_places(reference):
+            start = reference.starts[place]
+            end = start + reference.specs[place].num_bytes
+            self.memory[start:end] = reference.image[start:end]
+        reference.load(self.memory, number)
 
     def restore(self, number: int) -> None:
         """Writes everything as it is before the first call on an input set."""
@@ -90,3 +99,9 @@ class CpuMemory:
     def variant(self, number: int) -> str:
         """Name of the set's distribution."""
         return self.reference.sets[number].variant
+
+
+def _kept_places(reference: Reference) -> set[int]:
+    """Places of the parameters and of the tensors that the constructor takes."""
+    of_sets = {place for one in reference.sets for place in (*one.places, *one.slots)}
+    return set(range(len(reference.specs))) - of_sets

@@ -5,6 +5,8 @@ capture ─▶ structure ─▶ (binary, if asked for) ─▶ evaluator: set 0, 
 
 from __future__ import annotations
 
+import random
+import secrets
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.estimate.program import estimate_program
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
+from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.trial.captures import Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
 from forge.evalpool.judge.trial.evaluations import Evaluator, Evaluators, is_plain
@@ -23,7 +26,7 @@ from forge.evalpool.judge.trial.references import References
 from forge.evalpool.judge.trial.trial import Trials
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from forge.config.schema import JudgeTable
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
     from forge.records.estimate import TimeEstimate
 
 
+MAX_TURNS = 128
+"""Alternatives of a choice that are tried."""
+MAX_FURTHER_SHARE = 4.0
+"""Most time for the alternatives that the sets' own calls leave, as a share of the latter's."""
 ASSUMED_TARGET = {"backend": "cuda", "arch": 90, "warp_size": 32}
 """GPU that candidates are captured and compiled for on a machine without one."""
 
@@ -148,7 +155,7 @@ class CpuTrials(Trials):
                 evaluators=self._evaluators,
                 phases=phases,
                 table=self._table,
-                request=reference.request,
+                request={**reference.request, "has_tf32": not reference.has_products},
                 memory_fd=fd,
                 restore=mapped.restore,
             )
@@ -169,12 +176,42 @@ class CpuTrials(Trials):
                 evaluator.close()
 
 
+@dataclass(slots=True)
+class _Tried:
+    """A program that ran."""
+
+    captured: Captured
+    turns: Sequence[int]
+    """Alternatives to be tried, the first one first."""
+    sets: list[int] = field(default_factory=list[int])
+    """Input sets of its calls."""
+
+    @property
+    def num_left(self) -> int:
+        """Turns that have not been."""
+        return max(0, len(self.turns) - len(self.sets))
+
+
+def _turns(program: Program) -> Sequence[int]:
+    """Turns in which each alternative of each open choice runs: of too many a random selection."""
+    widest = max((len(open_alternatives(node)) for node in program.nodes), default=1)
+    if widest <= MAX_TURNS:
+        return range(widest)
+    others = random.SystemRandom().sample(range(1, widest), MAX_TURNS - 1)
+    return (0, *others)
+
+
 @dataclass(slots=True, kw_only=True)
 class CpuJudgement(Judgement):
     """One candidate whose programs an evaluator runs."""
 
     reference: Reference
     evaluator: Evaluator
+    _tried: dict[bytes, _Tried] = field(default_factory=dict[bytes, "_Tried"], init=False)
+    """By the data of each program that ran."""
+    _again: Captured | None = field(default=None, init=False)
+    """Program of a further call."""
+    _shift: int = field(default_factory=partial(secrets.randbelow, 1 << 16), init=False)
     _costs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]], init=False)
     """Costs of the nodes of a call on set 0."""
 
@@ -198,11 +235,30 @@ class CpuJudgement(Judgement):
         return self.reference.has_elements(number)
 
     def _call(self, number: int) -> None:
-        captured = self.program(number)
-        slots = self.reference.sets[number].slots
-        costs = self.evaluator.call(captured, number=number, slots=slots, finding=self.report)
+        captured = self._again or self.program(number)
+        tried = self._tried.setdefault(captured.data, _Tried(captured, _turns(captured.program)))
+        tried.sets.append(number)
+        turn = tried.turns[(len(tried.sets) - 1) % len(tried.turns)]
+        costs = self.evaluator.call(
+            captured,
+            number=number,
+            turn=(turn, self._shift),
+            slots=self.reference.sets[number].slots,
+            finding=self.report,
+        )
         if number == 0:
             self._costs = costs
+
+    def _further(self) -> Iterator[int]:
+        """Sets on which the alternatives run that have not run yet."""
+        tried = [one for one in self._tried.values() if one.num_left > 0]
+        if num := sum(one.num_left for one in tried):
+            self.evaluator.allow(min(num / self.memory.num_sets, MAX_FURTHER_SHARE))
+        for one in tried:
+            self._again = one.captured
+            sets = tuple(one.sets)
+            for _ in range(one.num_left):
+                yield secrets.choice(sets)
 
     def _estimate(self) -> TimeEstimate | None:
         """None where torch computes (policy hybrid): its FLOPs are not counted."""

@@ -20,7 +20,7 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
@@ -59,6 +59,7 @@ FAULTS: Mapping[str, Reason] = {
     "race": Reason.RACE,
     "order": Reason.RACE,
     "uninitialised": Reason.UNINITIALISED,
+    "address": Reason.MISMATCH,
     "unwritten": Reason.OUTPUT_NOT_WRITTEN,
 }
 """Memory errors behind which a call went on, by the executor's name."""
@@ -74,6 +75,10 @@ FAILURES: Mapping[str, tuple[Status, Reason]] = {
     "internal": (Status.INFRA_ERROR, Reason.JUDGE_BUG),
 }
 """Ends of a call, by the executor's name."""
+
+
+Turn: TypeAlias = "tuple[int, int]"
+"""Number of an alternative, and the distance of those of later choices."""
 
 
 @dataclass(slots=True)
@@ -204,9 +209,18 @@ class Evaluator:
     """True if torch computed nothing in the child."""
 
     def call(
-        self, captured: Captured, *, number: int, slots: tuple[int, ...], finding: Report
+        self,
+        captured: Captured,
+        *,
+        number: int,
+        turn: Turn,
+        slots: tuple[int, ...],
+        finding: Report,
     ) -> list[dict[str, Any]]:
         """Runs a program once on the input set that lies in the memory.
+
+        Args:
+            turn: which alternative of each open choice runs (`CpuExecutor.forward`).
 
         Returns:
             The costs of its nodes, as the child counted them (`Outcome.body`).
@@ -214,18 +228,27 @@ class Evaluator:
         Raises:
             Decided: the program failed, accessed memory wrongly or did not end in time.
         """
-        body = {"set": number, "slots": list(slots)}
+        body = {"set": number, "turn": list(turn), "slots": list(slots)}
         answer = self._ask(captured.program, captured.data, body)
-        for fault in answer.get("faults", ()):
-            reason = FAULTS[fault["kind"]]
-            detail = at_line(self.code, fault["line"] or None, fault["message"])
-            raise Decided(finding(Status.WRONG, reason, detail))
+        self._require_faultless(answer, finding)
         return list(answer.get("costs", ()))
+
+    def allow(self, share: float) -> None:
+        """Gives all later calls together this share of the time for checked calls."""
+        self._deadline = time.monotonic() + share * self.table.correct_timeout_s
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """The elements of a prefix's outputs on the set that lies in the memory. Raises Decided."""
         answer = self._ask(prefix, wire.dumps(prefix), {"set": number, "is_question": True})
+        assert self._run is not None
+        self._require_faultless(answer, self._run.finding)
         return list(answer["values"])
+
+    def _require_faultless(self, answer: dict[str, Any], finding: Report) -> None:
+        for fault in answer.get("faults", ()):
+            reason = FAULTS[fault["kind"]]
+            detail = at_line(self.code, fault["line"] or None, fault["message"])
+            raise Decided(finding(Status.WRONG, reason, detail))
 
     def close(self) -> None:
         """Gives the child back, or ends it."""

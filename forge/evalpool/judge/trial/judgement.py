@@ -7,6 +7,7 @@ What a CPU and a GPU have in common. A subclass runs the programs: `CpuJudgement
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,7 @@ class Judgement(ABC):
             call=self._call,
             finding=self.report,
             is_repeated=self.candidate.protocol is None,
+            further=self._further,
         )
         with self.phases.timed("correct"):
             self._checks.run()
@@ -111,6 +113,10 @@ class Judgement(ABC):
     @abstractmethod
     def _call(self, number: int) -> None:
         """Runs the program of an input set once. Raises Decided."""
+
+    def _further(self) -> Iterable[int]:
+        """Sets for further calls, after every set."""
+        return ()
 
     def facts(self, prefix: Program) -> dict[str, int] | None:
         """Answers the capture child: registers and memory of a kernel that it compiled."""

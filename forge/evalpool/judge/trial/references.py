@@ -25,7 +25,7 @@ from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Collection, Generator
 
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.records.problem import ReferenceModule
@@ -39,6 +39,8 @@ MAX_USES = 32
 """Candidates judged on one draw of inputs and parameters: a group of 8 with 3 turns on 2 judges
 needs it once."""
 MAX_TENSORS = 20_000
+RECURRENT = ("rnn", "lstm", "gru")
+"""In names of operations whose products have no FLOPs of their own."""
 FAILED_S = 120.0
 """Time for which a failure of a reference stands for the next candidates."""
 MAX_FAILURES = 256
@@ -109,6 +111,8 @@ class Reference:
     """(bytes, FLOPs) of each operation of one call."""
     names: frozenset[str] = frozenset()
     """Names of torch's operations of one call that read or write data."""
+    has_products: bool = True
+    """True if a call has products that TF32 may make inexact, or its operations are unknown."""
     num_uses: int = 0
 
     @property
@@ -339,7 +343,8 @@ class _Builder:
             sets=sets,
             is_sequence=layout["form"] == "list",
             operations=tuple((int(size), int(work)) for size, work in layout["operations"]),
-            names=frozenset(str(name) for name in layout["names"]),
+            names=(names := frozenset(str(name) for name in layout["names"])),
+            has_products=not names or int(layout["flops"]) > 0 or _is_recurrent(names),
         )
 
     def _set(self, one: dict[str, Any]) -> InputSet:
@@ -410,6 +415,11 @@ class _Builder:
         if key not in self._places:
             self._places[key] = tuple(self._append(spec, unwritten(spec)) for spec in specs)
         return self._places[key]
+
+
+def _is_recurrent(names: Collection[str]) -> bool:
+    """True if torch runs layers whose products are not counted by themselves."""
+    return any(part in name for part in RECURRENT for name in names)
 
 
 def _too_large(problem: ReferenceModule, words: str) -> ProblemTooLarge:

@@ -23,7 +23,7 @@ from forge.evalpool.judge.program.policy import (
 from forge.evalpool.judge.program.walk import variants
 from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
 from forge.evalpool.judge.ttir.parse import parse
-from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.scan import InvalidModule, malformed
 from forge.evalpool.judge.ttir.verify import Use, uses_of, verify
 from forge.records.reason import Reason, Status
 
@@ -156,11 +156,12 @@ def _accesses_of(kernel: Kernel) -> tuple[Access, ...]:
 
 
 def _accesses(ttir: str, name: str) -> tuple[Access, ...]:
-    module = parse(ttir)
-    verify(module)
-    if name not in module.functions:
-        raise InvalidModule("no function of this name")
-    return tuple(_access(use) for use in uses_of(module, name))
+    with malformed():
+        module = parse(ttir)
+        verify(module)
+        if name not in module.functions:
+            raise InvalidModule("no function of this name")
+        return tuple(_access(use) for use in uses_of(module, name))
 
 
 _kept_accesses = lru_cache(maxsize=MAX_KERNELS)(_accesses)

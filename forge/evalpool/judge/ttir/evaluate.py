@@ -22,7 +22,7 @@ import numpy as np
 
 from forge.evalpool.judge.ttir.control import run_function
 from forge.evalpool.judge.ttir.memory.access import Group, Launch
-from forge.evalpool.judge.ttir.memory.storages import SPACING_BITS, Fault, FaultKind
+from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind
 from forge.evalpool.judge.ttir.steps import TensorDescriptor
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Descriptor, Pointer, Scalar, Type
@@ -138,7 +138,9 @@ def launch(
                 for _ in run_function(function, values, Group(launch=one, ids=ids)):
                     pass
     if is_first and total > 1 and plan.ordering is not None:
-        one.suspect(_order_fault(plan.ordering))
+        one.suspect(_fault_of(plan.ordering, FaultKind.ORDER))
+    if is_first and plan.revealing is not None:
+        one.suspect(_fault_of(plan.revealing, FaultKind.ADDRESS))
     for number in one.watched:
         memory.storages[number].settle()
     return Report(
@@ -149,9 +151,10 @@ def launch(
     )
 
 
-def _order_fault(operation: Operation) -> Fault:
+def _fault_of(operation: Operation, kind: FaultKind) -> Fault:
+    """A suspicion of all instances."""
     return Fault(
-        kind=FaultKind.ORDER,
+        kind=kind,
         operation=operation.name,
         index=operation.index,
         line=operation.line,
@@ -263,9 +266,8 @@ def _number(value: int) -> Array:
 
 
 def _address(argument: Address, memory: Memory) -> Symbolic:
-    null = -(1 << SPACING_BITS)
     if argument.storage is None:
-        return Symbolic.constant(null, 0)
+        return Symbolic.constant(0, 0)
     return Symbolic.constant(memory.address(argument.storage, argument.offset), 0)
 
 

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.values import Attribute
 
 MAX_TEXT_BYTES = 8 << 20
-MAX_OPERATIONS = 200_000
+MAX_OPERATIONS = 100_000
+MAX_BLOCKS = 10_000
+"""Basic blocks of a module; Triton makes a handful."""
 MAX_OPERANDS = 1024
 PACK = re.compile(r"%([\w$.\-]+)(?::(\d+))?")
 BOOL = Scalar("i1")
@@ -88,7 +90,7 @@ def parse(text: str) -> Module:
 class _Parser:
     def __init__(self, text: str) -> None:
         self.scan = Scanner(text)
-        self.num_operations = 0
+        self.num_operations = self.num_labels = 0
         self.types: list[Type] = []
         """Type of each value of the current function, by its number."""
         self.names: dict[str, tuple[int, ...]] = {}
@@ -237,6 +239,9 @@ class _Parser:
         while not self.scan.accept("}"):
             if self.scan.peek("^"):
                 label = self.scan.match(LABEL, "a label")[1]
+                self.num_labels += 1
+                if self.num_labels > MAX_BLOCKS:
+                    raise self.scan.error(f"more than {MAX_BLOCKS} blocks")
                 if label in labels:
                     raise self.scan.error(f"block {label} is defined twice")
                 labels[label] = len(pending)

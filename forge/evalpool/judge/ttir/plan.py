@@ -9,7 +9,7 @@ while they wait for another instance (`evaluate` says when).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.ttir.parse import parse
-from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.scan import malformed
 from forge.evalpool.judge.ttir.symbolic import Symbolic
-from forge.evalpool.judge.ttir.types import Block, Descriptor, Scalar, Type, element_of, shape_of
+from forge.evalpool.judge.ttir.types import (
+    Block,
+    Descriptor,
+    Pointer,
+    Scalar,
+    Type,
+    element_of,
+    shape_of,
+)
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of, fixed
 from forge.evalpool.judge.ttir.verify import operations_of, uses_of, verify
 
@@ -74,10 +82,14 @@ class ModulePlan:
     functions: dict[str, FunctionPlan] = field(default_factory=dict[str, FunctionPlan])
     max_elements: int = 1
     """Elements of its largest block."""
+    is_exact: bool = False
+    """True if products of float32 keep what TF32 lacks, whatever precision they ask for."""
     has_spins: bool = False
     """True if an instance may wait in a loop for another one."""
     ordering: Operation | None = None
     """First atomic operation whose result is used: instances may order themselves by it."""
+    revealing: Operation | None = None
+    """First operation that uses the bits of an address as a number."""
     _uses: dict[str, tuple[Use | None, ...]] = field(
         default_factory=dict[str, "tuple[Use | None, ...]"]
     )
@@ -90,25 +102,24 @@ class ModulePlan:
 
 
 @lru_cache(maxsize=PLANS)
-def plan_of(text: str) -> ModulePlan:
+def plan_of(text: str, *, is_exact: bool = False) -> ModulePlan:
     """The plan of a module's text.
+
+    Args:
+        is_exact: products of float32 keep what TF32 lacks.
 
     Raises:
         InvalidModule: not TTIR, or not of the closed list.
         Unsupported: an operation that has no semantics here.
     """
-    module = parse(text)
-    verify(module)
-    plan = ModulePlan(module)
-    for function in module.functions.values():
-        plan.functions[function.name] = FunctionPlan(function)
-    try:
+    with malformed():
+        module = parse(text)
+        verify(module)
+        plan = ModulePlan(module, is_exact=is_exact)
+        for function in module.functions.values():
+            plan.functions[function.name] = FunctionPlan(function)
         for one in plan.functions.values():
             Planner(plan, one).run()
-    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # The boundary: MLIR would have refused an operation without its attributes or operands.
-        words = f"malformed operation ({type(error).__name__}: {error})"
-        raise InvalidModule(words) from error
     return plan
 
 
@@ -136,7 +147,8 @@ class Planner:
         terminator = operations[-1] if operations and _is_terminator(operations[-1]) else None
         planned = BlockPlan(block.arguments, terminator)
         last = _last_uses(block) if frees else {}
-        for operation in operations if terminator is None else operations[:-1]:
+        for given in operations if terminator is None else operations[:-1]:
+            operation = _exact(given) if self.module.is_exact else given
             self._note(operation)
             if operation.name == "arith.constant":
                 self.plan.template[operation.results[0]] = _constant(operation)
@@ -157,6 +169,26 @@ class Planner:
         is_read = not self.used.isdisjoint(operation.results)
         if operation.name in SPINS and is_read and self.module.ordering is None:
             self.module.ordering = operation
+        if self.module.revealing is None and _reveals(operation):
+            self.module.revealing = operation
+
+
+def _reveals(operation: Operation) -> bool:
+    """True if the result says something of an address."""
+    if operation.name == "tt.ptr_to_int":
+        return True
+    sources = operation.types.operands
+    is_pointer = bool(sources) and isinstance(element_of(sources[0]), Pointer)
+    if operation.name == "tt.bitcast":
+        return is_pointer and not isinstance(element_of(operation.types.results[0]), Pointer)
+    return operation.name == "arith.cmpi" and is_pointer
+
+
+def _exact(operation: Operation) -> Operation:
+    """The same without loss of precision, if it is a product."""
+    if operation.name != "tt.dot" or operation.attributes.get("inputPrecision") != "tf32":
+        return operation
+    return replace(operation, attributes={**operation.attributes, "inputPrecision": "ieee"})
 
 
 def _used(function: Function) -> frozenset[int]:

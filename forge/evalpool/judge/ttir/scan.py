@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from forge.evalpool.judge.ttir.types import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from forge.evalpool.judge.ttir.values import Attribute
 
 MAX_DEPTH = 64
@@ -33,7 +36,9 @@ SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*)*")
 BLANKS = re.compile(r"[ \t]*")
 WORD = re.compile(r"[A-Za-z_][\w$.\-]*")
 VALUE = re.compile(r"%([\w$.\-]+)(?:#(\d+))?")
-SYMBOL = re.compile(r'@(?:"((?:[^"\\\n]|\\.)*)"|([\w$.\-]+))')
+SYMBOL = re.compile(r'@(?:"([ !#-\[\]-~]*)"|([A-Za-z_][A-Za-z0-9_.$]*))')
+"""Quoted where Triton puts a constant into a name (`f__(1,)`); escapes and letters beyond ASCII are
+refused, which two readers may take for different names."""
 STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 NUMBER = re.compile(r"-?(?:0x[0-9a-fA-F]+|\d+(?:\.\d*(?:[eE][+-]?\d+)?)?)")
 TYPE = re.compile(r"(?:!tt\.[\w$.\-]+|[A-Za-z_][\w$.\-]*)(?:<[\w.!]*(?:<\w*>)?>)?")
@@ -47,6 +52,23 @@ SCALARS = {name: Scalar(name) for name in BITS}
 
 class InvalidModule(Exception):
     """The text is not a module of TTIR within the bounds. The message names the line."""
+
+
+MALFORMED = (
+    *(AssertionError, AttributeError, LookupError),
+    *(TypeError, ValueError, RecursionError),
+)
+
+
+@contextmanager
+def malformed() -> Generator[None]:
+    """Within, an operation without its attributes or operands raises InvalidModule. The boundary:
+    MLIR would have refused it."""
+    try:
+        yield
+    except MALFORMED as error:
+        words = f"malformed operation ({type(error).__name__}: {error})"
+        raise InvalidModule(words) from error
 
 
 class Scanner:
@@ -137,8 +159,8 @@ class Scanner:
 
     def symbol(self) -> str:
         """The name behind an `@`."""
-        match = self.match(SYMBOL, "a symbol")
-        return match[2] if match[1] is None else _unescaped(match[1])
+        match = self.match(SYMBOL, "a symbol without escapes")
+        return match[2] if match[1] is None else match[1]
 
     def integer(self) -> int:
         """A decimal or hexadecimal integer."""

@@ -96,22 +96,21 @@ class _Summary:
         return uses
 
     def _sources(self, function: Function) -> Mapping[int, frozenset[int]]:
-        """Arguments that each value may hold the address of: a fixed point over all flows."""
-        found: dict[int, frozenset[int]] = {
-            value: frozenset({place})
-            for place, value in enumerate(function.body.blocks[0].arguments)
-            if isinstance(element_of(function.arguments[place]), Pointer)
-            or isinstance(function.arguments[place], Descriptor)
-        }
-        edges = list(_flows(function))
-        is_changed = True
-        while is_changed:
-            is_changed = False
-            for source, target in edges:
-                added = found.get(source, frozenset()) | found.get(target, frozenset())
-                if added and added != found.get(target):
-                    found[target] = added
-                    is_changed = True
+        """Arguments that each value may hold the address of: what each argument's flows reach."""
+        found: dict[int, frozenset[int]] = {}
+        num_left = MAX_REACHED
+        flows: dict[int, list[int]] = {}
+        for source, target in _flows(function):
+            flows.setdefault(source, []).append(target)
+        for place, value in enumerate(function.body.blocks[0].arguments):
+            kind = function.arguments[place]
+            if not isinstance(element_of(kind), Pointer) and not isinstance(kind, Descriptor):
+                continue
+            own = frozenset({place})
+            all_reached = _reached(value, flows, most=num_left)
+            num_left -= len(all_reached)
+            for reached in all_reached:
+                found[reached] = found.get(reached, frozenset()) | own
         return found
 
     def _note(
@@ -145,8 +144,24 @@ def _add(use: Use | None, other: Use | None) -> None:
         use.is_atomic = use.is_atomic or other.is_atomic
 
 
+MAX_REACHED = 1_000_000
+"""Values of a function that hold an address, times the arguments that it may come from: a second of
+the judge's time."""
 NO_FLOW = READS | ATOMICS | WRITES
 """Operations whose results do not hold the address that they access."""
+
+
+def _reached(value: int, flows: Mapping[int, list[int]], *, most: int) -> set[int]:
+    """A value and those that its address flows into. Raises InvalidModule beyond `most`."""
+    found, waiting = {value}, [value]
+    while waiting:
+        for target in flows.get(waiting.pop(), ()):
+            if target not in found:
+                found.add(target)
+                waiting.append(target)
+        if len(found) > most:
+            raise InvalidModule("too many operations compute addresses")
+    return found
 
 
 def _flows(function: Function) -> Iterator[tuple[int, int]]:
@@ -155,8 +170,9 @@ def _flows(function: Function) -> Iterator[tuple[int, int]]:
         yield from _flows_of(operation)
     blocks = function.body.blocks
     for block in blocks:
-        end = block.operations[-1]
-        for jump in end.jumps:
+        if not block.operations:
+            raise InvalidModule(f"line {function.line}: a block of {function.name} is empty")
+        for jump in block.operations[-1].jumps:
             yield from zip(jump.arguments, blocks[jump.block].arguments, strict=False)
 
 

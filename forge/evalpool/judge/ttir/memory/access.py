@@ -16,7 +16,6 @@ from forge.evalpool.judge.ttir.bits import decode, encode, memory_dtype
 from forge.evalpool.judge.ttir.memory import races
 from forge.evalpool.judge.ttir.memory.places import Places, Scattered, Windows, windows_of
 from forge.evalpool.judge.ttir.memory.storages import (
-    SPACING_BITS,
     Fault,
     Faulted,
     FaultKind,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.values import Array
 
 MAX_SUSPICIONS = 20
-"""Races and uninitialised reads that one launch reports."""
+"""Suspicions of each kind that one launch reports: those of one kind never hide another."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,9 +71,8 @@ class Launch:
 
     def suspect(self, fault: Fault) -> None:
         """Notes a race or an uninitialised read: the first of each operation and kind."""
-        if len(self.suspicions) < MAX_SUSPICIONS and not any(
-            (one.kind, one.index) == (fault.kind, fault.index) for one in self.suspicions
-        ):
+        alike = [one.index for one in self.suspicions if one.kind is fault.kind]
+        if len(alike) < MAX_SUSPICIONS and fault.index not in alike:
             self.suspicions.append(fault)
 
 
@@ -158,7 +156,7 @@ def load(
     for part in parts:
         flat = launch.memory.elements(part.number, dtype)
         raw = part.places.read(flat, dtype.itemsize)
-        _check_written(group, part, operation, dtype.itemsize)
+        check_written(group, part, operation, dtype.itemsize)
         if part.number in launch.watched:
             if launch.is_racing:
                 races.note_read(group, part, operation, dtype.itemsize)
@@ -259,7 +257,8 @@ def _rank(places: Places) -> int:
     return len(places.shape) if isinstance(places, Windows) else places.offsets.ndim - 1
 
 
-def _check_written(group: Group, part: Part, operation: Operation, size: int) -> None:
+def check_written(group: Group, part: Part, operation: Operation, size: int) -> None:
+    """Suspects a read of a part that nothing has written."""
     written, granule = part.storage.written, part.storage.granule
     if written is None:
         return
@@ -359,7 +358,7 @@ def _lanes(
     if first is not None and first == last and first in allowed:
         yield _lanes_of(group, first, array, lanes, operation, size, instances)
         return
-    numbers = array >> SPACING_BITS
+    numbers = memory.find_all(array)
     active = numbers if lanes is None else numbers[lanes]
     for number in np.unique(active):
         here = numbers == number

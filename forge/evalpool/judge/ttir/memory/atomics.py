@@ -14,7 +14,7 @@ import numpy as np
 
 from forge.evalpool.judge.ttir.bits import decode, encode, memory_dtype
 from forge.evalpool.judge.ttir.memory import races
-from forge.evalpool.judge.ttir.memory.access import mark_written, resolve
+from forge.evalpool.judge.ttir.memory.access import check_written, mark_written, resolve
 from forge.evalpool.judge.ttir.memory.places import Scattered, Windows
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Pointer, Scalar, element_of, shape_of
@@ -117,7 +117,10 @@ def update(
 
     shape = _shape(operation, addresses)
     at = None if is_used or element.name in ("f16", "bf16") else AT.get(name)
-    return _turns(group, addresses, [values], mask, operation, element, shape, turn, at)
+    is_blind = name == "exch" and not is_used
+    return _turns(
+        group, addresses, [values], mask, operation, element, shape, turn, at, is_blind=is_blind
+    )
 
 
 def _shape(operation: Operation, addresses: Symbolic) -> tuple[int, ...]:
@@ -154,8 +157,13 @@ def _turns(
     shape: tuple[int, ...],
     turn: Callable[[Array, Any, list[Array]], Array],
     at: np.ufunc | None,
+    *,
+    is_blind: bool = False,
 ) -> Array:
-    """Runs `turn(old, lanes, values) -> new` for all active lanes, one by one at each address."""
+    """Runs `turn(old, lanes, values) -> new` for all active lanes, one by one at each address.
+
+    `is_blind`: nothing depends on the values before.
+    """
     dtype = memory_dtype(element)
     full = (group.size, *shape)
     result = np.zeros(full, decode(np.zeros(1, dtype), element).dtype)
@@ -163,6 +171,8 @@ def _turns(
     for part in resolve(group, addresses, mask, operation, dtype.itemsize, is_write=True):
         if launch.is_racing:
             races.note_atomic(group, part, operation, dtype.itemsize)
+        if not is_blind:
+            check_written(group, part, operation, dtype.itemsize)
         mark_written(part, dtype.itemsize)
         places, lanes = _lanes(part, full, dtype.itemsize)
         taken = [np.broadcast_to(one, full)[lanes] for one in values]

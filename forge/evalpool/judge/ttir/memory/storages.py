@@ -1,31 +1,36 @@
 # pyright: strict
 """Memory of a program for the evaluator: its storages, their addresses, what happened to them.
 
-Every storage gets a range of made-up addresses, far apart from all others, so that a pointer is an
-integer and still belongs to one storage. It begins at a random place of its range: no kernel knows
-the distance of two storages. Beside the bytes there may be: which were ever written
+Every storage gets made-up addresses, far apart from all others, so that a pointer is an integer and
+still belongs to one storage. They look like a card's and are drawn at random: no bit
+of them tells a kernel that it is evaluated. Beside the bytes there may be: which were ever written
 (`Storage.written`), and for one launch which instance wrote and read each granule.
 """
 
 from __future__ import annotations
 
-import secrets
+import random
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forge.evalpool.judge.ttir.values import Unsupported
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-SPACING_BITS = 42
-"""Addresses of two storages differ by 2^42, more than any 32-bit offset of 64-bit elements."""
-BASE = 1 << (SPACING_BITS - 1)
-GAP_BITS, GAP_ALIGNMENT_BITS = 40, 12
-"""A storage lies up to 2^40 behind BASE, at a page."""
+SPACE = 1 << 40
+BASE = 0x7F << 40
+"""Addresses are from BASE to BASE + SPACE, as those of torch's allocator on a card mostly are."""
+ALIGNMENTS = 512, 2 << 20
+"""torch gives either."""
+NEAR = 4 << 20
+"""Most bytes between storages beside each other."""
 NOBODY, MANY = -1, -2
 
 
@@ -39,6 +44,9 @@ class FaultKind(StrEnum):
     RACE = "race"
     """Two instances of a launch access the same bytes in no order, and one writes another value.
     It counts if an output depends on the order."""
+    ADDRESS = "address"
+    """Bits of an address are used as a number. It counts if an output changes with the places of
+    the storages."""
     ORDER = "order"
     """Results of atomics tell instances apart by the order in which they ran. It counts as a race
     does."""
@@ -101,31 +109,83 @@ class Storage:
         self.writers = self.readers = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Addresses of storages."""
+
+    starts: list[int]
+    """By storage: its first address."""
+    order: list[int]
+    """Storages by address."""
+    bounds: list[int]
+    """Addresses where the range of each storage of `order` begins, halfway from the one before; and
+    the end of the last one's."""
+
+    @classmethod
+    def draw(cls, sizes: list[int], *, is_near: bool, alignment: int | None) -> Layout:
+        """Addresses at random for storages of these sizes. Raises Unsupported without room."""
+        draw = random.SystemRandom()
+        count = len(sizes)
+        order = draw.sample(range(count), count)
+        room = SPACE - sum(sizes) - count * max(ALIGNMENTS)
+        if room <= count:
+            raise Unsupported("the program's storages need more memory than a card has")
+        most = min(room // (count + 1), NEAR) if is_near else room // (count + 1)
+        starts, bounds = [0] * count, [BASE]
+        end = BASE + draw.randrange((room - most * count) if is_near else 1)
+        for number in order:
+            unit = alignment or draw.choice(ALIGNMENTS)
+            gap = draw.randrange(most // 2, most)
+            starts[number] = -(-(end + gap) // unit) * unit
+            bounds.append((end + starts[number]) // 2)
+            end = starts[number] + sizes[number]
+        del bounds[1:2]  # the first one's range begins at BASE
+        return cls(starts=starts, order=order, bounds=[*bounds, BASE + SPACE])
+
+
 @dataclass(slots=True)
 class Memory:
     """All storages of a program, by their numbers."""
 
     storages: Sequence[Storage]
-    _gaps: list[int] = field(init=False)
-    """By storage: its distance from BASE."""
+    layout: Layout = field(init=False)
+    """Addresses of the storages; may be put back after `move`."""
     _views: dict[tuple[int, str], NDArray[np.generic]] = field(
         default_factory=dict[tuple[int, str], "NDArray[np.generic]"]
     )
 
     def __post_init__(self) -> None:
-        pages = GAP_BITS - GAP_ALIGNMENT_BITS
-        self._gaps = [secrets.randbits(pages) << GAP_ALIGNMENT_BITS for _ in self.storages]
+        self.move()
+
+    def move(self, *, is_near: bool = False, alignment: int | None = None) -> None:
+        """Draws new addresses for all storages.
+
+        Args:
+            is_near: storages lie beside each other, as a card's allocator places them. Then an
+                access behind the end of one may hit another.
+            alignment: that of all storages; None for any of ALIGNMENTS for each.
+        """
+        sizes = [len(one.data) for one in self.storages]
+        self.layout = Layout.draw(sizes, is_near=is_near, alignment=alignment)
 
     def address(self, storage: int, offset: int = 0) -> int:
         """Made-up address of a byte of a storage."""
-        return (storage << SPACING_BITS) + BASE + self._gaps[storage] + offset
+        return self.layout.starts[storage] + offset
 
     def find(self, address: int) -> tuple[int | None, int]:
         """Storage that an address belongs to, and the offset from its start in bytes."""
-        number = address >> SPACING_BITS
-        if not 0 <= number < len(self.storages):
+        layout = self.layout
+        place = bisect_right(layout.bounds, address) - 1
+        if not 0 <= place < len(layout.order):
             return None, address
-        return number, address - self.address(number)
+        number = layout.order[place]
+        return number, address - layout.starts[number]
+
+    def find_all(self, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Storages that addresses belong to; NOBODY where there is none."""
+        layout = self.layout
+        numbers = np.array([NOBODY, *layout.order, NOBODY], np.int64)
+        return numbers[np.searchsorted(layout.bounds, addresses, side="right")]
 
     def elements(self, storage: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
         """A flat view of a storage as elements of a type, as many as fit."""
