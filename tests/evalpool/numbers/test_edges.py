@@ -26,6 +26,15 @@ def test_a_reference_shows_its_constants() -> None:
     found = edges_of(lambda x: functional.hardtanh(x, -70.0, 90.0).clamp(min=1e-8), X)
     assert found.constants == (-70.0, 90.0)
     assert edges_of(lambda x: torch.where(x > 5, x, 0.5 * x), X).constants == (5.0,)
+    for reference in (
+        lambda x: torch.fmod(x, 1000.0),
+        lambda x: torch.remainder(x, 1000),
+        lambda x: x // 1000,
+        lambda x: torch.div(x, 1000, rounding_mode="trunc"),
+        lambda x: torch.minimum(x, torch.tensor(1000.0)),
+        lambda x: torch.where(x > torch.tensor(1000), 0, x),
+    ):
+        assert edges_of(reference, X).constants == (1000.0,)
 
 
 def test_a_reference_shows_if_it_looks_for_values_that_are_not_finite() -> None:
@@ -88,6 +97,12 @@ def test_half_precision_stays_finite() -> None:
             lambda x: x.sum(-1) / (x != 0).sum(-1).clamp(min=1),
             lambda x: x.mean(-1),
             lambda: [torch.randn(64, 64)],
+        ),
+        (lambda x: torch.fmod(x, 1000.0) * 2, lambda x: x * 2, lambda: [torch.randn(64, 256)]),
+        (
+            lambda x: torch.minimum(x, torch.tensor(1000.0)),
+            lambda x: x.clone(),
+            lambda: [torch.randn(64, 256)],
         ),
         (torch.log, lambda x: x.clamp(max=8.0).log(), lambda: [torch.randn(16, 64)]),
         (
