@@ -88,7 +88,7 @@ def run(pair: Pair, folder: Path, *, seed: int = 0) -> Found:
         "init": init,
         "state": [[name, request.tree(value)[1]] for name, value in state.items()],
         "order": list(state),
-        "sets": [request.tree(list(inputs))],
+        "inputs": request.tree(list(inputs)),
         "tensors": request.shapes,
     }
     answers = Answers(inputs, state)

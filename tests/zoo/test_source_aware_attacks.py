@@ -25,7 +25,8 @@ def read(name: str) -> Attacks:
     return json.loads(Path(__file__).with_name(name).read_text())
 
 
-REFUSED, OPEN = read("refused_attacks.json"), read("open_attacks.json")
+REFUSED = read("refused_attacks.json") | read("refused_attacks_numbers.json")
+OPEN = read("open_attacks.json")
 
 
 def is_refused(bench_for: Callable[[str], Any], attack: dict[str, str]) -> bool:

@@ -65,7 +65,7 @@ def request(
         "init": ["list", [["value", one] for one in init or []]],
         "state": names,
         "order": [name for name, _ in names],
-        "sets": [["list", [tree(one) for one in inputs]]],
+        "inputs": ["list", [tree(one) for one in inputs]],
         "tensors": tensors,
         **more,
     }

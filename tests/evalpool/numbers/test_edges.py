@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
-from forge.evalpool.judge.numbers.inputs.edges import RAISED_BY, Edges
+from forge.evalpool.judge.numbers.inputs.edges import RAISED_BY, Edges, Kind, fewer, planned
 from forge.evalpool.judge.numbers.own_error import count_work
 from tests.evalpool.numbers.drawn import Function, draw
 
@@ -20,12 +20,22 @@ def edges_of(reference: Callable[..., Any], *inputs: Any, source: str = "") -> E
 
 
 X = torch.randn(16, 64)
+ALL = frozenset(Kind)
 
 
 def test_a_reference_shows_its_constants() -> None:
     found = edges_of(lambda x: functional.hardtanh(x, -70.0, 90.0).clamp(min=1e-8), X)
     assert found.constants == (-70.0, 90.0)
     assert edges_of(lambda x: torch.where(x > 5, x, 0.5 * x), X).constants == (5.0,)
+    for reference in (
+        lambda x: torch.fmod(x, 1000.0),
+        lambda x: torch.remainder(x, 1000),
+        lambda x: x // 1000,
+        lambda x: torch.div(x, 1000, rounding_mode="trunc"),
+        lambda x: torch.minimum(x, torch.tensor(1000.0)),
+        lambda x: torch.where(x > torch.tensor(1000), 0, x),
+    ):
+        assert edges_of(reference, X).constants == (1000.0,)
 
 
 def test_a_reference_shows_if_it_looks_for_values_that_are_not_finite() -> None:
@@ -47,7 +57,7 @@ def test_equal_values_are_not_planted_where_they_leave_the_answer_open() -> None
     for reference in (lambda x: x.argmax(-1), lambda x: x.topk(3), lambda x: x.max(-1)):
         assert not edges_of(reference, X).is_decided
     assert not edges_of(lambda x: (x / x.amax(-1, True)).to(torch.int8), X).is_decided
-    made = Edges(is_decided=False).plant_(X.clone(), is_raised=True, signs=True)
+    made = Edges(is_decided=False).plant_(X.clone(), kinds=ALL, signs=True)
     assert torch.equal(made, X)
 
 
@@ -57,17 +67,45 @@ def test_the_label_left_out_is_the_one_that_the_source_names() -> None:
 
 
 def test_a_planted_tensor_has_zeros_a_row_of_zeros_and_a_raised_row() -> None:
-    made = Edges(constants=(300.0,)).plant_(X.clone(), is_raised=True, signs=True)
+    made = Edges(constants=(300.0,)).plant_(X.clone(), kinds=ALL, signs=True)
     assert int((made == 0).all(-1).sum()) == 1
     assert int((made.median(-1).values > RAISED_BY / 2).sum()) == 1
     assert 64 < int((made == 0).sum()) < 300
     assert made.abs().max() > RAISED_BY + 5
-    kept = Edges(constants=(300.0,)).plant_(X.abs(), is_raised=False, signs=False)
+    kept = Edges(constants=(300.0,)).plant_(X.abs(), kinds=ALL - {Kind.RAISED}, signs=False)
     assert kept.min() == 0
 
 
+def test_nothing_else_is_planted_into_what_is_raised() -> None:
+    for _ in range(20):
+        made = Edges(constants=(300.0,)).plant_(X.clone(), kinds=ALL, signs=True)
+        (row,) = torch.nonzero((made - X > RAISED_BY - 1).all(-1))[:, 0].tolist()
+        assert float((made - X)[row].std()) < 1e-4
+        assert not made[row].eq(RAISED_BY).any()
+
+
+@pytest.mark.parametrize("num_sets", [1, 2, 3, 6])
+def test_each_kind_is_in_every_draw_and_raised_values_without_others(num_sets: int) -> None:
+    seen: set[tuple[frozenset[Kind], ...]] = set()
+    for _ in range(50):
+        made = planned(ALL, num_sets)
+        seen.add(tuple(made))
+        assert frozenset().union(*made) == ALL
+        if num_sets > 1:
+            assert any(one - {Kind.INTEGERS} == {Kind.RAISED} for one in made)
+    assert len(seen) > num_sets - 1
+
+
+def test_a_set_with_fewer_kinds_keeps_those_that_a_reference_may_bear() -> None:
+    assert fewer(frozenset()) == [frozenset()]
+    assert fewer(frozenset({Kind.RAISED})) == [{Kind.RAISED}, frozenset()]
+    assert fewer(ALL)[0] == ALL
+    assert fewer(ALL)[-1] == frozenset()
+    assert {Kind.CONSTANTS} in fewer(ALL)
+
+
 def test_half_precision_stays_finite() -> None:
-    made = Edges(constants=(1e4,)).plant_(X.half(), is_raised=True, signs=True)
+    made = Edges(constants=(1e4,)).plant_(X.half(), kinds=ALL, signs=True)
     assert torch.isfinite(made).all()
 
 
@@ -88,6 +126,12 @@ def test_half_precision_stays_finite() -> None:
             lambda x: x.sum(-1) / (x != 0).sum(-1).clamp(min=1),
             lambda x: x.mean(-1),
             lambda: [torch.randn(64, 64)],
+        ),
+        (lambda x: torch.fmod(x, 1000.0) * 2, lambda x: x * 2, lambda: [torch.randn(64, 256)]),
+        (
+            lambda x: torch.minimum(x, torch.tensor(1000.0)),
+            lambda x: x.clone(),
+            lambda: [torch.randn(64, 256)],
         ),
         (torch.log, lambda x: x.clamp(max=8.0).log(), lambda: [torch.randn(16, 64)]),
         (

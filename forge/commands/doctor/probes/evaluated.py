@@ -39,7 +39,7 @@ def is_product_right() -> bool:
         "init": ["list", []],
         "state": [],
         "order": [],
-        "sets": [["list", [["tensor", 0], ["tensor", 1]]]],
+        "inputs": ["list", [["tensor", 0], ["tensor", 1]]],
         "tensors": [["float32", [SIZE, SIZE], 0]] * 2,
     }
     numbers = np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE)

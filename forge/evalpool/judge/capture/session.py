@@ -51,7 +51,8 @@ def capture(
 
     Args:
         request: Body of the judge's CANDIDATE frame: `entry_point`, `init`, `state`, `order`,
-            `sets`, `set` (number of the input set, 0 by default), `tensors`, `target`, `choices`.
+            `inputs` (of one input set: which one is not for the candidate to know), `tensors`,
+            `target`, `choices`.
         code: The candidate's source.
         ask: Answers value requests and kernel facts; without it they are unsupported.
         file: Where the source is written to: Triton reads kernels from it.
@@ -96,7 +97,7 @@ class Session:
         with torch.no_grad(), recorder:
             module = self._import(code)
             self._construct(module)
-            inputs = self._decode(self.request["sets"][self.request.get("set", 0)], self._input)
+            inputs = self._decode(self.request["inputs"], self._input)
             self.step, recorder.section = "call", Section.FORWARD
             since = len(recorder.storages)
             first, _ = self._forward(inputs)

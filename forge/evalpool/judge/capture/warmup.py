@@ -89,7 +89,7 @@ def warm_up(*, with_inductor: bool = False) -> None:
         "init": ["list", [["value", 32]]],
         "state": [["linear.weight", 0], ["linear.bias", 1]],
         "order": ["linear.weight", "linear.bias"],
-        "sets": [["list", [["tensor", 2]]]],
+        "inputs": ["list", [["tensor", 2]]],
         "tensors": [["float32", [32, 32], 0], ["float32", [32], 0], ["float32", [32, 32], 0]],
     }
     with tempfile.TemporaryDirectory() as folder:

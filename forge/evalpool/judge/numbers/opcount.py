@@ -38,9 +38,9 @@ would cost less than a tenth of their product."""
 THRESHOLDS = {
     *("clamp", "clamp_min", "clamp_max", "hardtanh", "threshold", "softplus", "softshrink"),
     *("hardshrink", "smooth_l1_loss", "huber_loss", "nan_to_num", "eq", "ne", "lt", "le", "gt"),
-    "ge",
+    *("ge", "fmod", "remainder", "floor_divide", "minimum", "maximum", "fmin", "fmax"),
 }
-"""Operations that compare their tensor with a number."""
+"""Operations that compare their tensor with a number, or change it from a number on only."""
 CASTS = ("_to_copy", "copy_")
 
 MAX_CALLS = 2000
@@ -83,7 +83,7 @@ class OpCounter(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload):
             return out
         name = func._schema.name.rpartition("::")[2]
-        if name.rstrip("_") in THRESHOLDS:
+        if name.rstrip("_") in THRESHOLDS or (kwargs or {}).get("rounding_mode"):
             self.constants |= set(_numbers([*args, *(kwargs or {}).values()]))
         if not func.is_view and not _is_free(name):
             given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
@@ -107,8 +107,12 @@ def _truncates(given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
 
 
 def _numbers(values: list[Any]) -> Iterator[float]:
+    """The numbers among the arguments of an operation, also those in tensors without axes."""
     for value in values:
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, torch.Tensor):
+            if not value.ndim and not value.is_complex() and value.device.type != "meta":
+                yield float(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
             yield float(value)
 
 

@@ -100,18 +100,21 @@ class Captures:
             "code": code,
             "entry_point": entry_point,
             "target": self._target,
-            "set": number,
+            "inputs": request["sets"][number],
         }
+        del body["sets"]
         try:
             with phases.timed("capture"):
-                captured = self._captured(run, body, answers=answers)
+                captured = self._captured(run, body, answers=answers, number=number)
             phases.program = phases.program or captured.data
             return captured
         finally:
             with phases.timed("end"):
                 run.end()
 
-    def _captured(self, run: Run, body: dict[str, Any], *, answers: Answers) -> Captured:
+    def _captured(
+        self, run: Run, body: dict[str, Any], *, answers: Answers, number: int
+    ) -> Captured:
         limit_s = self._table.compile_timeout_s
         deadline = time.monotonic() + limit_s
         questions: list[Question] = []
@@ -128,7 +131,7 @@ class Captures:
                     num_asked += len(prefix.outputs)
                     if wrong := excess(num_asked) or unanswerable(prefix):
                         raise Decided(run.finding(Status.REJECTED, "unsupported", wrong))
-                    value = answers.values(prefix, number=body["set"])
+                    value = answers.values(prefix, number=number)
                     questions.append(Question(prefix, tuple(value or ())))
                 else:
                     num_facts += 1

@@ -1,31 +1,37 @@
-"""Edge values planted into one input set: where a reference may behave otherwise than in between.
+"""Edge values planted into input sets: where a reference may behave otherwise than in between.
 
-Called by input_sets.py for the variant PLANTED_IN, as far as the reference bears it:
+Called by input_sets.py for the sets behind the first, as far as the reference bears it:
 
-    zeros        scattered, and a whole slice of the first axis that has enough: masks, norms of 0
-    large        a slice far above all others, of one input: a softmax without its maximum overflows
-    constants    values around those that the reference compares with: clamps, thresholds
-    NaN and inf  where the reference looks for them
-    integers     negative ones where nothing may be an index; lengths of 0; the label left out
+    zeros      scattered, and a whole slice of the first axis that has enough: masks, norms of 0
+    raised     of one input, a slice and an element of another slice far above all others: a softmax
+               without its maximum overflows
+    constants  values around those that the reference compares with: clamps, thresholds; NaN and
+               infinities where the reference looks for them
+    integers   negative ones where nothing may be an index; lengths of 0; the label left out
+
+No kind tells that another is there: each has a set where it is the only one, whose distribution
+varies from draw to draw, and nothing else is planted into what is raised.
 """
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
-PLANTED_IN = "unlike"
-"""The variant of every draw that carries edge values."""
 RAISED_BY = 100.0
-"""exp of it overflows in fp32; two orders above values near 1."""
+"""At least so much: exp of it overflows in fp32; two orders above values near 1."""
 MIN_SLICES = 4
-"""Slices of an axis of which one may be zeros and another raised."""
+"""Slices of an axis of which one may be zeros and two raised."""
 ZERO_SHARE, CONSTANT_SHARE, LABEL_SHARE = 16, 64, 8
 """One element in so many is zero, near a constant, or the label that a loss leaves out."""
 MAX_PLANTED = 4096
@@ -45,6 +51,49 @@ SELECTING = {
 }
 """Operations that return positions, which equal values leave open."""
 IGNORED = re.compile(r"\bignore_index\s*=\s*(-?\d+)")
+
+
+class Kind(StrEnum):
+    """Kinds of edge values."""
+
+    RAISED = "raised"
+    ZEROS = "zeros"
+    CONSTANTS = "constants"
+    INTEGERS = "integers"
+
+
+Kinds = frozenset[Kind]
+
+
+def planned(kinds: Collection[Kind], num_sets: int) -> list[Kinds]:
+    """The kinds of edge values in each of `num_sets` sets of a draw: each kind in one at least.
+
+    The first two or three share no set, as far as there are enough; integers are independent. A set
+    that is left has any of them.
+    """
+    made: list[set[Kind]] = [set() for _ in range(num_sets)]
+    homes = random.sample(made, num_sets)
+    for one in homes[3:]:
+        one |= {kind for kind in kinds if random.random() < 0.5}
+    alone = [kind for kind in Kind if kind in kinds and kind is not Kind.INTEGERS]
+    for kind, home in zip(alone, [*homes, *homes[-1:] * len(alone)], strict=False):
+        home.add(kind)
+    if Kind.INTEGERS in kinds and made:
+        chosen = random.choice(made)
+        for one in made:
+            if one is chosen or random.random() < 0.5:
+                one.add(Kind.INTEGERS)
+    return [frozenset(one) for one in made]
+
+
+def fewer(kinds: Kinds) -> list[Kinds]:
+    """Selections of `kinds`, from all to none, in the order in which they are tried."""
+    dropped = [
+        *((), (Kind.RAISED,), (Kind.ZEROS,), (Kind.RAISED, Kind.ZEROS)),
+        *((Kind.RAISED, Kind.ZEROS, Kind.INTEGERS), (Kind.RAISED, Kind.ZEROS, Kind.CONSTANTS)),
+        tuple(Kind),
+    ]
+    return list(dict.fromkeys(kinds.difference(one) for one in dropped))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,30 +134,49 @@ class Edges:
             ignored=ignored,
         )
 
-    def plant_(self, value: torch.Tensor, *, is_raised: bool, signs: bool) -> torch.Tensor:
+    def kinds(self, *, has_integers: bool) -> Kinds:
+        """The kinds that could change anything."""
+        found: set[Kind] = {Kind.RAISED, Kind.ZEROS} if self.is_decided else set()
+        if self.constants or not self.is_finite:
+            found.add(Kind.CONSTANTS)
+        if has_integers:
+            found.add(Kind.INTEGERS)
+        return frozenset(found)
+
+    def plant_(self, value: torch.Tensor, *, kinds: Kinds, signs: bool) -> torch.Tensor:
         """A contiguous floating tensor with edge values, written in place.
 
         Args:
-            is_raised: a slice is raised, too.
+            kinds: which of them.
             signs: values may be negative.
         """
         if value.numel() < 2:
             return value
         flat = value.view(-1)
-        size = len(flat)
-        limit = torch.finfo(value.dtype).max / 4
+        slices = _slices(value) if self.is_decided else []
+        raised = slices[1:] if Kind.RAISED in kinds else []
+        before = [one.clone() for one in raised]
+        if Kind.CONSTANTS in kinds:
+            self._plant_constants(flat, signs=signs)
+        if Kind.ZEROS in kinds and self.is_decided:
+            flat[_places(flat, ZERO_SHARE)] = 0
+            for one in slices[:1]:
+                one.zero_()
+        for one, earlier in zip(raised, before, strict=True):
+            one.copy_(earlier)
+        _raise(raised)
+        return value
+
+    def _plant_constants(self, flat: torch.Tensor, *, signs: bool) -> None:
+        limit = torch.finfo(flat.dtype).max / 4
         for constant in self.constants:
             places = _places(flat, CONSTANT_SHARE)
-            around = torch.rand(len(places), device=value.device) * 4.5 - 2.0  # from -2 to 2.5
+            around = torch.rand(len(places), device=flat.device) * 4.5 - 2.0  # from -2 to 2.5
             around.mul_(constant).clamp_(-limit, limit)
-            flat[places] = (around if signs else around.abs_()).to(value.dtype)
-        if self.is_decided:
-            flat[_places(flat, ZERO_SHARE)] = 0
-            _plant_slices(value, is_raised=is_raised)
+            flat[places] = (around if signs else around.abs_()).to(flat.dtype)
         if not self.is_finite:
             for special in (float("nan"), float("inf"), float("-inf")):
-                flat[_places(flat, size)] = special
-        return value
+                flat[_places(flat, len(flat))] = special
 
     def labels(self, value: torch.Tensor) -> torch.Tensor:
         """Integers with some at an edge: of other sign, or the label left out."""
@@ -121,14 +189,22 @@ class Edges:
         return made
 
 
-def _plant_slices(value: torch.Tensor, *, is_raised: bool) -> None:
+def _slices(value: torch.Tensor) -> list[torch.Tensor]:
+    """Three slices of the first axis that has enough; none if there is no such axis."""
     axis = next((a for a, length in enumerate(value.shape) if length >= MIN_SLICES), None)
     if axis is None or value.shape[axis] == value.numel():
-        return
-    zero, raised = torch.randperm(value.shape[axis], device=value.device)[:2].tolist()
-    value.select(axis, zero).zero_()
-    if is_raised:
-        value.select(axis, raised).add_(RAISED_BY)
+        return []
+    chosen = torch.randperm(value.shape[axis], device=value.device)[:3].tolist()
+    return [value.select(axis, index) for index in chosen]
+
+
+def _raise(slices: Sequence[torch.Tensor]) -> None:
+    """All of the first slice, and one element of the second, which others do not tell."""
+    if slices:
+        whole, single = slices
+        place = tuple(random.randrange(length) for length in single.shape)
+        whole.add_(RAISED_BY * random.uniform(1.0, 1.5))
+        single[place] += RAISED_BY * random.uniform(1.0, 1.5)
 
 
 def _places(flat: torch.Tensor, share: int) -> torch.Tensor:

@@ -5,8 +5,8 @@ reference bears it: it neither fails nor overflows, and eager is within the tole
 Where it does not, inputs closer to the given ones are tried, in the end the problem's own under
 another seed:
 
-    edges ─▶ no large slice ─▶ no edges ─▶ signs kept ─▶ [0, 1] kept ─▶ masks and indices as given
-    ─▶ mild ─▶ as given
+    edges ─▶ fewer kinds of edges ─▶ no edges ─▶ signs kept ─▶ [0, 1] kept ─▶ masks and indices as
+    given ─▶ mild ─▶ as given
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from forge.evalpool.judge.numbers.called import (
     memory_order,
     replaced,
 )
+from forge.evalpool.judge.numbers.few import errors_of_few
 from forge.evalpool.judge.numbers.file_inputs import make_inputs
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
-from forge.evalpool.judge.numbers.inputs.edges import PLANTED_IN, Edges
+from forge.evalpool.judge.numbers.inputs.edges import Edges, Kind, Kinds, fewer, planned
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.inputs.variants import Freedom, avoid_bf16_, vary_
 from forge.evalpool.judge.numbers.own_error import errors_of, root_mean_square
@@ -63,8 +64,8 @@ HUGE = "huge"
 MAX_HUGE = 4
 PRODUCTS = ("prod", "cumprod")
 """Operations whose result vanishes or overflows: `near_one` is the first of OTHERS."""
-UNIT_KEPT = 5
-"""Number of the freedom that keeps [0, 1] (`Draws._freedoms`)."""
+UNIT_KEPT = 2
+"""Step of the freedom that keeps [0, 1] (`Draws._freedoms`)."""
 UNIT_ONLY = ("binary_cross_entropy",)
 """Operations that end a process on a GPU for inputs outside of [0, 1]."""
 
@@ -92,11 +93,6 @@ class Recipe:
     variant: str
     seed: bytes
     freedom: Freedom
-
-    @property
-    def has_edges(self) -> bool:
-        """True if edge values are planted."""
-        return self.variant == PLANTED_IN and self.freedom.has_edges
 
 
 @dataclass(slots=True, kw_only=True)
@@ -169,10 +165,17 @@ def make_sets(
         operations, flops: of one call of the reference (`count_work`), as far as known.
         edges: of the reference; None plants zeros and large slices alone.
     """
-    draws = Draws(module, model, terms=terms, operations=operations, edges=edges or Edges())
     variants = plan(num_sets, operations=operations, is_tf32=terms.is_tf32)
     if terms.is_plain:
         variants = ["given"] * num_sets
+    draws = Draws(
+        module,
+        model,
+        terms=terms,
+        operations=operations,
+        edges=edges or Edges(),
+        variants=variants,
+    )
     sets: list[InputSet] = []
     num_bytes = 0
     search = witness.Search(
@@ -194,6 +197,14 @@ def make_sets(
         num_bytes += made.num_bytes()
         if len(sets) >= 2 and num_bytes + made.num_bytes() > terms.max_bytes:
             break
+    for number in range(min(len(one.outputs) for one in sets)):
+        found = errors_of_few(
+            [one.outputs[number] for one in sets],
+            [one.errors[number] for one in sets],
+            precision=terms.precision,
+        )
+        for one, error in zip(sets, found, strict=True):
+            one.errors[number] = error
     return sets
 
 
@@ -208,17 +219,27 @@ class Draws:
         terms: Terms,
         operations: Collection[str] = (),
         edges: Edges,
+        variants: Collection[str] = (),
     ) -> None:
         self._module = module
         self._model = model
         self._terms = terms
         self._operations = operations
         self._edges = edges
+        self._variants = list(variants)
+        """Variants of the draw, as far as they are known."""
+        self._kinds: list[Kinds] = []
+        """Kinds of edge values in each set to come that has any (`_has_edges`)."""
+        self._owed: Kinds = frozenset()
+        """Kinds that the reference has not borne where they were planned, once: the next set has
+        them."""
+        self._again: Kinds = frozenset()
+        """Kinds that were owed before."""
         self._given: list[Any] | None = None
         """Discrete inputs of the first set, by which constants are recognised."""
         self._traits = _Traits()
         self._start = 0
-        """Number of freedoms in which the reference failed in an earlier set."""
+        """Steps of freedom in which the reference failed in an earlier set."""
         self._huge = -1
         """Number of sets with a huge input so far, less one: the inputs take turns."""
         self.num_huge = 1
@@ -249,8 +270,10 @@ class Draws:
         is_huge = recipe.variant == HUGE
         operands = _operands(inputs)
         chosen = operands[self._huge % MAX_HUGE :][:1] if is_huge else ()
-        edges = self._edges if recipe.has_edges else None
-        raised = random.choice(operands) if operands and recipe.freedom.is_raised else None
+        kinds = recipe.freedom.kinds
+        edges = self._edges if kinds else None
+        labels = self._edges if Kind.INTEGERS in kinds else None
+        raised = random.choice(operands) if operands and Kind.RAISED in kinds else None
 
         def change(number: int, value: torch.Tensor) -> torch.Tensor:
             first = earlier[number] if number < len(earlier) else None
@@ -260,7 +283,7 @@ class Draws:
                 is_raised = number == raised
                 vary_(value, recipe.variant, recipe.freedom, edges=edges, is_raised=is_raised)
             elif not is_kept and recipe.freedom.discrete:
-                made = redraw(value, first, variant=recipe.variant, edges=edges)
+                made = redraw(value, first, variant=recipe.variant, edges=labels)
             return avoid_bf16_(made) if is_adverse else made
 
         return replaced(inputs, change)
@@ -273,13 +296,16 @@ class Draws:
         self._huge += variant == HUGE
         if variant != "given":
             is_inexact = False
-            for number, freedom in self._freedoms(variant):
+            kinds = self._planned(variant)
+            for step, freedom in self._freedoms(kinds):
                 recipe = Recipe(variant=variant, seed=fresh_seed(), freedom=freedom)
                 if (made := self._tried_recipe(recipe)) is not None:
                     if not freedom.is_mild and not is_inexact:
-                        self._start = max(self._start, number)
+                        self._start = max(self._start, step)
+                    self._owe(kinds - freedom.kinds)
                     return made
                 is_inexact = is_inexact or self._is_inexact
+            self._owe(kinds)
         if self._traits.has_discrete and not self._terms.is_plain:
             recipe = Recipe(variant="given", seed=fresh_seed(), freedom=Freedom())
             if (made := self._tried_recipe(recipe)) is not None:
@@ -350,28 +376,47 @@ class Draws:
                 return made
         raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
 
-    def _freedoms(self, variant: str) -> Iterator[tuple[int, Freedom]]:
-        """From the widest that the reference may bear, with their numbers."""
-        traits, has_edges = self._traits, variant == PLANTED_IN
+    def _has_edges(self, variant: str) -> bool:
+        """True for variants that may have edge values: zeros would leave nothing of a product."""
+        is_product = any(name in PRODUCTS for name in self._operations)
+        return variant not in ("given", HUGE) and not (is_product and variant == "near_one")
+
+    def _planned(self, variant: str) -> Kinds:
+        """The kinds of edge values for the next set."""
+        if not self._has_edges(variant):
+            return frozenset()
+        if self._variants:
+            kinds = self._edges.kinds(has_integers=self._traits.has_discrete)
+            self._kinds = planned(kinds, sum(map(self._has_edges, self._variants)))
+            self._variants = []
+        kinds = (self._kinds.pop() if self._kinds else frozenset[Kind]()) | self._owed
+        self._owed = frozenset()
+        return kinds
+
+    def _owe(self, kinds: Kinds) -> None:
+        self._owed = kinds - self._again
+        self._again |= kinds
+
+    def _freedoms(self, kinds: Kinds) -> Iterator[tuple[int, Freedom]]:
+        """From the widest that the reference may bear, with their steps: each step keeps more of
+        the given inputs, whatever edge values there are."""
+        traits = self._traits
         free = Freedom(forms=self._is_copy)
-        plain = replace(free, has_edges=False, is_raised=False)
-        kept = replace(plain, signs=False, unit=False)
+        kept = replace(free, signs=False, unit=False)
         steps = [
-            (free, True),
-            (replace(free, is_raised=False), has_edges),
-            (plain, has_edges),
-            (replace(free, is_raised=False, signs=False), has_edges and traits.has_non_negative),
-            (replace(plain, signs=False), traits.has_non_negative),
-            (kept, traits.has_unit),
-            (replace(kept, discrete=False), traits.has_discrete),
-            (replace(kept, discrete=False, is_mild=True), True),
+            (free, True, fewer(kinds)),
+            (replace(free, signs=False), traits.has_non_negative, fewer(kinds - {Kind.RAISED})),
+            (kept, traits.has_unit, [frozenset[Kind]()]),
+            (replace(kept, discrete=False), traits.has_discrete, [frozenset[Kind]()]),
+            (replace(kept, discrete=False, is_mild=True), True, [frozenset[Kind]()]),
         ]
         start = self._start
         if any(one in name for name in self._operations for one in UNIT_ONLY):
             start = max(start, UNIT_KEPT)
-        for number, (freedom, is_news) in enumerate(steps):
-            if number >= start and (is_news or number == start):
-                yield number, freedom
+        for step, (freedom, is_news, selections) in enumerate(steps):
+            if step >= start and (is_news or step == start):
+                for selection in selections:
+                    yield step, replace(freedom, kinds=selection)
 
     def _run(
         self, inputs: list[Any], *, variant: str, is_finite_only: bool = True

@@ -23,12 +23,13 @@ import torch
 from forge.evalpool.judge.numbers.called import is_categorical
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form, settle
+from forge.evalpool.judge.numbers.inputs.edges import Kind
 from forge.evalpool.judge.numbers.slabs import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.evalpool.judge.numbers.inputs.edges import Edges
+    from forge.evalpool.judge.numbers.inputs.edges import Edges, Kinds
 
 NUM_SPIKES, MAX_SPIKES = 48, 4096
 SPIKE_SHARE = 8
@@ -65,10 +66,8 @@ class Freedom:
     """Masks and indices are drawn anew."""
     is_mild: bool = False
     """Smaller spikes and ranges of scale."""
-    has_edges: bool = True
-    """Edge values are planted in one variant (edges.py)."""
-    is_raised: bool = True
-    """A slice among them is far above all others."""
+    kinds: Kinds = frozenset()
+    """Edge values that are planted (edges.py)."""
     forms: bool = False
     """Probabilities, sorted rows and matrices of a form need not stay such."""
 
@@ -86,8 +85,8 @@ def vary_(
     Categorical values and single numbers stay as they are.
 
     Args:
-        edges: plants edge values in a tensor of no form; None plants none.
-        is_raised: a slice is far above all others.
+        edges: plants the kinds of `freedom` in a tensor of no form; None plants none.
+        is_raised: the tensor that has the raised values, if there are any.
     """
     if variant == "given" or value.numel() < 2:
         return value
@@ -108,7 +107,8 @@ def vary_(
     VARIANTS[variant](value, is_free, freedom.is_mild)
     settle(value, domain, signs=not freedom.signs, unit=not freedom.unit)
     if edges is not None and domain.form is Form.FREE:
-        edges.plant_(value, is_raised=is_raised, signs=is_free)
+        kinds = freedom.kinds if is_raised else freedom.kinds - {Kind.RAISED}
+        edges.plant_(value, kinds=kinds, signs=is_free)
     return value
 
 
