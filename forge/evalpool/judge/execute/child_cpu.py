@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.ma  # np.unique imports it, and a sandbox may have no files by then
+import numpy.ma  # pyright: ignore[reportUnusedImport]  # np.unique needs it in a sandbox
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind

@@ -339,9 +339,9 @@ class Draws:
     def _has_grown(self, made: InputSet, recipe: Recipe) -> bool:
         """True if outputs are so much larger than those of the first set that a recurrence has
         amplified its roundings, too, and nobody knows them or edge values are to blame."""
-        if not recipe.has_edges and any(one.numel() for one in made.errors):
+        if not recipe.freedom.kinds and any(one.numel() for one in made.errors):
             return False
-        limit = MAX_GROWTH if recipe.has_edges else MAX_UNKNOWN_GROWTH
+        limit = MAX_GROWTH if recipe.freedom.kinds else MAX_UNKNOWN_GROWTH
         sizes = [root_mean_square(one) for one in made.outputs if one.is_floating_point()]
         typical = [size for size in self._typical if size > 0]
         return bool(sizes and typical) and max(sizes) > limit * max(typical)
