@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from forge.evalpool.judge.execute.dependent import Unfinished
 from forge.evalpool.judge.execute.outcome import (
     ExecutionFailed,
     FaultReport,
@@ -75,6 +76,10 @@ TF32 = "inputPrecision = tf32 "
 """Attribute of a matrix product in TTIR."""
 NUM_SMS, THREADS_OF_SM, BLOCKS_OF_SM, WARP = 132, 2048, 32, 32
 """The card that instances which wait for each other are held against: an H100."""
+EARLY_WORDS = (
+    "a kernel launched with launch_pdl uses what the kernel before it may still be at work on; "
+    "call tl.extra.cuda.gdc_wait() first, at the top level of the kernel"
+)
 PRODUCT = re.compile(r"tt\.dot .*: tensor<(?:\d+x)+(?P<element>\w+)")
 """A matrix product in TTIR, with the element of its left operand."""
 RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
@@ -331,10 +336,14 @@ class CpuExecutor:
 
     def _run(self, nodes: Sequence[Node], outcome: Outcome, mode: _Mode) -> list[_Suspicion]:
         suspicions: list[_Suspicion] = []
+        unfinished = Unfinished(self.program)
         for node in self._nodes(nodes):
             if isinstance(node, Launch):
+                if not unfinished.begin(node, self._plan(node)):
+                    raise ExecutionFailed("unsupported", EARLY_WORDS, line=node.line)
                 suspicions += self._launch(node, outcome, mode)
             elif isinstance(node, Op):
+                unfinished.pass_by(node)
                 suspicions += self._operation(node)
                 outcome.costs.append(self._cost_of(node))
             elif isinstance(node, Value):
