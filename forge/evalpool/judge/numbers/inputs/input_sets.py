@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -107,6 +107,8 @@ class InputSet:
     """Positions of those inputs among the tensors of the inputs."""
     form: str
     """`tensor`, or `list` for several outputs."""
+    state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """Parameters that the reference changes, as it leaves them; on a CPU."""
     own_error: float = 0.0
     """The largest of `errors`, in tolerances."""
 
@@ -355,8 +357,8 @@ class Draws:
     ) -> InputSet | None:
         """Eager's outputs and errors. None for outputs that are not finite where given ones are, or
         mostly not."""
-        called = call(self._model, inputs)
-        changed = called.changed()
+        called = call(self._model, inputs, has_state=self._terms.device == "cpu")
+        changed, state = called.changed(), called.state
         outputs, form = called.results(changed), called.form
         del called  # at full size inputs are gigabytes
         if not outputs:
@@ -379,6 +381,7 @@ class Draws:
             own_error=errors.largest,
             variant=variant,
             changed=changed,
+            state=state,
             form=form,
         )
 
