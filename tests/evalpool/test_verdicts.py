@@ -263,11 +263,17 @@ def test_a_timeout_of_a_candidate_that_holds_much_memory_says_so(
 
 
 def test_a_loop_that_waits_for_its_kernel_is_correct(bench: Any) -> None:
-    """It reads a value that its kernel has written: a question to the judge."""
+    """It reads a value that its kernel has written: a question to the judge. At first nothing has
+    written to an empty tensor: no card promises that it holds NaN."""
     launch = "kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)"
+    empty = "torch.empty_like(x)"
     code = relu_kernel()
     assert launch in code
+    assert empty in code
     code = code.replace(launch, f"while y[0, 0].isnan().item():\n            {launch}")
+    verdict = bench.judge(code, table=JudgeTable(correct_timeout_s=5.0))
+    assert verdict.reason == "uninitialised"
+    code = code.replace(empty, "torch.full_like(x, float('nan'))")
     assert bench.judge(code, table=JudgeTable(correct_timeout_s=5.0)).status is Status.CORRECT
 
 

@@ -3,37 +3,63 @@
 from __future__ import annotations
 
 import mmap
+import struct
+
+import pytest
 
 from forge.evalpool.judge.channel.shm import TensorSpec
+from forge.evalpool.judge.numbers.compare import Expected
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
 from forge.evalpool.judge.trial.references import InputSet, Reference
 
 SPEC = TensorSpec("float32", (4,))
-INPUT, SLOT, PARAMETER = 0, 1, 2
+INPUT, PARAMETER = 0, 2
 CONTENT = b"\1" * 16
+TWOS = struct.pack("4f", *[2.0] * 4)
 
 
-def test_a_call_finds_parameters_as_the_reference_has_them() -> None:
+def reference_of(state: dict[str, Expected]) -> Reference:
+    """A reference with an input and a parameter of four floats, and a tensor between them."""
     one = InputSet(
         tree=["list", [["tensor", INPUT]]],
         places=(INPUT,),
         contents=(CONTENT,),
-        slots=(SLOT,),
+        slots=(),
         expected=(),
         changed={},
         variant="given",
+        state=state,
     )
-    reference = Reference(
+    return Reference(
         request={"state": [["mean", PARAMETER]]},
-        image=b"\0" * 32 + b"\2" * 16,
+        image=b"\0" * 32 + TWOS,
         starts=[0, 16, 32],
         specs=[SPEC] * 3,
         sets=[one],
         is_sequence=False,
     )
+
+
+def test_a_call_finds_parameters_as_the_reference_has_them() -> None:
+    reference = reference_of({})
     with mmap.mmap(-1, 48) as memory:
         mapped = CpuMemory(reference, memory)
         memory[:] = b"\7" * 48
         mapped.load(0)
         assert memory[:16] == CONTENT
-        assert memory[32:] == b"\2" * 16
+        assert memory[32:] == TWOS
+
+
+@pytest.mark.parametrize(("left", "is_right"), [(2.0, True), (0.5, True), (0.6, False)])
+def test_a_changed_parameter_is_left_alone_or_as_the_reference_leaves_it(
+    left: float, is_right: bool
+) -> None:
+    of = struct.pack("4f", *[0.5] * 4)
+    expected = Expected.make(SPEC, of, error=b"", precision="fp32")
+    reference = reference_of({"mean": expected})
+    with mmap.mmap(-1, 48) as memory:
+        mapped = CpuMemory(reference, memory)
+        mapped.load(0)
+        memory[32:] = struct.pack("4f", *[left] * 4)
+        mapped.take()
+        assert (mapped.mismatch(0) is None) == is_right

@@ -123,3 +123,36 @@ def test_a_mapped_function_may_return_early_for_each_element() -> None:
     y = np.zeros_like(x)
     run(text("mapped_branches"), 4, x, y)
     assert np.array_equal(y, np.where(x > 0, x * 2, x - 1))
+
+
+BARRIER = kernel(
+    "%c: !tt.ptr<i32>, %n: i32",
+    """
+    %one = arith.constant 1 : i32
+    %zero = arith.constant 0 : i32
+    %true = arith.constant true
+    %a = tt.atomic_rmw add, acq_rel, gpu, %c, %one, %true : (!tt.ptr<i32>, i32, i1) -> i32
+    scf.while : () -> () {
+      %s = tt.atomic_rmw add, acq_rel, gpu, %c, %zero, %true : (!tt.ptr<i32>, i32, i1) -> i32
+      %w = arith.cmpi slt, %s, %n : i32
+      scf.condition(%w)
+    } do {
+      scf.yield
+    }
+""",
+)
+
+
+def test_a_barrier_of_more_instances_than_a_card_holds_never_ends() -> None:
+    count = np.zeros(1, np.int32)
+    run(BARRIER, 8, count, 8, num_resident=8)
+    assert count[0] == 8
+    with pytest.raises(Unsupported, match="wait for others to begin"):
+        run(BARRIER, 9, np.zeros(1, np.int32), 9, num_resident=8)
+
+
+def test_a_lock_needs_no_more_than_two_instances_at_once() -> None:
+    x, out = np.ones((40, 100), np.float32), np.zeros((4, 100), np.float32)
+    locks, counts = np.zeros(4, np.int32), np.zeros(4, np.int32)
+    run(text("locked_sum"), 40, x, out, locks, counts, 100, name="red", num_resident=2)
+    assert (out == 10).all()

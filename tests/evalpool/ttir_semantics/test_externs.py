@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from forge.evalpool.judge.program.dialect import EXTERN
+from forge.evalpool.judge.ttir.semantics.approximate import FUNCTIONS
+from forge.evalpool.judge.ttir.semantics.externs import FAST, lookup
 from forge.evalpool.judge.ttir.semantics.special import bessel_j, bessel_y
 from forge.evalpool.judge.ttir.values import Unsupported
 from tests.evalpool.ttir_semantics.applying import apply, row
@@ -105,3 +107,16 @@ def test_arithmetic_of_the_library() -> None:
     assert call("__nv_sinpi", "f64 -> f64", [1e6, 0.5, -1.5]) == [0, 1, 1]
     assert call("__nv_saturatef", "f32 -> f32", [-1, 0.5, 2, math.nan]) == [0, 0.5, 1, 0]
     assert call("__nv_jn", "i32 f64 -> f64", [2], [3.0]) == pytest.approx([0.486091260585891])
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_fast_functions_have_an_error_within_what_a_tolerance_allows_for_small_operands(
+    name: str,
+) -> None:
+    x = np.linspace(0.6, 1.4, 200, dtype=np.float32)
+    operands = [x, x[::-1].copy()] if name in ("fast_powf", "fast_fdividef") else [x]
+    found = lookup(f"__nv_{name}")
+    assert found is not None
+    exact = FAST[name](*(one.astype(np.float64) for one in operands))
+    error = np.abs(found(*operands) - exact)
+    assert 0 < (error / (1 + np.abs(exact))).max() < 1e-5

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from forge.evalpool.judge.execute.dependent import Unfinished
 from forge.evalpool.judge.execute.outcome import (
     ExecutionFailed,
     FaultReport,
@@ -73,6 +74,12 @@ TOLERANCE = 1e-3
 """Relative difference of an output between two orders that atomic sums of floats may have."""
 TF32 = "inputPrecision = tf32 "
 """Attribute of a matrix product in TTIR."""
+NUM_SMS, THREADS_OF_SM, BLOCKS_OF_SM, WARP = 132, 2048, 32, 32
+"""The card that instances which wait for each other are held against: an H100."""
+EARLY_WORDS = (
+    "a kernel launched with launch_pdl uses what the kernel before it may still be at work on; "
+    "call tl.extra.cuda.gdc_wait() first, at the top level of the kernel"
+)
 PRODUCT = re.compile(r"tt\.dot .*: tensor<(?:\d+x)+(?P<element>\w+)")
 """A matrix product in TTIR, with the element of its left operand."""
 RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
@@ -329,10 +336,14 @@ class CpuExecutor:
 
     def _run(self, nodes: Sequence[Node], outcome: Outcome, mode: _Mode) -> list[_Suspicion]:
         suspicions: list[_Suspicion] = []
+        unfinished = Unfinished(self.program)
         for node in self._nodes(nodes):
             if isinstance(node, Launch):
+                if not unfinished.begin(node, self._plan(node)):
+                    raise ExecutionFailed("unsupported", EARLY_WORDS, line=node.line)
                 suspicions += self._launch(node, outcome, mode)
             elif isinstance(node, Op):
+                unfinished.pass_by(node)
                 suspicions += self._operation(node)
                 outcome.costs.append(self._cost_of(node))
             elif isinstance(node, Value):
@@ -354,7 +365,15 @@ class CpuExecutor:
         plan = self._plan(node)
         arguments = [self._argument(one) for one in node.arguments]
         try:
-            report = launch(plan, kernel.name, node.grid, arguments, self.memory, order=mode.order)
+            report = launch(
+                plan,
+                kernel.name,
+                node.grid,
+                arguments,
+                self.memory,
+                order=mode.order,
+                num_resident=self._num_resident(node),
+            )
         except Faulted as error:
             found = fault_report(error.fault, Place(self.program, node, outcome.num_launches))
             raise ExecutionFailed(found.kind, found.message, line=found.line) from error
@@ -378,6 +397,18 @@ class CpuExecutor:
         return [
             _Suspicion(one.kind, partial(fault_report, one, place)) for one in report.suspicions
         ]
+
+    def _num_resident(self, node: Launch) -> int:
+        """Instances of a launch that the assumed card holds at once, if their threads are the only
+        limit."""
+        options = self.program.kernels[node.kernel].options
+        num_threads = WARP * options.num_warps
+        num_blocks = NUM_SMS * min(THREADS_OF_SM // num_threads, BLOCKS_OF_SM)
+        found = max(1, num_blocks // options.num_ctas)
+        if options.launch_cooperative_grid and math.prod(node.grid) > found:
+            words = f"a cooperative launch of {math.prod(node.grid)} programs; a card holds {found}"
+            raise Unsupported(words)
+        return found
 
     def _bytes_of(self, node: Launch, plan: Any) -> tuple[int, int]:
         """Bytes of the storages that a launch may read, and of those that it may write to."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +34,9 @@ class Called:
     after: list[torch.Tensor]
     """The tensors among the inputs."""
     form: str
+    state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """Parameters and buffers that the call changed, as it left them; only where they were asked
+    for."""
 
     def changed(self) -> list[int]:
         """Numbers of the inputs that the call changed."""
@@ -46,11 +49,18 @@ class Called:
         return [*self.outputs, *(self.after[number] for number in numbers)]
 
 
-def call(model: Any, inputs: list[Any]) -> Called:
-    """One call on copies of the model and the inputs."""
-    given = copy.deepcopy(inputs)
-    called = call_on(copy.deepcopy(model), given)
+def call(model: Any, inputs: list[Any], *, has_state: bool = False) -> Called:
+    """One call on copies of the model and the inputs; `has_state` asks for `Called.state`."""
+    given, own = copy.deepcopy(inputs), copy.deepcopy(model)
+    called = call_on(own, given)
     called.before = leaves(inputs)
+    if has_state:
+        before, after = model.state_dict(), own.state_dict()
+        called.state = {
+            name: after[name]
+            for name, tensor in before.items()
+            if name in after and not is_equal(tensor, after[name])
+        }
     return called
 
 

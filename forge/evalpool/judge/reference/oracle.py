@@ -238,6 +238,7 @@ def _describe(
                     [number, describer.add(output), describer.add(error)]
                     for number, output, error in one.changes()
                 ],
+                "state": [[name, describer.add(tensor)] for name, tensor in one.state.items()],
             }
             for one in sets
         ],

@@ -90,6 +90,19 @@ class CpuMemory:
             found = mismatch(expected, got, name=f"input {index}")
             if found is not None:
                 return f"Model changes its input in place, do as it does: {found}"
+        return self._state_mismatch(number)
+
+    def _state_mismatch(self, number: int) -> str | None:
+        """First element that differs of the parameters that forward may change: it leaves each
+        alone, or as the reference leaves it."""
+        reference, places = self.reference, dict(self.reference.request["state"])
+        for name, expected in reference.sets[number].state.items():
+            got = reference.read(self._left, places[name])
+            if got == reference.read(reference.image, places[name]):
+                continue
+            found = mismatch(expected, got, name=f"parameter {name}")
+            if found is not None:
+                return f"Model changes its parameter in place, do as it does: {found}"
         return None
 
     def are_inputs_kept(self, number: int) -> bool:

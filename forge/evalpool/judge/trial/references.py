@@ -13,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel import frames
@@ -180,6 +180,8 @@ class InputSet:
     """Inputs that the reference changes, by position, as it leaves them."""
     variant: str
     """Name of its distribution; `given` for the problem's own."""
+    state: dict[str, Expected] = field(default_factory=dict[str, Expected])
+    """Parameters that the reference changes, by name, as it leaves them."""
 
 
 class References:
@@ -367,6 +369,7 @@ class _Builder:
                 for position, output, error in one["changed"]
                 if type(position) is int and 0 <= position < len(parts)
             },
+            state={str(name): self._expected(part) for name, part in one["state"]},
         )
 
     def _tree(self, tree: Any, parts: list[int]) -> Tree:
@@ -401,11 +404,11 @@ class _Builder:
         self._contents.append(content)
         return len(self._chosen) - 1
 
-    def _expected(self, output: int, error: int) -> Expected:
+    def _expected(self, output: int, error: int | None = None) -> Expected:
         return Expected.make(
             self._specs[output],
             self._parts[output],
-            error=self._parts[error],
+            error=b"" if error is None else self._parts[error],
             precision=self._precision,
         )
 

@@ -107,8 +107,14 @@ def launch(
     *,
     order: Order = Order.NATURAL,
     fuel: int = FUEL,
+    num_resident: int = 1 << 31,
 ) -> Report:
     """Runs a kernel on the storages of `memory`.
+
+    Args:
+        num_resident: instances that a card holds at once: the others begin once one of these has
+            ended. It counts where instances wait for each other and begin in their natural order,
+            in which a card begins them.
 
     Raises:
         Faulted: an access is out of bounds or misaligned. Earlier stores have happened.
@@ -132,7 +138,8 @@ def launch(
     values = _bind(function, arguments, memory)
     with np.errstate(all="ignore"):
         if is_serial:
-            _run_serially(function, values, one, total, order)
+            most = num_resident if is_first else total
+            _run_serially(function, values, one, total, order, most=most)
         else:
             for ids in _slabs(plan, total, order):
                 for _ in run_function(function, values, Group(launch=one, ids=ids)):
@@ -182,9 +189,15 @@ def _slabs(plan: ModulePlan, total: int, order: Order) -> Iterator[NDArray[np.in
 
 
 def _run_serially(
-    function: FunctionPlan, values: list[Any], one: Launch, total: int, order: Order
+    function: FunctionPlan,
+    values: list[Any],
+    one: Launch,
+    total: int,
+    order: Order,
+    *,
+    most: int,
 ) -> None:
-    """Each instance until it ends or waits; those that wait take turns."""
+    """Each instance until it ends or waits; those that wait, `most` of them, take turns."""
     if total > MAX_SERIAL:
         raise Unsupported(f"{total} instances that wait for each other")
     ids = list(range(total))
@@ -194,20 +207,35 @@ def _run_serially(
         random.shuffle(ids)
     waiting: list[tuple[Run, int]] = []
     for number in ids:
+        num_rounds = 0
+        while len(waiting) >= most:
+            waiting = _round(waiting, one)
+            num_rounds += 1
+            if num_rounds > MAX_ROUNDS:
+                words = f"{most} programs, as many as a card holds, wait for others to begin"
+                raise Unsupported(words)
         run = run_function(function, values, Group(launch=one, ids=np.array([number], np.int32)))
         if _goes_on(run, one):
             waiting.append((run, one.depth))
         one.depth = 0
     while waiting:
-        still: list[tuple[Run, int]] = []
-        # Each round goes the other way: chains of instances end in one round, however they lie.
-        for run, depth in reversed(waiting):
-            one.depth = depth
-            if _goes_on(run, one):
-                still.append((run, one.depth))
-        waiting = still
+        waiting = _round(waiting, one)
 
 
+def _round(waiting: list[tuple[Run, int]], one: Launch) -> list[tuple[Run, int]]:
+    """Gives each instance a turn. Returns those that still wait, in the opposite order: chains of
+    instances end in one round, however they lie."""
+    still: list[tuple[Run, int]] = []
+    for run, depth in reversed(waiting):
+        one.depth = depth
+        if _goes_on(run, one):
+            still.append((run, one.depth))
+    one.depth = 0
+    return still
+
+
+MAX_ROUNDS = 50
+"""Turns of all instances that a card holds in which one of them must end."""
 PATIENCE = 2
 """Times that an instance may ask again before the next one has its turn."""
 

@@ -67,13 +67,16 @@ def _operations(block: BasicBlock) -> Iterator[Operation]:
                 yield from _operations(nested)
 
 
-def uses_of(module: Module, name: str) -> tuple[Use | None, ...]:
+def uses_of(module: Module, name: str, *, until: int | None = None) -> tuple[Use | None, ...]:
     """How a kernel accesses memory through each argument; None for arguments without address.
 
     A pointer that may come from several arguments counts for each of them. An address that is
     read from memory counts for none.
+
+    Args:
+        until: index of the operation of the kernel before which accesses count; None for all.
     """
-    return _Summary(module).of(name)
+    return _Summary(module).of(name, until=until)
 
 
 class _Summary:
@@ -81,7 +84,7 @@ class _Summary:
         self.module = module
         self.known: dict[str, tuple[Use | None, ...]] = {}
 
-    def of(self, name: str) -> tuple[Use | None, ...]:
+    def of(self, name: str, *, until: int | None = None) -> tuple[Use | None, ...]:
         if name in self.known:
             return self.known[name]
         function = self.module.functions[name]
@@ -92,7 +95,8 @@ class _Summary:
         self.known[name] = uses  # a recursive call finds what is known so far
         sources = self._sources(function)
         for operation in operations_of(function):
-            self._note(operation, uses, sources)
+            if until is None or operation.index < until:
+                self._note(operation, uses, sources)
         return uses
 
     def _sources(self, function: Function) -> Mapping[int, frozenset[int]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -109,6 +109,8 @@ class InputSet:
     """Positions of those inputs among the tensors of the inputs."""
     form: str
     """`tensor`, or `list` for several outputs."""
+    state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """Parameters that the reference changes, as it leaves them; on a CPU."""
     own_error: float = 0.0
     """The largest of `errors`, in tolerances."""
 
@@ -423,15 +425,15 @@ class Draws:
     ) -> InputSet | None:
         """Eager's outputs and errors. None for outputs that are not finite where given ones are, or
         mostly not."""
+        has_state = self._terms.device == "cpu"
         inputs = self._laid_out(inputs)
-        called = call(self._model, inputs)
-        changed = called.changed()
-        if transposed := self._orders.keys() & set(changed):
+        called = call(self._model, inputs, has_state=has_state)
+        if transposed := self._orders.keys() & set(called.changed()):
             for number in transposed:
                 del self._orders[number]
             inputs = self._laid_out(inputs)
-            called = call(self._model, inputs)
-            changed = called.changed()
+            called = call(self._model, inputs, has_state=has_state)
+        changed, state = called.changed(), called.state
         outputs, form = called.results(changed), called.form
         del called  # at full size inputs are gigabytes
         if not outputs:
@@ -454,6 +456,7 @@ class Draws:
             own_error=errors.largest,
             variant=variant,
             changed=changed,
+            state=state,
             form=form,
         )
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forge.evalpool.judge.ttir.semantics import special
+from forge.evalpool.judge.ttir.semantics.approximate import FUNCTIONS as APPROXIMATE
+from forge.evalpool.judge.ttir.semantics.approximate import approximated
 from forge.evalpool.judge.ttir.semantics.casts import saturated
 from forge.evalpool.judge.ttir.semantics.elements import scalar_of, unsigned
 from forge.evalpool.judge.ttir.semantics.exact import directed, double, fma, single
@@ -174,7 +176,7 @@ FAST: Mapping[str, Function] = {
     "fast_powf": np.power,
     "fast_fdividef": np.divide,
 }
-"""Approximate functions, computed exactly: the hardware's error is part of a tolerance."""
+"""Approximate functions, computed exactly; `approximate` has their errors."""
 
 
 def _average(left: Array, right: Array) -> Array:
@@ -345,11 +347,20 @@ def lookup(symbol: str) -> Function | None:
         return _conversion(found["source"], found["target"], found["rounding"] or "rn")
     if found := _DIRECTION.fullmatch(name):
         return _rounded(name, Rounding(found["rounding"]))
+    if name in APPROXIMATE:
+        return _inexact(name)
     for table in (FAST, INTEGERS, ELEMENTARY, BITS):
         for spelled in (name, name[:-1]):
             if spelled in table and (spelled == name or name[-1] in "fd"):
                 return table[spelled]
     return None
+
+
+def _inexact(name: str) -> Function:
+    def call(*operands: Array) -> Array:
+        return approximated(APPROXIMATE[name], FAST[name](*operands), list(operands))
+
+    return call
 
 
 def _rounded(name: str, rounding: Rounding) -> Function | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from forge.evalpool.judge.ttir.bits import decode
+from forge.evalpool.judge.ttir.semantics.approximate import INSTRUCTIONS, approximated
 from forge.evalpool.judge.ttir.semantics.casts import saturated, to_bits
 from forge.evalpool.judge.ttir.semantics.elements import to_float
 from forge.evalpool.judge.ttir.semantics.exact import single
@@ -51,7 +52,8 @@ WHOLE: Mapping[str, Function] = {
 }
 """Roundings of floats to whole numbers."""
 HARMLESS = {"approx", "full", "ftz", "lo", "noftz"}
-"""Modifiers without a meaning of their own here. Subnormals are not flushed."""
+"""Modifiers without a meaning of their own here. Subnormals are not flushed; instructions that are
+approximate only have their errors (`approximate`)."""
 
 
 def execute(opcode: str, modifiers: Sequence[str], operands: Sequence[Any]) -> Array:
@@ -97,7 +99,10 @@ def _float_result(
     if element == "f32" and opcode in ("add", "sub", "mul", "div", "sqrt", "rcp", "fma"):
         return single(opcode, rounding, [np.asarray(one) for one in operands])
     wide = [one.astype(np.float64) for one in operands]
-    return to_float(function(*wide), Scalar(FLOATS[element]))
+    result = function(*wide)
+    if element == "f32" and opcode in INSTRUCTIONS:
+        result = approximated(INSTRUCTIONS[opcode], result, operands)
+    return to_float(result, Scalar(FLOATS[element]))
 
 
 def _float_lanes(operand: Any, kind: str) -> list[Array]:
