@@ -64,8 +64,9 @@ class Expected:
         lost = np.frombuffer(error, np.float32).astype(np.float64)
         sizes = [int(np.prod([spec.shape[axis] for axis in axes])) for axes in slabs]
         is_known = lost.size == sum(sizes)
+        floor = floor_of(spec.dtype, precision, spec.shape, is_error_known=is_known)
         with np.errstate(invalid="ignore"):
-            allowed = _scale(values, floor=floor_of(spec.dtype, precision)) + np.abs(values)
+            allowed = _scale(values, floor=floor) + np.abs(values)
             allowed *= tolerance(spec.dtype, precision, is_error_known=is_known)
             if is_known:
                 parts = np.split(lost, np.cumsum(sizes)[:-1])

@@ -36,9 +36,11 @@ class Allowed:
         """For `expected`, whose own errors are a packed `Slabs` or empty."""
         if not expected.is_floating_point():
             return cls(close=0.0, scales=None, errors=None)
-        floor = floor_of(_name(expected.dtype), precision)
-        errors = Slabs.unpack(tuple(expected.shape), error) if error.numel() else None
-        close = tolerance(_name(expected.dtype), precision, is_error_known=errors is not None)
+        shape = tuple(expected.shape)
+        errors = Slabs.unpack(shape, error) if error.numel() else None
+        is_known = errors is not None
+        floor = floor_of(_name(expected.dtype), precision, shape, is_error_known=is_known)
+        close = tolerance(_name(expected.dtype), precision, is_error_known=is_known)
         scales = root_mean_squares(widened(expected), floor=floor)
         least = close * scales.least() + (ERROR_FACTOR * errors.least() if errors else 0.0)
         return cls(close=close, scales=scales, errors=errors, least=least)

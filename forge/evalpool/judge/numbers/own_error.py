@@ -35,7 +35,12 @@ from forge.evalpool.judge.numbers.slabs import (
     root_mean_squares,
     spread,
 )
-from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floor_of, tolerance
+from forge.evalpool.judge.numbers.tolerance import (
+    ERROR_FACTOR,
+    floor_of,
+    has_own_scales,
+    tolerance,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,7 +150,10 @@ class _Measure:
     """Errors of one output, in blocks: beside the results it takes memory for one block."""
 
     def __init__(self, output: torch.Tensor, exact: torch.Tensor, precision: str) -> None:
-        self._floor = floor = floor_of(dtype_name(output), precision)
+        shape = tuple(output.shape)
+        self._is_few = has_own_scales(shape)
+        self._floor = floor_of(dtype_name(output), precision)
+        floor = floor_of(dtype_name(output), precision, shape, is_error_known=False)
         self._least = 0.0
         """Least error of every element."""
         self._output, self._exact = widened(output), exact
@@ -158,7 +166,8 @@ class _Measure:
     def add_typical(self, rms: float) -> None:
         """Takes into account that intermediate results may be as large as for other inputs."""
         scale = min(self._floor * rms, MAX_TYPICAL * root_mean_square(self._output))
-        self._least = scale * self._close / ERROR_FACTOR
+        if not self._is_few:  # few.py
+            self._least = scale * self._close / ERROR_FACTOR
 
     def add_nudged(self, nudged: torch.Tensor | None) -> None:
         """Takes the result on nudged inputs into account, unless it jumps."""

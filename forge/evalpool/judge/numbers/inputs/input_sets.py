@@ -25,6 +25,7 @@ from forge.evalpool.judge.numbers.called import (
     leaves,
     replaced,
 )
+from forge.evalpool.judge.numbers.few import errors_of_few
 from forge.evalpool.judge.numbers.file_inputs import make_inputs
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
@@ -190,6 +191,14 @@ def make_sets(
         num_bytes += made.num_bytes()
         if len(sets) >= 2 and num_bytes + made.num_bytes() > terms.max_bytes:
             break
+    for number in range(min(len(one.outputs) for one in sets)):
+        found = errors_of_few(
+            [one.outputs[number] for one in sets],
+            [one.errors[number] for one in sets],
+            precision=terms.precision,
+        )
+        for one, error in zip(sets, found, strict=True):
+            one.errors[number] = error
     return sets
 
 
