@@ -11,7 +11,7 @@ import torch
 
 from forge.evalpool.judge.numbers.called import Unjudgeable, laid_out, memory_order
 from forge.evalpool.judge.numbers.inputs import parameters
-from forge.evalpool.judge.numbers.inputs.discrete import redraw
+from forge.evalpool.judge.numbers.inputs.discrete import Part, parts, redraw
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
 from forge.evalpool.judge.numbers.inputs.input_sets import Terms, plan
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
@@ -113,6 +113,45 @@ def test_a_mask_of_ones_gets_zeros_and_no_empty_row() -> None:
     drawn = redraw(integers, integers, variant="unlike")
     assert (drawn.dtype, set(drawn.flatten().tolist())) == (torch.long, {0, 1})
     assert drawn.any(-1).all()
+
+
+@pytest.mark.parametrize("part", [Part.PLACES, Part.SLICES])
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(16, 64, dtype=torch.bool),
+        torch.ones(64, 64, dtype=torch.bool).tril(),
+        torch.ones(16, 64),
+        torch.zeros(16, 64),
+        torch.zeros(16, 64).masked_fill(torch.ones(16, 64).triu(1) > 0, -math.inf),
+        torch.ones(16, 64, dtype=torch.long),
+        torch.full((64,), 9),
+        torch.arange(64),
+        torch.randint(3, 10, (64, 4)),
+    ],
+)
+def test_a_constant_may_stay_but_for_a_part_behind_its_beginning(
+    value: torch.Tensor, part: Part
+) -> None:
+    for _ in range(10):
+        before = value.clone()
+        made = redraw(value, value, variant="spiked", part=part)
+        assert torch.equal(value, before)
+        changed = made != value
+        assert 0 < int(changed.sum()) < value.numel() / 2
+        assert not changed[0].any()
+        assert made.dtype == value.dtype
+        if value.dtype is torch.bool or value.isinf().any():
+            assert (made == value.max()).any(-1).all()
+    drawn = redraw(value, torch.zeros_like(value) + 2, variant="spiked", part=part)
+    assert value.dtype is torch.bool or torch.equal(drawn, value)
+
+
+def test_every_draw_has_a_constant_that_stays_but_for_a_few_places() -> None:
+    for _ in range(20):
+        assert {Part.WHOLE, Part.PLACES} <= set(parts(3))
+        assert len(parts(1)) == 1
+    assert len({tuple(parts(3)) for _ in range(50)}) > 6
 
 
 def test_indices_keep_their_meaning() -> None:

@@ -127,6 +127,11 @@ def test_inputs_that_are_never_planted() -> None:
     assert search.improve([huge]) is None
 
 
+def test_an_input_that_is_kept_is_never_planted() -> None:
+    search = search_for(lambda x: x.amax(1), torch.zeros(4, 30))
+    assert search.improve([torch.zeros(4, 30)], kept={0}) is None
+
+
 def test_a_search_that_the_reference_does_not_bear_ends() -> None:
     search = search_for(lambda x: torch.log(x - 9).amax(1), torch.ones(4, 30))
     assert search.improve([torch.ones(4, 30)]) is None

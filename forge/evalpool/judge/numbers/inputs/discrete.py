@@ -11,12 +11,18 @@ as it was drawn; a constant is replaced:
     equal values       from 1 to the value: lengths; ones of two axes or more: a mask
     other integers     over the range of the given ones: indices, labels
 
+A constant is not replaced as a whole in every set, or one element would tell which set it is: in
+one set of a draw at least it stays but for a few secret places behind its beginning, in others but
+for some slices (`Part`).
+
 Nothing leaves the range of the given values: on a GPU an index outside ends the process. But edge
 values do (edges.py) where no integer can be an index: a length of 0, negative numbers.
 """
 
 from __future__ import annotations
 
+import random
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,12 +33,40 @@ if TYPE_CHECKING:
 DENSITIES = {"spiked": 0.5, "unlike": 0.15, "near_one": 0.9}
 """Shares of true values, by variant; DENSITY for any other."""
 DENSITY = 0.7
+PLACE_SHARE, MIN_PLACES = 1024, 16
+"""One element in so many changes where a constant stays but for a few; at least so many."""
+SLICE_SHARE = 4
+"""One slice in so many changes where a constant stays but for some."""
 MOVED = 0.85
 """Largest relative change of a float that is the same everywhere (of zeros, absolute)."""
 
 
+class Part(StrEnum):
+    """Parts of a constant that are drawn anew."""
+
+    WHOLE = "whole"
+    PLACES = "places"
+    """A few secret ones, none in the first eighth."""
+    SLICES = "slices"
+    """Some, not the first."""
+
+
+def parts(num_sets: int) -> list[Part]:
+    """The part for each of `num_sets` sets, in random order."""
+    made = [Part.PLACES, Part.WHOLE] if random.random() < 0.5 else [Part.WHOLE, Part.PLACES]
+    made += [random.choice((Part.SLICES, Part.WHOLE)) for _ in range(num_sets - len(made))]
+    made = made[:num_sets]
+    random.shuffle(made)
+    return made
+
+
 def redraw(
-    value: torch.Tensor, earlier: torch.Tensor | None, *, variant: str, edges: Edges | None = None
+    value: torch.Tensor,
+    earlier: torch.Tensor | None,
+    *,
+    variant: str,
+    edges: Edges | None = None,
+    part: Part = Part.WHOLE,
 ) -> torch.Tensor:
     """A new tensor for a discrete `value`; the same where there is no other.
 
@@ -40,23 +74,78 @@ def redraw(
         value: as the problem gives it.
         earlier: its value for another set, by which a constant is recognised; None if unknown.
         edges: plants edge values; None plants none.
+        part: of a constant, to be drawn anew.
     """
     if not value.numel() or value.is_complex():
         return value
     if value.numel() == 1 and not value.is_floating_point():
         return value
-    if value.dtype is torch.bool:
-        return _mask(value, DENSITIES.get(variant, DENSITY))
     is_drawn = earlier is not None and (
         earlier.shape != value.shape or not torch.equal(earlier, value)
     )
-    if is_drawn:
+    if is_drawn and value.dtype is not torch.bool:
         is_label = edges is not None and not value.is_floating_point()
         return edges.labels(value) if edges is not None and is_label else value
-    if value.is_floating_point():
-        return _two_valued(value, DENSITIES.get(variant, DENSITY))
-    made = _integers(value, DENSITIES.get(variant, DENSITY))
-    return _with_empty(made, value) if edges is not None and not edges.has_indices else made
+    made = _anew(value, DENSITIES.get(variant, DENSITY))
+    if part is not Part.WHOLE and not is_drawn and value.numel() > 1:
+        made = _partly(value, made, part)
+    is_length = edges is not None and not edges.has_indices and not value.is_floating_point()
+    return _with_empty(made, value) if is_length else made
+
+
+def _anew(value: torch.Tensor, density: float) -> torch.Tensor:
+    if value.dtype is torch.bool:
+        return _mask(value, density)
+    return (_two_valued if value.is_floating_point() else _integers)(value, density)
+
+
+def _partly(value: torch.Tensor, whole: torch.Tensor, part: Part) -> torch.Tensor:
+    """A constant with a part of `whole`, which is it as drawn anew; `whole` where elements are not
+    independent: offsets, permutations of rows."""
+    chosen = _chosen(value, part)
+    if _is_ordered(value):
+        flat, places = value.flatten().clone(), chosen.flatten().nonzero()[:, 0]
+        if len(flat.unique()) < len(flat) or not torch.equal(whole.flatten().sort().values, flat):
+            return whole
+        flat[places] = flat[places[torch.randperm(len(places), device=value.device)]]
+        return flat.view(value.shape)
+    low, high = value.min(), value.max()
+    if part is Part.PLACES and _is_mask(value):
+        whole = torch.where(value == high, low if low != high else torch.zeros_like(low), high)
+    made = torch.where(chosen, whole, value)
+    if value.ndim > 1 and _is_mask(value):  # no row loses all that it had
+        lost = (value == high).any(-1) & ~(made == high).any(-1)
+        made = torch.where(lost.unsqueeze(-1), value, made)
+    return made
+
+
+def _is_ordered(value: torch.Tensor) -> bool:
+    """True for integers that mean something together."""
+    if value.dtype is torch.bool or value.is_floating_point() or bool((value == value.max()).all()):
+        return False
+    is_sorted = value.ndim == 1 and bool((value.diff() >= 0).all())
+    is_repeated = value.ndim > 1 and bool((value == value[:1]).all())
+    return is_sorted or is_repeated or len(value.unique()) == value.numel()
+
+
+def _is_mask(value: torch.Tensor) -> bool:
+    low, high = value.min(), value.max()
+    return bool(((value == low) | (value == high)).all()) and bool((low != high) | (high == 1))
+
+
+def _chosen(value: torch.Tensor, part: Part) -> torch.Tensor:
+    """[shape] True at the elements of a part."""
+    chosen = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
+    if part is Part.SLICES:
+        axis = next(axis for axis, length in enumerate(value.shape) if length > 1)
+        length = value.shape[axis]
+        indices = torch.randperm(length - 1, device=value.device) + 1
+        return chosen.index_fill_(axis, indices[: max(1, length // SLICE_SHARE)], True)
+    size = value.numel()
+    first = random.randint(max(1, size // 8), max(1, size // 2))
+    num = min(max(MIN_PLACES, size // PLACE_SHARE), max(1, size // 8))
+    chosen.view(-1)[torch.randint(first, size, (num,), device=value.device)] = True
+    return chosen
 
 
 def _mask(value: torch.Tensor, density: float) -> torch.Tensor:

@@ -32,7 +32,7 @@ from forge.evalpool.judge.numbers.file_inputs import make_inputs
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import witness
-from forge.evalpool.judge.numbers.inputs.discrete import redraw
+from forge.evalpool.judge.numbers.inputs.discrete import Part, parts, redraw
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
 from forge.evalpool.judge.numbers.inputs.edges import Edges, Kind, Kinds, fewer, planned
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
@@ -191,7 +191,7 @@ def make_sets(
         if not sets and HUGE in variants:
             at = variants.index(HUGE)
             variants[at:at] = [HUGE] * (draws.num_huge - 1)
-        if sets and (planted := search.improve(made.inputs)) is not None:
+        if sets and (planted := search.improve(made.inputs, kept=draws.kept())) is not None:
             made = draws.tried(planted, variant=made.variant) or made
         if (variants or sets) and not terms.is_plain:
             search.note(made.inputs)
@@ -230,6 +230,10 @@ class Draws:
         self._edges = edges
         self._variants = list(variants)
         """Variants of the draw, as far as they are known."""
+        self._parts: list[Part] = []
+        """Parts of constants that are drawn anew in the sets to come."""
+        self._part = Part.WHOLE
+        """The same of the last set."""
         self._kinds: list[Kinds] = []
         """Kinds of edge values in each set to come that has any (`_has_edges`)."""
         self._owed: Kinds = frozenset()
@@ -285,7 +289,13 @@ class Draws:
                 is_raised = number == raised
                 vary_(value, recipe.variant, recipe.freedom, edges=edges, is_raised=is_raised)
             elif not is_kept and recipe.freedom.discrete:
-                made = redraw(value, first, variant=recipe.variant, edges=labels)
+                made = redraw(
+                    value,
+                    first,
+                    variant=recipe.variant,
+                    edges=labels,
+                    part=recipe.freedom.part,
+                )
             return avoid_bf16_(made) if is_adverse else made
 
         return replaced(inputs, change)
@@ -298,8 +308,8 @@ class Draws:
         self._huge += variant == HUGE
         if variant != "given":
             is_inexact = False
-            kinds = self._planned(variant)
-            for step, freedom in self._freedoms(kinds):
+            kinds, self._part = self._planned(variant)
+            for step, freedom in self._freedoms(kinds, self._part):
                 recipe = Recipe(variant=variant, seed=fresh_seed(), freedom=freedom)
                 if (made := self._tried_recipe(recipe)) is not None:
                     if not freedom.is_mild and not is_inexact:
@@ -314,6 +324,14 @@ class Draws:
                 made.variant = "redrawn"
                 return made
         return self._make_given()
+
+    def kept(self) -> set[int]:
+        """Positions of the constants of which the last set has a part drawn anew: nothing else may
+        be planted into them."""
+        if self._part is Part.WHOLE:
+            return set()
+        given = enumerate(self._given or [])
+        return {at for at, one in given if isinstance(one, torch.Tensor) and one.numel()}
 
     def tried(self, inputs: list[Any], *, variant: str) -> InputSet | None:
         """The set of inputs that are not as the problem gives them; None where the reference does
@@ -383,27 +401,29 @@ class Draws:
         is_product = any(name in PRODUCTS for name in self._operations)
         return variant not in ("given", HUGE) and not (is_product and variant == "near_one")
 
-    def _planned(self, variant: str) -> Kinds:
-        """The kinds of edge values for the next set."""
-        if not self._has_edges(variant):
-            return frozenset()
+    def _planned(self, variant: str) -> tuple[Kinds, Part]:
+        """The kinds of edge values for the next set, and the part of constants drawn anew."""
         if self._variants:
             kinds = self._edges.kinds(has_integers=self._traits.has_discrete)
             self._kinds = planned(kinds, sum(map(self._has_edges, self._variants)))
+            self._parts = parts(sum(one != "given" for one in self._variants))
             self._variants = []
+        part = self._parts.pop() if self._parts else random.choice(list(Part))
+        if not self._has_edges(variant):
+            return frozenset(), part
         kinds = (self._kinds.pop() if self._kinds else frozenset[Kind]()) | self._owed
         self._owed = frozenset()
-        return kinds
+        return kinds, part
 
     def _owe(self, kinds: Kinds) -> None:
         self._owed = kinds - self._again
         self._again |= kinds
 
-    def _freedoms(self, kinds: Kinds) -> Iterator[tuple[int, Freedom]]:
+    def _freedoms(self, kinds: Kinds, part: Part) -> Iterator[tuple[int, Freedom]]:
         """From the widest that the reference may bear, with their steps: each step keeps more of
         the given inputs, whatever edge values there are."""
         traits = self._traits
-        free = Freedom(forms=self._is_copy)
+        free = Freedom(forms=self._is_copy, part=part)
         kept = replace(free, signs=False, unit=False)
         steps = [
             (free, True, fewer(kinds)),

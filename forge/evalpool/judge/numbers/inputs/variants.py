@@ -22,6 +22,7 @@ import torch
 
 from forge.evalpool.judge.numbers.called import is_categorical
 from forge.evalpool.judge.numbers.finite import widened
+from forge.evalpool.judge.numbers.inputs.discrete import Part
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form, settle
 from forge.evalpool.judge.numbers.inputs.edges import Kind
 from forge.evalpool.judge.numbers.slabs import CHUNK
@@ -66,6 +67,8 @@ class Freedom:
     """Masks and indices are drawn anew."""
     is_mild: bool = False
     """Smaller spikes and ranges of scale."""
+    part: Part = Part.WHOLE
+    """Part of constants that is drawn anew."""
     kinds: Kinds = frozenset()
     """Edge values that are planted (edges.py)."""
     forms: bool = False

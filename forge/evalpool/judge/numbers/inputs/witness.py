@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,19 +126,26 @@ class Search:
         every = spots_of(inputs) if self._runs_left else set[Spot]()
         self._blind = self._left(inputs, every if self._blind is None else self._blind & every)
 
-    def improve(self, inputs: list[Any]) -> list[Any] | None:
-        """Inputs like these that show more; None where there is nothing to show, or no way."""
-        if not self._blind:
+    def improve(
+        self, inputs: list[Any], *, kept: Collection[int] = frozenset()
+    ) -> list[Any] | None:
+        """Inputs like these that show more; None where there is nothing to show, or no way.
+
+        Args:
+            kept: positions of inputs that stay as they are.
+        """
+        hidden = {spot for spot in self._blind or () if spot.tensor not in kept}
+        if not hidden:
             return None
         self._start(inputs)
         best: list[Any] | None = None
         try:
-            left = self._left(inputs, self._blind & spots_of(inputs))
+            left = self._left(inputs, hidden & spots_of(inputs))
             for attempt in range(MAX_ATTEMPTS):
                 if not left:
                     break
-                planted = plant(best or inputs, self._blind, attempt=attempt)
-                blind = self._left(planted, self._blind)
+                planted = plant(best or inputs, hidden, attempt=attempt)
+                blind = self._left(planted, hidden)
                 if len(blind) < len(left):
                     best, left = planted, blind
         except NoRunsLeft:
