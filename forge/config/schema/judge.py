@@ -40,8 +40,8 @@ class JudgeTable(Table):
     """Depth of compilation without a GPU: Triton IR (5 ms), or a binary (1 s if not cached)."""
     num_inputs: Annotated[int, Field(ge=2, le=16)] = 4
     """Independent random inputs that a candidate must answer correctly, each of another
-    distribution: as given, with spikes, of unlike scale, one more. With one, returning the output
-    of the first call would pass."""
+    distribution: as given, with spikes, of unlike scale, one more; those behind the first have edge
+    values. With one, returning the output of the first call would pass."""
     protocol: ProtocolName = "forge"
     """Inputs and tolerance of the verdict. forge: inputs as given, spiked and scaled, tolerances by
     row and column. kernelbench, drkernel: five sets as given and torch.allclose, as those projects
