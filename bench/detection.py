@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from forge.evalpool.judge.numbers.called import Unjudgeable, flatten  # noqa: E402
-from forge.evalpool.judge.numbers.inputs.input_sets import DTYPES  # noqa: E402
+from forge.evalpool.judge.numbers.inputs.given import DTYPES  # noqa: E402
 from tests.evalpool.numbers.drawn import Drawn, draw  # noqa: E402
 from tests.evalpool.numbers.other_order import OtherOrder  # noqa: E402
 from tests.evalpool.numbers.references import REFERENCES  # noqa: E402

@@ -27,7 +27,9 @@ from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.compare import Expected, mismatch
 from forge.evalpool.judge.numbers.inputs import parameters
-from forge.evalpool.judge.numbers.inputs.input_sets import InputSet, Terms, make_sets
+from forge.evalpool.judge.numbers.inputs.draws import InputSet
+from forge.evalpool.judge.numbers.inputs.given import Terms
+from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 
 if TYPE_CHECKING:
     from forge.records import Problem

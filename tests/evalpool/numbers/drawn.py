@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,8 +16,12 @@ from forge.evalpool.judge.numbers.gpu_compare import Allowed
 from forge.evalpool.judge.numbers.gpu_compare import mismatch as gpu_mismatch
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.edges import Edges
-from forge.evalpool.judge.numbers.inputs.input_sets import InputSet, Terms, make_sets
+from forge.evalpool.judge.numbers.inputs.given import Terms
+from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 from forge.evalpool.judge.numbers.own_error import count_work
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.numbers.inputs.draws import InputSet
 
 NUM_SETS = 4
 """Input sets of a judge on a CPU."""

@@ -13,7 +13,8 @@ from forge.evalpool.judge.numbers.called import Unjudgeable, laid_out, memory_or
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.discrete import Part, parts, redraw
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
-from forge.evalpool.judge.numbers.inputs.input_sets import Terms, plan
+from forge.evalpool.judge.numbers.inputs.given import Terms
+from forge.evalpool.judge.numbers.inputs.input_sets import plan
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.inputs.variants import (
     VARIANTS,

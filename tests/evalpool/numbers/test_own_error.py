@@ -10,7 +10,7 @@ import torch
 
 from forge.evalpool.judge.numbers import own_error
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, mismatch
-from forge.evalpool.judge.numbers.inputs.input_sets import MAX_TF32_ERROR
+from forge.evalpool.judge.numbers.inputs.draws import MAX_TF32_ERROR
 from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.own_error import (
     OwnErrors,

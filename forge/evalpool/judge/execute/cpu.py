@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.execute.dependent import Unfinished
+from forge.evalpool.judge.execute.dependent import Unfinished, used_storages
 from forge.evalpool.judge.execute.outcome import (
     ExecutionFailed,
     FaultReport,
@@ -412,15 +412,8 @@ class CpuExecutor:
 
     def _bytes_of(self, node: Launch, plan: Any) -> tuple[int, int]:
         """Bytes of the storages that a launch may read, and of those that it may write to."""
-        read, written = set[int](), set[int]()
         uses = plan.uses(self.program.kernels[node.kernel].name)
-        for one, use in zip(node.arguments, uses, strict=False):
-            if use is not None and isinstance(one, (TensorUse, Descriptor)):
-                storage = self.program.tensors[one.tensor].storage
-                if use.is_read or use.is_atomic:
-                    read.add(storage)
-                if use.is_written or use.is_atomic:
-                    written.add(storage)
+        read, written = used_storages(self.program, node, uses)
         storages = self.program.storages
         return (
             sum(storages[number].num_bytes for number in read),

@@ -37,11 +37,11 @@ class Unfinished:
         is_early = self.program.kernels[node.kernel].options.launch_pdl and not self._is_first
         is_right = True
         if is_early:
-            read, written = self._storages(node, plan.uses_before_wait(name))
+            read, written = used_storages(self.program, node, plan.uses_before_wait(name))
             is_right = not (read & self.written or written & (self.read | self.written))
         else:
             self._forget()
-        read, written = self._storages(node, plan.uses(name))
+        read, written = used_storages(self.program, node, plan.uses(name))
         self.read |= read
         self.written |= written
         self._is_first = False
@@ -57,14 +57,17 @@ class Unfinished:
     def _forget(self) -> None:
         self.read, self.written = set(), set()
 
-    def _storages(self, node: Launch, uses: Sequence[Use | None]) -> tuple[set[int], set[int]]:
-        """Storages that a launch may read, and those that it may write to."""
-        read, written = set[int](), set[int]()
-        for one, use in zip(node.arguments, uses, strict=False):
-            if use is not None and isinstance(one, (TensorUse, Descriptor)):
-                storage = self.program.tensors[one.tensor].storage
-                if use.is_read or use.is_atomic:
-                    read.add(storage)
-                if use.is_written or use.is_atomic:
-                    written.add(storage)
-        return read, written
+
+def used_storages(
+    program: Program, node: Launch, uses: Sequence[Use | None]
+) -> tuple[set[int], set[int]]:
+    """Storages that a launch may read, and those that it may write to."""
+    read, written = set[int](), set[int]()
+    for one, use in zip(node.arguments, uses, strict=False):
+        if use is not None and isinstance(one, (TensorUse, Descriptor)):
+            storage = program.tensors[one.tensor].storage
+            if use.is_read or use.is_atomic:
+                read.add(storage)
+            if use.is_written or use.is_atomic:
+                written.add(storage)
+    return read, written

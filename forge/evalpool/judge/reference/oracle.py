@@ -29,14 +29,8 @@ from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name, memory_
 from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.edges import Edges
-from forge.evalpool.judge.numbers.inputs.input_sets import (
-    InputSet,
-    Terms,
-    cast,
-    draw_inputs,
-    make_sets,
-    placed,
-)
+from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs, placed
+from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.own_error import count_work, has_products
 from forge.evalpool.judge.numbers.sizes import require_room
@@ -46,6 +40,7 @@ from forge.evalpool.judge.reference.hub import config_fields, replace_hub
 if TYPE_CHECKING:
     import socket
 
+    from forge.evalpool.judge.numbers.inputs.draws import InputSet
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
 Tree = list[Any]

@@ -17,7 +17,8 @@ from forge.evalpool.judge.numbers.called import Unjudgeable, flatten, leaves, re
 from forge.evalpool.judge.numbers.file_inputs import make_inputs
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import parameters
-from forge.evalpool.judge.numbers.inputs.input_sets import DTYPES, MAX_OWN_ERROR, MAX_TF32_ERROR
+from forge.evalpool.judge.numbers.inputs.draws import MAX_OWN_ERROR, MAX_TF32_ERROR
+from forge.evalpool.judge.numbers.inputs.given import DTYPES
 from forge.evalpool.judge.numbers.own_error import (
     OwnErrors,
     count_work,

@@ -1,0 +1,486 @@
+"""Inputs of one problem with one state of its model, and the results that belong to them.
+
+Called by input_sets.py. A set whose inputs are not as the problem gives them stays only where the
+reference bears it: it neither fails nor overflows, and eager is within the tolerance of float64.
+Where it does not, inputs closer to the given ones are tried, in the end the problem's own under
+another seed:
+
+    edges ─▶ fewer kinds of edges ─▶ no edges ─▶ signs kept ─▶ [0, 1] kept ─▶ masks and indices as
+    given ─▶ mild ─▶ as given
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from forge.evalpool.judge.numbers.called import (
+    Unjudgeable,
+    call,
+    dtype_name,
+    laid_out,
+    leaves,
+    memory_order,
+    replaced,
+)
+from forge.evalpool.judge.numbers.finite import are_finite, widened
+from forge.evalpool.judge.numbers.inputs.agreement import Agreement
+from forge.evalpool.judge.numbers.inputs.discrete import Part, parts, redraw
+from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
+from forge.evalpool.judge.numbers.inputs.edges import Edges, Kind, Kinds, fewer, planned
+from forge.evalpool.judge.numbers.inputs.given import Terms, draw_inputs
+from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.numbers.inputs.variants import Freedom, avoid_bf16_, vary_
+from forge.evalpool.judge.numbers.own_error import errors_of, root_mean_square
+from forge.evalpool.judge.numbers.tolerance import tolerance
+
+MAX_OWN_ERROR = 10.0
+"""In tolerances: largest own error of eager on the inputs as given. It is added to what a candidate
+may be off by, four times; beyond this a wrong answer would pass for the reference's own noise."""
+MAX_TF32_ERROR = 100.0
+"""The same where TF32 is allowed: it loses about 1e-3 of the output's rms."""
+MAX_VARIED_ERROR, MAX_HALF_ERROR = 1.0, 4.0
+"""The same on inputs of ours, of which there are others; and in half precision, where eager rounds
+what an honest kernel keeps in fp32."""
+NUM_GIVEN_DRAWS = 3
+"""Draws of inputs as given before they count as ill-conditioned."""
+MAX_GROWTH, MAX_UNKNOWN_GROWTH = 1e4, 1e8
+"""Largest ratio of outputs at edge values to those of the first set: a square of the large slice
+stays below, a recurrence that amplifies it does not. The same for any set whose own error is
+unknown."""
+HUGE = "huge"
+"""More, behind the first, where there are products in TF32: one for each continuous input."""
+MAX_HUGE = 4
+PRODUCTS = ("prod", "cumprod")
+"""Operations whose result vanishes or overflows."""
+UNIT_KEPT = 2
+"""Step of the freedom that keeps [0, 1] (`Draws._freedoms`)."""
+UNIT_ONLY = ("binary_cross_entropy",)
+"""Operations that end a process on a GPU for inputs outside of [0, 1]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The making of one set's inputs, from which they can be made again (`Draws.draw`)."""
+
+    variant: str
+    seed: bytes
+    freedom: Freedom
+
+
+@dataclass(slots=True, kw_only=True)
+class InputSet:
+    """Inputs of one call and its results."""
+
+    inputs: list[Any]
+    outputs: list[torch.Tensor]
+    """Outputs of the reference, then the inputs that it changes, as it leaves them."""
+    errors: list[torch.Tensor]
+    """Eager's own, of each of `outputs`: packed `Slabs`, empty where unknown."""
+    variant: str
+    changed: list[int]
+    """Positions of those inputs among the tensors of the inputs."""
+    form: str
+    """`tensor`, or `list` for several outputs."""
+    state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """Parameters that the reference changes, as it leaves them; on a CPU."""
+    own_error: float = 0.0
+    """The largest of `errors`, in tolerances."""
+
+    @property
+    def is_given(self) -> bool:
+        """True for inputs as the problem gives them: a mismatch on any other set is one of range,
+        if all given sets are right."""
+        return self.variant == "given"
+
+    @property
+    def num_returned(self) -> int:
+        """Outputs that the call returned; the others are changed inputs."""
+        return len(self.outputs) - len(self.changed)
+
+    def changes(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+        """(input, as the reference leaves it, eager's error) of each input that it changes."""
+        count = self.num_returned
+        return list(zip(self.changed, self.outputs[count:], self.errors[count:], strict=True))
+
+    def num_bytes(self) -> int:
+        """Bytes of its inputs and outputs."""
+        tensors = [one for one in self.inputs if isinstance(one, torch.Tensor)]
+        return sum(one.nbytes for one in [*tensors, *self.outputs, *self.errors])
+
+
+class Draws:
+    """Inputs of one problem, with one state of its model, and the results that belong to them."""
+
+    def __init__(
+        self,
+        module: Any,
+        model: Any,
+        *,
+        terms: Terms,
+        operations: Collection[str] = (),
+        edges: Edges,
+        variants: Collection[str] = (),
+    ) -> None:
+        self._module = module
+        self._model = model
+        self._terms = terms
+        self._operations = operations
+        self._edges = edges
+        self._variants = list(variants)
+        """Variants of the draw, as far as they are known."""
+        self._parts: list[Part] = []
+        """Parts of constants that are drawn anew in the sets to come."""
+        self._part = Part.WHOLE
+        """The same of the last set."""
+        self._kinds: list[Kinds] = []
+        """Kinds of edge values in each set to come that has any (`_has_edges`)."""
+        self._owed: Kinds = frozenset()
+        """Kinds that the reference has not borne where they were planned, once: the next set has
+        them."""
+        self._again: Kinds = frozenset()
+        """Kinds that were owed before."""
+        self._given: list[Any] | None = None
+        """Discrete inputs of the first set, by which constants are recognised."""
+        self._traits = _Traits()
+        self._start = 0
+        """Steps of freedom in which the reference failed in an earlier set."""
+        self._huge = -1
+        """Number of sets with a huge input so far, less one: the inputs take turns."""
+        self.num_huge = 1
+        """Number of such sets in which each input has its turn."""
+        self._orders: dict[int, tuple[int, ...]] = {}
+        """Orders of memory of the inputs that are given transposed and that no call changes."""
+        self._finite_share = 1.0
+        """Share of the first set's outputs that is finite."""
+        self._is_copy = False
+        """True if an output is an input in the first set: forms of inputs hide what is computed."""
+        self._typical: list[float] = []
+        """Root mean square of each output of the first set."""
+        self._is_inexact = False
+        """True if the last set was refused for eager's own error: others may have less."""
+
+    def draw(self, recipe: Recipe) -> list[Any]:
+        """The inputs of a recipe: the same for the same recipe, on the same kind of device."""
+        seed_everything(recipe.seed)
+        given = draw_inputs(self._module, self._terms)
+        if self._given is None:
+            self._orders = _orders(given)
+        inputs = [_contiguous(one) for one in given]
+        del given
+        if recipe.variant == "given" and not recipe.freedom.discrete:
+            return inputs
+        earlier = leaves(self._given) if self._given is not None else []
+        is_adverse = self._terms.is_tf32 and recipe.variant != "given"
+        is_huge = recipe.variant == HUGE
+        operands = _operands(inputs)
+        chosen = operands[self._huge % MAX_HUGE :][:1] if is_huge else ()
+        kinds = recipe.freedom.kinds
+        edges = self._edges if kinds else None
+        labels = self._edges if Kind.INTEGERS in kinds else None
+        raised = random.choice(operands) if operands and Kind.RAISED in kinds else None
+
+        def change(number: int, value: torch.Tensor) -> torch.Tensor:
+            first = earlier[number] if number < len(earlier) else None
+            is_kept = is_huge and number not in chosen
+            made = value
+            if not is_kept and not _is_discrete(value):
+                is_raised = number == raised
+                vary_(value, recipe.variant, recipe.freedom, edges=edges, is_raised=is_raised)
+            elif not is_kept and recipe.freedom.discrete:
+                made = redraw(
+                    value,
+                    first,
+                    variant=recipe.variant,
+                    edges=labels,
+                    part=recipe.freedom.part,
+                )
+            return avoid_bf16_(made) if is_adverse else made
+
+        return replaced(inputs, change)
+
+    def make(self, variant: str) -> InputSet:
+        """A set of a variant; of inputs as given where the reference bears no other. Raises
+        Unjudgeable where it does not bear those either."""
+        if self._given is None:
+            return self._make_given()
+        self._huge += variant == HUGE
+        if variant != "given":
+            is_inexact = False
+            kinds, self._part = self._planned(variant)
+            for step, freedom in self._freedoms(kinds, self._part):
+                recipe = Recipe(variant=variant, seed=fresh_seed(), freedom=freedom)
+                if (made := self._tried_recipe(recipe)) is not None:
+                    if not freedom.is_mild and not is_inexact:
+                        self._start = max(self._start, step)
+                    self._owe(kinds - freedom.kinds)
+                    return made
+                is_inexact = is_inexact or self._is_inexact
+            self._owe(kinds)
+        if self._traits.has_discrete and not self._terms.is_plain:
+            recipe = Recipe(variant="given", seed=fresh_seed(), freedom=Freedom())
+            if (made := self._tried_recipe(recipe)) is not None:
+                made.variant = "redrawn"
+                return made
+        return self._make_given()
+
+    def kept(self) -> set[int]:
+        """Positions of the constants of which the last set has a part drawn anew: nothing else may
+        be planted into them."""
+        if self._part is Part.WHOLE:
+            return set()
+        given = enumerate(self._given or [])
+        return {at for at, one in given if isinstance(one, torch.Tensor) and one.numel()}
+
+    def tried(self, inputs: list[Any], *, variant: str) -> InputSet | None:
+        """The set of inputs that are not as the problem gives them; None where the reference does
+        not bear them."""
+        limit = MAX_VARIED_ERROR if self._terms.precision == "fp32" else MAX_HALF_ERROR
+        limit = MAX_TF32_ERROR if self._terms.is_tf32 else limit
+        self._is_inexact = False
+        try:
+            made = self._run(inputs, variant=variant)
+        except Exception:  # outside of its domain a reference may raise anything
+            return None
+        if made is None:
+            return None
+        self._is_inexact = made.own_error > limit
+        return None if self._is_inexact else made
+
+    def _tried_recipe(self, recipe: Recipe) -> InputSet | None:
+        try:
+            inputs = self.draw(recipe)
+        except Exception:  # a type without the operations that vary it
+            return None
+        made = self.tried(inputs, variant=recipe.variant)
+        return None if made is not None and self._has_grown(made, recipe) else made
+
+    def _has_grown(self, made: InputSet, recipe: Recipe) -> bool:
+        """True if outputs are so much larger than those of the first set that a recurrence has
+        amplified its roundings, too, and nobody knows them or edge values are to blame."""
+        if not recipe.freedom.kinds and any(one.numel() for one in made.errors):
+            return False
+        limit = MAX_GROWTH if recipe.freedom.kinds else MAX_UNKNOWN_GROWTH
+        sizes = [root_mean_square(one) for one in made.outputs if one.is_floating_point()]
+        typical = [size for size in self._typical if size > 0]
+        return bool(sizes and typical) and max(sizes) > limit * max(typical)
+
+    def _make_given(self) -> InputSet:
+        limit = MAX_TF32_ERROR if self._terms.is_tf32 else MAX_OWN_ERROR
+        error = 0.0
+        for _ in range(NUM_GIVEN_DRAWS):
+            freedom = Freedom(discrete=False)
+            recipe = Recipe(variant="given", seed=fresh_seed(), freedom=freedom)
+            inputs = self.draw(recipe)
+            made = self._run(inputs, variant="given", is_finite_only=False)
+            assert made is not None
+            if self._given is None:
+                _require_same(self._model, made, self._terms)
+            if (error := made.own_error) <= limit:
+                if self._given is None:
+                    self._traits = _Traits.of(inputs)
+                    self._given = replaced(inputs, _kept)
+                    self.num_huge = max(1, min(MAX_HUGE, len(_operands(inputs))))
+                    self._finite_share = _finite_share(made.outputs)
+                    self._is_copy = any(
+                        Agreement(self._terms.precision)([output], [one])
+                        for output in made.outputs
+                        for one in leaves(inputs)
+                        if one.shape == output.shape and one.dtype is output.dtype
+                    )
+                    self._typical = [
+                        root_mean_square(one) if one.is_floating_point() else 0.0
+                        for one in made.outputs
+                    ]
+                return made
+        raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
+
+    def _has_edges(self, variant: str) -> bool:
+        """True for variants that may have edge values: zeros would leave nothing of a product."""
+        is_product = any(name in PRODUCTS for name in self._operations)
+        return variant not in ("given", HUGE) and not (is_product and variant == "near_one")
+
+    def _planned(self, variant: str) -> tuple[Kinds, Part]:
+        """The kinds of edge values for the next set, and the part of constants drawn anew."""
+        if self._variants:
+            kinds = self._edges.kinds(has_integers=self._traits.has_discrete)
+            self._kinds = planned(kinds, sum(map(self._has_edges, self._variants)))
+            self._parts = parts(sum(one != "given" for one in self._variants))
+            self._variants = []
+        part = self._parts.pop() if self._parts else random.choice(list(Part))
+        if not self._has_edges(variant):
+            return frozenset(), part
+        kinds = (self._kinds.pop() if self._kinds else frozenset[Kind]()) | self._owed
+        self._owed = frozenset()
+        return kinds, part
+
+    def _owe(self, kinds: Kinds) -> None:
+        self._owed = kinds - self._again
+        self._again |= kinds
+
+    def _freedoms(self, kinds: Kinds, part: Part) -> Iterator[tuple[int, Freedom]]:
+        """From the widest that the reference may bear, with their steps: each step keeps more of
+        the given inputs, whatever edge values there are."""
+        traits = self._traits
+        free = Freedom(forms=self._is_copy, part=part)
+        kept = replace(free, signs=False, unit=False)
+        steps = [
+            (free, True, fewer(kinds)),
+            (replace(free, signs=False), traits.has_non_negative, fewer(kinds - {Kind.RAISED})),
+            (kept, traits.has_unit, [frozenset[Kind]()]),
+            (replace(kept, discrete=False), traits.has_discrete, [frozenset[Kind]()]),
+            (replace(kept, discrete=False, is_mild=True), True, [frozenset[Kind]()]),
+        ]
+        start = self._start
+        if any(one in name for name in self._operations for one in UNIT_ONLY):
+            start = max(start, UNIT_KEPT)
+        for step, (freedom, is_news, selections) in enumerate(steps):
+            if step >= start and (is_news or step == start):
+                for selection in selections:
+                    yield step, replace(freedom, kinds=selection)
+
+    def _run(
+        self, inputs: list[Any], *, variant: str, is_finite_only: bool = True
+    ) -> InputSet | None:
+        """Eager's outputs and errors. None for outputs that are not finite where given ones are, or
+        mostly not."""
+        has_state = self._terms.device == "cpu"
+        inputs = self._laid_out(inputs)
+        called = call(self._model, inputs, has_state=has_state)
+        if transposed := self._orders.keys() & set(called.changed()):
+            for number in transposed:
+                del self._orders[number]
+            inputs = self._laid_out(inputs)
+            called = call(self._model, inputs, has_state=has_state)
+        changed, state = called.changed(), called.state
+        outputs, form = called.results(changed), called.form
+        del called  # at full size inputs are gigabytes
+        if not outputs:
+            raise Unjudgeable("the reference returns nothing and changes no input")
+        if is_finite_only and not self._is_finite_enough(outputs):
+            return None
+        errors = errors_of(
+            self._model,
+            inputs,
+            outputs,
+            changed=changed,
+            is_tf32=self._terms.is_tf32,
+            precision=self._terms.precision,
+            typical=() if variant == "given" else self._typical,
+        )
+        return InputSet(
+            inputs=inputs,
+            outputs=outputs,
+            errors=errors.packed,
+            own_error=errors.largest,
+            variant=variant,
+            changed=changed,
+            state=state,
+            form=form,
+        )
+
+    def _laid_out(self, inputs: list[Any]) -> list[Any]:
+        """The same inputs in the order of memory in which the problem gives them."""
+        return replaced(
+            inputs, lambda number, one: laid_out(one.contiguous(), self._orders.get(number))
+        )
+
+    def _is_finite_enough(self, outputs: list[torch.Tensor]) -> bool:
+        """True for outputs that are finite, or where given ones are not, at least half as often."""
+        if self._finite_share == 1.0:
+            return are_finite(outputs)
+        return _finite_share(outputs) >= self._finite_share / 2
+
+
+def _finite_share(outputs: list[torch.Tensor]) -> float:
+    """Share of the elements that are finite."""
+    if are_finite(outputs):
+        return 1.0
+    num = sum(int(torch.isfinite(widened(one)).sum()) for one in outputs)
+    return num / max(1, sum(one.numel() for one in outputs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traits:
+    """Properties of the given inputs that decide which freedoms there are."""
+
+    has_non_negative: bool = False
+    has_unit: bool = False
+    has_discrete: bool = False
+
+    @classmethod
+    def of(cls, inputs: list[Any]) -> _Traits:
+        given = leaves(inputs)
+        has_single = any(one.numel() == 1 and one.is_floating_point() for one in given)
+        tensors = [one for one in given if one.numel() > 1]
+        domains = [Domain.of(one) for one in tensors if one.is_floating_point()]
+        free = [one for one in domains if one.form is not Form.CATEGORICAL]
+        return cls(
+            has_non_negative=any(one.is_non_negative for one in free),
+            has_unit=any(one.is_unit for one in free),
+            has_discrete=has_single or len(domains) < len(tensors) or len(free) < len(domains),
+        )
+
+
+def _is_discrete(value: torch.Tensor) -> bool:
+    """True for what is drawn anew and not varied: masks, indices, a single number."""
+    is_single = not value.is_floating_point() or value.numel() == 1
+    return is_single or Domain.of(value).form is Form.CATEGORICAL
+
+
+def _operands(inputs: list[Any]) -> list[int]:
+    """Numbers of the continuous inputs, those with most elements first. One at a time is huge: the
+    products of several would be out of every kernel's range."""
+    found = {
+        number: one.numel()
+        for number, one in enumerate(leaves(inputs))
+        if one.is_floating_point() and one.numel() > 1
+        if Domain.of(one).form is not Form.CATEGORICAL
+    }
+    return sorted(found, key=lambda number: -found[number])
+
+
+def _kept(_: int, value: torch.Tensor) -> torch.Tensor:
+    """A discrete input, to compare later ones with; nothing of a large continuous one."""
+    if not value.numel():
+        return value
+    return value.clone() if _is_discrete(value) else value.new_zeros(0)
+
+
+def _orders(inputs: list[Any]) -> dict[int, tuple[int, ...]]:
+    found = {number: memory_order(one) for number, one in enumerate(leaves(inputs))}
+    return {number: order for number, order in found.items() if order is not None}
+
+
+def _contiguous(value: Any) -> Any:
+    """The same with every tensor contiguous and in memory of its own."""
+    seen: set[int] = set()
+
+    def visit(_: int, one: torch.Tensor) -> torch.Tensor:
+        address = one.untyped_storage().data_ptr()
+        is_shared = address in seen or one.requires_grad
+        seen.add(address)
+        return one.detach().clone() if is_shared else one.contiguous()
+
+    return replaced(value, visit)
+
+
+def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
+    """Raises Unjudgeable where a second run gives other outputs: dropout, random numbers. On a GPU
+    the order of atomic additions may differ: there it must agree within the tolerance."""
+    again = call(model, made.inputs).results(made.changed)
+    for output, repeated in zip(made.outputs, again, strict=True):
+        first, second = widened(output), widened(repeated)
+        if first.is_floating_point() and first.numel() and not bool(torch.isfinite(first).any()):
+            raise Unjudgeable("no value of the reference is finite: any answer would do")
+        a, b = first.nan_to_num(), second.nan_to_num()
+        if torch.equal(a, b):
+            continue
+        close = tolerance(dtype_name(output), terms.precision)
+        rms = a.double().square().mean().sqrt()
+        if terms.device == "cpu" or float((a - b).abs().max()) > close * float(rms):
+            raise Unjudgeable("nondeterministic: two runs on the same inputs differ")
