@@ -212,7 +212,7 @@ def test_zero_size_tensors_are_judged(bench: Any) -> None:
 
 def test_nan_and_infinity_must_be_where_the_reference_has_them(bench: Any) -> None:
     source = problem("return torch.log(x)")
-    code = answer("tl.log(tl.where(value > 0, value, {}))")
+    code = answer("tl.log(tl.where(value >= 0, value, {}))")
     verdict = bench.judge(code.format('float("nan")'), problem=source)
     assert verdict.status is Status.CORRECT, verdict.detail
     assert bench.judge(code.format("1.0"), problem=source).reason == "mismatch"
