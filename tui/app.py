@@ -24,6 +24,7 @@ from forge.errors import ForgeError
 from forge.views.text.terminal import printable
 from tui.dialogs.help import Help, Palette
 from tui.dialogs.questions import Confirm
+from tui.frame.heading import TopLine
 from tui.frame.watched import Watched
 
 if TYPE_CHECKING:
@@ -200,10 +201,15 @@ class WatchApp(App[None]):
         return watched.poll_live() or is_new
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
-        """Refreshes the top screen after a check that found changes."""
+        """Refreshes the top screen after a check that found changes.
+
+        The run line first: a screen may delay its query, or limit the rate.
+        """
         if event.worker.group == POLLING and event.worker.is_finished:
             self._is_polling = False
             if event.worker.result and self._screen_stack:  # empty once the app ends
+                for line in self.screen.query(TopLine):
+                    line.update_line()
                 getattr(self.screen, "refresh_data", lambda: None)()
 
     def _act(self, action: str) -> None:
