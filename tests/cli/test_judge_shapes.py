@@ -64,6 +64,7 @@ def judge_all(*argv: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[
     return {Path(each["candidate"]).stem: each for each in listed}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("folder")
 def test_a_kernel_for_one_size_passes_at_its_own_and_fails_at_others(
     capsys: pytest.CaptureFixture[str],

@@ -133,6 +133,7 @@ def test_where_namespaces_are_forbidden_an_honest_kernel_is_judged_under_landloc
 
 @pytest.mark.slow
 @needs_root
+@pytest.mark.long
 def test_where_proc_is_masked_as_in_docker_the_other_namespaces_remain(tmp_path: Path) -> None:
     done = forge_judge(tmp_path, within=(sys.executable, "-c", MASKED))
     assert done.returncode == 0, done.stderr

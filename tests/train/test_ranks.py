@@ -99,6 +99,7 @@ def test_two_ranks_that_share_prefixes_train_grpo_as_one_that_does_not(
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_ranks_with_micro_batches_train_sft_as_one_whole_batch_does(
