@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import JudgeTable, ServeTable
-from forge.data.prompts import Exchange, feedback_message
+from forge.data.prompts.conversation import Exchange, feedback_message
 from forge.evalpool.pool import Pool
 from forge.evalpool.seat import JudgeKind, Seat, State
 from forge.evalpool.seating import Seating

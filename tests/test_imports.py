@@ -37,8 +37,9 @@ ROOMS: dict[str, set[str]] = {
     # data and rollout: the problems and the loop
     "data": {"config.schema", "data.families"},
     "data.families": set(),
-    "data.pairs": {"config.schema", "data", "data.families"},
-    "rollout": {"rewards", "data", "rollout.sampling"},
+    "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},
+    "data.prompts": set(),
+    "rollout": {"rewards", "data", "data.prompts", "rollout.sampling"},
     "rollout.sampling": set(),
     # serve: inference engines
     "serve": {"config.schema", "process", "process.server", "serve.installed"},
@@ -154,7 +155,7 @@ ROOMS: dict[str, set[str]] = {
 
 PARTS = {
     "config", "config.schema", "control", "rewards", "statistics", "process", "process.server",
-    "data", "data.pairs", "rollout", "rollout.sampling",
+    "data", "data.pairs", "data.prompts", "rollout", "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.run", "views.compare", "views.report", "exits",
 }  # fmt: skip

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.data.prompts import first_messages
+from forge.data.prompts.conversation import first_messages
 from forge.errors import ConfigError
 from forge.records import Message, Problem, Split, Status
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.data.answers import extract
-from forge.data.prompts import Exchange, feedback_message, fit
+from forge.data.prompts.conversation import Exchange, feedback_message, fit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

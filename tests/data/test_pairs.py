@@ -10,7 +10,7 @@ from forge.config.schema import DataTable, ProblemsTable
 from forge.data.compositions import answer
 from forge.data.generator import generate_problems
 from forge.data.pairs.generated import make_pairs
-from forge.data.prompts import first_messages
+from forge.data.prompts.conversation import first_messages
 from forge.data.splits import in_split
 from forge.records import Pair, Problem, Split, Status, Verdict
 

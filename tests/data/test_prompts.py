@@ -8,7 +8,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.data.prompts import Exchange, conversation, feedback_message, first_messages, fit
+from forge.data.prompts.conversation import (
+    Exchange,
+    conversation,
+    feedback_message,
+    first_messages,
+    fit,
+)
 from forge.records import Message, Problem, Prompt, Split, Status, Timing, Verdict
 from forge.records.verdict import ShapeVerdict
 

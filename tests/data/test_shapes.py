@@ -9,7 +9,7 @@ import pytest
 
 from forge.config.schema import ProblemsTable
 from forge.data.problems import from_source, load_problems
-from forge.data.prompts import first_messages
+from forge.data.prompts.conversation import first_messages
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from forge.config.schema import TinyModel
 from forge.data.chat import ChatTemplate
 from forge.data.problems import from_source
-from forge.data.prompts import first_messages
+from forge.data.prompts.conversation import first_messages
 from forge.records import Message
 
 PROBLEM = """\

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 from forge.config.schema import JudgeTable, ModelCardName
-from forge.data.prompts import feedback_message
+from forge.data.prompts.conversation import feedback_message
 from forge.evalpool.judge.estimate.cards import CALL_US, CARDS, LAUNCH_US, Work, estimate
 from forge.evalpool.judge.estimate.program import MAX_NODES, estimate_program
 from forge.evalpool.shapes import fold_verdicts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.data.prompts import Exchange, conversation
+from forge.data.prompts.conversation import Exchange, conversation
 from forge.records import Message, Prompt, Status, Verdict
 from forge.rollout.prompter import TemplatePrompter
 from tests.rollout.fakes import problem

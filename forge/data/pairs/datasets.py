@@ -18,7 +18,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from forge.data.prompts import first_messages
+from forge.data.prompts.conversation import first_messages
 from forge.records import Message, Pair, Problem, Split
 
 if TYPE_CHECKING:

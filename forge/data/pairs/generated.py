@@ -14,7 +14,7 @@ import anyio
 
 from forge.data.compositions import Composition, Style, answer
 from forge.data.pairs.mistakes import break_answer
-from forge.data.prompts import Exchange, conversation, first_messages
+from forge.data.prompts.conversation import Exchange, conversation, first_messages
 from forge.records import Message, Pair, Problem, Verdict
 
 if TYPE_CHECKING:

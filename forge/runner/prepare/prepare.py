@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 
 from forge.data.pairs.generated import make_pairs
-from forge.data.prompts import first_messages
+from forge.data.prompts.conversation import first_messages
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Problem, Split, Verdict
 from forge.runner.plan.needs import turns_played

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge.config.schema import SftStage
-from forge.data.prompts import first_messages
+from forge.data.prompts.conversation import first_messages
 from forge.runner.prepare.prepare import load_pairs
 from forge.store.reader import open_run
 

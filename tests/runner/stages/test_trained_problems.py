@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from forge.config.schema import EvalStage, SftStage
-from forge.data.prompts import first_messages
+from forge.data.prompts.conversation import first_messages
 from forge.records import Message, Pair, Status
 from forge.runner.stages.trained_problems import count_trained
 from forge.store.layout import RunPaths
