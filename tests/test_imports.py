@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "data": {"config.schema", "data.families"},
     "data.families": set(),
     "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},
-    "data.prompts": set(),
+    "data.prompts": {"config.schema", "data"},
     "rollout": {"rewards", "data", "data.prompts", "rollout.sampling"},
     "rollout.sampling": set(),
     # serve: inference engines
@@ -196,6 +196,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "forge/commands/judge/judge.py": {"evalpool.judge.channel", "evalpool.judge.trial"},
     # A stored program is read where it is printed; that takes neither torch nor a judge.
     "forge/commands/explained.py": {"evalpool.judge.program", "evalpool.judge.program.wire"},
+    # Prompts state the tolerances and the card's peaks that judges know.
+    "forge/runner/prepare/prompt_facts.py": {"evalpool.judge.estimate", "evalpool.judge.numbers"},
     # The doctor says what a machine must allow for the sandbox.
     "forge/commands/doctor/container.py": {"evalpool.judge.sandbox"},
     "forge/commands/doctor/examine.py": {"evalpool.judge.sandbox"},

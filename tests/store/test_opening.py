@@ -80,7 +80,7 @@ def test_a_run_of_schema_1_is_read_without_being_written_and_migrated_by_its_nex
         assert reader.value("PRAGMA user_version") == 1
     anyio.run(lambda: write_run(root, [], texts=texts))
     with open_run(root) as reader:
-        assert reader.value("PRAGMA user_version") == len(RUN_MIGRATIONS) == 6
+        assert reader.value("PRAGMA user_version") == len(RUN_MIGRATIONS) == 7
     assert read_all(root) == old
     assert old["v_steps"]
 
