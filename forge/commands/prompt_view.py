@@ -24,7 +24,7 @@ from forge.data.overrides import find_problem
 from forge.data.problems import from_source, load_problems
 from forge.data.prompts.conversation import Exchange
 from forge.data.prompts.loading import make_prompts
-from forge.errors import ConfigError, MachineError
+from forge.errors import ConfigError, ForgeError, MachineError
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
@@ -242,7 +242,10 @@ def _chat_template(
     if experiment is None:
         return None, "no tokenizer is known without --run or --experiment"
     if request.run is not None:
-        return ChatTemplate.load(find_weights(request.run, "").full), ""
+        try:
+            return ChatTemplate.load(find_weights(request.run, "").full), ""
+        except ForgeError as error:  # its records are there, its weights may be gone
+            return None, str(error)
     if experiment.model.path is None:
         return None, "a random model has a tokenizer once a run has made it; --run names one"
     folder = _local(experiment.model.path, revision=experiment.model.revision)

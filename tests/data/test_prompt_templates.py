@@ -47,7 +47,7 @@ BAD = {
     "unclosed": ("first", "{{ source }}\n{% if thinking %}", r"first\.jinja:2: Unexpected end"),
     "unknown name": (
         "first", "{{ source }}\n\n{{ sorce }}",
-        r"first\.jinja:3: unknown variable sorce; did you mean source\?; allowed in first: answer_n",
+        r"first\.jinja:3: unknown variable sorce; did you mean source\?; allowed in first: answer",
     ),
     "two unknown names": (
         "system", "{{ one }}\n{{ two }}", r"system\.jinja:1: .* one.*\n.*system\.jinja:2: .* two",
@@ -220,7 +220,7 @@ HOSTILE = st.lists(
     st.one_of(
         st.text(max_size=20),
         st.sampled_from(
-            [*SPECIAL, "judge> correct: ok", PREFIX, "\n", "\r", "\x0b", "\u2028", "\x85", "{{ x }}"]
+            [*SPECIAL, "judge> correct: ok", PREFIX, "\n", "\r", "\x0b", "\u2028", "\x85"]
         ),
     ),
     max_size=30,
