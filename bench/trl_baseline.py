@@ -45,6 +45,7 @@ from forge.process.sockets import open_socket_dir
 from forge.records import Problem, Split
 from forge.rewards import reward_terms
 from forge.rollout.prompter import TemplatePrompter
+from forge.runner.prepare.prompt_facts import prompts_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +231,10 @@ async def measure(given: argparse.Namespace, folder: Path) -> list[Step]:
     chat = ChatTemplate.load(model_dir)
     completion = given.tokens or experiment.rollout.max_completion_tokens
     prompter = TemplatePrompter(
-        chat=chat, context_tokens=experiment.serve.context_tokens, max_completion_tokens=completion
+        prompts=prompts_of(experiment, inventory()[:1]),
+        chat=chat,
+        context_tokens=experiment.serve.context_tokens,
+        max_completion_tokens=completion,
     )
     problems = in_split(load_problems(experiment.problems, seed=experiment.seed), Split.GRPO)
     asked = [(p, prompt) for p in problems if (prompt := prompter.prompt(p, ()))]

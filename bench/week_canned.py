@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.config.schema import JudgeTable, ServeTable
-from forge.data.prompts import Exchange, feedback_message
+from forge.config.schema import JudgeTable, PromptTable, ServeTable
+from forge.data.prompts.loading import make_prompts
 from forge.evalpool.pool import Pool
 from forge.evalpool.seat import JudgeKind, Seat, State
 from forge.evalpool.seating import Seating
@@ -32,6 +32,7 @@ from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights
 
 if TYPE_CHECKING:
+    from forge.data.prompts.conversation import Exchange
     from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
 
@@ -68,6 +69,9 @@ def problems() -> list[Problem]:
     ]
 
 
+PROMPTS = make_prompts(PromptTable())
+
+
 class CannedPrompter:
     """Prompts of 40 tokens. A completion's first token says which answer it is."""
 
@@ -78,7 +82,7 @@ class CannedPrompter:
         return f"```python\n# {token_ids[0]}, {'right' if token_ids[1] else 'wrong'}\n{SOURCE}\n```"
 
     def feedback(self, verdict: Verdict) -> str:
-        return feedback_message(verdict).content
+        return PROMPTS.feedback_message(verdict).content
 
     def extract(self, problem: Problem, completion_text: str) -> tuple[str, Reason]:
         return completion_text[10:-4], Reason.OK

@@ -37,8 +37,9 @@ ROOMS: dict[str, set[str]] = {
     # data and rollout: the problems and the loop
     "data": {"config.schema", "data.families"},
     "data.families": set(),
-    "data.pairs": {"config.schema", "data", "data.families"},
-    "rollout": {"rewards", "data", "rollout.sampling"},
+    "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},
+    "data.prompts": {"config.schema", "data"},
+    "rollout": {"rewards", "data", "data.prompts", "rollout.sampling"},
     "rollout.sampling": set(),
     # serve: inference engines
     "serve": {"config.schema", "process", "process.server", "serve.installed"},
@@ -154,7 +155,7 @@ ROOMS: dict[str, set[str]] = {
 
 PARTS = {
     "config", "config.schema", "control", "rewards", "statistics", "process", "process.server",
-    "data", "data.pairs", "rollout", "rollout.sampling",
+    "data", "data.pairs", "data.prompts", "rollout", "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.run", "views.compare", "views.report", "exits",
 }  # fmt: skip
@@ -195,6 +196,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "forge/commands/judge/judge.py": {"evalpool.judge.channel", "evalpool.judge.trial"},
     # A stored program is read where it is printed; that takes neither torch nor a judge.
     "forge/commands/explained.py": {"evalpool.judge.program", "evalpool.judge.program.wire"},
+    # Prompts state the tolerances and the card's peaks that judges know.
+    "forge/runner/prepare/prompt_facts.py": {"evalpool.judge.estimate", "evalpool.judge.numbers"},
     # The doctor says what a machine must allow for the sandbox.
     "forge/commands/doctor/container.py": {"evalpool.judge.sandbox"},
     "forge/commands/doctor/examine.py": {"evalpool.judge.sandbox"},

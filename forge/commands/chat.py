@@ -32,6 +32,7 @@ from forge.rollout.ports import Ports
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank
+from forge.runner.prepare.prompt_facts import prompts_of_run
 from forge.runner.weights.resume import find_weights
 from forge.serve.client import ReplicaClient
 from forge.serve.replicas import open_replicas
@@ -39,6 +40,7 @@ from forge.store.layout import RunPaths, find_run
 
 if TYPE_CHECKING:
     from forge.config.schema import Experiment
+    from forge.data.prompts.prompt_set import PromptSet
     from forge.runner.plan.placement import Placement
     from forge.serve.weights import Weights
 
@@ -156,6 +158,7 @@ async def _chat(
             f"{paths.name}: its answers came from serve.url = {experiment.serve.url}; it has no"
             " weights of its own, so ask that server"
         )
+    prompts = prompts_of_run(paths, experiment)
     experiment = small(experiment)
     machine = this_machine(experiment.store.dir, serve=experiment.serve)
     placement = place_on(experiment, machine, model_dir=weights.full)
@@ -166,7 +169,9 @@ async def _chat(
                 paths, weights, experiment.store, store_dir=store_dir, seed=request.seed,
                 gpus=placement.gpus,
             ) as store,
-            _open_ports(experiment, weights, chat_template, placement, store, say) as ports,
+            _open_ports(
+                experiment, weights, chat_template, placement, store, say, prompts=prompts
+            ) as ports,
         ):  # fmt: skip
             await store.writer.put(problem)
             group = await play_group(
@@ -188,6 +193,8 @@ async def _open_ports(
     placement: Placement,
     store: ChatStore,
     say: Say,
+    *,
+    prompts: PromptSet,
 ) -> AsyncGenerator[Ports]:
     """An engine with the weights, and judges, on the GPUs of a placement."""
     serve = placement.settled(experiment.serve)
@@ -217,6 +224,7 @@ async def _open_ports(
                 judge=partial(pool.judge, program=True),
                 sink=_SayingSink(store.writer, say),
                 prompter=TemplatePrompter(
+                    prompts=prompts,
                     chat=chat_template,
                     context_tokens=serve.context_tokens,
                     max_completion_tokens=experiment.rollout.max_completion_tokens,

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.data.prompts import first_messages
 from forge.errors import ConfigError
 from forge.records import Message, Problem, Split, Status
+from forge.runner.prepare.prompt_facts import prompts_by_hash
 
 if TYPE_CHECKING:
+    from forge.data.prompts.prompt_set import PromptSet
     from forge.store.reader import RunReader
 
 _ANSWERS = """
@@ -38,7 +39,7 @@ ORDER BY g.problem_id, v.speedup_low DESC NULLS LAST, v.num_launches, c.num_byte
 """
 """Answers by problem, the best first by the rule of v_best_kernels."""
 _TURNS = """
-SELECT turn, prompt, completion, feedback FROM v_turns
+SELECT turn, prompt, completion, feedback, prompt_hash FROM v_turns
 WHERE group_id = ? AND rollout = ? AND turn <= ? ORDER BY turn
 """
 _PROBLEM = """
@@ -106,11 +107,12 @@ def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> Written
     left_out: Counter[str] = Counter()
     problems: set[str] = set()
     num_rows = num_mended = 0
+    prompts = prompts_by_hash(reader)
     spare = out.with_name(f".{out.name}.partial")
     try:
         with spare.open("w", encoding="utf-8") as file:
             for answer in _choose_answers(reader, wanted, left_out):
-                row = make_row(reader, answer)
+                row = make_row(reader, answer, prompts=prompts)
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 problems.add(answer["problem_id"])
                 num_rows += 1
@@ -170,12 +172,19 @@ def _reason_against(answer: dict[str, Any], wanted: AnswerFilter) -> str | None:
     return None
 
 
-def make_row(reader: RunReader, answer: dict[str, Any]) -> dict[str, Any]:
-    """A row in the format `messages`; `id` and `from` are its origin."""
-    problem = _problem(reader, answer["problem_id"])
+def make_row(
+    reader: RunReader, answer: dict[str, Any], *, prompts: Mapping[str, PromptSet]
+) -> dict[str, Any]:
+    """A row in the format `messages`; `id` and `from` are its origin.
+
+    Args:
+        prompts: the run's prompts by hash, as from `prompts_by_hash`.
+    """
+    problem = read_problem(reader, answer["problem_id"])
     key = (answer["group_id"], answer["rollout"], answer["turn"])
     *before, last = reader.rows(_TURNS, key)
-    messages = [*first_messages(problem)]
+    asked = prompts.get(last["prompt_hash"] or "") or prompts[""]
+    messages = [*asked.first_messages(problem)]
     for turn in _shown(before, prompt=last["prompt"] or ""):
         messages.append(Message(role="assistant", content=turn["completion"] or ""))
         messages.append(Message(role="user", content=turn["feedback"] or ""))
@@ -202,7 +211,8 @@ def _shown(turns: list[dict[str, Any]], *, prompt: str) -> list[dict[str, Any]]:
     return turns
 
 
-def _problem(reader: RunReader, problem_id: str) -> Problem:
+def read_problem(reader: RunReader, problem_id: str) -> Problem:
+    """A problem as the run stored it: the shapes of its judges are in its source alone."""
     row = reader.one(_PROBLEM, (problem_id,))
     assert row is not None, problem_id
     return Problem(

@@ -2,9 +2,10 @@
 writes a resolved one, the `experiment.toml` of a run.
 
 Called by every command that takes an experiment file, and by resume with the run's resolved file.
-Paths of inputs (model, problems, rows, adapter, interpreter) are relative to the file that contains
-them, or to the working directory if only that has them, or for `--set`. They become absolute, so
-that a resolved experiment means the same from any directory; `store.dir` stays relative.
+Paths of inputs (model, problems, rows, adapter, interpreter, prompts) are relative to the file that
+contains them, or to the working directory if only that has them, or for `--set`. They become
+absolute, so that a resolved experiment means the same from any directory; `store.dir` stays
+relative.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ PATH_KEYS = (
     ("model", "adapter"),
     ("serve", "python"),
     ("model", "path"),
+    ("prompt", "system"),
+    ("prompt", "first"),
+    ("prompt", "feedback"),
+    ("prompt", "example"),
 )
 
 

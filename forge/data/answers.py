@@ -1,9 +1,9 @@
 """Extraction of a candidate's source from a completion. Pure; called by the loop before the judge.
 
 It never raises, takes linear time whatever the model writes, and gives a reason if there is nothing
-to judge. Thinking is removed first (unclosed thinking leaves no answer). Then the last complete
-fenced or `<triton>` block counts that defines the entry point: the class `<entry_point>New`, or a
-function of that name.
+to judge. Thinking, in the tag that `prompt.thinking` names, is removed first (unclosed thinking
+leaves no answer). Then the last complete fenced or `<triton>` block counts that defines the entry
+point: the class `<entry_point>New`, or a function of that name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from forge.records.reason import Reason
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+THINKING = "think"
+"""Default tag of thinking: <think>…</think>."""
 TRITON_OPEN, TRITON_CLOSE = "<triton>", "</triton>"
 _FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
 """Possessive quantifiers: backtracking over characters that two parts match would take quadratic
@@ -35,12 +36,18 @@ class Extraction:
         return self.reason is Reason.OK
 
 
-def extract(completion_text: str, *, entry_point: str = "Model") -> Extraction:
-    """The candidate in a completion: a block that defines `<entry_point>New`."""
-    text = _without_thinking(completion_text)
+def extract(
+    completion_text: str, *, entry_point: str = "Model", thinking: str = THINKING
+) -> Extraction:
+    """The candidate in a completion: a block that defines `<entry_point>New`.
+
+    Args:
+        thinking: tag of thinking; with an empty one, nothing is thinking.
+    """
+    text = _without_thinking(completion_text, tag=thinking) if thinking else completion_text
     if text is None:
         return Extraction(code="", reason=Reason.UNCLOSED_THINKING)
-    blocks = sorted([*_fenced_blocks(text), *_triton_blocks(text)])
+    blocks = sorted([*fenced_blocks(text), *_triton_blocks(text)])
     if not blocks:
         return Extraction(code="", reason=Reason.NO_CODE_BLOCK)
     defines = re.compile(rf"^(?:class|def)[ \t]+{re.escape(entry_point)}New\b", re.MULTILINE)
@@ -50,23 +57,24 @@ def extract(completion_text: str, *, entry_point: str = "Model") -> Extraction:
     return Extraction(code="", reason=Reason.NO_ENTRY_POINT)
 
 
-def _without_thinking(text: str) -> str | None:
+def _without_thinking(text: str, *, tag: str) -> str | None:
     """The text outside of thinking; None if the last thinking does not end.
 
     A template may have opened the thinking in the prompt, so a lone `</think>` closes it, too.
     """
+    opening, closing = f"<{tag}>", f"</{tag}>"
     kept: list[str] = []
     start = 0
-    while (end := text.find(THINK_CLOSE, start)) >= 0:
-        opened = text.find(THINK_OPEN, start, end)
+    while (end := text.find(closing, start)) >= 0:
+        opened = text.find(opening, start, end)
         kept.append(text[start:opened] if opened >= 0 else "")
-        start = end + len(THINK_CLOSE)
-    if text.find(THINK_OPEN, start) >= 0:
+        start = end + len(closing)
+    if text.find(opening, start) >= 0:
         return None
     return "\n".join([*kept, text[start:]])
 
 
-def _fenced_blocks(text: str) -> list[tuple[int, str]]:
+def fenced_blocks(text: str) -> list[tuple[int, str]]:
     """(position, content) of each complete fenced block; the closing fence is at least as long."""
     blocks = []
     opened: re.Match[str] | None = None
@@ -96,6 +104,6 @@ def _triton_blocks(text: str) -> list[tuple[int, str]]:
         if end < 0:
             break
         inside = text[start:end]
-        fenced = _fenced_blocks(inside)
+        fenced = fenced_blocks(inside)
         blocks.append((opened, fenced[-1][1] if fenced else inside.strip("\n")))
     return blocks

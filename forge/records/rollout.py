@@ -69,6 +69,8 @@ class Prompt:
     """Sent instead of `ids` to a server that only takes messages."""
     text: str = ""
     """The rendered template, for reading."""
+    prompt_hash: str = ""
+    """Name of the templates and settings that made it; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,8 @@ class Turn:
     reward_terms: Mapping[str, float] = field(default_factory=dict[str, float])
     generate_s: float = 0.0
     judge_s: float = 0.0
+    prompt_hash: str = ""
+    """As in `Prompt`; empty in turns of versions before it."""
 
     @property
     def turn_id(self) -> str:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from forge.data.prompts import Exchange
+from forge.data.prompts.conversation import Exchange
 from forge.records import (
     Completion,
     End,
@@ -87,6 +87,12 @@ class TimedCompletion:
 
     completion: Completion
     generate_s: float
+
+
+def verdict_without_code(reason: Reason) -> Verdict:
+    """The verdict on an answer without a candidate."""
+    detail = NO_ANSWER_WORDS.get(reason, reason)
+    return Verdict(status=Status.REJECTED, reason=reason, detail=detail)
 
 
 async def play_group(problem: Problem, *, place: GroupPlace, rules: Rules, ports: Ports) -> Group:
@@ -204,8 +210,7 @@ class _Game:
         if code:
             verdict = await self.ports.judge(self.problem, code)
         else:
-            detail = NO_ANSWER_WORDS.get(reason, reason)
-            verdict = Verdict(status=Status.REJECTED, reason=reason, detail=detail)
+            verdict = verdict_without_code(reason)
         terms = reward_terms(verdict, self.rules.reward)
         turn = Turn(
             group_id=self.place.group_id,
@@ -222,6 +227,7 @@ class _Game:
             reward_terms=terms or {},
             generate_s=answer.generate_s,
             judge_s=time.monotonic() - began,
+            prompt_hash=prompt.prompt_hash,
         )
         await self.ports.sink.put(turn)
         return turn

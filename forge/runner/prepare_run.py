@@ -19,15 +19,18 @@ from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.needs import needs_pairs
 from forge.runner.prepare.kept_files import delete_damaged
 from forge.runner.prepare.prepare import prepare_model, prepare_pairs
+from forge.runner.prepare.prompt_facts import prompts_of, recorded_prompts, to_event
 from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal
 from forge.runner.weights.gate import TurnGate
 from forge.runner.weights.resume import find_starting_weights
 from forge.runner.weights.sync import WeightSync
 from forge.serve.weights import Weights
+from forge.store.reader import open_run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from forge.data.prompts.prompt_set import PromptSet
     from forge.runner.stages.run_context import RunContext
     from forge.store.resume import LastState
 
@@ -37,6 +40,7 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
 
     Raises Stopped if a stop was requested meanwhile; finished products are kept.
     """
+    await _settle_prompts(run)
     async with run.stop.dropping():
         for name in await anyio.to_thread.run_sync(delete_damaged, run.paths):
             line = f"{name}: its content has changed; it is made again"
@@ -47,25 +51,43 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
             run.progress.prepare("pairs")
             judge = None if run.pool is None else partial(run.pool.judge, timing=False)
             pairs = await prepare_pairs(
-                run.experiment, run.problems, paths=run.paths, judge=judge, progress=run.progress
-            )
+                run.experiment, run.problems,
+                prompts=run.prompts, paths=run.paths, judge=judge, progress=run.progress,
+            )  # fmt: skip
         run.refused = frozenset(await _refused(run))
         run.progress.prepare("model")
         model_dir = await prepare_model(
             run.experiment, pairs, run.problems,
-            paths=run.paths, log_dir=run.log_dir, observer=run.observer,
+            prompts=run.prompts, paths=run.paths, log_dir=run.log_dir, observer=run.observer,
         )  # fmt: skip
     if run.stop.is_set:
         raise run.stop.stopped()
     run.weights = await _weights(run, model_dir, state)
     run.progress.policy_version = run.weights.version
     run.prompter = TemplatePrompter(
+        prompts=run.prompts,
         chat=ChatTemplate.load(model_dir),
         context_tokens=run.experiment.serve.context_tokens,
         max_completion_tokens=run.experiment.rollout.max_completion_tokens,
     )
     run.group_ids = count_from(state.group_id if state else -1)
     run.sample_ids = count_from(state.sample_id if state else -1)
+
+
+async def _settle_prompts(run: RunContext) -> None:
+    """Make the run's prompts and record them; changed ones are shown."""
+    run.prompts = prompts_of(run.experiment, run.placement.judge)
+
+    def read() -> PromptSet | None:
+        with open_run(run.paths) as reader:
+            return recorded_prompts(reader)
+
+    before = await anyio.to_thread.run_sync(read)
+    event = to_event(run.prompts, before=before)
+    if event is not None:
+        if before is not None:
+            run.console.say(event.message)
+        await run.writer.put(event)
 
 
 async def _refused(run: RunContext) -> dict[str, str]:

@@ -115,7 +115,12 @@ class Work:
         if table.url:
             from forge.serve.remote.remote import open_remote
 
-            return open_remote(table, chat=run.prompter.chat, say=run.console.say)
+            return open_remote(
+                table,
+                chat=run.prompter.chat,
+                say=run.console.say,
+                thinking=run.prompts.thinking,
+            )
         work_dir = run.paths.root / "serve"  # whole models: too large for a socket's /tmp
         shutil.rmtree(work_dir, ignore_errors=True)
         work_dir.mkdir()

@@ -215,4 +215,5 @@ def _turn(row: dict[str, Any]) -> Turn:
         ),
         feedback=row["feedback"] or "",
         reward_terms=json.loads(row["reward_terms"]),
+        prompt_hash=row["prompt_hash"] or "",
     )

@@ -17,6 +17,7 @@ from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError
 from forge.records import Finish, Purpose, Split, Status
 from forge.store.reader import open_run
+from tests.prompting import PROMPTS
 from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def test_rows_of_a_quickstart_are_read_by_the_loader_of_the_next_run(
     argv = ["data", "from-run", str(canned_run.root), "--out", str(tmp_path / "rows.jsonl")]
     assert run_command(argv) == 0
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    pairs = read_pairs(load_experiment(tmp_path / "next.toml").data)
+    pairs = read_pairs(load_experiment(tmp_path / "next.toml").data, prompts=PROMPTS)
     assert len(pairs) == len(rows) > 10
     assert [pair.problem_id for pair in pairs] == [row["id"] for row in rows]
     with open_run(canned_run) as reader:

@@ -15,6 +15,7 @@ from forge.config.schema import DataTable
 from forge.data.answers import extract
 from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError
+from tests.prompting import PROMPTS
 
 if TYPE_CHECKING:
     from forge.records import Pair
@@ -74,7 +75,7 @@ def read(path: Path, rows: Any, format: str) -> list[Pair]:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         path.write_text(json.dumps(rows))
-    return read_pairs(DataTable(source="file", path=path, format=format))  # type: ignore[arg-type]
+    return read_pairs(DataTable(source="file", path=path, format=format), prompts=PROMPTS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows.parquet"])
@@ -154,7 +155,7 @@ def test_a_directory_is_searched_for_all_kinds_of_files(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("no rows")
     read(tmp_path / "deep" / "b.parquet", [trinity_row(pytorch_code="b")], "trinity")
     read(tmp_path / "a.jsonl", [trinity_row(pytorch_code="a")], "trinity")
-    pairs = read_pairs(DataTable(source="file", path=tmp_path, format="trinity"))
+    pairs = read_pairs(DataTable(source="file", path=tmp_path, format="trinity"), prompts=PROMPTS)
     assert [pair.messages[1].content for pair in pairs] == ["a", "b"]
 
 
@@ -194,7 +195,7 @@ def test_lines_of_json_end_only_at_newlines(mark: str, end: str, tmp_path: Path)
     rows = [{"messages": [{"role": "assistant", "content": text}]} for text in texts]
     lines = end.join(json.dumps(row, ensure_ascii=False) for row in rows)
     (tmp_path / "rows.jsonl").write_bytes((mark + lines).encode())
-    pairs = read_pairs(DataTable(source="file", path=tmp_path / "rows.jsonl"))
+    pairs = read_pairs(DataTable(source="file", path=tmp_path / "rows.jsonl"), prompts=PROMPTS)
     assert [pair.messages[0].content for pair in pairs] == texts
 
 
@@ -213,18 +214,18 @@ def test_a_file_that_does_not_match_its_suffix_is_an_error_of_one_line(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=words):
-        read_pairs(DataTable(source="file", path=tmp_path / name))
+        read_pairs(DataTable(source="file", path=tmp_path / name), prompts=PROMPTS)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_an_unreadable_file_is_an_error_of_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(ConfigError, match=f"data.path: .*{name}: cannot be read: "):
-        read_pairs(DataTable(source="file", path=tmp_path))
+        read_pairs(DataTable(source="file", path=tmp_path), prompts=PROMPTS)
 
 
 def test_a_directory_without_rows_and_a_missing_file_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no file"):
-        read_pairs(DataTable(source="file", path=tmp_path))
+        read_pairs(DataTable(source="file", path=tmp_path), prompts=PROMPTS)
     with pytest.raises(ConfigError, match="no such file"):
-        read_pairs(DataTable(source="file", path=tmp_path / "rows.json"))
+        read_pairs(DataTable(source="file", path=tmp_path / "rows.json"), prompts=PROMPTS)

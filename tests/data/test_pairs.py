@@ -10,9 +10,9 @@ from forge.config.schema import DataTable, ProblemsTable
 from forge.data.compositions import answer
 from forge.data.generator import generate_problems
 from forge.data.pairs.generated import make_pairs
-from forge.data.prompts import first_messages
 from forge.data.splits import in_split
 from forge.records import Pair, Problem, Split, Status, Verdict
+from tests.prompting import PROMPTS
 
 PROBLEMS = in_split(generate_problems(ProblemsTable(num_problems=400), seed=0), Split.SFT)[:40]
 
@@ -38,7 +38,9 @@ def _make(judge: CountingJudge, *, max_turns: int = 3, static_share: float = 0.0
     table = DataTable(repair_share=0.25, static_share=static_share)
 
     async def make() -> list[Pair]:
-        return await make_pairs(PROBLEMS, table, max_turns=max_turns, seed=0, judge=judge)
+        return await make_pairs(
+            PROBLEMS, table, prompts=PROMPTS, max_turns=max_turns, seed=0, judge=judge
+        )
 
     return anyio.run(make)
 
@@ -50,7 +52,7 @@ def test_every_problem_has_its_honest_answer_after_the_played_prompt() -> None:
     by_id = {problem.problem_id: problem for problem in PROBLEMS}
     for pair in rows:
         problem = by_id[pair.problem_id]
-        assert pair.messages[:-1] == first_messages(problem)
+        assert pair.messages[:-1] == PROMPTS.first_messages(problem)
         text = pair.messages[-1].content
         assert text.startswith("<think>\n")
         assert f"```python\n{answer(problem)}```" in text
@@ -100,7 +102,12 @@ def test_broken_and_honest_answers_are_laid_out_for_the_problems_scale() -> None
 
     async def make() -> list[Pair]:
         return await make_pairs(
-            rows, DataTable(repair_share=0.25), max_turns=3, seed=0, judge=judge
+            rows,
+            DataTable(repair_share=0.25),
+            prompts=PROMPTS,
+            max_turns=3,
+            seed=0,
+            judge=judge,
         )
 
     pairs = [pair for pair in anyio.run(make) if pair.problem_id.startswith("softmax")]

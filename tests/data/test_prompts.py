@@ -8,9 +8,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.data.prompts import Exchange, conversation, feedback_message, first_messages, fit
+from forge.data.prompts.conversation import Exchange, fit
 from forge.records import Message, Problem, Prompt, Split, Status, Timing, Verdict
 from forge.records.verdict import ShapeVerdict
+from tests.prompting import PROMPTS
 
 PROBLEM = Problem(
     problem_id="level1/1_Relu",
@@ -33,14 +34,14 @@ def _render(messages: Sequence[Message]) -> Prompt:
 
 
 def test_the_first_prompt_is_short_and_names_the_class_to_write() -> None:
-    system, user = first_messages(replace(PROBLEM, entry_point="Net"))
+    system, user = PROMPTS.first_messages(replace(PROBLEM, entry_point="Net"))
     assert "NetNew" in system.content
     assert len(system.content.split()) <= 10
     assert user.content == PROBLEM.source.strip()
 
 
 def test_feedback_quotes_the_judge_with_a_prefix_on_each_line() -> None:
-    message = feedback_message(replace(WRONG, detail="line one\nuser: well done"))
+    message = PROMPTS.feedback_message(replace(WRONG, detail="line one\nuser: well done"))
     assert message.role == "user"
     assert message.content.splitlines() == [
         "judge> wrong: mismatch",
@@ -51,7 +52,8 @@ def test_feedback_quotes_the_judge_with_a_prefix_on_each_line() -> None:
 
 def test_a_long_traceback_keeps_its_start_and_its_end() -> None:
     detail = "FIRST\n" + "middle\n" * 500 + "LAST"
-    content = feedback_message(replace(WRONG, detail=detail), max_chars=200).content
+    prompts = replace(PROMPTS, max_chars=200)
+    content = prompts.feedback_message(replace(WRONG, detail=detail)).content
     assert "FIRST" in content
     assert content.endswith("LAST")
     assert len(content) < 600
@@ -69,7 +71,7 @@ def test_feedback_on_a_slow_kernel_has_its_times() -> None:
         roofline_share=0.25,
     )
     verdict = replace(WRONG, status=Status.CORRECT, reason="ok", timing=timing)
-    content = feedback_message(verdict).content
+    content = PROMPTS.feedback_message(verdict).content
     assert "0.50x (at least 0.40x)" in content
     assert "120 GB/s, 25% of roofline" in content
 
@@ -80,7 +82,7 @@ def test_feedback_on_several_shapes_has_the_mean_and_the_slowest() -> None:
         for size, speedup in ((1, 4.0), (64, 1.0), (256, 2.0))
     )
     verdict = replace(WRONG, status=Status.CORRECT, reason="ok", timing=_timing(2.0), shapes=shapes)
-    lines = feedback_message(verdict).content.splitlines()
+    lines = PROMPTS.feedback_message(verdict).content.splitlines()
     assert lines[-2].startswith("judge> geometric mean of 3 shapes: 10.0 us, baseline 20.0 us")
     assert lines[-1].startswith("judge> slowest at N=64: 10.0 us, baseline 10.0 us: 1.00x")
 
@@ -93,30 +95,30 @@ def _timing(speedup: float) -> Timing:
 
 
 def test_a_conversation_alternates_attempts_and_feedback() -> None:
-    roles = [message.role for message in conversation(PROBLEM, _attempts(2))]
+    roles = [message.role for message in PROMPTS.conversation(PROBLEM, _attempts(2))]
     assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
 
 
 def test_the_oldest_attempt_is_dropped_first() -> None:
     attempts = _attempts(3)
-    full = len(_render(conversation(PROBLEM, attempts)).ids)
-    prompt = fit(PROBLEM, attempts, budget_tokens=full - 1, render=_render)
+    full = len(_render(PROMPTS.conversation(PROBLEM, attempts)).ids)
+    prompt = fit(PROMPTS, PROBLEM, attempts, budget_tokens=full - 1, render=_render)
     assert prompt is not None
-    assert prompt.messages == conversation(PROBLEM, attempts[1:])
+    assert prompt.messages == PROMPTS.conversation(PROBLEM, attempts[1:])
 
 
 def test_a_conversation_that_cannot_fit_gives_no_prompt() -> None:
-    assert fit(PROBLEM, _attempts(2), budget_tokens=1, render=_render) is None
-    assert fit(PROBLEM, [], budget_tokens=1, render=_render) is None
+    assert fit(PROMPTS, PROBLEM, _attempts(2), budget_tokens=1, render=_render) is None
+    assert fit(PROMPTS, PROBLEM, [], budget_tokens=1, render=_render) is None
 
 
 @given(num=st.integers(0, 4), budget=st.integers(1, 80))
 def test_a_prompt_is_within_the_budget_and_keeps_the_newest_attempt(num: int, budget: int) -> None:
     attempts = _attempts(num)
-    prompt = fit(PROBLEM, attempts, budget_tokens=budget, render=_render)
+    prompt = fit(PROMPTS, PROBLEM, attempts, budget_tokens=budget, render=_render)
     if prompt is None:
         return
     assert len(prompt.ids) <= budget
-    assert prompt.messages[:2] == first_messages(PROBLEM)
+    assert prompt.messages[:2] == PROMPTS.first_messages(PROBLEM)
     if attempts:
         assert prompt.messages[-2].content == attempts[-1].completion_text

@@ -9,8 +9,8 @@ import pytest
 
 from forge.config.schema import ProblemsTable
 from forge.data.problems import from_source, load_problems
-from forge.data.prompts import first_messages
 from forge.errors import ConfigError
+from tests.prompting import PROMPTS
 
 if TYPE_CHECKING:
     from forge.records import Problem
@@ -89,13 +89,13 @@ def test_an_unknown_name_is_refused_with_the_number_of_its_shape(
 
 def test_the_prompt_lists_the_shapes_and_says_how_they_are_judged(folder: Path) -> None:
     found = load(folder, [{"N": 8}, {"N": 64, "M": 3}])
-    prompt = first_messages(found["1_both"])[1].content
+    prompt = PROMPTS.first_messages(found["1_both"])[1].content
     assert prompt.endswith(
         "# Judged on 2 shapes. A kernel has to be correct at each; its speed-up is their geometric "
         "mean.\n#   N=8\n#   N=64, M=3"
     )
     compile(prompt, "p.py", "exec")
-    assert "Judged" not in first_messages(found["3_none"])[1].content
+    assert "Judged" not in PROMPTS.first_messages(found["3_none"])[1].content
 
 
 def test_the_prompt_of_a_file_with_input_sets_says_so(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from forge.config.schema import TinyModel
 from forge.data.chat import ChatTemplate
 from forge.data.problems import from_source
-from forge.data.prompts import first_messages
 from forge.records import Message
+from tests.prompting import PROMPTS
 
 PROBLEM = """\
 import torch
@@ -72,7 +72,7 @@ def teach(model_dir: Path, *, problems: list[Path], answers: tuple[str, ...] = A
 
     from forge.train.trainer.model.init_model import make_model
 
-    prompts = [first_messages(from_source(path.read_text())) for path in problems]
+    prompts = [PROMPTS.first_messages(from_source(path.read_text())) for path in problems]
     texts = [message.content for prompt in prompts for message in prompt]
     texts += answers * len(prompts)
     make_model(SIZES.model_dump(), texts=texts, model_dir=model_dir, seed=0)

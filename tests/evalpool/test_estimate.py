@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 from forge.config.schema import JudgeTable, ModelCardName
-from forge.data.prompts import feedback_message
 from forge.evalpool.judge.estimate.cards import CALL_US, CARDS, LAUNCH_US, Work, estimate
 from forge.evalpool.judge.estimate.program import MAX_NODES, estimate_program
 from forge.evalpool.shapes import fold_verdicts
 from forge.records import Status, Verdict
 from forge.records.estimate import TimeEstimate
 from tests.evalpool.benches import TABLE
+from tests.prompting import PROMPTS
 
 if TYPE_CHECKING:
     from tests.evalpool.benches import Bench
@@ -127,7 +127,7 @@ def test_a_correct_candidate_has_an_estimate_of_its_own_work(bench: Bench) -> No
     assert node.num_bytes == 4 * (64 * 32 * 2 + 64 * 64)
     assert found.baseline_us == pytest.approx(CALL_US + 2 * LAUNCH_US, rel=0.1)  # mm, relu
     assert verdict.timing is None
-    assert "not measured" in feedback_message(verdict).content
+    assert "not measured" in PROMPTS.feedback_message(verdict).content
     assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))) == verdict
 
 

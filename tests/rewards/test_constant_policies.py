@@ -26,6 +26,7 @@ from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.ports import Ports
 from forge.rollout.prompter import TemplatePrompter
 from tests.evalpool.benches import RELU, RELU_KERNEL, Bench, open_bench
+from tests.prompting import PROMPTS
 from tests.rollout.fakes import Recorder
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ def played(code: str, bench: Bench) -> Trajectory:
             rules=RULES,
             ports=Ports(
                 generate=generate, judge=judge, sink=Recorder(),
-                prompter=TemplatePrompter(chat=chat, context_tokens=9, max_completion_tokens=1),
+                prompter=TemplatePrompter(
+                    prompts=PROMPTS, chat=chat, context_tokens=9, max_completion_tokens=1),
             ),
         )  # fmt: skip
         return group.trajectories[0]

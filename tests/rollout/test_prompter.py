@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.data.prompts import Exchange, conversation
+from forge.data.prompts.conversation import Exchange
 from forge.records import Message, Prompt, Status, Verdict
 from forge.rollout.prompter import TemplatePrompter
+from tests.prompting import PROMPTS
 from tests.rollout.fakes import problem
 
 if TYPE_CHECKING:
@@ -29,14 +30,16 @@ class Template:
 
 
 def prompter_of(template: Any, *, context_tokens: int) -> TemplatePrompter:
-    return TemplatePrompter(chat=template, context_tokens=context_tokens, max_completion_tokens=10)
+    return TemplatePrompter(
+        prompts=PROMPTS, chat=template, context_tokens=context_tokens, max_completion_tokens=10
+    )
 
 
 def test_a_conversation_that_fits_is_rendered_once() -> None:
     template = Template()
     prompt = prompter_of(template, context_tokens=18).prompt(problem(), ATTEMPTS)
     assert prompt is not None
-    assert template.rendered == [prompt.messages] == [conversation(problem(), ATTEMPTS)]
+    assert template.rendered == [prompt.messages] == [PROMPTS.conversation(problem(), ATTEMPTS)]
     assert (len(prompt.ids), prompt.text) == (8, "text")
 
 
@@ -44,6 +47,6 @@ def test_the_oldest_attempts_are_dropped_until_prompt_and_completion_fit() -> No
     template = Template()
     prompt = prompter_of(template, context_tokens=14).prompt(problem(), ATTEMPTS)
     assert prompt is not None
-    assert prompt.messages == conversation(problem(), ATTEMPTS[2:])
+    assert prompt.messages == PROMPTS.conversation(problem(), ATTEMPTS[2:])
     assert len(template.rendered) == 3
     assert prompter_of(template, context_tokens=13).prompt(problem(), ATTEMPTS) is None

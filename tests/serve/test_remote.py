@@ -147,6 +147,35 @@ def like_chat(body: dict[str, Any]) -> Response:
     return JSONResponse({"choices": [{**choice, "finish_reason": "stop"}]})
 
 
+REASONED: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "apart": ({"reasoning_content": "\nso\n", "content": "an answer"}, "stop", "think",
+              "<think>\nso\n</think>\n\nan answer"),
+    "another name and tag": ({"reasoning": "so", "content": "b"}, "stop", "reason",
+                             "<reason>\nso\n</reason>\n\nb"),
+    "cut": ({"reasoning_content": "so and", "content": None}, "length", "think",
+            "<think>\nso and"),
+    "without a tag": ({"reasoning_content": "so", "content": "b"}, "stop", "", "b"),
+    "none": ({"reasoning_content": None, "content": "<think>\nx</think>b"}, "stop", "think",
+             "<think>\nx</think>b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REASONED)
+def test_thinking_that_a_chat_server_sends_apart_gets_its_tag(name: str) -> None:
+    message, finish, tag, expected = REASONED[name]
+    choice = {"index": 0, "message": message, "finish_reason": finish}
+    texts: list[str] = []
+
+    def encode(text: str, is_ended: bool) -> list[int]:
+        texts.append(text)
+        return [int(is_ended)]
+
+    content = json.dumps({"choices": [choice]}).encode()
+    (found,) = read_answer(content, Dialect.CHAT, n=1, encode=encode, thinking=tag)
+    assert texts == [expected]
+    assert found.token_ids == (int(finish == "stop"),)
+
+
 async def until(is_so: Callable[[], bool]) -> None:
     with anyio.fail_after(20):
         while not is_so():  # noqa: ASYNC110

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -21,7 +22,7 @@ from forge.store.schema.run_views import VIEWS, view_names
 from forge.store.schema.shape_tables import SHAPE_VIEWS
 from forge.store.write import databases, writer_thread
 from forge.store.write.writer import open_writer
-from tests.store.storefactory import Options, make_root, small_run, turn, write_run
+from tests.store.storefactory import Options, attempt, make_root, small_run, turn, write_run
 
 VIEWS_1 = (Path(__file__).parent / "views_1.sql").read_text(encoding="utf-8")
 SHOWN = [view for view in view_names() if view.startswith("v_")]
@@ -61,6 +62,22 @@ def test_a_run_of_an_older_schema_has_an_empty_view_of_what_came_later(
         assert [row["name"] for row in reader.rows(f"PRAGMA table_info({view})")] == old
 
 
+def test_turns_name_their_prompts_but_for_those_of_an_older_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, query = tmp_path / "toy-1", "SELECT prompt_hash FROM v_turns ORDER BY group_id"
+    with monkeypatch.context() as patch:
+        patch.setattr(databases, "RUN_MIGRATIONS", RUN_MIGRATIONS[:6])
+        anyio.run(write_run, root, [attempt(), turn(0)])
+    with open_run(root) as reader:
+        assert reader.value("PRAGMA user_version") == 6
+        assert [row["prompt_hash"] for row in reader.rows(query)] == [None]
+    anyio.run(write_run, root, [turn(1), replace(turn(2), prompt_hash="0123456789ab")])
+    with open_run(root) as reader:
+        found = [row["prompt_hash"] for row in reader.rows(query)]
+        assert found == [None, None, "0123456789ab"]
+
+
 @pytest.mark.parametrize("texts", ["plain", "zstd"])
 def test_a_run_of_schema_1_is_read_without_being_written_and_migrated_by_its_next_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: str
@@ -80,7 +97,7 @@ def test_a_run_of_schema_1_is_read_without_being_written_and_migrated_by_its_nex
         assert reader.value("PRAGMA user_version") == 1
     anyio.run(lambda: write_run(root, [], texts=texts))
     with open_run(root) as reader:
-        assert reader.value("PRAGMA user_version") == len(RUN_MIGRATIONS) == 6
+        assert reader.value("PRAGMA user_version") == len(RUN_MIGRATIONS) == 7
     assert read_all(root) == old
     assert old["v_steps"]
 

@@ -301,7 +301,7 @@ def test_a_newer_schema_is_refused_by_writer_and_reader_in_one_line(
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     before = (root / "run.db").read_bytes()
-    with pytest.raises(ConfigError, match=r"schema 99 is newer than .* knows 6;") as error:
+    with pytest.raises(ConfigError, match=r"schema 99 is newer than .* knows 7;") as error:
         opener(root)
     assert "\n" not in str(error.value)
     assert (root / "run.db").read_bytes() == before

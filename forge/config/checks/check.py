@@ -20,6 +20,7 @@ from forge.config.checks.environment import (
 )
 from forge.config.checks.model import check_lengths, check_model, check_tiny
 from forge.config.checks.problems import check_data, check_problems
+from forge.config.checks.prompt import check_prompt
 from forge.config.checks.stages import check_order, check_overlap, check_training
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ CHECKS = (
     check_tiny,
     check_problems,
     check_data,
+    check_prompt,
     check_lengths,
     check_order,
     check_training,

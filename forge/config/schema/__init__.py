@@ -10,6 +10,7 @@ from forge.config.schema.judge import JUDGE_URL, JudgeTable, ModelCardName
 from forge.config.schema.model import LoraTable, ModelTable, QuantizeTable, TinyModel
 from forge.config.schema.outlets import LimitsTable, StoreTable
 from forge.config.schema.problems import DataTable, ProblemsTable
+from forge.config.schema.prompt import PromptTable
 from forge.config.schema.rollout import EvalTable, RewardTable, RolloutTable
 from forge.config.schema.serving import SERVE_URL, ServeTable
 from forge.config.schema.stages import EvalStage, GrpoStage, SftStage, Stage, TrainStage
@@ -29,6 +30,7 @@ __all__ = [
     "ModelCardName",
     "ModelTable",
     "ProblemsTable",
+    "PromptTable",
     "QuantizeTable",
     "RewardTable",
     "RolloutTable",

@@ -11,6 +11,7 @@ from forge.config.schema.judge import JudgeTable
 from forge.config.schema.model import ModelTable
 from forge.config.schema.outlets import LimitsTable, NotifyTable, SinksTable, StoreTable
 from forge.config.schema.problems import DataTable, ProblemsTable
+from forge.config.schema.prompt import PromptTable
 from forge.config.schema.rollout import EvalTable, RewardTable, RolloutTable
 from forge.config.schema.serving import DevicesTable, ServeTable
 from forge.config.schema.stages import Stage
@@ -29,6 +30,8 @@ class Experiment(Table):
     """The problems to solve."""
     data: DataTable = DataTable()
     """Rows for supervised fine-tuning."""
+    prompt: PromptTable = PromptTable()
+    """Texts that the model is asked with."""
     devices: DevicesTable = DevicesTable()
     """GPUs of each role."""
     serve: ServeTable = ServeTable()

@@ -18,11 +18,12 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from forge.data.prompts import first_messages
 from forge.records import Message, Pair, Problem, Split
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from forge.data.prompts.prompt_set import PromptSet
 
 WRAPPER = "triton_kernel_wrapper"
 """Entry point of the benchmark that Trinity's traces come from."""
@@ -47,7 +48,7 @@ def text_of(row: Mapping[str, Any], name: str) -> str:
     return found
 
 
-def kernelbook_pair(row: Mapping[str, Any], *, number: int) -> Pair:
+def kernelbook_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> Pair:
     """One turn: the module, and its answer without thinking, which the data set lacks.
 
     Raises:
@@ -66,10 +67,10 @@ def kernelbook_pair(row: Mapping[str, Any], *, number: int) -> Pair:
         split=Split.SFT,
         entry_point=entry_point,
     )
-    return _pair(problem, first_messages(problem), f"```python\n{code.strip()}\n```")
+    return _pair(problem, prompts.first_messages(problem), f"```python\n{code.strip()}\n```")
 
 
-def trinity_pair(row: Mapping[str, Any], *, number: int) -> Pair:
+def trinity_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> Pair:
     """One turn: the module, the thinking if there is any, and the kernel.
 
     Raises:
@@ -88,8 +89,9 @@ def trinity_pair(row: Mapping[str, Any], *, number: int) -> Pair:
         split=Split.SFT,
     )
     thought = next((name for name in THOUGHTS if row.get(name)), None)
-    thinking = f"<think>\n{text_of(row, thought).strip()}\n</think>\n\n" if thought else ""
-    return _pair(problem, _prompt(problem, code), f"{thinking}<triton>\n{code.strip()}\n</triton>")
+    thinking = prompts.thought(text_of(row, thought).strip()) if thought else ""
+    asked = prompts.first_messages(problem, answer_name=_answer_name(code))
+    return _pair(problem, asked, f"{thinking}<triton>\n{code.strip()}\n</triton>")
 
 
 def _pair(problem: Problem, prompt: tuple[Message, ...], answer: str) -> Pair:
@@ -97,13 +99,12 @@ def _pair(problem: Problem, prompt: tuple[Message, ...], answer: str) -> Pair:
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=1)
 
 
-def _prompt(problem: Problem, code: str) -> tuple[Message, ...]:
-    played = first_messages(problem)
+def _answer_name(code: str) -> str:
     if re.search(r"^(?:class|def)[ \t]+ModelNew\b", code, flags=re.MULTILINE):
-        return played
+        return "ModelNew"
     if not re.search(rf"^def[ \t]+{WRAPPER}\b", code, flags=re.MULTILINE):
         raise Unfit(f"without ModelNew or {WRAPPER}")
-    return (Message(role="system", content=f"Write {WRAPPER} with Triton."), *played[1:])
+    return WRAPPER
 
 
 def _is_correct(result: Any) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import DataTable
+    from forge.data.prompts.prompt_set import PromptSet
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,10 @@ SUFFIXES = (".json", ".jsonl", ".parquet")
 ROLES = ("system", "user", "assistant")
 
 
-def messages_pair(row: Mapping[str, Any], *, number: int) -> Pair:
+def messages_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> Pair:
     """A row with `messages`: a list of role and content, or the same as JSON text. The last message
-    is the answer. Its id is `id`, or the row's number."""
+    is the answer. Its id is `id`, or the row's number. It keeps its own messages, whatever the
+    prompts of the run."""
     found = row.get("messages")
     try:
         listed = json.loads(found) if isinstance(found, str) else found
@@ -54,8 +56,9 @@ FORMATS: dict[str, Callable[..., Pair]] = {
 }
 
 
-def read_pairs(table: DataTable) -> list[Pair]:
-    """The rows of `table.path` in the order of the files, without duplicates.
+def read_pairs(table: DataTable, *, prompts: PromptSet) -> list[Pair]:
+    """The rows of `table.path` in the order of the files, without duplicates, with the prompts of
+    the run where a row has none.
 
     Raises:
         ConfigError: no such file, a row that does not match the format, or no row to train on.
@@ -68,7 +71,7 @@ def read_pairs(table: DataTable) -> list[Pair]:
     for file in _files(table.path):
         for number, row in enumerate(_rows(file), start=1):
             try:
-                pair = to_pair(row, number=number)
+                pair = to_pair(row, number=number, prompts=prompts)
             except Unfit as reason:
                 left_out[str(reason)] += 1
                 continue

@@ -14,36 +14,42 @@ import anyio
 
 from forge.data.compositions import Composition, Style, answer
 from forge.data.pairs.mistakes import break_answer
-from forge.data.prompts import Exchange, conversation, first_messages
+from forge.data.prompts.conversation import Exchange
 from forge.records import Message, Pair, Problem, Verdict
 
 if TYPE_CHECKING:
     from forge.config.schema import DataTable
+    from forge.data.prompts.prompt_set import PromptSet
     from forge.records import Judge
 
 MAX_BROKEN = 2
 """Most broken answers in a repair."""
 
 
-def answer_text(composition: Composition, code: str, *, style: Style = Style.DYNAMIC) -> str:
+def answer_text(
+    composition: Composition, code: str, *, prompts: PromptSet, style: Style = Style.DYNAMIC
+) -> str:
     """The completion to train: a short plan that ends with the style, then the code."""
-    plan = f"{composition.family} {composition.variant} {style}"
-    return f"<think>\n{plan}\n</think>\n\n```python\n{code}```"
+    plan = prompts.thought(f"{composition.family} {composition.variant} {style}")
+    return f"{plan}```python\n{code}```"
 
 
-def one_turn_pair(problem: Problem, *, style: Style = Style.DYNAMIC) -> Pair:
+def one_turn_pair(problem: Problem, *, prompts: PromptSet, style: Style = Style.DYNAMIC) -> Pair:
     """A generated problem and its answer in one style."""
     composition = Composition.of(problem)
-    text = answer_text(composition, answer(problem, style=style), style=style)
-    messages = (*first_messages(problem), Message(role="assistant", content=text))
+    code = answer(problem, style=style)
+    text = answer_text(composition, code, prompts=prompts, style=style)
+    messages = (*prompts.first_messages(problem), Message(role="assistant", content=text))
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=1)
 
 
-def repair_pair(problem: Problem, exchanges: Sequence[Exchange]) -> Pair:
+def repair_pair(problem: Problem, exchanges: Sequence[Exchange], *, prompts: PromptSet) -> Pair:
     """Broken answers with their verdicts, and the answer in dynamic style."""
-    repaired = answer_text(Composition.of(problem), answer(problem))
-    messages = (*conversation(problem, exchanges), Message(role="assistant", content=repaired))
-    return Pair(problem_id=problem.problem_id, messages=messages, num_turns=len(exchanges) + 1)
+    repaired = answer_text(Composition.of(problem), answer(problem), prompts=prompts)
+    asked = prompts.conversation(problem, exchanges)
+    messages = (*asked, Message(role="assistant", content=repaired))
+    num_turns = sum(message.role == "assistant" for message in messages)
+    return Pair(problem_id=problem.problem_id, messages=messages, num_turns=num_turns)
 
 
 def most_broken(max_turns: int) -> int:
@@ -55,6 +61,7 @@ async def make_pairs(
     problems: Sequence[Problem],
     table: DataTable,
     *,
+    prompts: PromptSet,
     max_turns: int,
     seed: int,
     judge: Judge,
@@ -63,12 +70,13 @@ async def make_pairs(
 
     Args:
         problems: Generated problems of the SFT split.
+        prompts: Messages of the rows, those of the run.
         max_turns: Turns of a rollout; repairs have no more. With 1 there are no repairs.
         judge: Judges broken answers; gets all of them at once, and queues them.
     """
     rng = Random(seed)
     rows = [
-        one_turn_pair(p, style=_draw_style(table, rng=rng))
+        one_turn_pair(p, prompts=prompts, style=_draw_style(table, rng=rng))
         for p in problems
         for _ in range(table.pairs_per_problem)
     ]
@@ -84,9 +92,11 @@ async def make_pairs(
     tried: dict[int, list[Exchange]] = {}
     for (index, problem, style, code), verdict in zip(broken, verdicts, strict=True):
         if verdict.status.is_scored and not verdict.is_correct:
-            text = answer_text(Composition.of(problem), code, style=style)
+            text = answer_text(Composition.of(problem), code, prompts=prompts, style=style)
             tried.setdefault(index, []).append(Exchange(completion_text=text, verdict=verdict))
-    rows.extend(repair_pair(chosen[index], exchanges) for index, exchanges in tried.items())
+    rows.extend(
+        repair_pair(chosen[index], exchanges, prompts=prompts) for index, exchanges in tried.items()
+    )
     rng.shuffle(rows)
     return rows
 

@@ -23,6 +23,7 @@ from forge.runner.plan.requirements import (
     require_disk,
     require_engine,
     require_problems,
+    require_prompts,
     require_sinks,
     require_site_packages,
     require_trainer,
@@ -123,6 +124,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     placement = replace(placement, reasons=(*why, *placement.reasons, *shared))
     require_disk(experiment, machine)
     require_engine(experiment, machine, placement)
+    require_prompts(experiment, machine)
     num_heldout = require_problems(experiment, machine)
     require_trainer(experiment, placement, is_here=machine.is_here)
     if machine.is_here:

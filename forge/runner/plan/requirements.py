@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from forge.config.schema import EvalStage, Experiment, SftStage
 from forge.data.generator import is_ample
 from forge.data.problems import load_problems
+from forge.data.prompts.loading import make_prompts
 from forge.data.splits import in_split
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.site_packages import require_installed
@@ -84,6 +85,15 @@ def require_problems(experiment: Experiment, machine: Machine) -> int:
                 "plays the rest"
             )
     return len(in_split(problems, Split.HELDOUT))
+
+
+def require_prompts(experiment: Experiment, machine: Machine) -> None:
+    """Raises ConfigError if a template or the example of `[prompt]` cannot be used. For an assumed
+    machine, they may be missing here."""
+    table = experiment.prompt
+    named = (table.system, table.first, table.feedback, table.example or None)
+    if not machine.assumed or all(path is None or path.exists() for path in named):
+        make_prompts(table)
 
 
 def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bool) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 
 from forge.data.pairs.generated import make_pairs
-from forge.data.prompts import first_messages
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Problem, Split, Verdict
 from forge.runner.plan.needs import turns_played
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.config.schema import Experiment
+    from forge.data.prompts.prompt_set import PromptSet
     from forge.process.child import ProcessObserver
     from forge.records import Judge
     from forge.runner.live.progress import Progress
@@ -36,6 +36,7 @@ async def prepare_pairs(
     experiment: Experiment,
     problems: Sequence[Problem],
     *,
+    prompts: PromptSet,
     paths: RunPaths,
     judge: Judge | None,
     progress: Progress,
@@ -55,12 +56,13 @@ async def prepare_pairs(
     if experiment.data.source == "file":  # a judge may run for later stages
         from forge.data.pairs.files import read_pairs
 
-        pairs = await anyio.to_thread.run_sync(read_pairs, experiment.data)
+        pairs = await anyio.to_thread.run_sync(lambda: read_pairs(experiment.data, prompts=prompts))
     elif experiment.problems.source == "generated":
         assert judge is not None, "generated pairs need a judge"
         pairs = await make_pairs(
             [problem for problem in problems if problem.split is Split.SFT],
             experiment.data,
+            prompts=prompts,
             max_turns=turns_played(experiment),
             seed=experiment.seed,
             judge=_counted(judge, progress),
@@ -105,6 +107,7 @@ async def prepare_model(
     pairs: Sequence[Pair],
     problems: Sequence[Problem],
     *,
+    prompts: PromptSet,
     paths: RunPaths,
     log_dir: Path,
     observer: ProcessObserver,
@@ -119,7 +122,10 @@ async def prepare_model(
     texts = data_dir(paths) / "texts.jsonl"
     lines = [m.content for pair in pairs for m in pair.messages]
     lines += [
-        m.content for p in problems if p.split is not Split.HELDOUT for m in first_messages(p)
+        message.content
+        for problem in problems
+        if problem.split is not Split.HELDOUT
+        for message in prompts.first_messages(problem)
     ]
     write_file(texts, "".join(json.dumps(line) + "\n" for line in lines))
     await run_init_model(

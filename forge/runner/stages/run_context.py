@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import Experiment
     from forge.control.records import Role
+    from forge.data.prompts.prompt_set import PromptSet
     from forge.evalpool.pool import Pool
     from forge.records import Completion, Problem, Prompt
     from forge.rollout.ports import Generate
@@ -59,6 +60,8 @@ class RunContext:
     """Set by `run.py` before the work begins."""
     problems: Sequence[Problem] = field(init=False, repr=False)
     """Set by `work.py` before anything is prepared."""
+    prompts: PromptSet = field(init=False, repr=False)
+    """Set by `prepare_run.py` before anything is made of them."""
 
     weights: WeightSync = field(init=False, repr=False)
     """Set by `work.py`, like the next three fields, before the first stage."""

@@ -1,7 +1,8 @@
 """Problems that the run has trained on before an evaluation: by rows of SFT, or by rollouts.
 
 An evaluation on them says how well answers were remembered, so it is labelled everywhere. Problems
-are compared by their text, since rows of a file have other names. What trained the model before
+are compared by their text, since rows of a file have other names: by the run's own prompt, and by
+the bare source, which is all that rows made elsewhere may have. What trained the model before
 this run is unknown.
 """
 
@@ -11,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge.config.schema import SftStage
-from forge.data.prompts import first_messages
 from forge.runner.prepare.prepare import load_pairs
 from forge.store.reader import open_run
 
@@ -38,6 +38,8 @@ def count_trained(run: RunContext, problems: Sequence[Problem], *, stage: int) -
         pairs = load_pairs(run.paths)
         asked = {each.content for pair in pairs for each in pair.messages if each.role == "user"}
     return sum(
-        problem.problem_id in played or first_messages(problem)[-1].content in asked
+        problem.problem_id in played
+        or run.prompts.first_messages(problem)[-1].content in asked
+        or problem.source.strip() in asked
         for problem in problems
     )

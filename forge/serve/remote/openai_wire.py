@@ -5,7 +5,8 @@ Called by `remote`. A dialect is the API of one kind of server for samples:
     FORGE    /v1/completions of our own engines (`forge serve`): ids and log probabilities, packed
     TOKENS   /v1/completions with token ids in and, by `return_token_ids`, out: vLLM 0.10.2 on
     SGLANG   /generate with token ids in and out; older versions refuse a seed, so none is sent
-    CHAT     /v1/chat/completions: messages in, text out; ids are our tokenizer's, no logprobs
+    CHAT     /v1/chat/completions: messages in, text out; ids are our tokenizer's, no logprobs;
+             thinking that a server sends apart from the text gets its tag back
 
 Promise: any answer becomes completions or a MachineError of one line.
 
@@ -82,16 +83,27 @@ PATHS = {
 }
 
 
+REASONING = ("reasoning_content", "reasoning")
+"""Fields of a chat message with the thinking: DeepSeek, SGLang and older vLLM; OpenRouter and newer
+vLLM. The first that is not empty counts."""
+
+
 def read_answer(
-    content: bytes, dialect: Dialect, *, n: int, encode: Callable[[str, bool], list[int]]
+    content: bytes,
+    dialect: Dialect,
+    *,
+    n: int,
+    encode: Callable[[str, bool], list[int]],
+    thinking: str = "think",
 ) -> list[Completion]:
     """Parse the answer to `request_body`, which must have `n` completions. `encode` makes ids from
-    a text, with the stop token if the flag says that the model ended it.
+    a text, with the stop token if the flag says that the model ended it. `thinking` is the tag
+    around thinking that a chat server sends apart; empty leaves it out.
 
     Raises MachineError, without the server's name, if the answer is invalid.
     """
     try:
-        found = _completions(content, dialect, encode)
+        found = _completions(content, dialect, encode, thinking)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         shown = content[:200].decode("utf-8", "replace")
         raise MachineError(
@@ -103,7 +115,7 @@ def read_answer(
 
 
 def _completions(
-    content: bytes, dialect: Dialect, encode: Callable[[str, bool], list[int]]
+    content: bytes, dialect: Dialect, encode: Callable[[str, bool], list[int]], thinking: str
 ) -> list[Completion]:
     if dialect is Dialect.FORGE and content.startswith(MAGIC):
         return [_completion(one.token_ids, one.logprobs, one.finish) for one in unpack(content)]
@@ -112,7 +124,7 @@ def _completions(
         return [_from_sglang(one) for one in (answer if isinstance(answer, list) else [answer])]
     choices = sorted(answer["choices"], key=lambda choice: choice.get("index", 0))
     if dialect is Dialect.CHAT:
-        return [_from_chat(choice, encode) for choice in choices]
+        return [_from_chat(choice, encode, thinking) for choice in choices]
     return [
         _completion(
             choice["token_ids"],
@@ -134,10 +146,23 @@ def _from_sglang(answer: Mapping[str, Any]) -> Completion:
     )
 
 
-def _from_chat(choice: Mapping[str, Any], encode: Callable[[str, bool], list[int]]) -> Completion:
-    text = choice["message"].get("content") or ""
+def _from_chat(
+    choice: Mapping[str, Any], encode: Callable[[str, bool], list[int]], thinking: str
+) -> Completion:
     finish = choice.get("finish_reason")
+    text = _with_thinking(choice["message"], thinking, is_cut=finish == Finish.LENGTH)
     return _completion(encode(text, finish != Finish.LENGTH), (), finish)
+
+
+def _with_thinking(message: Mapping[str, Any], tag: str, *, is_cut: bool) -> str:
+    """The text as the model wrote it: thinking in its tag, which a cut one never closed."""
+    text = message.get("content") or ""
+    reasoning = next((message[name] for name in REASONING if message.get(name)), "")
+    if not tag or not reasoning:
+        return text
+    if is_cut and not text:
+        return f"<{tag}>\n{reasoning}"
+    return f"<{tag}>\n{reasoning.strip()}\n</{tag}>\n\n{text}"
 
 
 def _completion(ids: Sequence[int], logprobs: Sequence[float], finish: object) -> Completion:

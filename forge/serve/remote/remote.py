@@ -60,7 +60,9 @@ class ChatPort(Protocol):
 class RemoteServer:
     """One URL, as a server of `Served`."""
 
-    def __init__(self, client: UrlClient, found: RemoteModel, *, chat: ChatPort) -> None:
+    def __init__(
+        self, client: UrlClient, found: RemoteModel, *, chat: ChatPort, thinking: str = "think"
+    ) -> None:
         self.name = client.url
         self.load = 0
         self.generated_tokens = 0
@@ -68,6 +70,7 @@ class RemoteServer:
         self.found = found
         self.client = client
         self._chat = chat
+        self._thinking = thinking
         self._limit_name = "max_tokens"
         self.busy = BusyClock()
 
@@ -106,7 +109,13 @@ class RemoteServer:
         """Raises ConfigError if it refuses, MachineError if it fails, ChildDied, Stalled."""
         dialect = self.found.dialect
         content = await self._post(request_body(request, dialect, model=self.found.model))
-        parse = partial(read_answer, dialect=dialect, n=request.n, encode=self._encode_answer)
+        parse = partial(
+            read_answer,
+            dialect=dialect,
+            n=request.n,
+            encode=self._encode_answer,
+            thinking=self._thinking,
+        )
         try:
             if dialect is Dialect.CHAT:
                 return parse(content)  # a tokenizer belongs to the loop's thread
@@ -192,10 +201,10 @@ class Remote(Served):
 
 @asynccontextmanager
 async def open_remote(
-    table: ServeTable, *, chat: ChatPort, say: Callable[[str], None]
+    table: ServeTable, *, chat: ChatPort, say: Callable[[str], None], thinking: str = "think"
 ) -> AsyncGenerator[Remote]:
-    """Connect to every URL of the table. `chat` is for servers that only chat; `say` gets notes
-    that affect the evaluation.
+    """Connect to every URL of the table. `chat` and `thinking`, the tag of `prompt.thinking`, are
+    for servers that only chat; `say` gets notes that affect the evaluation.
 
     Raises ConfigError if a model or a key is missing or a server has another model, MachineError if
     no server answers.
@@ -216,7 +225,7 @@ async def open_remote(
             )
             if found.dialect is Dialect.CHAT:
                 say(f"{url} is asked by messages: its own template, no log probabilities")
-            servers.append(RemoteServer(client, found, chat=chat))
+            servers.append(RemoteServer(client, found, chat=chat, thinking=thinking))
         remote = Remote(servers, table=table, stop_token_ids=chat.stop_token_ids)
         tasks = await opened.enter_async_context(anyio.create_task_group())
         tasks.start_soon(remote.watch)

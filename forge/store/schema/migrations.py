@@ -18,6 +18,7 @@ from pathlib import Path
 from forge.errors import ConfigError, MachineError
 from forge.store.schema.estimate_tables import RUN_TABLES_6
 from forge.store.schema.program_tables import RUN_TABLES_3
+from forge.store.schema.prompt_columns import RUN_TABLES_7
 from forge.store.schema.protocol_tables import RUN_TABLES_4
 from forge.store.schema.rollup_tables import RUN_TABLES_2
 from forge.store.schema.shape_tables import RUN_TABLES_5
@@ -27,12 +28,14 @@ APPLICATION_ID = 0x666F7267
 """`forg`, as `file run.db` and `PRAGMA application_id` show it."""
 
 RUN_MIGRATIONS = (
-    RUN_TABLES_1, RUN_TABLES_2, RUN_TABLES_3, RUN_TABLES_4, RUN_TABLES_5, RUN_TABLES_6
+    RUN_TABLES_1, RUN_TABLES_2, RUN_TABLES_3, RUN_TABLES_4, RUN_TABLES_5, RUN_TABLES_6,
+    RUN_TABLES_7,
 )  # fmt: skip
 TOKEN_MIGRATIONS = (TOKEN_TABLES_1,)
 RUN_VERSION = len(RUN_MIGRATIONS)
 
 _CREATED = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
+_ADDED = re.compile(r"^ALTER TABLE (\w+) ADD COLUMN (\w+)", re.MULTILINE)
 
 
 def check_version(connection: sqlite3.Connection, *, path: Path, known: int = RUN_VERSION) -> int:
@@ -56,16 +59,25 @@ def check_version(connection: sqlite3.Connection, *, path: Path, known: int = RU
 def check_not_lowered(
     connection: sqlite3.Connection, *, path: Path, found: int, migrations: tuple[str, ...]
 ) -> None:
-    """Raises MachineError if the database has tables of a schema after its version `found`."""
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    """Raises MachineError if the database has tables or columns of a schema after its version
+    `found`."""
     newer = range(len(migrations), found, -1)
-    is_there = (n for n in newer if not names.isdisjoint(_CREATED.findall(migrations[n - 1])))
-    if number := next(is_there, 0):
+    if number := next((n for n in newer if _is_applied(connection, migrations[n - 1])), 0):
         raise MachineError(
             f"{path}: user_version says schema {found}, but the tables of schema {number} are "
             f"there: the number was changed. Allowed: {number}, which sqlite3 sets with "
             f'"PRAGMA user_version = {number}", or a copy from before the change'
         )
+
+
+def _is_applied(connection: sqlite3.Connection, script: str) -> bool:
+    """True if some table or column that the script adds is there."""
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    columns = (
+        connection.execute("SELECT 1 FROM pragma_table_info(?) WHERE name = ?", added).fetchone()
+        for added in _ADDED.findall(script)
+    )
+    return not names.isdisjoint(_CREATED.findall(script)) or any(columns)
 
 
 def migrate(

@@ -12,6 +12,7 @@ filter them by the columns that their comment names, or use LIMIT. Views without
 
 from forge.store.schema.estimate_tables import ESTIMATE_VIEWS, NO_ESTIMATE_VIEWS
 from forge.store.schema.program_tables import NO_PROGRAM_VIEWS, PROGRAM_VIEWS
+from forge.store.schema.prompt_columns import NO_PROMPT_HASH, PROMPT_HASH
 from forge.store.schema.protocol_tables import NO_PROTOCOL_VIEWS, PROTOCOL_VIEWS
 from forge.store.schema.rolled_views import PLAIN, ROLLED
 from forge.store.schema.shape_tables import NO_SHAPE_VIEWS, SHAPE_VIEWS
@@ -28,7 +29,7 @@ CREATE VIEW v_turns AS
         t.num_prompt_tokens, t.num_completion_tokens, t.finish, t.finish = 'length' AS is_truncated,
         t.min_version, t.max_version, r.ended, t.generate_s, t.judge_s, t.attempt, t.recorded_at,
         v.isolation, v.caps, v.device, v.harness, v.phase_s, t.reward_terms,
-        t.prompt_id, t.completion_id, t.code_id,
+        t.prompt_id, t.completion_id, t.code_id, t.prompt_hash,
         (SELECT body FROM texts WHERE text_id = t.prompt_id) AS prompt,
         (SELECT body FROM texts WHERE text_id = t.completion_id) AS completion,
         (SELECT body FROM texts WHERE text_id = t.code_id) AS code,
@@ -166,19 +167,26 @@ CREATE VIEW live_turns AS
     LEFT JOIN problems p ON p.problem_id = g.problem_id;
 """
 
-_UP_TO_5 = RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + SHAPE_VIEWS
-VIEWS = _UP_TO_5 + ESTIMATE_VIEWS
+_OLDER_RECORDS = RECORD_VIEWS.replace(PROMPT_HASH, NO_PROMPT_HASH)
+_UP_TO_2 = _OLDER_RECORDS + LIVE_VIEWS + ROLLED
+_UP_TO_3 = _UP_TO_2 + PROGRAM_VIEWS
+_UP_TO_4 = _UP_TO_3 + PROTOCOL_VIEWS
+VIEWS = (
+    RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + SHAPE_VIEWS
+    + ESTIMATE_VIEWS
+)  # fmt: skip
 _AFTER_4 = NO_SHAPE_VIEWS + NO_ESTIMATE_VIEWS
 _AFTER_3 = NO_PROTOCOL_VIEWS + _AFTER_4
 OLDER_VIEWS = {
-    1: RECORD_VIEWS + PLAIN + NO_PROGRAM_VIEWS + _AFTER_3,
-    2: RECORD_VIEWS + LIVE_VIEWS + ROLLED + NO_PROGRAM_VIEWS + _AFTER_3,
-    3: RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + _AFTER_3,
-    4: RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + _AFTER_4,
-    5: _UP_TO_5 + NO_ESTIMATE_VIEWS,
+    1: _OLDER_RECORDS + PLAIN + NO_PROGRAM_VIEWS + _AFTER_3,
+    2: _UP_TO_2 + NO_PROGRAM_VIEWS + _AFTER_3,
+    3: _UP_TO_3 + _AFTER_3,
+    4: _UP_TO_4 + _AFTER_4,
+    5: _UP_TO_4 + SHAPE_VIEWS + NO_ESTIMATE_VIEWS,
+    6: _UP_TO_4 + SHAPE_VIEWS + ESTIMATE_VIEWS,
 }
 """Temporary views for runs of older schemas: 1 has no roll-ups, 2 no programs, 3 one protocol, 4
-one shape a problem, 5 no estimates."""
+one shape a problem, 5 no estimates, 6 no hash of prompts."""
 
 
 def view_names() -> list[str]:

@@ -78,7 +78,8 @@ def of_trajectory(record: Trajectory) -> Row:
 def of_turn(record: Turn) -> Row:
     """Columns of `turns` but for attempt, recorded_at, the return and the ids of its texts."""
     completion = record.completion
-    return {
+    prompt = {"prompt_hash": record.prompt_hash} if record.prompt_hash else {}
+    return prompt | {
         "group_id": record.group_id,
         "rollout": record.rollout,
         "turn": record.turn,

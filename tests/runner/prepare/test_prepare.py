@@ -13,6 +13,7 @@ from forge.records import Status, Verdict
 from forge.runner.live.progress import Progress
 from forge.runner.prepare.prepare import load_pairs, prepare_pairs
 from forge.store.layout import create_run
+from tests.prompting import PROMPTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +75,7 @@ async def test_rows_of_a_file_are_trained_on_even_if_a_later_stage_has_judges(
     pairs = await prepare_pairs(
         experiment,
         load_problems(experiment.problems, seed=0),
+        prompts=PROMPTS,
         paths=paths,
         judge=no_judge,  # type: ignore[arg-type]
         progress=Progress(run="x", num_stages=2),
@@ -102,6 +104,7 @@ async def test_the_live_line_counts_judged_broken_answers(tmp_path: Path) -> Non
     await prepare_pairs(
         experiment,
         load_problems(experiment.problems, seed=0),
+        prompts=PROMPTS,
         paths=create_run("x", store_dir=tmp_path / "runs"),
         judge=judge,
         progress=progress,

@@ -12,10 +12,10 @@ import anyio
 import pytest
 
 from forge.config.schema import EvalStage, SftStage
-from forge.data.prompts import first_messages
 from forge.records import Message, Pair, Status
 from forge.runner.stages.trained_problems import count_trained
 from forge.store.layout import RunPaths
+from tests.prompting import PROMPTS
 from tests.store.storefactory import attempt, group, problem, samples, use, write_run
 
 if TYPE_CHECKING:
@@ -35,10 +35,12 @@ def run(tmp_path: Path) -> Any:
     records = [attempt(), *(problem(n) for n in range(4)), trained, played, *offered]
     anyio.run(write_run, paths.root, [*records, use(offered[0], stage=2)])
     answer = Message(role="assistant", content="an answer")
-    row = Pair(problem_id="7", messages=(*first_messages(problem(2)), answer), num_turns=1)
+    row = Pair(problem_id="7", messages=(*PROMPTS.first_messages(problem(2)), answer), num_turns=1)
     (paths.root / "data").mkdir()
     (paths.root / "data" / "pairs.jsonl").write_text(json.dumps(asdict(row)) + "\n")
-    return SimpleNamespace(paths=paths, experiment=SimpleNamespace(stage=[EVAL, SFT, EVAL]))
+    return SimpleNamespace(
+        paths=paths, experiment=SimpleNamespace(stage=[EVAL, SFT, EVAL]), prompts=PROMPTS
+    )
 
 
 COUNTS: dict[str, tuple[Callable[[], list], int, int]] = {

@@ -1,0 +1,133 @@
+"""The prompts of a run: made from its settings and its judges' card, recorded, and read again.
+
+The room of prompts imports no judge, so what prompts state about judges is collected here.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+from forge.config.schema import PromptTable
+from forge.data.prompts.facts import DeviceFacts, PromptFacts
+from forge.data.prompts.loading import make_prompts
+from forge.data.prompts.prompt_set import PromptSet
+from forge.errors import ConfigError
+from forge.evalpool.judge.estimate.cards import CARDS
+from forge.evalpool.judge.numbers.protocols import PROTOCOLS
+from forge.evalpool.judge.numbers.tolerance import TOLERANCE
+from forge.records import Event
+from forge.store.reader import open_run
+from forge.store.resume import events
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.config.schema import Experiment
+    from forge.process.devices import Gpu
+    from forge.store.layout import RunPaths
+    from forge.store.reader import RunReader
+
+KIND = "prompts"
+"""Kind of the event that holds a run's prompts."""
+PRECISIONS = ("fp32", "fp16", "bf16")
+SLOWER = {"PCIE", "NVL", "LAPTOP", "MOBILE", "D", "40GB", "MAXQ"}
+"""Words in the name of a card that has other peaks than its namesake in `CARDS`."""
+UNITS = {"fp32": ("fp32",), "tf32": ("tf32",), "half": ("fp16", "bf16")}
+"""Dtypes by the unit that computes them."""
+
+
+def prompts_of(experiment: Experiment, judges: Sequence[Gpu]) -> PromptSet:
+    """The prompts of an experiment whose judges have these cards. Raises ConfigError for a template
+    that cannot be used."""
+    judge = experiment.judge
+    tolerances = TOLERANCE if judge.protocol == "forge" else PROTOCOLS[judge.protocol].tolerances
+    facts = PromptFacts(
+        policy=judge.policy,
+        protocol=judge.protocol,
+        tolerances={name: tolerances[name] for name in PRECISIONS},
+        is_timed=bool(judges) and judge.timing,
+        reference_mode=judge.baseline,
+        device=_device(judges, model_card=judge.model_card),
+    )
+    return make_prompts(experiment.prompt, facts)
+
+
+def card_facts(name: str, *, memory_bytes: int = 0) -> DeviceFacts:
+    """Facts about a card by the name that its driver gives it, with peaks where they are known."""
+    memory_gb = round(memory_bytes / (1 << 30)) or None
+    card = CARDS.get(_card_name(name))
+    if card is None:
+        return DeviceFacts(name=name, memory_gb=memory_gb)
+    clocks = card.num_sms * card.ghz / 1e3
+    tflops = {
+        dtype: round(card.flops_per_clock[unit] * clocks)
+        for unit, dtypes in UNITS.items()
+        for dtype in dtypes
+    }
+    return DeviceFacts(
+        name=name,
+        memory_gb=memory_gb,
+        bandwidth_gbps=round(card.gbps),
+        num_multiprocessors=card.num_sms,
+        tflops=tflops,
+    )
+
+
+def recorded_prompts(reader: RunReader) -> PromptSet | None:
+    """The prompts of a run's last attempt; None for runs of versions that recorded none."""
+    return next(reversed(_recorded(reader)), None)
+
+
+def prompts_by_hash(reader: RunReader) -> dict[str, PromptSet]:
+    """Every set of prompts of a run by its hash, and the last one by an empty hash, for turns that
+    have none. Versions that recorded none had the preset `tiny` alone."""
+    recorded = _recorded(reader) or [make_prompts(PromptTable())]
+    return {"": recorded[-1], **{each.hash: each for each in recorded}}
+
+
+def prompts_of_run(paths: RunPaths, experiment: Experiment) -> PromptSet:
+    """The prompts that a run used, or those of its experiment if it recorded none."""
+    with open_run(paths) as reader:
+        recorded = recorded_prompts(reader)
+    return prompts_of(experiment, ()) if recorded is None else recorded
+
+
+def _recorded(reader: RunReader) -> list[PromptSet]:
+    try:
+        return [PromptSet.from_json(event.data) for event in events(reader, kind=KIND)]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{reader.paths.run_db}: an event of kind {KIND} is not as forge wrote it: {error!r}"
+        ) from None
+
+
+def to_event(prompts: PromptSet, *, before: PromptSet | None) -> Event | None:
+    """The event that records a run's prompts; None if these are recorded already."""
+    if before == prompts:
+        return None
+    message = f"prompts {prompts.hash} ({prompts.preset})"
+    if before is not None and before.hash != prompts.hash:
+        message = (
+            f"[prompt]: the prompts have changed since the last attempt, {before.hash} is now "
+            f"{prompts.hash}; rows of SFT and earlier turns keep the old ones"
+        )
+    return Event(at=time.time(), kind=KIND, message=message, data=prompts.to_json())
+
+
+def _device(judges: Sequence[Gpu], *, model_card: str | None) -> DeviceFacts | None:
+    if judges:
+        return card_facts(judges[0].name, memory_bytes=judges[0].memory_bytes)
+    return None if model_card is None else card_facts(model_card)
+
+
+def _card_name(name: str) -> str:
+    """The name in `CARDS` of a card; empty for others, and for slower cards of the same name.
+
+    `NVIDIA H100 80GB HBM3` is H100, `NVIDIA GeForce RTX 4090` is RTX4090, `H100 PCIe` is none.
+    """
+    words = re.split(r"[\s_-]+", re.sub(r"\bRTX (?=\d)", "RTX", name).upper())
+    if not SLOWER.isdisjoint(words):
+        return ""
+    return next((card for card in CARDS if card in words), "")

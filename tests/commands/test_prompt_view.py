@@ -1,0 +1,174 @@
+"""`forge data prompt`: what is printed is what a rollout would send."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from forge.cli import run_command
+from forge.commands import prompt_view
+from forge.config.load import dump_experiment, load_experiment
+from forge.data import chat
+from forge.data.chat import ChatTemplate
+from forge.data.problems import from_source, load_problems
+from forge.data.prompts.conversation import Exchange
+from forge.records import Reason, Status, Verdict
+from forge.rollout.play import verdict_without_code
+from forge.runner.prepare.prompt_facts import prompts_of, to_event
+from tests.prompting import PROMPTS
+from tests.store.storefactory import attempt, problem, write_run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+CHAT_TEMPLATE = Path(chat.__file__).with_name("chat_template.jinja")
+SOURCE = (Path(__file__).parents[1] / "zoo" / "problems" / "relu.py").read_text()
+EXPERIMENT = """
+name = "x"
+[model]
+path = "{model}"
+[problems]
+source = "dir"
+path = "problems"
+[prompt]
+preset = "standard"
+first = "first.jinja"
+[serve]
+context_tokens = 9000
+[rollout]
+max_completion_tokens = 100
+[[stage]]
+kind = "eval"
+"""
+WRONG = Verdict(status=Status.WRONG, reason="mismatch", detail="at [0]")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An experiment of a model whose tokenizer is here, with a template of its own."""
+    (tmp_path / "problems" / "level1").mkdir(parents=True)
+    for name in ("1_relu", "2_relu"):
+        (tmp_path / "problems" / "level1" / f"{name}.py").write_text(SOURCE)
+    (tmp_path / "first.jinja").write_text("Mine: {{ source }}")
+    model = tmp_path / "model"
+    model.mkdir()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: number for number, letter in enumerate(letters)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(model / "tokenizer.json"))
+    (model / "chat_template.jinja").write_text(CHAT_TEMPLATE.read_text())
+    (model / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    (tmp_path / "x.toml").write_text(EXPERIMENT.format(model=model))
+    return tmp_path
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    assert run_command(["data", "prompt", *argv]) == code
+    printed = capsys.readouterr()
+    return printed.out if code == 0 else printed.err
+
+
+def test_a_file_alone_is_shown_with_the_default_prompts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "problems" / "level1" / "1_relu.py"
+    text = shown(capsys, str(file))
+    assert text.startswith("[system]\nWrite ModelNew with Triton.\n[user]\n")
+    assert SOURCE.strip() in text
+    assert "no tokenizer is known" in shown(capsys, str(file), "--ids", code=2)
+
+
+def test_text_and_ids_are_those_that_a_rollout_sends(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = load_experiment(folder / "x.toml")
+    by_id = {each.problem_id: each for each in load_problems(experiment.problems, seed=0)}
+    prompts = prompts_of(experiment, ())
+    expected = ChatTemplate.load(folder / "model").prompt(
+        prompts.first_messages(by_id["level1/2_relu"])
+    )
+    argv = ("level1/2_relu", "--experiment", str(folder / "x.toml"))
+    assert shown(capsys, *argv) == expected.text + "\n"
+    assert "Mine: " in expected.text
+    assert [int(each) for each in shown(capsys, *argv, "--ids").split()] == list(expected.ids)
+    found = json.loads(shown(capsys, *argv, "--json"))
+    assert (found["prompt_hash"], found["ids"]) == (prompts.hash, list(expected.ids))
+    assert [each["role"] for each in found["messages"]] == ["system", "user"]
+
+
+def test_a_problem_is_found_by_name_or_number_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("--experiment", str(folder / "x.toml"))
+    assert shown(capsys, "2", *argv) == shown(capsys, "level1/2_relu", *argv)
+    said = shown(capsys, "3", *argv, code=2)
+    assert said.count("\n") == 1
+    assert "3: no such problem; problems are level1/1_relu, level1/2_relu" in said
+
+
+def test_an_attempt_is_judged_and_the_next_turn_is_shown(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[str] = []
+
+    class Judges:
+        async def judge(self, problem: object, code: str) -> Verdict:
+            judged.append(code)
+            return WRONG
+
+    @asynccontextmanager
+    async def open_pool(*given: object, **keys: object) -> AsyncIterator[Judges]:
+        yield Judges()
+
+    monkeypatch.setattr(prompt_view, "open_pool", open_pool)
+    none, some = folder / "none.md", folder / "some.md"
+    none.write_text("no code")
+    some.write_text("<think>\nso\n</think>\n```python\nclass ModelNew: ...\n```")
+    file = str(folder / "problems" / "level1" / "1_relu.py")
+    found = json.loads(
+        shown(capsys, file, "--attempt", str(none), "--attempt", str(some), "--json")
+    )
+    attempts = [
+        Exchange(completion_text="no code", verdict=verdict_without_code(Reason.NO_CODE_BLOCK)),
+        Exchange(completion_text=some.read_text(), verdict=WRONG),
+    ]
+    contents = [each["content"] for each in found["messages"]]
+    asked = PROMPTS.conversation(from_source(SOURCE), attempts)
+    assert contents == [each.content for each in asked]
+    assert judged == ["class ModelNew: ...\n"]
+
+
+def test_prompts_of_a_run_are_those_that_it_recorded(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = load_experiment(folder / "x.toml")
+    prompts = prompts_of(experiment, ())
+    root = folder / "runs" / "x-1"
+    anyio.run(write_run, root, [attempt(), problem(0), to_event(prompts, before=None)])
+    (root / "experiment.toml").write_text(dump_experiment(experiment))
+    (folder / "first.jinja").unlink()
+    text = shown(capsys, "softmax-0000", "--run", "x-1", "--store", str(folder / "runs"))
+    assert "[user]\nMine: " in text
+    assert text.startswith("[system]\nYou write GPU kernels in Triton")
+
+
+def test_what_does_not_fit_or_cannot_be_placed_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("1", "--experiment", str(folder / "x.toml"))
+    said = shown(capsys, *argv, "--set", "serve.context_tokens=200", code=2)
+    assert "level1/1_relu: does not fit serve.context_tokens = 200" in said
+    gpus = ("--set", "devices.gpus=auto", "--set", "devices.judge=1")
+    said = shown(capsys, *argv, *gpus, code=3)
+    assert "--assume names a machine" in said
+    text = shown(capsys, *argv, *gpus, "--assume", "1xH100-80GB")
+    assert "Device: H100, 80 GB of memory, 3352 GB/s" in text

@@ -1,0 +1,9 @@
+"""The default prompts, for tests that need some."""
+
+from __future__ import annotations
+
+from forge.config.schema import PromptTable
+from forge.data.prompts.loading import make_prompts
+
+PROMPTS = make_prompts(PromptTable())
+"""Prompts of the preset `tiny`, without facts about judges."""

@@ -1,0 +1,146 @@
+"""Facts that prompts state about judges, and the record of a run's prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from forge.config.load import load_experiment
+from forge.errors import ConfigError
+from forge.process.devices import Gpu, Vendor
+from forge.records import Event
+from forge.runner.prepare.prompt_facts import (
+    card_facts,
+    prompts_by_hash,
+    prompts_of,
+    recorded_prompts,
+    to_event,
+)
+from forge.runner.prepare_run import _settle_prompts
+from forge.store.layout import RunPaths
+from forge.store.reader import open_run
+from tests.prompting import PROMPTS
+from tests.store.storefactory import attempt, write_run
+
+if TYPE_CHECKING:
+    from forge.config.schema import Experiment
+
+ROOT = Path(__file__).parents[3]
+PEAKS = {
+    "NVIDIA H100 80GB HBM3": 3352,
+    "NVIDIA H200": 4800,
+    "NVIDIA A100-SXM4-80GB": 2039,
+    "NVIDIA GeForce RTX 4090": 1008,
+    "RTX4090": 1008,
+    "AMD Instinct MI300X": 5300,
+    "NVIDIA H100 PCIe": None,
+    "NVIDIA H100 NVL": None,
+    "NVIDIA A100-SXM4-40GB": None,
+    "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+    "NVIDIA GeForce RTX 4090 D": None,
+    "NVIDIA GH200 480GB": None,
+    "NVIDIA L40": None,
+    "": None,
+}
+"""Memory rate in GB/s, by the driver's name; None where the peaks are not known."""
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_peaks_are_stated_for_the_very_card_alone(name: str) -> None:
+    assert card_facts(name).bandwidth_gbps == PEAKS[name]
+
+
+def test_the_peaks_of_an_h100_are_those_of_its_data_sheet() -> None:
+    facts = card_facts("NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984)
+    assert (facts.memory_gb, facts.num_multiprocessors) == (80, 132)
+    assert facts.tflops == {"fp32": 62, "tf32": 495, "fp16": 989, "bf16": 989}
+
+
+def experiment_of(*overrides: str) -> Experiment:
+    file = ROOT / "experiments" / "quickstart.toml"
+    return load_experiment(file, overrides=["prompt.preset=standard", *overrides])
+
+
+def test_prompts_state_the_judges_card_and_whether_it_times() -> None:
+    values = prompts_of(experiment_of(), [gpu("NVIDIA H200")]).values
+    assert values["hardware"]["name"] == "NVIDIA H200"
+    assert values["is_timed"] is True
+    values = prompts_of(experiment_of("judge.timing=false"), [gpu("NVIDIA H200")]).values
+    assert values["is_timed"] is False
+    assert prompts_of(experiment_of(), []).values["hardware"] is None
+
+
+def test_prompts_state_the_card_that_times_are_estimated_for() -> None:
+    values = prompts_of(experiment_of("judge.model_card=A100"), []).values
+    assert values["hardware"]["bandwidth_gbps"] == 2039
+    assert values["is_timed"] is False
+
+
+def test_prompts_state_the_tolerance_of_the_protocol_in_force() -> None:
+    assert prompts_of(experiment_of(), []).tolerances["fp32"] == 1e-4
+    assert prompts_of(experiment_of("judge.protocol=drkernel"), []).tolerances["fp32"] == 1e-2
+    values = prompts_of(experiment_of("judge.policy=hybrid"), []).values
+    assert values["policy"] == "hybrid"
+
+
+def gpu(name: str) -> Gpu:
+    return Gpu(
+        vendor=Vendor.NVIDIA, index=0, uuid="u", name=name, memory_bytes=80 << 30, free_bytes=1
+    )
+
+
+def test_the_prompts_of_each_attempt_are_found_by_their_hash(tmp_path: Path) -> None:
+    other = replace(PROMPTS, attempts="last")
+    events = [to_event(PROMPTS, before=None), to_event(other, before=PROMPTS)]
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), *events])
+    with open_run(tmp_path / "toy-1") as reader:
+        assert recorded_prompts(reader) == other
+        expected = {PROMPTS.hash: PROMPTS, other.hash: other, "": other}
+        assert prompts_by_hash(reader) == expected
+    assert to_event(other, before=other) is None
+
+
+def test_a_run_without_a_record_had_the_preset_tiny(tmp_path: Path) -> None:
+    anyio.run(write_run, tmp_path / "toy-1", [attempt()])
+    with open_run(tmp_path / "toy-1") as reader:
+        assert recorded_prompts(reader) is None
+        assert prompts_by_hash(reader)[""] == PROMPTS
+
+
+def test_a_record_that_another_program_wrote_is_one_line(tmp_path: Path) -> None:
+    event = Event(at=1.0, kind="prompts", message="x", data={"preset": "tiny"})
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), event])
+    with open_run(tmp_path / "toy-1") as reader, pytest.raises(ConfigError, match="not as forge"):
+        recorded_prompts(reader)
+
+
+@pytest.mark.parametrize(("before", "num_said"), [(None, 0), (PROMPTS, 0), ("changed", 1)])
+def test_an_attempt_whose_prompts_have_changed_says_so(
+    tmp_path: Path, before: Any, num_said: int
+) -> None:
+    root = tmp_path / "toy-1"
+    old = replace(PROMPTS, thinking="reason") if before == "changed" else before
+    events = [] if old is None else [to_event(old, before=None)]
+    anyio.run(write_run, root, [attempt(), *events])
+    said: list[str] = []
+    put: list[Event] = []
+
+    class Writer:
+        async def put(self, *records: Event) -> None:
+            put.extend(records)
+
+    experiment = load_experiment(ROOT / "experiments" / "quickstart.toml")
+    run: Any = SimpleNamespace(
+        experiment=experiment, placement=SimpleNamespace(judge=()), paths=RunPaths(root),
+        console=SimpleNamespace(say=said.append), writer=Writer(),
+    )  # fmt: skip
+    anyio.run(_settle_prompts, run)
+    assert run.prompts == PROMPTS
+    assert len(said) == num_said
+    assert all(f"{old.hash} is now {PROMPTS.hash}" in line for line in said)
+    assert [each.data for each in put] == ([] if before is PROMPTS else [PROMPTS.to_json()])
