@@ -11,7 +11,17 @@ import sys
 from io import TextIOWrapper
 
 # isort: off
-from forge.cli import running, judging, asking, seeing, querying, watching, exporting, knowing
+from forge.cli import (
+    running,
+    judging,
+    asking,
+    seeing,
+    querying,
+    watching,
+    exporting,
+    distilling,
+    knowing,
+)
 from forge.cli.options import app, opened
 
 # isort: on
@@ -19,7 +29,9 @@ from forge.errors import ConfigError, Stopped
 
 __all__ = ["app", "main", "run_command"]
 
-COMMANDS = (running, judging, asking, seeing, querying, watching, exporting, knowing)
+COMMANDS = (
+    running, judging, asking, seeing, querying, watching, exporting, distilling, knowing,
+)  # fmt: skip
 """Modules that add their commands to the app when imported, in the order of --help."""
 
 
