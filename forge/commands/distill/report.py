@@ -76,8 +76,8 @@ class Distilled:
         more = ", ..." if len(self.failures) > MAX_NAMES else ""
         return type(error)(
             f"{error}; {len(self.problems) - num_done} of {len(self.problems)} problems are not "
-            f"done ({named}{more}), {len(self.rows)} attempts are stored in {self.request.out}; "
-            "the same command continues"
+            f"done ({named}{more}); {self.request.out} has all answers and {len(self.rows)} "
+            "finished attempts, and the same command continues"
         )
 
     def to_json(self) -> dict[str, Any]:

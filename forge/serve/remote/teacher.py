@@ -92,6 +92,8 @@ class Teacher:
         self._client = client
         self._body = body
         self._limit_name = "max_tokens"
+        self._is_failing = False
+        """True since a request was lost, until the next answer."""
 
     async def ask(
         self,
@@ -120,7 +122,7 @@ class Teacher:
         pause_s, num_silent = FIRST_PAUSE_S, 0
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return read_teacher(await self._post(body, max_tokens), url=self._client.url)
+                answer = read_teacher(await self._post(body, max_tokens), url=self._client.url)
             except Stalled as error:
                 num_silent += 1
                 lost = error
@@ -128,9 +130,14 @@ class Teacher:
                     raise
             except (ChildDied, MachineError) as error:
                 lost = error
+            else:
+                self._is_failing = False
+                return answer
             if attempt == ATTEMPTS:
                 raise lost
-            logger.warning("%s; sending it again in %g s", lost, pause_s)
+            level = logging.DEBUG if self._is_failing else logging.WARNING  # one line, not one each
+            logger.log(level, "%s; sending it again in %g s", lost, pause_s)
+            self._is_failing = True
             await anyio.sleep(pause_s)
             pause_s *= 2
         raise AssertionError("the loop returns or raises")

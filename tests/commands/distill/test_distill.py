@@ -247,7 +247,7 @@ async def test_a_server_that_refuses_everything_gets_three_requests(
 
 
 async def test_a_server_that_dies_midway_is_one_line_and_the_same_command_continues(
-    teacher: FakeTeacher, tmp_path: Path, out: Path
+    teacher: FakeTeacher, tmp_path: Path, out: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = write_problems(tmp_path / "bench", "a", "b", "c", "d")
     request, ends = request_of(teacher, folder, out), []
@@ -263,9 +263,11 @@ async def test_a_server_that_dies_midway_is_one_line_and_the_same_command_contin
     failed = ends[0].failure
     assert isinstance(failed, ChildDied)
     assert "\n" not in str(failed)
-    assert "1 attempts are stored" in str(failed)
+    assert "has all answers and 1 finished attempts" in str(failed)
     assert "3 of 4 problems are not done (b)" in str(failed)
     assert set(rows(out, ACCEPTED)) == {"a#0"}
+    lost = [each for each in caplog.records if "sending it again" in each.getMessage()]
+    assert len(lost) == 1, "five attempts more, and one line"
 
     teacher.scripts["b"] = lambda turn: reply(kernel("good" if turn else "bad"))
     async with teacher.running():
