@@ -178,6 +178,7 @@ SUPERVISOR: dict[str, set[str]] = {
         "runner", "runner.plan", "runner.prepare", "runner.weights", "commands.doctor",
     },
     "commands.judge": {"commands"},
+    "commands.distill": {"commands.judge", "runner.prepare"},
     "commands.doctor": {"runner.plan"},
 }  # fmt: skip
 """The rooms of the supervisor that each of its rooms may import, besides PARTS."""

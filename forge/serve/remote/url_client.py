@@ -1,9 +1,9 @@
 # pyright: strict
 """The HTTP client of one URL: retries while the server is busy, and errors for its refusals.
 
-Owned by `remote`, one per URL. Promise: every call ends with an answer or with an error that names
-the URL (ChildDied: it hung up; Stalled: it was silent; ConfigError: it refused; MachineError: it
-failed).
+Owned by `remote`, one per URL, and by `teacher`. Promise: every call ends with an answer or with an
+error that names the URL (ChildDied: it hung up; Stalled: it was silent; ConfigError: it refused;
+MachineError: it failed).
 """
 
 from __future__ import annotations
@@ -31,18 +31,29 @@ LONGEST_PAUSE_S = 30.0
 SILENT = 504
 """A gateway got no answer from the server in time."""
 KEY_REFUSED = frozenset({401, 403})
+CONTENT_REFUSED = frozenset({400, 413, 422})
+"""Refusals of one request, mostly as too long: the server may answer others."""
+
+
+class RefusedRequest(ConfigError):
+    """The server refuses the content of a request."""
 
 
 class UrlClient:
     """A client of one server. The caller closes `http`."""
 
-    def __init__(self, url: str, http: httpx.AsyncClient, *, timeout_s: float) -> None:
-        """`timeout_s`: maximum wait for one answer to `post`."""
+    def __init__(
+        self, url: str, http: httpx.AsyncClient, *, timeout_s: float,
+        key_setting: str = "serve.api_key_env",
+    ) -> None:  # fmt: skip
+        """`timeout_s`: maximum wait for one answer to `post`. `key_setting`: name, in messages, of
+        the setting that holds the key's variable."""
         self.url = url
         self.is_up = True
         """True if it answered the last request, with any status."""
         self._http = http
         self._timeout_s = timeout_s
+        self._key_setting = key_setting
 
     async def post(self, path: str, body: Mapping[str, Any], *, accept: str = "") -> bytes:
         """Content of a 200. Repeats the request while the server is busy; raises ConfigError if it
@@ -77,9 +88,11 @@ class UrlClient:
     def _refusal(self, response: Answer) -> ForgeError:
         status, said = response.status, error_message(response.content)
         if status in KEY_REFUSED:
-            return ConfigError(f"{self.url}: {said}; serve.api_key_env names the key's variable")
+            return ConfigError(f"{self.url}: {said}; {self._key_setting} names the key's variable")
         if status == SILENT:
             return Stalled(f"{self.url}: {status}: {said}")
+        if status in CONTENT_REFUSED:
+            return RefusedRequest(f"{self.url}: {status}: {said}")
         kind = ConfigError if 400 <= status < 500 and status not in BUSY else MachineError
         return kind(f"{self.url}: {status}: {said}")
 

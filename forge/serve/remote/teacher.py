@@ -1,0 +1,238 @@
+"""A teacher: an OpenAI-compatible server that is asked by messages, without a tokenizer of ours.
+
+Opened by `forge data distill`. Unlike `remote`, it keeps the server's own sampling defaults,
+returns the thinking apart from the answer, and counts tokens as the server does.
+
+    200 ──▶ TeacherAnswer
+    429, 503 ──▶ again, after Retry-After or a growing pause (`url_client`)
+    other 5xx, no connection, an answer that cannot be read ──▶ again, up to ATTEMPTS in all
+    silence of `timeout_s` ──▶ again, up to SILENT_ATTEMPTS in all
+    400, 413, 422 ──▶ RefusedRequest at once; other 4xx ──▶ ConfigError at once
+
+Promise: `ask` ends with an answer or with an error of one line that names the URL.
+"""
+
+# pyright: strict
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+import anyio
+
+from forge.config.schema.serving import SERVE_URL
+from forge.errors import ChildDied, ConfigError, MachineError, Stalled
+from forge.process.ask import open_url_client
+from forge.process.strict_json import parse_json
+from forge.records import Finish
+from forge.serve.remote.openai_wire import PATHS, REASONING, SEED_LIMIT, Dialect
+from forge.serve.remote.remote import NEWER_LIMIT
+from forge.serve.remote.url_client import UrlClient
+
+if TYPE_CHECKING:
+    from forge.records import Message
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 6
+"""Maximum attempts at one request that a failing server loses."""
+SILENT_ATTEMPTS = 2
+"""Maximum attempts at one request that gets no answer in time: each may take minutes."""
+FIRST_PAUSE_S = 1.0
+"""Pause before the second attempt. It doubles: 31 s of pauses over all attempts."""
+MAX_NAMES = 8
+"""Models that a message lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherSettings:
+    """The server, and the form of its requests."""
+
+    url: str
+    """http://HOST:PORT[/PATH] or unix:/PATH, with or without /v1."""
+    model: str | None = None
+    """Its name at the server; absent means the only one there."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key."""
+    timeout_s: float = 600.0
+    """Maximum wait for one answer."""
+    body: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further fields of each request: `{"reasoning_effort": "high"}`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherAnswer:
+    """One answer."""
+
+    content: str
+    thinking: str
+    """Empty if the server reports none apart from the content."""
+    finish: Finish
+    prompt_tokens: int | None
+    """None if the server does not count."""
+    completion_tokens: int | None
+    """With the tokens of the thinking."""
+
+
+class Teacher:
+    """A connected server. Made by `open_teacher`."""
+
+    def __init__(self, client: UrlClient, *, model: str, body: Mapping[str, Any]) -> None:
+        self.model = model
+        self.host = urlsplit(client.url).netloc or client.url
+        """Host and port, without the path."""
+        self._client = client
+        self._body = body
+        self._limit_name = "max_tokens"
+        self._is_failing = False
+        """True since a request was lost, until the next answer."""
+
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        temperature: float | None,
+        seed: int | None,
+    ) -> TeacherAnswer:
+        """One answer. `temperature` and `seed` are the server's own if None.
+
+        Raises RefusedRequest or ConfigError if it refuses this or every request; MachineError,
+        ChildDied or Stalled if it fails again and again.
+        """
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{"role": each.role, "content": each.content} for each in messages],
+        }
+        if temperature is not None:
+            body["temperature"] = temperature
+        if seed is not None:
+            body["seed"] = seed % SEED_LIMIT
+        return await self._ask({**body, **self._body}, max_tokens)
+
+    async def _ask(self, body: Mapping[str, Any], max_tokens: int) -> TeacherAnswer:
+        pause_s, num_silent = FIRST_PAUSE_S, 0
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                answer = read_teacher(await self._post(body, max_tokens), url=self._client.url)
+            except Stalled as error:
+                num_silent += 1
+                lost = error
+                if num_silent == SILENT_ATTEMPTS:
+                    raise
+            except (ChildDied, MachineError) as error:
+                lost = error
+            else:
+                self._is_failing = False
+                return answer
+            if attempt == ATTEMPTS:
+                raise lost
+            level = logging.DEBUG if self._is_failing else logging.WARNING  # one line, not one each
+            logger.log(level, "%s; sending it again in %g s", lost, pause_s)
+            self._is_failing = True
+            await anyio.sleep(pause_s)
+            pause_s *= 2
+        raise AssertionError("the loop returns or raises")
+
+    async def _post(self, body: Mapping[str, Any], max_tokens: int) -> bytes:
+        """Post with `max_tokens`, or with its newer name once the server asked for that."""
+        path, name = PATHS[Dialect.CHAT], self._limit_name
+        try:
+            return await self._client.post(path, {**body, name: max_tokens})
+        except ConfigError as error:
+            if NEWER_LIMIT not in str(error) or name == NEWER_LIMIT:
+                raise
+            self._limit_name = NEWER_LIMIT
+            return await self._client.post(path, {**body, NEWER_LIMIT: max_tokens})
+
+
+@asynccontextmanager
+async def open_teacher(settings: TeacherSettings) -> AsyncGenerator[Teacher]:
+    """Connect to a server and find its model.
+
+    Raises ConfigError for a malformed URL, a missing or refused key, or a model that the server
+    does not have; MachineError if no server answers.
+    """
+    if not SERVE_URL.fullmatch(settings.url):
+        raise ConfigError(f"--url {settings.url}: http://HOST:PORT[/PATH] or unix:/PATH")
+    key = _key(settings.api_key_env)
+    root = settings.url.rstrip("/").removesuffix("/v1")  # which users may write
+    timeout_s = settings.timeout_s
+    async with open_url_client(root, timeout_s=timeout_s, token=key) as http:
+        client = UrlClient(settings.url, http, timeout_s=timeout_s, key_setting="--api-key-env")
+        try:
+            found = await client.json("GET", "/v1/models")
+        except (ChildDied, Stalled) as error:
+            raise MachineError(f"--url: no server answers: {error}") from error
+        model = _choose(settings.url, _names(found), settings.model)
+        yield Teacher(client, model=model, body=settings.body)
+
+
+def read_teacher(content: bytes, *, url: str) -> TeacherAnswer:
+    """An answer of `/v1/chat/completions`. Raises MachineError if it is none."""
+    try:
+        answer = parse_json(content)
+        (choice,) = answer["choices"]
+        message: Mapping[str, Any] = choice["message"]
+        counts: Mapping[str, Any] = answer.get("usage") or {}
+        return TeacherAnswer(
+            content=_text(message.get("content")),
+            thinking=next((_text(message[name]) for name in REASONING if message.get(name)), ""),
+            finish=Finish.LENGTH if choice.get("finish_reason") == "length" else Finish.STOP,
+            prompt_tokens=_count(counts.get("prompt_tokens")),
+            completion_tokens=_count(counts.get("completion_tokens")),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        shown = content[:200].decode("utf-8", "replace")
+        raise MachineError(
+            f"{url}: its answer is not in the chat format: {error!r}: {shown}"
+        ) from error
+
+
+def _text(found: object) -> str:
+    """A text field; empty if it is null."""
+    if found is None:
+        return ""
+    if not isinstance(found, str):
+        raise TypeError(f"found {type(found).__name__}; a text")
+    return found
+
+
+def _count(found: object) -> int | None:
+    return found if isinstance(found, int) else None
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if not (key := os.environ.get(variable)):
+        raise ConfigError(f"--api-key-env {variable}: this variable is not set or empty")
+    return key
+
+
+def _names(found: object) -> list[str]:
+    """Names of the models that a server lists; empty if it lists none."""
+    data: object = cast("dict[str, Any]", found).get("data") if isinstance(found, dict) else None
+    entries = cast("list[Any]", data) if isinstance(data, list) else []
+    ids = [cast("dict[str, Any]", one).get("id") for one in entries if isinstance(one, dict)]
+    return [name for name in ids if isinstance(name, str)]
+
+
+def _choose(url: str, there: Sequence[str], wanted: str | None) -> str:
+    if wanted is not None and (wanted in there or not there):
+        return wanted
+    if wanted is None and len(there) == 1:
+        return there[0]
+    near = difflib.get_close_matches(wanted or "", there, n=MAX_NAMES)
+    shown = near or there[:MAX_NAMES]
+    more = f" and {len(there) - len(shown)} more" if len(there) > len(shown) else ""
+    listed = (", ".join(shown) or "no list of models") + more
+    if wanted is None:
+        raise ConfigError(f"--model is absent, and {url} has {listed}")
+    raise ConfigError(f"--model {wanted}: {url} has {listed}")
