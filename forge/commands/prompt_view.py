@@ -17,7 +17,7 @@ import anyio
 from forge.commands.rows_from_run import read_problem
 from forge.commands.source_text import STDIN, read_source
 from forge.config.load import load_experiment
-from forge.config.schema import PromptTable
+from forge.config.schema import JudgeTable, PromptTable
 from forge.data.answers import extract
 from forge.data.chat import ChatTemplate
 from forge.data.overrides import find_problem
@@ -27,7 +27,7 @@ from forge.data.prompts.loading import make_prompts
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
-from forge.records import Prompt
+from forge.records import Prompt, Status
 from forge.rollout.play import verdict_without_code
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.machine import assume, this_machine
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from forge.records import Problem, Verdict
     from forge.store.layout import RunPaths
 
+MAX_NAME = 256
+"""Characters of a name or a detail in a message."""
 MAX_NAMES = 8
 """Maximum number of problems that a message names."""
 
@@ -107,6 +109,8 @@ def show_prompt(request: PromptRequest) -> ShownPrompt:
     """
     if request.experiment is not None and request.run is not None:
         raise ConfigError("--experiment and --run: found both; one of them, or neither")
+    if request.experiment is None and (request.overrides or request.assumed is not None):
+        raise ConfigError("--set and --assume change an experiment; name it with --experiment")
     experiment = _experiment(request)
     if experiment is None:
         prompts, gpus = make_prompts(PromptTable()), ()
@@ -161,9 +165,9 @@ def _prompts(request: PromptRequest, experiment: Experiment) -> tuple[PromptSet,
 
 
 def _problem(request: PromptRequest, experiment: Experiment | None) -> Problem:
-    """The problem of this id, or in this file. An id comes first; a number or a part of a path
-    counts if it means one problem alone."""
-    name = request.problem
+    """The problem of this id, name or number, if it means one alone, or in this file. A file of the
+    experiment's own directory has the experiment's sizes."""
+    name = _own_name(request.problem, experiment)
     known: list[str] = []
     load: Callable[[str], Problem] | None = None
     if request.run is not None:
@@ -171,22 +175,38 @@ def _problem(request: PromptRequest, experiment: Experiment | None) -> Problem:
             known = [row["problem_id"] for row in reader.rows("SELECT problem_id FROM problems")]
             if name in known:
                 return read_problem(reader, name)
-    elif experiment is not None and name != STDIN and not Path(name).is_file():
+    elif experiment is not None and name != STDIN and not _is_file(name):
         problems = load_problems(experiment.problems, seed=experiment.seed)
         by_id = {each.problem_id: each for each in problems}
         known, load = list(by_id), by_id.__getitem__
-    if name == STDIN or Path(name).is_file():
+    if name == STDIN or _is_file(name):
         return from_source(read_source(name), name=Path(name).stem if name != STDIN else "stdin")
     found = find_problem(name.removesuffix(".py"), known)
     if found is None:
         listed = ", ".join(known[:MAX_NAMES]) + (", ..." if len(known) > MAX_NAMES else "")
         where = f"; problems are {listed}" if known else "; a problem file, or - for stdin"
-        raise ConfigError(f"{name}: no such problem{where}")
+        raise ConfigError(f"{name[:MAX_NAME]}: no such problem{where}")
     if load is not None:
         return load(found)
     assert request.run is not None
     with open_run(request.run) as reader:
         return read_problem(reader, found)
+
+
+def _own_name(name: str, experiment: Experiment | None) -> str:
+    """The id of a file in the experiment's directory of problems; other names as they are."""
+    root = None if experiment is None else experiment.problems.path
+    if root is None or not _is_file(name):
+        return name
+    path, root = Path(name).resolve(), root.resolve()
+    return path.relative_to(root).with_suffix("").as_posix() if root in path.parents else name
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # a source pasted in place of a path
+        return False
 
 
 def _judged(
@@ -203,7 +223,13 @@ def _judged(
     codes = [each.code for each in found if each.is_ok]
     if codes and request.assumed is not None:
         raise ConfigError("--assume: an attempt is judged here; leave out --attempt or --assume")
-    verdicts = iter(_judge_all(experiment, problem, codes, gpus) if codes else ())
+    judged = _judge_all(experiment, problem, codes, gpus) if codes else []
+    for verdict in judged:
+        if not verdict.status.is_scored:  # no rollout goes on after it
+            kind = MachineError if verdict.status is Status.INFRA_ERROR else ConfigError
+            detail = " ".join(verdict.detail.split())[:MAX_NAME]
+            raise kind(f"{problem.problem_id}: {verdict.status}: {verdict.reason}: {detail}")
+    verdicts = iter(judged)
     return [
         Exchange(
             completion_text=text,
@@ -216,8 +242,6 @@ def _judged(
 def _judge_all(
     experiment: Experiment | None, problem: Problem, codes: Sequence[str], gpus: Sequence[Gpu]
 ) -> list[Verdict]:
-    from forge.config.schema import JudgeTable
-
     table = experiment.judge if experiment is not None else JudgeTable()
     alone = table.model_copy(update={"workers": 1})
 

@@ -20,6 +20,7 @@ from forge.records import Problem, Reason, Split
 from forge.rewards import reward_terms
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner import prepare_run, work
+from tests.prompting import PROMPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
@@ -94,7 +95,9 @@ async def test_forge_and_the_baseline_give_equal_rewards_for_equal_ids(
 ) -> None:
     # Ids beyond the tokenizer have no text: the reward must not depend on it.
     chat: Any = SimpleNamespace(decode=lambda ids: "")
-    prompter = no_judge.WholeAnswers(chat=chat, context_tokens=9, max_completion_tokens=1)
+    prompter = no_judge.WholeAnswers(
+        prompts=PROMPTS, chat=chat, context_tokens=9, max_completion_tokens=1
+    )
     judge = load_experiment(ROOT / "experiments" / "quickstart.toml").judge
     earned: list[float] = []
     async with no_judge.open_no_judges(judge, socket_dir=Path(), gpus=()) as pool:

@@ -115,15 +115,27 @@ def test_a_problem_is_found_by_name_or_number_alone(
     assert "3: no such problem; problems are level1/1_relu, level1/2_relu" in said
 
 
+def test_a_file_of_the_experiments_directory_is_its_problem(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "problems" / "level1" / "2_relu.py"
+    argv = ("--experiment", str(folder / "x.toml"))
+    assert shown(capsys, str(file), *argv) == shown(capsys, "level1/2_relu", *argv)
+    (folder / "mine.py").write_text(SOURCE.replace("* 2", "* 3"))
+    assert "* 3" in shown(capsys, str(folder / "mine.py"), *argv)
+    assert "no such problem" in shown(capsys, SOURCE * 20, *argv, code=2)
+
+
 def test_an_attempt_is_judged_and_the_next_turn_is_shown(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[str] = []
+    answers = [WRONG]
 
     class Judges:
         async def judge(self, problem: object, code: str) -> Verdict:
             judged.append(code)
-            return WRONG
+            return answers[-1]
 
     @asynccontextmanager
     async def open_pool(*given: object, **keys: object) -> AsyncIterator[Judges]:
@@ -145,6 +157,8 @@ def test_an_attempt_is_judged_and_the_next_turn_is_shown(
     asked = PROMPTS.conversation(from_source(SOURCE), attempts)
     assert contents == [each.content for each in asked]
     assert judged == ["class ModelNew: ...\n"]
+    answers.append(Verdict(status=Status.INFRA_ERROR, reason="judge_lost", detail=""))
+    assert "judge_lost" in shown(capsys, file, "--attempt", str(some), code=3)
 
 
 def test_prompts_of_a_run_are_those_that_it_recorded(
