@@ -179,6 +179,7 @@ SUPERVISOR: dict[str, set[str]] = {
     },
     "commands.judge": {"commands"},
     "commands.distill": {"commands.judge", "runner.prepare"},
+    "commands.prompts": {"commands", "runner.plan", "runner.prepare", "runner.weights"},
     "commands.doctor": {"runner.plan"},
 }  # fmt: skip
 """The rooms of the supervisor that each of its rooms may import, besides PARTS."""
@@ -286,7 +287,7 @@ def test_the_table_names_exactly_the_rooms_that_exist():
 
 def test_only_the_command_line_imports_commands():
     importers = {room_of(path) for path in modules() if "commands" in imported_rooms(path)}
-    assert importers <= {"commands", "commands.judge", "cli", "__init__"}
+    assert importers <= {"commands", "commands.judge", "commands.prompts", "cli", "__init__"}
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda path: str(path.relative_to(ROOT)))
