@@ -98,7 +98,7 @@ class Poison(StrEnum):
     NUMBERS = "numbers"
     """Floats around 1, as tensors that were freed have them."""
     LEFT = "left"
-    """What an earlier call on other inputs left."""
+    """Content that an earlier call on other inputs left."""
 
     def fill(self, data: NDArray[np.uint8]) -> None:
         """Writes it over a storage."""

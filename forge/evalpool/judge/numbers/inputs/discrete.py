@@ -41,6 +41,7 @@ SLICE_SHARE = 4
 MULTIPLE = 16
 """Triton specialises kernels on integers that are multiples of it, and on 1."""
 MAX_SINGLE = 4096
+"""Bound of a single integer that is drawn anew."""
 MOVED = 0.85
 """Largest relative change of a float that is the same everywhere (of zeros, absolute)."""
 
