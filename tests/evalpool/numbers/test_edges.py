@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
 from forge.evalpool.judge.numbers.inputs.edges import RAISED_BY, Edges, Kind, fewer, planned
+from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.own_error import count_work
 from tests.evalpool.numbers.drawn import Function, draw
 
@@ -39,10 +41,27 @@ def test_a_reference_shows_its_constants() -> None:
 
 
 def test_a_reference_shows_if_it_looks_for_values_that_are_not_finite() -> None:
-    assert edges_of(torch.relu, X).is_finite
-    assert not edges_of(torch.nan_to_num, X).is_finite
-    assert not edges_of(lambda x: torch.where(x.isfinite(), x, 0), X).is_finite
-    assert not edges_of(lambda x: torch.where(x.isnan(), 0, x), X).is_finite
+    nan, inf = repr(math.nan), {math.inf, -math.inf}
+
+    def found(reference: Callable[..., Any]) -> set[Any]:
+        return {nan if one != one else one for one in edges_of(reference, X).special}
+
+    assert found(torch.relu) == found(lambda x: x == x.roll(1)) == set()
+    assert found(torch.nan_to_num) == found(lambda x: torch.where(x.isfinite(), x, 0)) == {
+        nan, *inf
+    }  # fmt: skip
+    assert found(lambda x: torch.where(x.isnan(), 0, x)) == found(torch.nansum) == {nan}
+    assert found(lambda x: torch.where(x != x, 0, x)) == {nan}
+    assert found(torch.isposinf) == found(lambda x: x == math.inf) == inf
+
+
+def test_the_range_of_a_parameter_that_is_compared_with_has_constants() -> None:
+    model = torch.nn.Module()
+    model.register_buffer("most", torch.tensor([70.0, 90.0, 80.0]))
+    with OpCounter(model.buffers()) as counted:
+        torch.minimum(torch.randn(8, 3), model.most)
+        torch.minimum(torch.randn(8, 3), torch.randn(8, 3) + 50)
+    assert Edges.of(counted, "").constants == (70.0, 90.0)
 
 
 def test_a_reference_shows_if_integers_may_be_indices() -> None:
@@ -57,8 +76,34 @@ def test_equal_values_are_not_planted_where_they_leave_the_answer_open() -> None
     for reference in (lambda x: x.argmax(-1), lambda x: x.topk(3), lambda x: x.max(-1)):
         assert not edges_of(reference, X).is_decided
     assert not edges_of(lambda x: (x / x.amax(-1, True)).to(torch.int8), X).is_decided
-    made = Edges(is_decided=False).plant_(X.clone(), kinds=ALL, signs=True)
-    assert torch.equal(made, X)
+    for _ in range(10):
+        made = Edges(is_decided=False).plant_(X.clone(), kinds=ALL, signs=True)
+        (value,) = made[made != X].tolist()
+        assert 89 < value < 127  # exp of it overflows, and it is a signed byte
+
+
+def test_a_tensor_of_one_row_has_a_raised_element() -> None:
+    for shape in ((64,), (1, 64), (64, 1)):
+        made = Edges().plant_(torch.randn(shape), kinds=frozenset({Kind.RAISED}), signs=True)
+        assert 1 <= int((made > RAISED_BY - 10).sum()) <= 2
+
+
+def test_beside_zeros_all_is_small_and_an_axis_behind_the_first_has_a_slice_of_zeros() -> None:
+    made = Edges().plant_(torch.randn(8, 16, 8), kinds=frozenset({Kind.ZEROS}), signs=True)
+    assert float(made.abs().max()) < 0.1
+    for axis in range(3):
+        others = [other for other in range(3) if other != axis]
+        assert bool((made == 0).all(others[1]).all(others[0]).any())
+
+
+def test_elements_of_inputs_that_are_compared_are_equal_in_some_places() -> None:
+    assert edges_of(lambda x, y: torch.where(x >= y, x, 0), X, X + 1).is_comparing
+    assert not edges_of(lambda x, y: torch.where(x >= 2, x, y), X, X + 1).is_comparing
+    one, other = torch.randn(64, 64), torch.randn(64, 64)
+    Edges().plant_equal_([one, other])
+    assert not (one == other).any()
+    Edges(is_comparing=True).plant_equal_([one, other])
+    assert 32 < int((one == other).sum()) <= 64
 
 
 def test_the_label_left_out_is_the_one_that_the_source_names() -> None:
@@ -132,6 +177,21 @@ def test_half_precision_stays_finite() -> None:
             lambda x: torch.minimum(x, torch.tensor(1000.0)),
             lambda x: x.clone(),
             lambda: [torch.randn(64, 256)],
+        ),
+        (
+            lambda x: x * torch.clamp(1 / (torch.linalg.vector_norm(x) + 1e-6), max=1.0),
+            lambda x: x / (torch.linalg.vector_norm(x) + 1e-6),
+            lambda: [torch.randn(64, 64)],
+        ),
+        (
+            lambda x: (x - x.max(-1, True)[0]).softmax(-1),
+            lambda x: x.exp() / x.exp().sum(-1, True),
+            lambda: [torch.randn(64, 64)],
+        ),
+        (
+            lambda x, y: torch.where(x == y, x, x + y),
+            lambda x, y: x + y,
+            lambda: [torch.randn(64, 64), torch.randn(64, 64)],
         ),
         (torch.log, lambda x: x.clamp(max=8.0).log(), lambda: [torch.randn(16, 64)]),
         (

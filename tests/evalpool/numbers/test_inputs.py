@@ -219,6 +219,30 @@ def test_constant_buffers_move_and_others_stay() -> None:
     assert buffers["count"].eq(1).all()
 
 
+def test_a_mask_of_ones_and_a_single_0_or_1_move_and_other_single_buffers_stay() -> None:
+    module = torch.nn.Module()
+    module.register_buffer("keep", torch.ones(512, dtype=torch.bool))
+    module.register_buffer("scale", torch.ones(1))
+    module.register_buffer("root", torch.tensor(0.125))
+    module.register_buffer("is_ready", torch.tensor(True))
+    assert parameters.move(module)
+    buffers = dict(module.named_buffers())
+    assert 256 < int(buffers["keep"].sum()) < 480
+    assert buffers["scale"] != 1
+    assert buffers["root"] == 0.125
+    assert buffers["is_ready"]
+
+
+def test_a_single_bool_or_integer_is_another_one_where_the_problem_does_not_draw_it() -> None:
+    yes, step = torch.tensor(True), torch.tensor([7])
+    assert not redraw(yes, yes, variant="spiked")
+    assert 2 <= int(redraw(step, step, variant="spiked")) < 7
+    assert redraw(step * 0 + 48, step * 0 + 48, variant="spiked") in (16, 32)
+    assert redraw(step, step, variant="spiked", part=Part.PLACES) == 7
+    assert redraw(step, step - 1, variant="spiked") == 7
+    assert redraw(step * 0, step * 0, variant="spiked") == 0
+
+
 @pytest.mark.parametrize(
     "reference",
     [

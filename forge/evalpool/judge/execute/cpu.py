@@ -97,9 +97,13 @@ class Poison(StrEnum):
     """As fresh memory of a card often is."""
     NUMBERS = "numbers"
     """Floats around 1, as tensors that were freed have them."""
+    LEFT = "left"
+    """Content that an earlier call on other inputs left."""
 
     def fill(self, data: NDArray[np.uint8]) -> None:
         """Writes it over a storage."""
+        if self is Poison.LEFT:
+            return
         if self in (Poison.SAME, Poison.ZEROS):
             data.fill(POISON if self is Poison.SAME else 0)
             return
@@ -285,12 +289,19 @@ class CpuExecutor:
                 mode.poison.fill(storage.data)
                 storage.forget()
 
-    def _restore(self, *, is_whole: bool = False) -> None:
+    def _restore(self, mode: _Mode, *, is_whole: bool = False) -> None:
+        """Puts back what `init` made; what it left unwritten is poisoned."""
         for number, (data, written) in self._saved.items():
             storage = self.memory.storages[number]
-            if is_whole or number in self._written or storage.written is not None:
+            if not (is_whole or number in self._written or storage.written is not None):
+                continue
+            if written is None or mode.poison is Poison.SAME:
                 storage.data[:] = data
-                storage.written = None if written is None else written.copy()
+            else:
+                mode.poison.fill(storage.data)
+                is_made = np.repeat(written, storage.granule)[: len(data)]
+                np.copyto(storage.data, data, where=is_made)
+            storage.written = None if written is None else written.copy()
 
     def _written_storages(self, section: Section) -> frozenset[int]:
         """Storages that a node of a section may write to."""
@@ -330,7 +341,7 @@ class CpuExecutor:
         return found
 
     def _call(self, outcome: Outcome, mode: _Mode) -> list[_Suspicion]:
-        self._restore()
+        self._restore(mode)
         self._poison(Section.FORWARD, mode)
         return self._run(self.program.forward, outcome, mode)
 
@@ -566,19 +577,22 @@ class CpuExecutor:
                 for alignment in ALIGNMENTS
             ],
             FaultKind.UNINITIALISED: [
-                _Mode(poison=poison) for poison in Poison if poison is not Poison.SAME
+                _Mode(poison=poison)
+                for poison in Poison
+                if poison not in (Poison.SAME, Poison.LEFT)
             ],
         }
         for kind, tried in modes.items():
             mine = [one for one in suspicions if one.kind is kind]
-            if mine and any(self._is_changed(outputs, kept, mode) for mode in tried):
+            is_left = mine and kind is FaultKind.UNINITIALISED and self._is_kept(kept)
+            if is_left or (mine and any(self._is_changed(outputs, kept, one) for one in tried)):
                 found += [one.report() for one in mine]
             elif mine and kind is FaultKind.ORDER:
                 self._settled.add(turn)
         self.memory.layout = layout  # init may have kept addresses
         if self._of_init:
             self._saved = saved
-            self._restore(is_whole=True)
+            self._restore(_Mode(), is_whole=True)
         for number, data in after.items():
             self.memory.storages[number].data[:] = data
         return found
@@ -602,6 +616,51 @@ class CpuExecutor:
         except ExecutionFailed:
             return True
         return self._differs(outputs)
+
+    def _is_kept(self, kept: Mapping[int, NDArray[np.uint8]]) -> bool:
+        """True if outputs on other inputs depend on what this call has left in memory that nothing
+        has written, as an allocator hands it out again: a kernel may know its own marks there."""
+        given = {number: self.memory.storages[number].data.copy() for number in self._mixed()}
+        try:
+            self._mix(given)
+            mixed = self._contents(given)
+            self._recall(kept, mixed, _Mode(poison=Poison.LEFT))
+            outputs = [self.read(number) for number in self.program.outputs]
+            self._recall(kept, mixed, _Mode())
+            return self._differs(outputs)
+        except ExecutionFailed:  # other inputs may be out of its range
+            return False
+        finally:
+            for number, data in given.items():
+                self.memory.storages[number].data[:] = data
+
+    def _recall(
+        self,
+        kept: Mapping[int, NDArray[np.uint8]],
+        mixed: Mapping[int, NDArray[np.uint8]],
+        mode: _Mode,
+    ) -> None:
+        for number, data in {**kept, **mixed}.items():
+            self.memory.storages[number].data[:] = data
+        self._call(Outcome(), mode)
+
+    def _mixed(self) -> dict[int, int]:
+        """Bytes of an element, by storage, of the inputs of floats."""
+        return {
+            one.storage: ITEM_BYTES[one.dtype]
+            for one in self.program.tensors
+            if "float" in one.dtype and self.program.storages[one.storage].origin is Origin.INPUT
+        }
+
+    def _mix(self, given: Iterable[int]) -> None:
+        """Exchanges a random half of the elements of inputs among each other."""
+        draw = np.random.default_rng()
+        sizes = self._mixed()
+        for number in given:
+            data = self.memory.storages[number].data
+            elements = data[: len(data) // sizes[number] * sizes[number]].view(RAW[sizes[number]])
+            chosen = np.flatnonzero(draw.random(len(elements)) < 0.5)
+            elements[chosen] = elements[draw.permutation(chosen)]
 
     def _differs(self, outputs: list[NDArray[Any]]) -> bool:
         return any(

@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 FREE = {
     *("zeros", "ones", "full", "arange", "eye", "linspace", "scalar_tensor", "fill", "fill_"),
@@ -39,8 +39,10 @@ THRESHOLDS = {
     *("clamp", "clamp_min", "clamp_max", "hardtanh", "threshold", "softplus", "softshrink"),
     *("hardshrink", "smooth_l1_loss", "huber_loss", "nan_to_num", "eq", "ne", "lt", "le", "gt"),
     *("ge", "fmod", "remainder", "floor_divide", "minimum", "maximum", "fmin", "fmax"),
+    *("bucketize", "searchsorted", "isin"),
 }
 """Operations that compare their tensor with a number, or change it from a number on only."""
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 CASTS = ("_to_copy", "copy_")
 
 MAX_CALLS = 2000
@@ -53,8 +55,13 @@ class OpCounter(TorchDispatchMode):
     supports_higher_order_operators = True
     """They are called and not counted; what they call is."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Iterable[torch.Tensor] = ()) -> None:
+        """
+        Args:
+            own: parameters and buffers, whose least and greatest numbers are constants, too.
+        """
         super().__init__()
+        self._own = {one.data_ptr() for one in own if one.numel()}
         self.work: dict[str, int] = {}
         self.calls: list[tuple[int, int]] = []
         """(bytes, FLOPs) of each operation, up to one beyond MAX_CALLS."""
@@ -62,6 +69,8 @@ class OpCounter(TorchDispatchMode):
         """The part of the costs that TF32 may make inexact."""
         self.constants: set[float] = set()
         """Numbers that THRESHOLDS compare with."""
+        self.is_comparing = False
+        """True if two tensors with axes were compared."""
         self.is_truncating = False
         """True if floats were cast to integers, which is undefined for NaN."""
 
@@ -84,7 +93,10 @@ class OpCounter(TorchDispatchMode):
             return out
         name = func._schema.name.rpartition("::")[2]
         if name.rstrip("_") in THRESHOLDS or (kwargs or {}).get("rounding_mode"):
-            self.constants |= set(_numbers([*args, *(kwargs or {}).values()]))
+            self.is_comparing |= name in COMPARISONS and len(_with_axes(args)) == 2
+            self.constants |= set(self._numbers([*args, *(kwargs or {}).values()]))
+            if name in ("eq", "ne") and _is_same(*_tensors(args)):
+                self.constants.add(math.nan)  # x != x is a NaN
         if not func.is_view and not _is_free(name):
             given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
             if name != "copy_" or not _is_same(*given[:2]):
@@ -100,20 +112,28 @@ class OpCounter(TorchDispatchMode):
                 self.flops += flops
         return out
 
+    def _numbers(self, values: list[Any]) -> Iterator[float]:
+        """The numbers among the arguments of an operation, also those in tensors without axes, and
+        the ends of the range of a parameter or buffer."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if value.is_complex() or value.device.type == "meta" or not value.numel():
+                    continue
+                if not value.ndim:
+                    yield float(value)
+                elif value.data_ptr() in self._own:
+                    yield from (float(one) for one in torch.aminmax(value))
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                yield float(value)
+
+
+def _with_axes(values: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [one for one in _tensors(values) if one.ndim]
+
 
 def _truncates(given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
     whole = [one for one in made if not one.is_floating_point() and one.dtype is not torch.bool]
     return bool(whole) and any(one.is_floating_point() for one in given)
-
-
-def _numbers(values: list[Any]) -> Iterator[float]:
-    """The numbers among the arguments of an operation, also those in tensors without axes."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if not value.ndim and not value.is_complex() and value.device.type != "meta":
-                yield float(value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield float(value)
 
 
 def _is_free(name: str) -> bool:

@@ -54,8 +54,8 @@ HIDDEN_WRITES = dict.fromkeys(
 """Arguments that an operation writes to without a mark in its schema."""
 
 SMALL_CONSTANT_BYTES = 1024
-"""Constants up to this size are sizes, offsets or scales; a larger one may be a result that torch
-has computed on the host."""
+"""Constants of up to this size together are sizes, offsets or scales; more may be a result that
+torch has computed on the host."""
 OVERWRITING = {"copy", "fill", "zero"}
 """Operations whose in-place form does not read what it writes to; so does every `out`."""
 
@@ -163,7 +163,7 @@ class Content:
     is_launched: bool = False
     """A launch of `forward` had a part in it."""
     is_prepared: bool = False
-    """A launch or a computing operation of `init`, or a large constant, had a part in it."""
+    """A launch or a computing operation of `init`, or large constants, had a part in it."""
 
     def __or__(self, other: Content) -> Content:
         return Content(
@@ -223,10 +223,11 @@ def trace(program: Program, nodes: Sequence[Placed], accesses: Accesses | None =
 
 def _first_contents(program: Program) -> dict[int, Content]:
     contents = dict.fromkeys(range(len(program.storages)), Content())
+    num_bytes = sum(one.num_bytes for one in program.storages if one.origin == Origin.CONSTANT)
     for at, held in enumerate(program.storages):
         if held.origin == Origin.INPUT:
             contents[at] = Content(inputs=frozenset([held.index]))
-        elif held.origin == Origin.CONSTANT and held.num_bytes > SMALL_CONSTANT_BYTES:
+        elif held.origin == Origin.CONSTANT and num_bytes > SMALL_CONSTANT_BYTES:
             contents[at] = Content(is_prepared=True)
     return contents
 

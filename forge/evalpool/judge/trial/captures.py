@@ -16,7 +16,13 @@ from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import InvalidProgram, Program
-from forge.evalpool.judge.program.questions import MAX_FACTS, Question, excess, unanswerable
+from forge.evalpool.judge.program.questions import (
+    MAX_FACTS,
+    MAX_FACTS_S,
+    Question,
+    excess,
+    unanswerable,
+)
 from forge.evalpool.judge.trial.trial import Decided, Run
 from forge.records.reason import Status
 
@@ -119,6 +125,7 @@ class Captures:
         deadline = time.monotonic() + limit_s
         questions: list[Question] = []
         num_asked = num_facts = 0
+        facts_left_s = MAX_FACTS_S
         with run.answering(phase="capture", limit_s=limit_s):
             frames.send(run.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
             while True:
@@ -138,7 +145,11 @@ class Captures:
                     if num_facts > MAX_FACTS or len(prefix.kernels) != 1:
                         raise Decided(run.finding(Status.REJECTED, "unsupported", FACTS_WORDS))
                     value = answers.facts(prefix)
-                deadline += time.monotonic() - began  # a busy executor is not the candidate's
+                spent = time.monotonic() - began  # a busy executor is not the candidate's
+                if found.body.get("kind") != "value":
+                    spent = min(spent, facts_left_s)
+                    facts_left_s -= spent
+                deadline += spent
                 channel.answer(run.child.sock, value)
         if found.kind is Kind.FAILED:
             raise Decided(run.failed(found.body))

@@ -26,7 +26,7 @@ from forge.evalpool.judge.trial.references import References
 from forge.evalpool.judge.trial.trial import Trials
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from forge.config.schema import JudgeTable
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 MAX_TURNS = 128
 """Alternatives of a choice that are tried."""
+MAX_FURTHER = 16
+"""Further calls of alternatives on sets that they have not had, once each has run on one of ours:
+the first one runs on the given set before anything else."""
 MAX_FURTHER_SHARE = 4.0
 """Most time for the alternatives that the sets' own calls leave, as a share of the latter's."""
 ASSUMED_TARGET = {"backend": "cuda", "arch": 90, "warp_size": 32}
@@ -183,13 +186,27 @@ class _Tried:
     captured: Captured
     turns: Sequence[int]
     """Alternatives to be tried, the first one first."""
-    sets: list[int] = field(default_factory=list[int])
-    """Input sets of its calls."""
+    ran: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Alternative and input set of each call."""
 
-    @property
-    def num_left(self) -> int:
-        """Turns that have not been."""
-        return max(0, len(self.turns) - len(self.sets))
+    def next_turn(self) -> int:
+        """The alternative of the next call."""
+        return self.turns[len(self.ran) % len(self.turns)]
+
+    def left(self, given: Collection[int]) -> list[tuple[int, int]]:
+        """Alternatives with sets that they have not had: each gets one that is not given, where
+        there is one; behind those, at random and MAX_FURTHER in all, any others."""
+        if len(self.turns) == 1:
+            return []
+        sets = {number for _, number in self.ran}
+        varied = sets - set(given) or sets
+        draw = random.SystemRandom()
+        pairs = {(turn, number) for turn in self.turns for number in varied} - {*self.ran}
+        owed = {turn for turn in self.turns if not any((turn, one) in self.ran for one in varied)}
+        first = [(turn, draw.choice(sorted(varied))) for turn in sorted(owed)]
+        others = sorted(pairs - {*first})
+        draw.shuffle(others)
+        return [*first, *others[: max(0, MAX_FURTHER - len(first))]]
 
 
 def _turns(program: Program) -> Sequence[int]:
@@ -209,8 +226,8 @@ class CpuJudgement(Judgement):
     evaluator: Evaluator
     _tried: dict[bytes, _Tried] = field(default_factory=dict[bytes, "_Tried"], init=False)
     """By the data of each program that ran."""
-    _again: Captured | None = field(default=None, init=False)
-    """Program of a further call."""
+    _again: tuple[Captured, int] | None = field(default=None, init=False)
+    """Program and alternative of a further call."""
     _shift: int = field(default_factory=partial(secrets.randbelow, 1 << 16), init=False)
     _costs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]], init=False)
     """Costs of the nodes of a call on set 0."""
@@ -235,10 +252,14 @@ class CpuJudgement(Judgement):
         return self.reference.has_elements(number)
 
     def _call(self, number: int) -> None:
-        captured = self._again or self.program(number)
-        tried = self._tried.setdefault(captured.data, _Tried(captured, _turns(captured.program)))
-        tried.sets.append(number)
-        turn = tried.turns[(len(tried.sets) - 1) % len(tried.turns)]
+        if self._again is not None:
+            captured, turn = self._again
+        else:
+            captured = self.program(number)
+            turns = _turns(captured.program)
+            tried = self._tried.setdefault(captured.data, _Tried(captured, turns))
+            turn = tried.next_turn()
+            tried.ran.append((turn, number))
         costs = self.evaluator.call(
             captured,
             number=number,
@@ -251,14 +272,14 @@ class CpuJudgement(Judgement):
 
     def _further(self) -> Iterator[int]:
         """Sets on which the alternatives run that have not run yet."""
-        tried = [one for one in self._tried.values() if one.num_left > 0]
-        if num := sum(one.num_left for one in tried):
-            self.evaluator.allow(min(num / self.memory.num_sets, MAX_FURTHER_SHARE))
-        for one in tried:
-            self._again = one.captured
-            sets = tuple(one.sets)
-            for _ in range(one.num_left):
-                yield secrets.choice(sets)
+        sets = range(self.memory.num_sets)
+        given = {number for number in sets if self.memory.variant(number) == "given"}
+        left = [(one.captured, pair) for one in self._tried.values() for pair in one.left(given)]
+        if left:
+            self.evaluator.allow(min(len(left) / self.memory.num_sets, MAX_FURTHER_SHARE))
+        for captured, (turn, number) in left:
+            self._again = captured, turn
+            yield number
 
     def _estimate(self) -> TimeEstimate | None:
         """None where torch computes (policy hybrid): its FLOPs are not counted."""

@@ -315,9 +315,8 @@ class Run:
 
     def failed(self, body: dict[str, Any]) -> Finding:
         """A FAILED frame in the judge's words. Its content is the candidate's: only quoted."""
-        stage, kind, message, line = (
-            body.get(name) for name in ("stage", "type", "message", "line")
-        )
+        message, line = body.get("message"), body.get("line")
+        stage, kind = str(body.get("stage")), str(body.get("type"))
         if kind in ("Unsupported", "BoundExceeded"):
             detail = words.at_line(self.code, line, str(message))
             return self.finding(Status.REJECTED, "unsupported", detail)
@@ -334,7 +333,7 @@ class Run:
         if stage == "import":
             return self.finding(Status.COMPILE_ERROR, "import_error", detail)
         if kind == "TypeError" and line is None and stage in ARGUMENT_WORDS:
-            detail = f"{detail}\n{ARGUMENT_WORDS[str(stage)]}"
+            detail = f"{detail}\n{ARGUMENT_WORDS[stage]}"
         return self.finding(Status.RUNTIME_ERROR, "exception", detail)
 
     def _hung_up(self) -> Finding:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 IGNORED = frozenset(
     {
-        *("tt.print", "tt.assert", "cf.assert", "gpu.barrier", "ttg.barrier", "llvm.intr.assume"),
+        *("tt.print", "tt.assert", "cf.assert", "gpu.barrier", "ttg.barrier"),
         *("tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"),
     }
 )
@@ -375,6 +375,19 @@ def _poison(operation: Operation) -> Step:
     return step
 
 
+def _assume(operation: Operation) -> Step:
+    """`tl.assume`: what a card's compiler takes for true must be true, or the kernel means nothing
+    there."""
+    (condition,) = operation.operands
+    line = operation.line
+
+    def step(env: Environment, group: Group) -> None:
+        if not np.all(env[condition]):
+            raise Unsupported(f"line {line}: tl.assume of something that is false")
+
+    return step
+
+
 # memory
 
 
@@ -586,4 +599,5 @@ OWN: dict[str, Callable[[Operation], Step]] = {
     "tt.descriptor_scatter": _descriptor_store,
     "tt.descriptor_reduce": _descriptor_reduce,
     "ub.poison": _poison,
+    "llvm.intr.assume": _assume,
 }

@@ -9,6 +9,7 @@ as it was drawn; a constant is replaced:
     all different      in another order: positions, a permutation
     sorted             other sorted values between the same ends: offsets, segment ids
     equal values       from 1 to the value: lengths; ones of two axes or more: a mask
+    a single value     a bool is the other one, an integer a lower one above 1: flags, steps
     other integers     over the range of the given ones: indices, labels
 
 A constant is not replaced as a whole in every set, or one element would tell which set it is: in
@@ -37,6 +38,10 @@ PLACE_SHARE, MIN_PLACES = 1024, 16
 """One element in so many changes where a constant stays but for a few; at least so many."""
 SLICE_SHARE = 4
 """One slice in so many changes where a constant stays but for some."""
+MULTIPLE = 16
+"""Triton specialises kernels on integers that are multiples of it, and on 1."""
+MAX_SINGLE = 4096
+"""Bound of a single integer that is drawn anew."""
 MOVED = 0.85
 """Largest relative change of a float that is the same everywhere (of zeros, absolute)."""
 
@@ -78,11 +83,11 @@ def redraw(
     """
     if not value.numel() or value.is_complex():
         return value
-    if value.numel() == 1 and not value.is_floating_point():
-        return value
     is_drawn = earlier is not None and (
         earlier.shape != value.shape or not torch.equal(earlier, value)
     )
+    if value.numel() == 1 and not value.is_floating_point():
+        return value if is_drawn or part is not Part.WHOLE else _single(value)
     if is_drawn and value.dtype is not torch.bool:
         is_label = edges is not None and not value.is_floating_point()
         return edges.labels(value) if edges is not None and is_label else value
@@ -117,6 +122,18 @@ def _partly(value: torch.Tensor, whole: torch.Tensor, part: Part) -> torch.Tenso
         lost = (value == high).any(-1) & ~(made == high).any(-1)
         made = torch.where(lost.unsqueeze(-1), value, made)
     return made
+
+
+def _single(value: torch.Tensor) -> torch.Tensor:
+    """The other bool; an integer from 2 to the value, where there is one for which Triton makes the
+    same kernel: where the host reads it, no set may have another."""
+    if value.dtype is torch.bool:
+        return ~value
+    given = int(value)
+    is_multiple = given % MULTIPLE == 0
+    lower = range(2, min(given, MAX_SINGLE))
+    alike = [one for one in lower if (one % MULTIPLE == 0) == is_multiple]
+    return torch.full_like(value, random.choice(alike)) if alike else value
 
 
 def _is_ordered(value: torch.Tensor) -> bool:

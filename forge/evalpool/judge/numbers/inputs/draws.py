@@ -57,6 +57,8 @@ HUGE = "huge"
 MAX_HUGE = 4
 PRODUCTS = ("prod", "cumprod")
 """Operations whose result vanishes or overflows."""
+POSITIONS = (torch.int64, torch.int32)
+"""Types of positions that an output may have."""
 UNIT_KEPT = 2
 """Step of the freedom that keeps [0, 1] (`Draws._freedoms`)."""
 UNIT_ONLY = ("binary_cross_entropy",)
@@ -159,6 +161,8 @@ class Draws:
         """Share of the first set's outputs that is finite."""
         self._is_copy = False
         """True if an output is an input in the first set: forms of inputs hide what is computed."""
+        self._has_positions = False
+        """True if an output may hold positions."""
         self._typical: list[float] = []
         """Root mean square of each output of the first set."""
         self._is_inexact = False
@@ -183,6 +187,8 @@ class Draws:
         edges = self._edges if kinds else None
         labels = self._edges if Kind.INTEGERS in kinds else None
         raised = random.choice(operands) if operands and Kind.RAISED in kinds else None
+        alike = _free(inputs, operands) if Kind.CONSTANTS in kinds else []
+        alike = [number for number in alike if number != raised]
 
         def change(number: int, value: torch.Tensor) -> torch.Tensor:
             first = earlier[number] if number < len(earlier) else None
@@ -201,7 +207,11 @@ class Draws:
                 )
             return avoid_bf16_(made) if is_adverse else made
 
-        return replaced(inputs, change)
+        made = replaced(inputs, change)
+        if alike:
+            found = leaves(made)
+            self._edges.plant_equal_([found[number] for number in alike])
+        return made
 
     def make(self, variant: str) -> InputSet:
         """A set of a variant; of inputs as given where the reference bears no other. Raises
@@ -292,6 +302,7 @@ class Draws:
                         for one in leaves(inputs)
                         if one.shape == output.shape and one.dtype is output.dtype
                     )
+                    self._has_positions = any(one.dtype in POSITIONS for one in made.outputs)
                     self._typical = [
                         root_mean_square(one) if one.is_floating_point() else 0.0
                         for one in made.outputs
@@ -308,6 +319,8 @@ class Draws:
         """The kinds of edge values for the next set, and the part of constants drawn anew."""
         if self._variants:
             kinds = self._edges.kinds(has_integers=self._traits.has_discrete)
+            if self._has_positions and not self._edges.is_decided:
+                kinds -= {Kind.RAISED}  # beside it others may underflow, and be equal
             self._kinds = planned(kinds, sum(map(self._has_edges, self._variants)))
             self._parts = parts(sum(one != "given" for one in self._variants))
             self._variants = []
@@ -415,7 +428,7 @@ class _Traits:
     @classmethod
     def of(cls, inputs: list[Any]) -> _Traits:
         given = leaves(inputs)
-        has_single = any(one.numel() == 1 and one.is_floating_point() for one in given)
+        has_single = any(one.numel() == 1 and not one.is_complex() for one in given)
         tensors = [one for one in given if one.numel() > 1]
         domains = [Domain.of(one) for one in tensors if one.is_floating_point()]
         free = [one for one in domains if one.form is not Form.CATEGORICAL]
@@ -442,6 +455,12 @@ def _operands(inputs: list[Any]) -> list[int]:
         if Domain.of(one).form is not Form.CATEGORICAL
     }
     return sorted(found, key=lambda number: -found[number])
+
+
+def _free(inputs: list[Any], operands: list[int]) -> list[int]:
+    """The `operands` of no form."""
+    given = leaves(inputs)
+    return [number for number in operands if Domain.of(given[number]).form is Form.FREE]
 
 
 def _kept(_: int, value: torch.Tensor) -> torch.Tensor:

@@ -2,11 +2,12 @@
 
 Called by input_sets.py for the sets behind the first, as far as the reference bears it:
 
-    zeros      scattered, and a whole slice of the first axis that has enough: masks, norms of 0
+    zeros      scattered, and a whole slice of each axis that has enough: masks, norms of 0; all
+               else is small: an eps, a bound of a norm
     raised     of one input, a slice and an element of another slice far above all others: a softmax
-               without its maximum overflows
+               without its maximum overflows; where positions count, one element alone
     constants  values around those that the reference compares with: clamps, thresholds; NaN and
-               infinities where the reference looks for them
+               infinities where the reference looks for them; equal ones where it compares tensors
     integers   negative ones where nothing may be an index; lengths of 0; the label left out
 
 No kind tells that another is there: each has a set where it is the only one, whose distribution
@@ -15,6 +16,8 @@ varies from draw to draw, and nothing else is planted into what is raised.
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 import re
 from dataclasses import dataclass
@@ -30,6 +33,11 @@ if TYPE_CHECKING:
 
 RAISED_BY = 100.0
 """At least so much: exp of it overflows in fp32; two orders above values near 1."""
+ALONE = (92.0, 120.0)
+"""An element that is raised alone, where floats become integers: exp of it overflows in fp32, and
+it fits into 8 bits."""
+SMALL_POWERS = (-12.0, -8.0)
+"""Size of what is small, as a power of two, beside the input as it was."""
 MIN_SLICES = 4
 """Slices of an axis of which one may be zeros and two raised."""
 ZERO_SHARE, CONSTANT_SHARE, LABEL_SHARE = 16, 64, 8
@@ -38,8 +46,15 @@ MAX_PLANTED = 4096
 MIN_CONSTANT, MAX_CONSTANT = 1e-3, 1e4
 """Magnitudes of constants that inputs are drawn around. Smaller ones are an epsilon, which zeros
 reach; larger ones stand for infinity."""
-NOT_FINITE = ("nan_to_num", "isnan", "isinf", "isfinite")
-"""Operations that look for values that are not finite."""
+INFINITIES = (math.inf, -math.inf)
+NOT_FINITE = {
+    "nan": (math.nan,),
+    "nan_to_num": INFINITIES,
+    **dict.fromkeys(("isinf", "posinf", "neginf"), INFINITIES),
+    "isfinite": (math.nan, *INFINITIES),
+}
+"""Values that are no finite numbers, by the part of an operation's name that says that it looks for
+them."""
 INDEXING = (
     *("index", "gather", "scatter", "embedding", "take", "one_hot", "nll_loss", "bincount"),
     *("search", "bucket", "repeat_interleave", "ctc_loss", "put"),
@@ -102,13 +117,15 @@ class Edges:
 
     constants: tuple[float, ...] = ()
     """Numbers that its operations compare with."""
-    is_finite: bool = True
-    """False if it looks for values that are not finite."""
+    special: tuple[float, ...] = ()
+    """NaN and infinities, as far as it looks for them."""
+    is_comparing: bool = False
+    """True if it compares tensors: elements of two inputs are hardly ever equal by chance."""
     has_indices: bool = True
     """False if no integer of its inputs can be an index."""
     is_decided: bool = True
-    """False if equal values, or none that is a number, would leave its answer open: zeros and
-    large slices have such."""
+    """False if equal values, or none that is a number, would leave its answer open: zeros have
+    such, and slices that lose their last bits."""
     ignored: int | None = None
     """The label that its loss leaves out, where its source names one."""
 
@@ -126,8 +143,8 @@ class Edges:
         sizes = sorted(one for one in counted.constants if one == one)
         return cls(
             constants=tuple(one for one in sizes if MIN_CONSTANT <= abs(one) <= MAX_CONSTANT),
-            is_finite=not any(name.rstrip("_") in NOT_FINITE for name in counted.work)
-            and float("inf") not in counted.constants,
+            special=_special(counted),
+            is_comparing=counted.is_comparing,
             has_indices=any(part in name for name in counted.work for part in INDEXING),
             is_decided=not counted.is_truncating
             and not any(name.rstrip("_") in SELECTING for name in counted.work),
@@ -136,8 +153,8 @@ class Edges:
 
     def kinds(self, *, has_integers: bool) -> Kinds:
         """The kinds that could change anything."""
-        found: set[Kind] = {Kind.RAISED, Kind.ZEROS} if self.is_decided else set()
-        if self.constants or not self.is_finite:
+        found = {Kind.RAISED, Kind.ZEROS} if self.is_decided else {Kind.RAISED}
+        if self.constants or self.special or self.is_comparing:
             found.add(Kind.CONSTANTS)
         if has_integers:
             found.add(Kind.INTEGERS)
@@ -153,18 +170,23 @@ class Edges:
         if value.numel() < 2:
             return value
         flat = value.view(-1)
-        slices = _slices(value) if self.is_decided else []
+        slices = _slices(value)
         raised = slices[1:] if Kind.RAISED in kinds else []
         before = [one.clone() for one in raised]
         if Kind.CONSTANTS in kinds:
             self._plant_constants(flat, signs=signs)
         if Kind.ZEROS in kinds and self.is_decided:
+            if value.itemsize >= 4:
+                value.mul_(2.0 ** random.uniform(*SMALL_POWERS))
             flat[_places(flat, ZERO_SHARE)] = 0
-            for one in slices[:1]:
+            for one in [*slices[:1], *_crossing(value)]:
                 one.zero_()
         for one, earlier in zip(raised, before, strict=True):
             one.copy_(earlier)
-        _raise(raised)
+        if self.is_decided:
+            _raise(raised)
+        elif raised:
+            flat[random.randrange(len(flat))] = random.uniform(*ALONE)
         return value
 
     def _plant_constants(self, flat: torch.Tensor, *, signs: bool) -> None:
@@ -174,9 +196,18 @@ class Edges:
             around = torch.rand(len(places), device=flat.device) * 4.5 - 2.0  # from -2 to 2.5
             around.mul_(constant).clamp_(-limit, limit)
             flat[places] = (around if signs else around.abs_()).to(flat.dtype)
-        if not self.is_finite:
-            for special in (float("nan"), float("inf"), float("-inf")):
-                flat[_places(flat, len(flat))] = special
+        for special in self.special:
+            flat[_places(flat, len(flat))] = special
+
+    def plant_equal_(self, values: Sequence[torch.Tensor]) -> None:
+        """Copies some elements of each contiguous tensor into the next one of its form, in place,
+        where the reference compares tensors."""
+        if not self.is_comparing:
+            return
+        for one, other in itertools.pairwise(values):
+            if one.shape == other.shape and one.dtype is other.dtype:
+                places = _places(one.view(-1), CONSTANT_SHARE)
+                other.view(-1)[places] = one.view(-1)[places]
 
     def labels(self, value: torch.Tensor) -> torch.Tensor:
         """Integers with some at an edge: of other sign, or the label left out."""
@@ -189,13 +220,31 @@ class Edges:
         return made
 
 
+def _special(counted: OpCounter) -> tuple[float, ...]:
+    """NaN and infinities, as far as operations look for them or compare with them."""
+    parts = [part for part in NOT_FINITE if any(part in name for name in counted.work)]
+    found = dict.fromkeys(one for part in parts for one in NOT_FINITE[part])
+    if any(math.isinf(one) for one in counted.constants):
+        found |= dict.fromkeys(INFINITIES)
+    if any(math.isnan(one) for one in counted.constants):
+        found[math.nan] = None
+    return tuple(found)
+
+
 def _slices(value: torch.Tensor) -> list[torch.Tensor]:
-    """Three slices of the first axis that has enough; none if there is no such axis."""
+    """Three slices of the first axis that has enough, elements of a single row; none if there is no
+    such axis."""
     axis = next((a for a, length in enumerate(value.shape) if length >= MIN_SLICES), None)
-    if axis is None or value.shape[axis] == value.numel():
+    if axis is None:
         return []
     chosen = torch.randperm(value.shape[axis], device=value.device)[:3].tolist()
-    return [value.select(axis, index) for index in chosen]
+    return [value.narrow(axis, index, 1) for index in chosen]
+
+
+def _crossing(value: torch.Tensor) -> list[torch.Tensor]:
+    """A slice of each axis behind the first that has enough: a channel, a column."""
+    axes = [a for a, length in enumerate(value.shape) if MIN_SLICES <= length < value.numel()]
+    return [value.narrow(a, random.randrange(value.shape[a]), 1) for a in axes[1:]]
 
 
 def _raise(slices: Sequence[torch.Tensor]) -> None:

@@ -4,7 +4,9 @@
 Called by the oracle. A parameter or buffer that is one value everywhere (a LayerNorm's weight of
 ones, a bias of zeros, a LayerScale of 1e-6) moves by half of its natural scale and keeps its sign;
 any other parameter gets noise of a tenth of its rms, or the model would be another one. The same
-for running statistics. Where the reference does not bear that, everything moves by a tenth alone.
+for running statistics. A buffer of one number moves where it is 0 or 1: any other may follow from
+the model's sizes, and a kernel may know it. A mask of ones gets zeros. Where the reference does not
+bear that, everything moves by a tenth alone.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ NATURAL = 0.85
 standard deviation is 0.49, and nothing changes its sign."""
 SLIGHT = 0.1
 """Standard deviation of any other change, relative to the parameter's rms + 0.1."""
+MASK_SHARE = 0.7
+"""Share of a mask that stays true."""
 SMALL = 0.1
 """A constant below it moves as 0 does: by half of itself it would stay next to nothing."""
 
@@ -58,8 +62,15 @@ def move(model: Any, *, is_slight: bool = False, is_tf32: bool = False) -> bool:
             has_constants = not is_slight
         elif not is_slight:
             for buffer in module.buffers(recurse=False):
-                if buffer.is_floating_point() and buffer.numel() > 1 and _is_constant(buffer):
-                    _move_constant(buffer, float(buffer.flatten()[0]))
+                if not buffer.numel() or buffer.is_complex() or not _is_constant(buffer):
+                    continue
+                constant = float(buffer.flatten()[0])
+                is_default = buffer.numel() > 1 or constant in (0.0, 1.0)
+                if buffer.is_floating_point() and is_default:
+                    _move_constant(buffer, constant)
+                    has_constants = True
+                elif buffer.dtype is torch.bool and buffer.numel() > 1 and constant:
+                    buffer.logical_and_(torch.rand(buffer.shape, device=buffer.device) < MASK_SHARE)
                     has_constants = True
     return has_constants
 
