@@ -79,6 +79,9 @@ class SftStage(TrainStage):
     """Rows per step."""
     micro_batch_tokens: Positive | None = None
     """Maximum tokens in one forward-backward pass; absent means the whole batch at once."""
+    loss_turns: Literal["last", "all"] = "last"
+    """Answers of a conversation that are trained. all: every assistant message, after the prompt of
+    its turn; where the template drops earlier thinking, each turn is a row."""
     max_length: Annotated[int, Field(ge=64)] = 1024
     """Maximum length of a row; a longer one is dropped and counted."""
     packing: bool = False
