@@ -58,8 +58,9 @@ class TrainStage(Table):
     """Recompute activations instead of keeping them; absent means on GPUs only."""
     save_every: Positive = 50
     """Steps between checkpoints; the last step always writes one."""
-    keep_checkpoints: Positive = 2
-    """Number of newest checkpoints that are kept; the best one by evaluation is kept, too."""
+    keep_checkpoints: Positive | Literal["all"] = 2
+    """Number of newest checkpoints that are kept; the best one by evaluation is kept, too. all:
+    none is removed."""
     restarts: Annotated[int, Field(ge=0)] = 1
     """Maximum restarts of a trainer that died, each from the last checkpoint."""
     step_timeout_s: Annotated[float, Field(gt=0)] = 600.0

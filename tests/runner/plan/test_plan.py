@@ -237,6 +237,16 @@ def test_unusable_problem_files_are_named(tmp_path):
         plan(experiment.model_copy(update={"problems": table}), machine=make_machine())
 
 
+def test_all_kept_checkpoints_count_in_the_disk_if_their_number_is_known():
+    stages = {"kept": 'stage.1.keep_checkpoints="all"', "often": "stage.1.save_every=10"}
+    few, many = plan_of(stages["often"]), plan_of(*stages.values())
+    assert few.disk_bytes is not None
+    assert many.disk_bytes is not None
+    assert many.disk_bytes > 10 * few.disk_bytes
+    epochs = ("stage.1.steps=0", "stage.1.epochs=2.0")
+    assert plan_of(stages["kept"], *epochs).disk_bytes is None
+
+
 def test_allowed_but_unwise_settings_are_noted():
     planned = plan_of("serve.threads=3", machine=make_machine(memory_bytes=1 << 30))
     notes = " ".join(planned.notes)
