@@ -54,6 +54,9 @@ class TrainStage(Table):
     if the whole model fits."""
     context_parallel: Positive = 1
     """GPUs per sequence; only 1 is supported."""
+    attention: Literal["auto", "sdpa", "flash"] = "auto"
+    """Attention of the trainer. flash: FlashAttention 2 of the package flash-attn, on GPUs only.
+    auto: flash for packed rows if that package is installed, else sdpa."""
     gradient_checkpointing: bool | None = None
     """Recompute activations instead of keeping them; absent means on GPUs only."""
     save_every: Positive = 50
@@ -86,7 +89,8 @@ class SftStage(TrainStage):
     max_length: Annotated[int, Field(ge=64)] = 1024
     """Maximum length of a row; a longer one is dropped and counted."""
     packing: bool = False
-    """Put several conversations into a row; fast only with flash attention."""
+    """Put several conversations into a row, where each sees itself only; fast only with
+    attention = "flash"."""
 
 
 class GrpoStage(TrainStage):

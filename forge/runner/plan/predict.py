@@ -198,7 +198,7 @@ def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | N
 
 
 def _kept_checkpoints(stage: SftStage | GrpoStage) -> int | None:
-    """Checkpoints of a stage at its end; None if all are kept and its steps are unknown (epochs)."""
+    """Checkpoints of a stage at its end; None if all are kept and its steps are unknown."""
     if stage.keep_checkpoints != "all":
         return stage.keep_checkpoints
     return math.ceil(stage.steps / stage.save_every) if stage.steps else None

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from forge.train.trainer.child.settings import TrainerSettings
 
 
+_ATTENTIONS = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2"}
+
+
 def load_model(settings: TrainerSettings) -> PreTrainedModel | PeftModel:
     """The checkpoint, with the stage's adapter on it if there is one.
 
@@ -91,11 +94,13 @@ def _picks_labelled(device: torch.device) -> bool:
 
 
 def _attention(settings: TrainerSettings) -> dict[str, Any]:
-    """Arguments for attention over shared prefixes, if the stage uses them."""
-    if not settings.shares_prefixes:
-        return {}
-    register_attention()
-    return {"attn_implementation": ATTENTION}
+    """Arguments for the stage's attention: over shared prefixes, or a named one. The placement has
+    resolved "auto" where flash is better; otherwise it is the model's own default."""
+    if settings.shares_prefixes:
+        register_attention()
+        return {"attn_implementation": ATTENTION}
+    name = _ATTENTIONS[settings.stage["attention"]]
+    return {} if name is None else {"attn_implementation": name}
 
 
 def _quantization(settings: TrainerSettings) -> dict[str, Any]:
