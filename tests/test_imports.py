@@ -123,7 +123,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "train.trainer.child": {"process", "train"},
     "train.trainer.model": {"process", "train", "train.trainer.child"},
-    "train.trainer.publish": {"train", "train.trainer.child"},
+    "train.trainer.publish": {"process", "train", "train.trainer.child"},
     "train.trainer.sft": {
         "train", "train.trainer.child", "train.trainer.model", "train.trainer.publish",
     },
@@ -180,6 +180,7 @@ SUPERVISOR: dict[str, set[str]] = {
     "commands.judge": {"commands"},
     "commands.distill": {"commands.judge", "runner.prepare"},
     "commands.prompts": {"commands", "runner.plan", "runner.prepare", "runner.weights"},
+    "commands.export_model": {"runner.plan", "runner.weights"},
     "commands.doctor": {"runner.plan"},
 }  # fmt: skip
 """The rooms of the supervisor that each of its rooms may import, besides PARTS."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,10 @@ from forge.cli.options import RUNS, Json, RunName, Store, app, find
 from forge.cli.printing import print_json, print_rich, print_text, waiting
 from forge.cli.querying import ask_questions
 from forge.errors import ConfigError
+from forge.views.text.numbers import gigabytes
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
 
 data_app = typer.Typer(
     help="Commands for training rows.", no_args_is_help=True, rich_markup_mode=None
@@ -75,16 +79,72 @@ def archive(
 
 @app.command()
 def export(
-    form: Annotated[str, typer.Argument(metavar="FORMAT", help="Format: parquet, csv or sqlite.")],
+    form: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="Format: parquet, csv, sqlite or model.")
+    ],
     run: RunName = "last",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the files.")] = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory for the files; of a model: absent or new."),
+    ] = None,
     tables: Annotated[
         str | None, typer.Option(metavar="A,B", help="Tables: turns, steps, ...; absent: all.")
     ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Model: whole weights.")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Model: its PEFT adapter.")] = False,
+    gguf: Annotated[bool, typer.Option("--gguf", help="Model: a file for llama.cpp.")] = False,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="STEP", help="Model: step of the weights; absent: the newest.")
+    ] = "",
+    push: Annotated[
+        str, typer.Option(metavar="NAME", help="Model: upload to this private hub repository.")
+    ] = "",
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Write a run's tables to files, with decoded texts."""
+    """Write a run's tables, or its model with a model card, to files."""
+    kinds = [name for name, on in (("merge", merge), ("adapter", adapter), ("gguf", gguf)) if on]
+    if form == "model":
+        return _export_model(
+            find(run, store), kinds, out=out, checkpoint=checkpoint, push=push, tables=tables,
+            as_json=as_json,
+        )  # fmt: skip
+    given = [*kinds, *(["checkpoint"] if checkpoint else []), *(["push"] if push else [])]
+    if given:
+        raise ConfigError(f"forge export {form}: --{given[0]} is for a model")
+    _export_tables(find(run, store), form, out=out, tables=tables, as_json=as_json)
+
+
+def _export_model(
+    paths: RunPaths,
+    kinds: list[str],
+    *,
+    out: Path | None,
+    checkpoint: str,
+    push: str,
+    tables: str | None,
+    as_json: bool,
+) -> None:
+    from forge.commands.export_model.export import ModelExport, ModelForm, export_model
+
+    if len(kinds) > 1 or not (kinds or push):
+        raise ConfigError("forge export model: one of --merge, --adapter, --gguf (or --push NAME)")
+    if tables is not None:
+        raise ConfigError("--tables: a model has none; parquet or csv")
+    kind = ModelForm(kinds[0]) if kinds else ModelForm.MERGE
+    wanted = ModelExport(kind=kind, out=out, checkpoint=checkpoint, push=push)
+    with waiting("export", is_shown=not as_json):
+        found = export_model(paths, wanted)
+    if as_json:
+        return print_json(found.to_json())
+    print_text(f"{found.path}: {gigabytes(found.num_bytes, places=2)}; verified: {found.answer!r}")
+    if found.url:
+        print_text(found.url)
+
+
+def _export_tables(
+    paths: RunPaths, form: str, *, out: Path | None, tables: str | None, as_json: bool
+) -> None:
     from dataclasses import asdict
 
     from forge.store.reader import open_run
@@ -92,8 +152,10 @@ def export(
     from forge.views.sql import export as view
     from forge.views.sql.sql import render_table
 
+    if out is None:
+        raise ConfigError(f"forge export {form}: --out DIR is missing; a directory for the files")
     names = [name for name in (tables or "").split(",") if name]
-    with open_run(find(run, store)) as reader:
+    with open_run(paths) as reader:
         found = view.export(reader, form, out=out, tables=names)
     if as_json:
         return print_json([asdict(each) for each in found])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +39,7 @@ class TrainingRow:
 
     input_ids: list[int]
     completion_mask: list[int]
-    """1 for trained tokens: the answer and the token that ends it. [T]"""
+    """1 for trained tokens: answers, each with the token that ends it. [T]"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +123,26 @@ class ChatTemplate:
         mask = [0] * len(prompt_ids) + [1] * len(answer_ids)
         return TrainingRow(input_ids=prompt_ids + answer_ids, completion_mask=mask)
 
+    def training_rows(self, messages: Sequence[Message]) -> list[TrainingRow]:
+        """Rows that train every assistant message once, each after the prompt that the engine sees
+        at that turn.
+
+        A turn continues the row of the turn before it if its prompt begins with that row's ids.
+        Otherwise it begins a row of its own: a template that drops earlier thinking (Qwen3) renders
+        a conversation whose turns all have thinking to one row per turn."""
+        rows: list[TrainingRow] = []
+        for index, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            row = self.training_row(messages[: index + 1])
+            last = rows[-1] if rows else None
+            if last is not None and _continues(row, last):
+                mask = last.completion_mask + row.completion_mask[len(last.completion_mask) :]
+                rows[-1] = replace(row, completion_mask=mask)
+            else:
+                rows.append(row)
+        return rows
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special)
@@ -151,6 +171,12 @@ class ChatTemplate:
         if not any(name in text for name in self._special_ids):
             return text
         return self._special_pattern.sub(lambda m: m[0][0] + _GUARD + m[0][1:], text)
+
+
+def _continues(row: TrainingRow, earlier: TrainingRow) -> bool:
+    """True if the prompt of a row begins with all tokens of an earlier row."""
+    num, num_prompt = len(earlier.input_ids), row.completion_mask.index(1)
+    return num <= num_prompt and row.input_ids[:num] == earlier.input_ids
 
 
 def _template_source(model_dir: Path, config: Mapping[str, Any]) -> str:

@@ -43,8 +43,7 @@ class TrainerJob:
     adapter: Path | None = None
     """Adapter to train further; without one, `model.lora` makes a new one."""
     rows_path: Path | None = None
-    """SFT only: JSON lines with `input_ids` and `completion_mask` from
-    `ChatTemplate.training_row`."""
+    """SFT only: JSON lines with `input_ids` and `completion_mask` of a `TrainingRow`."""
     rollout: RolloutTable = field(default_factory=RolloutTable)
     """The loss depends on its temperature and max_completion_tokens."""
     seed: int

@@ -39,11 +39,6 @@ def refusals(
         )
     if model.lora is not None and has_experts:
         found += _of_experts(model.lora)
-        if model.quantize is not None:
-            found.append(
-                "model.quantize: found it on a mixture of experts, whose experts bitsandbytes "
-                "leaves as they are; none, for an adapter on a bf16 base"
-            )
     if isinstance(stage, GrpoStage) and stage.share_prefixes is True and has_windows(model_dir):
         found.append(
             "share_prefixes: found true for a model whose layers see windows of the context; false"
@@ -98,10 +93,5 @@ def _of_experts(lora: LoraTable) -> list[str]:
             f"model.lora.target_modules: found {', '.join(wrong)} on a mixture of experts; "
             'attention only, and target_parameters = ["mlp.experts.gate_up_proj", '
             '"mlp.experts.down_proj"] for the experts'
-        )
-    if lora.target_parameters and lora.dropout:
-        found.append(
-            f"model.lora.dropout: found {lora.dropout:g} with target_parameters, which PEFT adapts "
-            "without dropout; 0"
         )
     return found

@@ -147,6 +147,10 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             "--set stage.1.min_learning_rate: found 0.5; at most learning_rate",
         ),
         (
+            ["stage.1.loss_turns=all"],
+            '--set stage.1.loss_turns: found "all" with generated repairs, whose earlier answers',
+        ),
+        (
             ["stage.3.min_learning_rate=1e-9"],
             '--set stage.3.min_learning_rate: found 1e-09 with schedule = "constant"',
         ),

@@ -26,8 +26,10 @@ TOO_SMALL = {
     # Machines of eight GPUs whose memory is too small for a recipe, by its own numbers.
     "kernelllm-8b-single-turn": {"8xA100-40GB"},
     "mi300x-8b": {"8xH100-80GB", "8xA100-40GB"},
+    "mi300x-8b-single-turn": {"8xH100-80GB", "8xA100-40GB"},
     "qwen3-30b-a3b-lora": {"8xA100-40GB"},
     "qwen3-8b-kernelbench": {"8xA100-40GB"},
+    "qwen3-8b-single-turn": {"8xA100-40GB"},
 }
 ONE_CARD = {"h200-from-scratch": "1xH200-141GB", "workstation-24gb": "1xRTX 4090-24GB"}
 
@@ -156,11 +158,14 @@ def test_sft_of_trinity_has_its_recipes_values() -> None:
     experiment = load("trinity-mini-qlora-sft")
     assert experiment.model.path == "arcee-ai/Trinity-Mini"
     assert experiment.data.format == "trinity"
-    assert values(experiment.model.lora, "r", "alpha", "dropout") == {
+    assert values(experiment.model.lora, "r", "alpha", "dropout", "target_parameters") == {
         "r": 64,
         "alpha": 128,
         "dropout": 0.05,
+        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
     }
+    assert experiment.model.quantize is not None
+    assert experiment.model.quantize.bits == 4
     (stage,) = experiment.stage
     names = ("max_length", "learning_rate", "batch_size", "epochs", "micro_batch_tokens")
     assert values(stage, *names) == {
@@ -170,6 +175,35 @@ def test_sft_of_trinity_has_its_recipes_values() -> None:
         "epochs": 3,
         "micro_batch_tokens": 4096,  # one row of the longest at a time
     }
+
+
+def test_trinity_in_4_bits_is_planned_for_a_gpu_of_40_gb(tmp_path: Path) -> None:
+    (card,) = plan_for("trinity-mini-qlora-sft", "1xA100-40GB", tmp_path).cards
+    assert 30e9 < card.bytes_by_role["train"] < 40e9
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [("qwen3-8b-single-turn", "qwen3-8b-kernelbench"), ("mi300x-8b-single-turn", "mi300x-8b")],
+)
+def test_a_single_turn_recipe_differs_from_its_base_in_turns_only(name: str, base: str) -> None:
+    found, wanted = (load(each).model_dump() for each in (name, base))
+    for table in ("rollout", "eval"):
+        assert found[table].pop("max_turns") == 1
+        wanted[table].pop("max_turns")
+    for each in (found, wanted):
+        each.pop("name")
+        for stage in each["stage"]:
+            stage.pop("save_every", None)
+    assert found == wanted
+
+
+def test_grpo_of_trinity_adapts_attention_on_a_base_in_full_precision() -> None:
+    model = load("trinity-mini-grpo").model
+    assert model.path == "arcee-ai/Trinity-Mini"
+    assert model.quantize is None
+    assert model.lora is not None
+    assert model.lora.target_parameters == []
 
 
 def test_evaluation_measures_all_four_levels_and_trains_nothing() -> None:

@@ -33,10 +33,6 @@ def model_with(at: Path, *, experts: bool, **table: Any) -> tuple[ModelTable, Pa
     [
         ({"lora": LoraTable()}, "target_modules: found \"all-linear\" on a mixture"),
         ({"lora": LoraTable(target_modules=["q_proj", "up_proj"])}, "found up_proj on a mixture"),
-        ({"lora": LoraTable(target_modules=ATTENTION, target_parameters=EXPERTS, dropout=0.05)},
-         "dropout: found 0.05 with target_parameters"),
-        ({"lora": LoraTable(target_modules=ATTENTION), "quantize": QuantizeTable()},
-         "quantize: found it on a mixture"),
     ],
 )  # fmt: skip
 def test_adapters_on_the_wrong_weights_of_a_mixture_are_refused(
@@ -50,8 +46,8 @@ def test_adapters_on_the_wrong_weights_of_a_mixture_are_refused(
 
 
 def test_attention_and_fused_experts_of_a_mixture_are_adapted(tmp_path: Path) -> None:
-    lora = LoraTable(target_modules=ATTENTION, target_parameters=EXPERTS)
-    model, at = model_with(tmp_path / "moe", experts=True, lora=lora)
+    lora = LoraTable(target_modules=ATTENTION, target_parameters=EXPERTS, dropout=0.05)
+    model, at = model_with(tmp_path / "moe", experts=True, lora=lora, quantize=QuantizeTable())
     assert refusals(GRPO, model=model, model_dir=at, num_gpus=4) == []
 
 

@@ -78,6 +78,35 @@ def test_packing_makes_fewer_rows_and_loses_no_token(tiny_model: Path, tmp_path:
     assert sum(map(len, packed["input_ids"])) == sum(map(len, rows["input_ids"]))
 
 
+def loss_and_gradients(trainer: Any) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients of the trainer's first batch, which holds every row."""
+    (batch,) = trainer.get_train_dataloader()
+    assert "attention_mask" not in batch or batch["attention_mask"].all()
+    trainer.model.train()
+    num = (batch["labels"][:, 1:] != -100).sum()
+    loss = trainer.training_step(trainer.model, batch, num_items_in_batch=num)
+    gradients = {n: p.grad.clone() for n, p in trainer.model.named_parameters()}
+    return float(loss), gradients
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("attention", ["auto", "sdpa"])
+def test_packed_conversations_do_not_see_each_other(
+    tiny_model: Path, tmp_path: Path, attention: str
+) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    stage = STAGE.model_copy(update={"steps": 1, "batch_size": 40, "attention": attention})
+    loss, gradients = loss_and_gradients(trainer_of(tiny_model, tmp_path, stage))
+    packed = stage.model_copy(update={"packing": True, "max_length": 128})
+    trainer = trainer_of(tiny_model, tmp_path, packed)
+    assert len(trainer.rows) < 12
+    assert trainer.model.config._attn_implementation == "sdpa"
+    found, theirs = loss_and_gradients(trainer)
+    assert found == pytest.approx(loss, abs=1e-6)
+    for name, gradient in gradients.items():
+        assert torch.allclose(theirs[name], gradient, atol=1e-6), name
+
+
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

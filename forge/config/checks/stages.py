@@ -43,6 +43,10 @@ def check_training(experiment: Experiment) -> Iterator[Mistake]:
             continue
         yield from _check_steps(stage, index)
         yield from _check_learning_rate(stage, index)
+        if isinstance(stage, SftStage) and stage.loss_turns == "all":
+            yield from _check_loss_turns(experiment, index)
+        if isinstance(stage, GrpoStage) and stage.share_prefixes is True:
+            yield from _check_attention(stage, index)
         if stage.context_parallel > 1:
             yield mistake(
                 f"found {stage.context_parallel}; 1, since no trainer here splits a sequence over "
@@ -52,6 +56,24 @@ def check_training(experiment: Experiment) -> Iterator[Mistake]:
         if experiment.model.quantize and stage.parallel == "fsdp2":
             text = 'found "fsdp2" with [model.quantize], whose 4-bit weights cannot be sharded;'
             yield mistake(f'{text} "ddp" or "auto"', "stage", index, "parallel")
+
+
+def _check_loss_turns(experiment: Experiment, index: int) -> Iterator[Mistake]:
+    data = experiment.data
+    if data.source == "generated" and data.repair_share:
+        yield mistake(
+            'found "all" with generated repairs, whose earlier answers are wrong on purpose; '
+            '"last", or data.repair_share = 0',
+            *("stage", index, "loss_turns"),
+        )
+
+
+def _check_attention(stage: GrpoStage, index: int) -> Iterator[Mistake]:
+    if stage.attention != "auto":
+        text = (
+            f'found "{stage.attention}" with share_prefixes = true, which has an attention of its'
+        )
+        yield mistake(f'{text} own; "auto"', "stage", index, "attention")
 
 
 def _check_steps(stage: TrainStage, index: int) -> Iterator[Mistake]:

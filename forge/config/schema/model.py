@@ -43,7 +43,7 @@ class LoraTable(Table):
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """Scale of the adapter: the update is alpha / r · B·A."""
     dropout: Share = 0.0
-    """Dropout rate of the adapter's input."""
+    """Dropout rate of the adapter's input, for modules; parameters are adapted without dropout."""
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the modules that get an adapter."""
     target_parameters: list[str] = Field(default_factory=list)
@@ -52,7 +52,8 @@ class LoraTable(Table):
 
 
 class QuantizeTable(Table):
-    """`[model.quantize]`: train an adapter on 4-bit weights (QLoRA)."""
+    """`[model.quantize]`: train an adapter on 4-bit weights (QLoRA), the fused experts of a mixture
+    included."""
 
     bits: Literal[4] = 4
     """Bits of a stored weight, in NF4."""

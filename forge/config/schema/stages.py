@@ -54,12 +54,16 @@ class TrainStage(Table):
     if the whole model fits."""
     context_parallel: Positive = 1
     """GPUs per sequence; only 1 is supported."""
+    attention: Literal["auto", "sdpa", "flash"] = "auto"
+    """Attention of the trainer. flash: FlashAttention 2 of the package flash-attn, on GPUs only.
+    auto: flash for packed rows if that package is installed, else sdpa."""
     gradient_checkpointing: bool | None = None
     """Recompute activations instead of keeping them; absent means on GPUs only."""
     save_every: Positive = 50
     """Steps between checkpoints; the last step always writes one."""
-    keep_checkpoints: Positive = 2
-    """Number of newest checkpoints that are kept; the best one by evaluation is kept, too."""
+    keep_checkpoints: Positive | Literal["all"] = 2
+    """Number of newest checkpoints that are kept; the best one by evaluation is kept, too. all:
+    none is removed."""
     restarts: Annotated[int, Field(ge=0)] = 1
     """Maximum restarts of a trainer that died, each from the last checkpoint."""
     step_timeout_s: Annotated[float, Field(gt=0)] = 600.0
@@ -79,10 +83,14 @@ class SftStage(TrainStage):
     """Rows per step."""
     micro_batch_tokens: Positive | None = None
     """Maximum tokens in one forward-backward pass; absent means the whole batch at once."""
+    loss_turns: Literal["last", "all"] = "last"
+    """Answers of a conversation that are trained. all: every assistant message, after the prompt of
+    its turn; where the template drops earlier thinking, each turn is a row."""
     max_length: Annotated[int, Field(ge=64)] = 1024
     """Maximum length of a row; a longer one is dropped and counted."""
     packing: bool = False
-    """Put several conversations into a row; fast only with flash attention."""
+    """Put several conversations into a row, where each sees itself only; fast only with
+    attention = "flash"."""
 
 
 class GrpoStage(TrainStage):

@@ -84,10 +84,13 @@ def _state_bytes(stage: SftStage | GrpoStage, model: ModelTable, shape: ModelSha
             return shape.params * (2 + 2 + min(moments, 4) + 2 * has_reference)
         # f32 master weights and gradients; autocast keeps a bf16 copy of the weights.
         return shape.params * (4 + 4 + moments + 2 + 4 * has_reference)
-    adapter = shape.adapter_params(model.lora) * (4 + 4 + moments)
+    num_trained = shape.adapter_params(model.lora)
     if model.quantize is not None:
-        rest = shape.params - shape.linear_params
-        return shape.linear_params * BITS4_BYTES + rest * 2 + adapter
+        # TRL keeps an adapter of 4-bit weights in bf16, and so its gradients and moments.
+        rest = shape.params - shape.quantized_params
+        adapter = num_trained * (2 + 2 + min(moments, 4))
+        return shape.quantized_params * BITS4_BYTES + rest * 2 + adapter
+    adapter = num_trained * (4 + 4 + moments)
     return shape.params * (4 if model.dtype == "float32" else 2) + adapter
 
 
@@ -106,11 +109,21 @@ def _activation_bytes(
     if model.lora is None:
         logits += 4 * shape.vocab * shape.hidden  # its gradient is summed separately, in f32
     saved_keys, keys = _key_bytes(stage, shape, tokens=tokens)
-    experts = 0
-    if model.lora is not None and model.lora.target_parameters and shape.is_mixture:
-        # PEFT materialises W + B·A of a layer's experts, and the gradient.
-        experts = 2 * 2 * shape.expert_params / max(shape.layers - shape.dense_layers, 1)
+    experts = _expert_bytes(stage, model, shape)
     return saved + saved_keys + block + keys + logits + experts
+
+
+def _expert_bytes(stage: SftStage | GrpoStage, model: ModelTable, shape: ModelShape) -> float:
+    """Copies of fused experts under an adapter, in bf16: those of a layer that are expanded from 4
+    bits; W + B·A, and its gradient. Without recomputation every layer keeps one for the backward
+    pass."""
+    if model.lora is None or not shape.is_mixture:
+        return 0
+    is_adapted, is_quantized = bool(model.lora.target_parameters), model.quantize is not None
+    copies = (2 * is_adapted + is_quantized) / max(shape.sparse_layers, 1)
+    if stage.gradient_checkpointing is False:
+        copies += is_adapted or is_quantized
+    return 2 * shape.expert_params * copies
 
 
 def _key_bytes(

@@ -51,12 +51,18 @@ class ModelShape:
 
     @property
     def expert_params(self) -> int:
-        """Parameters of the fused experts, which are never quantised to 4 bits."""
-        return 3 * self._sparse_layers * self.experts * self.hidden * self.expert_intermediate
+        """Parameters of the fused experts."""
+        return 3 * self.sparse_layers * self.experts * self.hidden * self.expert_intermediate
+
+    @property
+    def quantized_params(self) -> int:
+        """Parameters that are stored in 4 bits: linear layers and experts. Embeddings, norms, the
+        output layer and routers are not."""
+        return self.linear_params + self.expert_params
 
     @property
     def linear_params(self) -> int:
-        """Parameters of plain linear layers, which 4-bit weights and "all-linear" refer to."""
+        """Parameters of plain linear layers, to which "all-linear" refers."""
         return self.layers * self._attention + self._mlps - self.expert_params - self._routers
 
     @property
@@ -80,16 +86,17 @@ class ModelShape:
                 total += sum(widths) * (self.layers if name in ATTENTION else num_dense)
         for name in lora.target_parameters:
             inner = self.expert_intermediate * (2 if "gate_up" in name else 1)
-            total += self._sparse_layers * self.experts * (self.hidden + inner)
+            total += self.sparse_layers * self.experts * (self.hidden + inner)
         return lora.r * total
 
     @property
-    def _sparse_layers(self) -> int:
+    def sparse_layers(self) -> int:
+        """Layers with experts."""
         return self.layers - self.dense_layers if self.is_mixture else 0
 
     @property
     def _routers(self) -> int:
-        return self._sparse_layers * self.experts * self.hidden
+        return self.sparse_layers * self.experts * self.hidden
 
     @property
     def _attention(self) -> int:
@@ -103,7 +110,7 @@ class ModelShape:
         if not self.is_mixture:
             return self.layers * dense
         shared = self.shared_experts * 3 * self.hidden * self.expert_intermediate
-        sparse = self._sparse_layers * shared + self.expert_params + self._routers
+        sparse = self.sparse_layers * shared + self.expert_params + self._routers
         return self.dense_layers * dense + sparse
 
     def _matrices(self) -> dict[str, tuple[int, int]]:

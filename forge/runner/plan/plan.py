@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
 from forge.runner.plan import cpu_costs as costs
+from forge.runner.plan.attention import attention_reasons
 from forge.runner.plan.machine import Machine, this_machine
 from forge.runner.plan.model_shape import model_shape
 from forge.runner.plan.needs import makes_pairs, needs_judges, needs_serving
@@ -121,7 +122,8 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     engine, why = _engine(experiment, machine)
     placement = place(experiment, machine, engine=engine)
     shared = reasons(experiment, gpus=placement.train)
-    placement = replace(placement, reasons=(*why, *placement.reasons, *shared))
+    packed = attention_reasons(experiment, gpus=placement.train, is_here=machine.is_here)
+    placement = replace(placement, reasons=(*why, *placement.reasons, *shared, *packed))
     require_disk(experiment, machine)
     require_engine(experiment, machine, placement)
     require_prompts(experiment, machine)

@@ -6,6 +6,7 @@ model of unknown size, has no prediction.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -171,7 +172,8 @@ def _count(num: int, noun: str) -> str:
 
 
 def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | None:
-    """Bytes of kept checkpoints and weights, and of each turn's row, texts and tokens."""
+    """Bytes of kept checkpoints and weights, and of each turn's row, texts and tokens; None if the
+    number of parameters or of checkpoints is unknown."""
     if params is None:
         return None
     rollout, turns = experiment.rollout, 0.0
@@ -186,7 +188,17 @@ def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | N
     # A checkpoint of an adapter has no base model.
     num_trained = shape.adapter_params(lora) if lora is not None and shape is not None else params
     trained = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
-    newest = max((stage.keep_checkpoints for stage in trained), default=0)
-    kept = (newest + costs.EXTRA_CHECKPOINTS) * bool(trained)
+    counts = [_kept_checkpoints(stage) for stage in trained]
+    if None in counts:
+        return None
+    kept = max((num for num in counts if num is not None), default=0)
+    kept += costs.EXTRA_CHECKPOINTS * bool(trained)
     kept *= (costs.CHECKPOINT_BYTES_PER_PARAM + 4) * num_trained
     return int(kept + turns * costs.TURN_BYTES)
+
+
+def _kept_checkpoints(stage: SftStage | GrpoStage) -> int | None:
+    """Checkpoints of a stage at its end; None if all are kept and its steps are unknown."""
+    if stage.keep_checkpoints != "all":
+        return stage.keep_checkpoints
+    return math.ceil(stage.steps / stage.save_every) if stage.steps else None

@@ -50,6 +50,8 @@ def share_prefixes(
     """
     if stage.share_prefixes != "auto":
         return Sharing(stage.share_prefixes, "set by the stage")
+    if stage.attention != "auto":
+        return Sharing(False, f'attention = "{stage.attention}" is set, and it has its own')
     why_not = _cards(gpus) or _model(model, model_dir)
     return Sharing(not why_not, why_not or "a prefix that samples share is computed once")
 

@@ -18,6 +18,7 @@ from forge.data.splits import in_split
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.site_packages import require_installed
 from forge.records import Split
+from forge.runner.plan.attention import PACKAGE, flash_refusal
 from forge.runner.plan.model_shape import lora_rank, model_shape
 from forge.runner.plan.needs import needs_serving
 from forge.serve.installed.engines import ENGINES, check_adapters, check_engine
@@ -101,7 +102,7 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
 
     Raises:
         ConfigError: one line for each stage and limit.
-        MachineError: bitsandbytes is missing.
+        MachineError: bitsandbytes or flash_attn is missing.
     """
     model, shape = experiment.model, model_shape(experiment.model)
     trained = [
@@ -118,6 +119,8 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
             num_gpus=max(1, len(placement.train)),
             has_experts=shape.is_mixture if shape else None,
         )
+        if stage.attention == "flash" and (why := flash_refusal(placement.train)):
+            found.append(f'attention: found "flash" with {why}; "auto" or "sdpa"')
         lines += [line if line.startswith("model.") else f"stage.{index}.{line}" for line in found]
     if lines:
         raise ConfigError("\n".join(dict.fromkeys(lines)))
@@ -129,6 +132,9 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
     needing += ["[model.quantize]"] if trained and model.quantize is not None else []
     if is_here and needing:
         _require_package("bitsandbytes", needing[0])
+    for index, stage in trained:
+        if is_here and stage.attention == "flash":
+            _require_package(PACKAGE, f'stage {index}: attention = "flash"')
 
 
 def require_site_packages(table: JudgeTable) -> None:

@@ -2,7 +2,7 @@
 """The checkpoints of one training stage: which one its trainer continues, and which are kept.
 
     choose   newest whole one; what is wrong with newer ones and what is repeated is said once
-    saved    a new one is recorded; the newest n and the best by evaluation stay
+    saved    a new one is recorded; the newest n and the best by evaluation stay, or all
     go_back  `forge resume --from`: later checkpoints and batches are deleted, later rows marked
 
 No checkpoint is loaded before its manifest was compared with its files.
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from forge.config.schema import GrpoStage, SftStage
     from forge.runner.stages.batch_shelf import BatchShelf
     from forge.runner.stages.run_context import RunContext
+
+
+NEWEST_WITH_BATCHES = 2
+"""Newest checkpoints that can be continued with the batches already played, if all are kept. From
+an older one, later steps are played again."""
 
 
 class StageCheckpoints:
@@ -116,7 +121,7 @@ class StageCheckpoints:
             Event(at=time.time(), kind="checkpoint", message=message, data=data)
         )
         kept = await anyio.to_thread.run_sync(self._rotate, step)
-        oldest = kept[-self._stage.keep_checkpoints :][0]
+        oldest = kept[-self._num_newest :][0]
         await anyio.to_thread.run_sync(partial(shelf.discard, up_to=oldest, keep=kept))
         return oldest
 
@@ -127,6 +132,11 @@ class StageCheckpoints:
             f"{damage}; no whole checkpoint of {self._label} is left. Put a copy of one back, or "
             f'"forge resume {name} --from 0" trains {self._label} from its beginning'
         )
+
+    @property
+    def _num_newest(self) -> int:
+        wanted = self._stage.keep_checkpoints
+        return NEWEST_WITH_BATCHES if wanted == "all" else wanted
 
     def _find(self) -> ResumePoint:
         with open_run(self._run.paths) as reader:
@@ -141,7 +151,8 @@ class StageCheckpoints:
         """Remove checkpoints; returns the steps of those that stay."""
         found = checkpoints(self.folder)
         # Later ones are damaged, or of a time that is trained again.
-        kept = [each for each in found if each <= step][-self._stage.keep_checkpoints :]
+        whole = [each for each in found if each <= step]
+        kept = whole if self._stage.keep_checkpoints == "all" else whole[-self._num_newest :]
         best = [each for each in self._by_evaluation() if each in found and each <= step]
         kept = sorted({*kept, *best[:1]})
         remove_checkpoints(self.folder, found.keys() - set(kept))

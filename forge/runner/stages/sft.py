@@ -21,11 +21,11 @@ from forge.runner.stages.trainer import own_trainer
 from forge.runner.stages.trainer_desk import TrainerDesk
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from forge.config.schema import SftStage
-    from forge.data.chat import ChatTemplate
+    from forge.data.chat import ChatTemplate, TrainingRow
     from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights
 
@@ -77,22 +77,30 @@ def with_steps(stage: SftStage, rows_path: Path) -> SftStage:
 def write_rows(
     pairs: Sequence[Pair], chat: ChatTemplate, *, stage: SftStage, path: Path
 ) -> tuple[int, int]:
-    """Render pairs to rows of token ids with the answer marked; returns the number of rows written
-    and of rows too long.
+    """Render pairs to rows of token ids with the trained answers marked; returns the number of rows
+    written and of rows too long.
 
     Prompts are rendered as in the rollout loop, so that both see the same tokens. Raises
     ConfigError if no row fits `max_length`.
     """
-    rows = (chat.training_row(pair.messages) for pair in pairs)
-    lines = [
-        json.dumps({"input_ids": row.input_ids, "completion_mask": row.completion_mask})
-        for row in rows
-        if len(row.input_ids) <= stage.max_length
-    ]
-    dropped = len(pairs) - len(lines)
+    lines, dropped = list[str](), 0
+    for row in _rows(pairs, chat, loss_turns=stage.loss_turns):
+        if len(row.input_ids) > stage.max_length:
+            dropped += 1
+            continue
+        fields = {"input_ids": row.input_ids, "completion_mask": row.completion_mask}
+        lines.append(json.dumps(fields))
     if not lines:
         raise ConfigError(
             f"stage sft: all {dropped} rows are longer than max_length = {stage.max_length} tokens"
         )
     write_kept(path, "\n".join(lines) + "\n")
     return len(lines), dropped
+
+
+def _rows(pairs: Sequence[Pair], chat: ChatTemplate, *, loss_turns: str) -> Iterator[TrainingRow]:
+    for pair in pairs:
+        if loss_turns == "all":
+            yield from chat.training_rows(pair.messages)
+        else:
+            yield chat.training_row(pair.messages)

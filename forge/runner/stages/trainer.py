@@ -21,6 +21,7 @@ from forge.config.schema import GrpoStage, SftStage
 from forge.errors import MachineError
 from forge.process.child import describe_exit
 from forge.records import Event
+from forge.runner.plan.attention import resolve_attention
 from forge.runner.plan.prefix_sharing import share_prefixes
 from forge.serve.installed.engines import ENGINES
 from forge.train.handle import TrainerJob, open_trainer
@@ -190,7 +191,7 @@ def resolve_auto(
     stage: Stage, placement: Placement, *, model: ModelTable, model_dir: Path
 ) -> Stage:
     """The stage with each "auto" resolved for these cards and this model."""
-    found: dict[str, object] = {}
+    found: dict[str, object] = {"attention": resolve_attention(stage, gpus=placement.train)}
     if stage.parallel == "auto":
         found["parallel"] = placement.parallel
     if isinstance(stage, GrpoStage):

@@ -93,6 +93,28 @@ def test_a_mixture_counts_its_experts_once_and_its_adapter_in_them():
     assert shape.adapter_params(experts) > 10 * shape.adapter_params(attention) > 0
 
 
+def test_experts_in_4_bits_take_a_quarter_and_are_expanded_a_layer_at_a_time():
+    shape = KNOWN["trinity-mini"]
+    assert shape.quantized_params / shape.params == pytest.approx(0.97, abs=0.01)
+    attention = LoraTable(r=8, target_modules=["q_proj"])
+    experts = attention.model_copy(update={"target_parameters": ["mlp.experts.down_proj"]})
+
+    def bytes_of(lora: LoraTable, is_quantized: bool, **stage: bool) -> int:
+        table = ModelTable(path="x", lora=lora, quantize=QuantizeTable() if is_quantized else None)
+        found = train_bytes(
+            SFT.model_copy(update={"batch_size": 1, **stage}), table, shape,
+            num_gpus=1, parallel="ddp", context_tokens=1024,
+        )  # fmt: skip
+        return found.peak
+
+    saved = bytes_of(attention, False) - bytes_of(attention, True)
+    layer = 2 * shape.expert_params / shape.sparse_layers
+    assert saved == pytest.approx((2 - 0.56) * shape.quantized_params - 1.15 * layer, rel=0.01)
+    assert bytes_of(experts, True) > bytes_of(attention, True) + 2 * layer
+    kept = bytes_of(attention, True, gradient_checkpointing=False)
+    assert kept > bytes_of(attention, True) + 2 * shape.expert_params
+
+
 def test_settings_that_save_memory_save_it_in_the_plan():
     def peak(
         model: ModelTable = FULL,

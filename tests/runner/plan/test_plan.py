@@ -184,8 +184,7 @@ def test_the_plan_refuses_what_the_trainer_cannot_do(tmp_path):
         plan_text(*mixture, *sft, "batch_size = 3")
     attention = (*mixture, 'target_modules = ["q_proj"]')
     assert plan_text(*attention, *sft, "batch_size = 3").cards
-    with pytest.raises(ConfigError, match=r"^model\.quantize: found it on a mixture of experts"):
-        plan_text(*attention, "[model.quantize]", *sft, "batch_size = 3")
+    assert plan_text(*attention, "[model.quantize]", *sft, "batch_size = 3").cards
 
 
 def test_an_optimizer_that_is_not_installed_is_a_machine_error(monkeypatch):
@@ -235,6 +234,16 @@ def test_unusable_problem_files_are_named(tmp_path):
         ConfigError, match=r"DIN: problem.py has no such module constant; did you mean DIM"
     ):
         plan(experiment.model_copy(update={"problems": table}), machine=make_machine())
+
+
+def test_all_kept_checkpoints_count_in_the_disk_if_their_number_is_known():
+    stages = {"kept": 'stage.1.keep_checkpoints="all"', "often": "stage.1.save_every=10"}
+    few, many = plan_of(stages["often"]), plan_of(*stages.values())
+    assert few.disk_bytes is not None
+    assert many.disk_bytes is not None
+    assert many.disk_bytes > 10 * few.disk_bytes
+    epochs = ("stage.1.steps=0", "stage.1.epochs=2.0")
+    assert plan_of(stages["kept"], *epochs).disk_bytes is None
 
 
 def test_allowed_but_unwise_settings_are_noted():

@@ -134,6 +134,18 @@ async def test_batches_are_kept_for_the_older_checkpoint(stage: Stage) -> None:
     assert len(stage.said) == 1, "no batch is lost"
 
 
+async def test_all_checkpoints_stay_and_batches_only_for_the_newest_two(stage: Stage) -> None:
+    table = TABLE.model_copy(update={"keep_checkpoints": "all"})
+    kept = StageCheckpoints(stage.run, table, 1)
+    for step in (6, 8):
+        stage.save(step)
+        oldest = await kept.saved(step, stage.shelf)
+    assert oldest == 6
+    assert list(checkpoints(stage.folder)) == [2, 4, 6, 8]
+    names = sorted(path.name for path in stage.paths.batches.iterdir())
+    assert names == [f"1-{step:06d}.npz" for step in (2, 4, 6)], "3 and 5 would be played again"
+
+
 async def test_the_newest_two_and_the_best_by_evaluation_stay(stage: Stage) -> None:
     for step, solved in ((2, 0.9), (4, 0.1), (6, 0.3)):
         found = evaluation(f"grpo-1@{step}", step=step, pass_at_1=solved)

@@ -20,7 +20,12 @@ from forge.train.trainer.child.parallel import join_process_group
 from forge.train.trainer.child.settings import load_tokenizer, trainer_arguments
 from forge.train.trainer.child.trainer import Reporter
 from forge.train.trainer.grpo.trainer import TurnTrainer
-from forge.train.trainer.model.load import load_model, new_adapter, score_labelled_positions_only
+from forge.train.trainer.model.load import (
+    finish_adapter,
+    load_model,
+    new_adapter,
+    score_labelled_positions_only,
+)
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -71,16 +76,19 @@ def make_trainer(settings: TrainerSettings, *, client: SupervisorClient) -> Turn
         gradient_accumulation_steps=1,
         steps_per_generation=1,
     )
-    return TurnTrainer(
+    model = load_model(settings)
+    trainer = TurnTrainer(
         settings=settings,
         client=client,
-        model=load_model(settings),
+        model=model,
         args=arguments,
         reward_funcs=_rewarded_elsewhere,
         train_dataset=Dataset.from_dict({"prompt": [""] * arguments.max_steps}),
         processing_class=load_tokenizer(settings),
-        peft_config=new_adapter(settings),
+        peft_config=new_adapter(settings, model),
     )
+    finish_adapter(trainer.policy, settings)
+    return trainer
 
 
 def _rewarded_elsewhere(**kwargs: Any) -> list[float]:

@@ -6,19 +6,25 @@ Called by `sft.stage` and `grpo.stage`.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import trl.trainer.utils
 
 from forge.train.trainer.model.attention import ATTENTION, register_attention
+from forge.train.trainer.model.quantized import experts_quantized, fused_experts, in_4_bits
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from peft import LoraConfig, PeftModel
     from transformers import PreTrainedModel
 
     from forge.train.trainer.child.settings import TrainerSettings
+
+
+_ATTENTIONS = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2"}
 
 
 def load_model(settings: TrainerSettings) -> PreTrainedModel | PeftModel:
@@ -33,18 +39,35 @@ def load_model(settings: TrainerSettings) -> PreTrainedModel | PeftModel:
     config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=trust)
     names = config.architectures or ()
     architecture = getattr(transformers, names[0], None) if names else None
-    model = (architecture or transformers.AutoModelForCausalLM).from_pretrained(
-        settings.model_dir,
-        dtype=weights_dtype(settings),
-        trust_remote_code=trust,
-        **_attention(settings),
-        **_quantization(settings),
-    )
+    with experts_quantized():
+        model = (architecture or transformers.AutoModelForCausalLM).from_pretrained(
+            settings.model_dir,
+            dtype=weights_dtype(settings),
+            trust_remote_code=trust,
+            **_attention(settings),
+            **in_4_bits(settings.model["quantize"]),
+        )
     if settings.adapter is None:
         return model
-    from peft import PeftModel
+    return _with_adapter(model, settings.adapter)
 
-    return PeftModel.from_pretrained(model, str(settings.adapter), is_trainable=True)
+
+def _with_adapter(model: PreTrainedModel, path: Path) -> PeftModel:
+    """The model with an adapter of an earlier stage, to be trained further."""
+    from peft import PeftConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+    from peft.utils.save_and_load import load_peft_weights
+
+    given: Any = PeftConfig.from_pretrained(str(path))
+    names = _full_names(given.target_parameters, model)
+    if not names or not getattr(model, "is_loaded_in_4bit", False):
+        return PeftModel.from_pretrained(model, str(path), is_trainable=True)
+    from forge.train.trainer.model.quantized_adapters import support_quantized_experts
+
+    given.target_parameters, given.inference_mode = names, False
+    adapted: Any = get_peft_model(model, given)
+    support_quantized_experts(adapted)
+    set_peft_model_state_dict(adapted, load_peft_weights(str(path), device="cpu"))
+    return adapted
 
 
 def weights_dtype(settings: TrainerSettings) -> torch.dtype:
@@ -55,11 +78,12 @@ def weights_dtype(settings: TrainerSettings) -> torch.dtype:
     return torch.bfloat16 if is_frozen and torch.cuda.is_available() else torch.float32
 
 
-def new_adapter(settings: TrainerSettings) -> LoraConfig | None:
+def new_adapter(settings: TrainerSettings, model: torch.nn.Module) -> LoraConfig | None:
     """`[model.lora]` as PEFT names it; None for full training, and if an earlier stage's adapter is
     trained further.
 
-    `target_parameters` are the fused experts of a mixture, which are not modules."""
+    `target_parameters` are the fused experts of a mixture, which are not modules. PEFT has no
+    dropout for them and refuses the rate: `finish_adapter` sets it on the modules."""
     lora = settings.model["lora"]
     if lora is None or settings.adapter is not None:
         return None
@@ -68,11 +92,40 @@ def new_adapter(settings: TrainerSettings) -> LoraConfig | None:
     return LoraConfig(
         r=lora["r"],
         lora_alpha=lora["alpha"],
-        lora_dropout=lora["dropout"],
+        lora_dropout=0.0 if lora["target_parameters"] else lora["dropout"],
         target_modules=lora["target_modules"],
-        target_parameters=lora["target_parameters"] or None,
+        target_parameters=_full_names(lora["target_parameters"], model),
         task_type="CAUSAL_LM",
     )
+
+
+def finish_adapter(model: torch.nn.Module, settings: TrainerSettings) -> None:
+    """Complete an adapter that PEFT has put on the model: support for quantized experts, and the
+    dropout of `[model.lora]` on the modules if parameters are adapted too. The adapter's own config
+    has no dropout then."""
+    lora = settings.model["lora"]
+    if lora is None or not lora["target_parameters"]:
+        return
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper
+
+    from forge.train.trainer.model.quantized_adapters import support_quantized_experts
+
+    support_quantized_experts(model)
+    for module in model.modules():
+        if isinstance(module, LoraLayer) and not isinstance(module, ParamWrapper):
+            for name in module.lora_dropout if lora["dropout"] else ():
+                module.lora_dropout[name] = torch.nn.Dropout(lora["dropout"])
+
+
+def _full_names(names: Sequence[str] | None, model: torch.nn.Module) -> list[str] | None:
+    """Names of parameters to adapt: full ones if the model is quantized, since PEFT finds a
+    quantized parameter only so."""
+    if not names or not getattr(model, "is_loaded_in_4bit", False):
+        return list(names or ()) or None
+    experts = fused_experts(model)
+    full = [each for each in experts if any(f".{each}".endswith(f".{name}") for name in names)]
+    return full or list(names)
 
 
 def score_labelled_positions_only() -> None:
@@ -91,29 +144,10 @@ def _picks_labelled(device: torch.device) -> bool:
 
 
 def _attention(settings: TrainerSettings) -> dict[str, Any]:
-    """Arguments for attention over shared prefixes, if the stage uses them."""
-    if not settings.shares_prefixes:
-        return {}
-    register_attention()
-    return {"attn_implementation": ATTENTION}
-
-
-def _quantization(settings: TrainerSettings) -> dict[str, Any]:
-    """`[model.quantize]` as transformers names it: the frozen base in NF4 by bitsandbytes, made on
-    this rank's GPU, where it stays."""
-    table = settings.model["quantize"]
-    if table is None:
-        return {}
-    from transformers import BitsAndBytesConfig
-
-    config = BitsAndBytesConfig(
-        load_in_4bit=table["bits"] == 4,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=table["double_quant"],
-        bnb_4bit_compute_dtype=getattr(torch, table["compute_dtype"]),
-    )
-    rank = int(os.environ.get("LOCAL_RANK", "0"))
-    return {
-        "quantization_config": config,
-        "device_map": {"": rank if torch.cuda.is_available() else "cpu"},
-    }
+    """Arguments for the stage's attention: over shared prefixes, or a named one. The placement has
+    resolved "auto" where flash is better; otherwise it is the model's own default."""
+    if settings.shares_prefixes:
+        register_attention()
+        return {"attn_implementation": ATTENTION}
+    name = _ATTENTIONS[settings.stage["attention"]]
+    return {} if name is None else {"attn_implementation": name}

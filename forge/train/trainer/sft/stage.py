@@ -20,7 +20,12 @@ from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from forge.train.trainer.child.parallel import join_process_group
 from forge.train.trainer.child.settings import TrainerSettings, load_tokenizer, trainer_arguments
 from forge.train.trainer.child.trainer import Reporter
-from forge.train.trainer.model.load import load_model, new_adapter, score_labelled_positions_only
+from forge.train.trainer.model.load import (
+    finish_adapter,
+    load_model,
+    new_adapter,
+    score_labelled_positions_only,
+)
 from forge.train.trainer.publish.probes import Tokens, probe
 from forge.train.trainer.publish.weights import free_dir, save_weights, snapshot
 from forge.train.trainer.sft.trainer import AnswerTrainer, RightPadded, read_rows
@@ -90,15 +95,19 @@ def make_trainer(settings: TrainerSettings, *, rows: Dataset) -> AnswerTrainer:
         packing=packing,
         dataset_kwargs=None if packing else {"skip_prepare_dataset": True},
     )
-    return AnswerTrainer(
+    model = load_model(settings)
+    trainer = AnswerTrainer(
         settings=settings,
-        model=load_model(settings),
+        model=model,
         args=arguments,
         train_dataset=rows,
         data_collator=None if packing else RightPadded(pad_token_id=pad_id),
         processing_class=tokenizer,
-        peft_config=new_adapter(settings),
+        peft_config=new_adapter(settings, model),
     )
+    adapted: Any = trainer.model
+    finish_adapter(adapted, settings)
+    return trainer
 
 
 def packed_cuts(settings: TrainerSettings, *, rows: int) -> int:

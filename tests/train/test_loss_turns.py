@@ -1,0 +1,218 @@
+"""Rows that train every answer of a conversation, token by token, under the templates of Qwen3,
+Llama-3 and forge."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.config.schema import SftStage
+from forge.data.chat import ChatTemplate, TrainingRow
+from forge.records import Message, Pair
+from forge.runner.stages.sft import write_rows
+
+LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+Runs = list[tuple[int, str]]
+
+
+def conversation(*answers: str) -> tuple[Message, ...]:
+    messages = [Message(role="system", content="S")]
+    for number, answer in enumerate(answers):
+        messages.append(Message(role="user", content=f"Q{number}"))
+        messages.append(Message(role="assistant", content=answer))
+    return tuple(messages)
+
+
+THINKING = conversation(*(f"<think>\nt{n}\n</think>\n\nA{n}" for n in range(3)))
+PLAIN = conversation("A0", "A1", "A2")
+
+
+def template_dir(name: str, tiny_model: Path, at: Path) -> Path:
+    """A model directory with that template: of the tiny model, or a published one."""
+    import tokenizers
+    import trl
+
+    shutil.copytree(tiny_model, at)
+    if name == "ours":
+        return at
+    text = (Path(str(trl.__file__)).parent / "chat_templates" / f"{name}.jinja").read_text()
+    (at / "chat_template.jinja").write_text(text)
+    if name.startswith("llama3"):
+        tokenizer = tokenizers.Tokenizer.from_file(str(at / "tokenizer.json"))
+        tokenizer.add_special_tokens(LLAMA)
+        tokenizer.save(str(at / "tokenizer.json"))
+        config = json.loads((at / "tokenizer_config.json").read_text())
+        config |= {"bos_token": LLAMA[0], "eos_token": LLAMA[-1]}
+        (at / "tokenizer_config.json").write_text(json.dumps(config))
+    return at
+
+
+@pytest.fixture(scope="module")
+def chats(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTemplate]:
+    at = tmp_path_factory.mktemp("templates")
+    names = ("ours", "qwen3", "llama3")
+    return {name: ChatTemplate.load(template_dir(name, tiny_model, at / name)) for name in names}
+
+
+def runs(chat: ChatTemplate, row: TrainingRow) -> Runs:
+    """The row as texts: 1 with what is trained, 0 with what is not."""
+    marked = zip(row.completion_mask, row.input_ids, strict=True)
+    return [
+        (trained, chat.decode([token for _, token in tokens], skip_special=False))
+        for trained, tokens in itertools.groupby(marked, key=lambda pair: pair[0])
+    ]
+
+
+def chatml(role: str, text: str, newline: str) -> str:
+    return f"<|im_start|>{role}\n{text}<|im_end|>{newline}"
+
+
+def chatml_prompt(num: int, newline: str) -> str:
+    """The prompt of the turn after `num` answers, with their thinking dropped."""
+    text = chatml("system", "S", newline)
+    for n in range(num):
+        text += chatml("user", f"Q{n}", newline) + chatml("assistant", f"A{n}", newline)
+    return text + chatml("user", f"Q{num}", newline) + "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(("name", "newline"), [("ours", ""), ("qwen3", "\n")])
+def test_each_turn_is_a_row_where_the_template_drops_earlier_thinking(
+    chats: dict[str, ChatTemplate], name: str, newline: str
+) -> None:
+    chat = chats[name]
+    assert [runs(chat, row) for row in chat.training_rows(THINKING)] == [
+        [(0, chatml_prompt(n, newline)), (1, f"<think>\nt{n}\n</think>\n\nA{n}<|im_end|>")]
+        for n in range(3)
+    ]
+
+
+@pytest.mark.parametrize(("name", "newline"), [("ours", ""), ("qwen3", "\n")])
+def test_answers_without_thinking_are_one_row(
+    chats: dict[str, ChatTemplate], name: str, newline: str
+) -> None:
+    chat = chats[name]
+    (row,) = chat.training_rows(PLAIN)
+    between = [
+        newline + chatml("user", f"Q{n}", newline) + "<|im_start|>assistant\n" for n in (1, 2)
+    ]
+    assert runs(chat, row) == [
+        (0, chatml_prompt(0, newline)), (1, "A0<|im_end|>"), (0, between[0]),
+        (1, "A1<|im_end|>"), (0, between[1]), (1, "A2<|im_end|>"),
+    ]  # fmt: skip
+
+
+def test_llama_keeps_thinking_so_that_all_turns_are_one_row(
+    chats: dict[str, ChatTemplate],
+) -> None:
+    chat = chats["llama3"]
+    (row,) = chat.training_rows(THINKING)
+
+    def header(role: str) -> str:
+        return f"<|start_header_id|>{role}<|end_header_id|>\n\n"
+
+    wanted: Runs = []
+    before = f"<|begin_of_text|>{header('system')}S<|eot_id|>"
+    for n in range(3):
+        wanted.append((0, f"{before}{header('user')}Q{n}<|eot_id|>{header('assistant')}"))
+        wanted.append((1, f"<think>\nt{n}\n</think>\n\nA{n}<|eot_id|>"))
+        before = ""
+    assert runs(chat, row) == wanted
+
+
+def test_an_answer_that_a_template_trims_begins_a_new_row_after_it(
+    chats: dict[str, ChatTemplate],
+) -> None:
+    chat = chats["llama3"]
+    first, second = chat.training_rows(conversation("A0 \n", "A1"))
+    assert runs(chat, first)[-1] == (1, "A0 \n<|eot_id|>"), "as the model wrote it"
+    assert [trained for trained, _ in runs(chat, second)] == [0, 1]
+    assert "A0<|eot_id|>" in runs(chat, second)[0][1], "as the next prompt shows it"
+
+
+@pytest.mark.parametrize("messages", [THINKING, PLAIN], ids=["thinking", "plain"])
+def test_masks_equal_those_of_transformers_where_a_template_marks_what_is_generated(
+    chats: dict[str, ChatTemplate],
+    tiny_model: Path,
+    tmp_path: Path,
+    messages: tuple[Message, ...],
+) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(
+        template_dir("llama3_training", tiny_model, tmp_path / "m")
+    ).apply_chat_template(
+        [{"role": m.role, "content": m.content} for m in messages],
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    (row,) = chats["llama3"].training_rows(messages)
+    assert row.input_ids == theirs["input_ids"]
+    assert row.completion_mask == theirs["assistant_masks"]
+
+
+def test_the_last_turn_alone_is_a_row_of_transformers_under_qwen3(
+    chats: dict[str, ChatTemplate], tiny_model: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(
+        template_dir("qwen3_training", tiny_model, tmp_path / "m")
+    ).apply_chat_template(
+        [{"role": m.role, "content": m.content} for m in THINKING[:3]],
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    (row,) = chats["qwen3"].training_rows(THINKING[:3])
+    # Theirs also trains the line break after <|im_end|>, which an engine never generates.
+    assert row.input_ids == theirs["input_ids"][: len(row.input_ids)]
+    assert row.completion_mask == theirs["assistant_masks"][: len(row.input_ids)]
+
+
+PIECES = ["<think>\n", "\n</think>\n\n", "\n", " ", "a", "1", "<|im_end|>", "<|eot_id|>", "    x"]
+
+
+@pytest.mark.parametrize("name", ["ours", "qwen3", "llama3"])
+@given(texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=5), min_size=1, max_size=4))
+def test_every_turn_is_trained_once_after_the_prompt_that_an_engine_gets(
+    chats: dict[str, ChatTemplate], name: str, texts: list[list[str]]
+) -> None:
+    chat = chats[name]
+    messages = conversation(*map("".join, texts))
+    found = list[tuple[tuple[int, ...], list[int]]]()
+    for row in chat.training_rows(messages):
+        at = 0
+        for trained, group in itertools.groupby(row.completion_mask):
+            num = len(list(group))
+            if trained:
+                found.append((tuple(row.input_ids[:at]), row.input_ids[at : at + num]))
+            at += num
+    turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    assert found == [
+        (chat.prompt(messages[:index]).ids, chat.render_answer(messages[index].content))
+        for index in turns
+    ]
+
+
+def test_a_stage_writes_a_row_per_turn_and_counts_each_row_that_is_too_long(
+    chats: dict[str, ChatTemplate], tmp_path: Path
+) -> None:
+    pair = Pair(problem_id="p", messages=THINKING, num_turns=3)
+    lengths = [len(row.input_ids) for row in chats["qwen3"].training_rows(THINKING)]
+
+    def written(**keys: object) -> tuple[int, int]:
+        stage = SftStage(kind="sft", steps=1, learning_rate=1e-3, **keys)  # type: ignore[arg-type]
+        return write_rows([pair], chats["qwen3"], stage=stage, path=tmp_path / "rows.jsonl")
+
+    assert written() == (1, 0)
+    assert written(loss_turns="all") == (3, 0)
+    assert lengths == sorted(lengths)
+    assert written(loss_turns="all", max_length=max(64, lengths[1])) == (
+        sum(n <= max(64, lengths[1]) for n in lengths),
+        sum(n > max(64, lengths[1]) for n in lengths),
+    )
