@@ -24,7 +24,7 @@ from forge.store.resume import events
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.config.schema import Experiment
+    from forge.config.schema import Experiment, JudgeTable
     from forge.process.devices import Gpu
     from forge.store.layout import RunPaths
     from forge.store.reader import RunReader
@@ -41,7 +41,11 @@ UNITS = {"fp32": ("fp32",), "tf32": ("tf32",), "half": ("fp16", "bf16")}
 def prompts_of(experiment: Experiment, judges: Sequence[Gpu]) -> PromptSet:
     """The prompts of an experiment whose judges have these cards. Raises ConfigError for a template
     that cannot be used."""
-    judge = experiment.judge
+    return prompts_from(experiment.prompt, experiment.judge, judges)
+
+
+def prompts_from(table: PromptTable, judge: JudgeTable, judges: Sequence[Gpu]) -> PromptSet:
+    """The same from two tables."""
     tolerances = TOLERANCE if judge.protocol == "forge" else PROTOCOLS[judge.protocol].tolerances
     facts = PromptFacts(
         policy=judge.policy,
@@ -51,7 +55,7 @@ def prompts_of(experiment: Experiment, judges: Sequence[Gpu]) -> PromptSet:
         reference_mode=judge.baseline,
         device=_device(judges, model_card=judge.model_card),
     )
-    return make_prompts(experiment.prompt, facts)
+    return make_prompts(table, facts)
 
 
 def card_facts(name: str, *, memory_bytes: int = 0) -> DeviceFacts:
