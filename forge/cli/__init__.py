@@ -12,7 +12,7 @@ from io import TextIOWrapper
 
 # isort: off
 from forge.cli import running, judging, asking, seeing, querying, watching, exporting, prompting
-from forge.cli import knowing
+from forge.cli import preparing, knowing
 from forge.cli.options import app, opened
 
 # isort: on
@@ -20,7 +20,9 @@ from forge.errors import ConfigError, Stopped
 
 __all__ = ["app", "main", "run_command"]
 
-COMMANDS = (running, judging, asking, seeing, querying, watching, exporting, prompting, knowing)
+COMMANDS = (
+    running, judging, asking, seeing, querying, watching, exporting, prompting, preparing, knowing,
+)  # fmt: skip
 """Modules that add their commands to the app when imported, in the order of --help."""
 
 
