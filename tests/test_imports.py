@@ -38,6 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "data": {"config.schema", "data.families"},
     "data.families": set(),
     "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},
+    "data.build": {"config.schema", "data", "data.pairs", "data.prompts"},
     "data.prompts": {"config.schema", "data"},
     "rollout": {"rewards", "data", "data.prompts", "rollout.sampling"},
     "rollout.sampling": set(),
@@ -155,7 +156,7 @@ ROOMS: dict[str, set[str]] = {
 
 PARTS = {
     "config", "config.schema", "control", "rewards", "statistics", "process", "process.server",
-    "data", "data.pairs", "data.prompts", "rollout", "rollout.sampling",
+    "data", "data.pairs", "data.prompts", "data.build", "rollout", "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.run", "views.compare", "views.report", "exits",
 }  # fmt: skip
@@ -181,6 +182,7 @@ SUPERVISOR: dict[str, set[str]] = {
     "commands.distill": {"commands.judge", "runner.prepare"},
     "commands.prompts": {"commands", "runner.plan", "runner.prepare", "runner.weights"},
     "commands.export_model": {"runner.plan", "runner.weights"},
+    "commands.data": {"commands.judge", "runner.prepare"},
     "commands.doctor": {"runner.plan"},
 }  # fmt: skip
 """The rooms of the supervisor that each of its rooms may import, besides PARTS."""

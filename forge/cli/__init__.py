@@ -12,7 +12,7 @@ from io import TextIOWrapper
 
 # isort: off
 from forge.cli import running, judging, asking, seeing, querying, watching, exporting, prompting
-from forge.cli import distilling, knowing
+from forge.cli import preparing, distilling, knowing
 from forge.cli.options import app, opened
 
 # isort: on
@@ -21,7 +21,8 @@ from forge.errors import ConfigError, Stopped
 __all__ = ["app", "main", "run_command"]
 
 COMMANDS = (
-    running, judging, asking, seeing, querying, watching, exporting, prompting, distilling, knowing,
+    running, judging, asking, seeing, querying, watching, exporting, prompting, preparing,
+    distilling, knowing,
 )  # fmt: skip
 """Modules that add their commands to the app when imported, in the order of --help."""
 

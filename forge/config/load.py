@@ -64,7 +64,9 @@ def load_experiment(
         mistakes += check(
             experiment, mistaken={mistake.path for mistake in mistakes}, is_here=is_here
         )
-    lines = [_line(mistake, sources) for mistake in sorted(mistakes, key=partial(_place, sources))]
+    lines = [
+        line_of(mistake, sources) for mistake in sorted(mistakes, key=partial(place_of, sources))
+    ]
     lines += sources.mistakes
     if lines or experiment is None:
         raise ConfigError("\n".join(lines))
@@ -97,12 +99,12 @@ def _make_absolute(sources: Sources) -> None:
         owner = sources.values.get(table)
         value = owner.get(key) if isinstance(owner, dict) else None
         if isinstance(owner, dict) and isinstance(value, str) and value:
-            path = _locate(value, sources.origin((table, key)), key=f"{table}.{key}")
+            path = locate_input(value, sources.origin((table, key)), key=f"{table}.{key}")
             if (table, key) != ("model", "path") or path.exists():  # it may be a hub name
                 owner[key] = str(path)
 
 
-def _locate(value: str, place: str, *, key: str) -> Path:
+def locate_input(value: str, place: str, *, key: str) -> Path:
     """The absolute path of an input; of two that exist, the one beside the file."""
     path = Path(value).expanduser()
     here = path.absolute()
@@ -118,14 +120,14 @@ def _locate(value: str, place: str, *, key: str) -> Path:
     return beside
 
 
-def _place(sources: Sources, mistake: Mistake) -> tuple[bool, str, int]:
+def place_of(sources: Sources, mistake: Mistake) -> tuple[bool, str, int]:
     """Sort key: the order of files and lines, `--set` last."""
     place = sources.origin(mistake.path)
     file, _, line = place.rpartition(":")
     return place == "--set", file, int(line) if line.isdecimal() else 0
 
 
-def _line(mistake: Mistake, sources: Sources) -> str:
+def line_of(mistake: Mistake, sources: Sources) -> str:
     place, key = sources.origin(mistake.path), dotted(mistake.path)
     if place == "--set":
         return f"--set {key}: {mistake.text}"

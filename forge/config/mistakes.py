@@ -20,12 +20,18 @@ if TYPE_CHECKING:
     from forge.config.schema import KeyPath, TomlTable, TomlValue
 
 
-def found_mistakes(error: ValidationError, values: TomlTable) -> list[Mistake]:
-    """One mistake per key that pydantic refuses, in no particular order."""
+def found_mistakes(
+    error: ValidationError, values: TomlTable, *, root: type[BaseModel] = Experiment
+) -> list[Mistake]:
+    """One mistake per key that pydantic refuses, in no particular order.
+
+    Args:
+        root: the schema of the whole file.
+    """
     mistakes: dict[KeyPath, Mistake] = {}
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
         path = _real_path(detail["loc"], values)
-        mistakes.setdefault(path, Mistake(path=path, text=_message(path, values)))
+        mistakes.setdefault(path, Mistake(path=path, text=_message(path, values, root)))
     return list(mistakes.values())
 
 
@@ -56,15 +62,15 @@ def _real_path(loc: tuple[str | int, ...], values: TomlTable) -> KeyPath:
     return path
 
 
-def _message(path: KeyPath, values: TomlTable) -> str:
-    model, field = _schema_at(path, values)
+def _message(path: KeyPath, values: TomlTable, root: type[BaseModel]) -> str:
+    model, field = _schema_at(path, values, root)
     name = str(path[-1]) if path else ""
     found = _at(values, path) if path else None
     if len(path) == 2 and path[0] == "stage" and isinstance(found, dict):
         return _stage_message(found)
     if field is None and model is not None:
         known = [*model.model_fields, *(["extends"] if len(path) == 1 else [])]
-        hint = _near(name, known) or _elsewhere(name)
+        hint = _near(name, known) or (_elsewhere(name) if root is Experiment else "")
         return f"unknown key{hint or '; known are ' + ', '.join(known)}"
     if field is None:
         return f"found {show(found)}; a table"
@@ -97,9 +103,11 @@ def _stage_message(stage: TomlTable) -> str:
     return f"found kind = {show(stage['kind'])}; one of {kinds}{hint}"
 
 
-def _schema_at(path: KeyPath, values: TomlTable) -> tuple[type[BaseModel] | None, FieldInfo | None]:
+def _schema_at(
+    path: KeyPath, values: TomlTable, root: type[BaseModel]
+) -> tuple[type[BaseModel] | None, FieldInfo | None]:
     """The table that contains a path and its field; inside a value, the field of that value."""
-    model: type[BaseModel] | None = Experiment
+    model: type[BaseModel] | None = root
     field: FieldInfo | None = None
     for index, part in enumerate(path):
         if index == 1 and path[0] == "stage":

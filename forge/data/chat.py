@@ -143,6 +143,15 @@ class ChatTemplate:
                 rows.append(row)
         return rows
 
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Length of `training_row`, in half of its time: the tokens' positions are not computed."""
+        text = self._apply(messages[:-1], add_generation_prompt=True)
+        answer = messages[-1].content
+        if _GUARD in text or any(name in answer for name in self._special_ids):
+            return len(self.training_row(messages).input_ids)
+        parts = self.tokenizer.encode_batch_fast([text, answer], add_special_tokens=False)
+        return sum(map(len, parts)) + 1
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special)

@@ -1,0 +1,174 @@
+"""`forge data show`: samples of a file of rows, lengths, and the steps of its build."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from forge.config.schema import PromptTable
+from forge.data.build.output import MANIFEST
+from forge.data.build.rows import Broken, find_row_files, plan_chunks, read_chunks
+from forge.data.build.thinking import fold_reasoning
+from forge.data.chat import ChatTemplate
+from forge.data.pairs.datasets import BadRow, Unfit
+from forge.data.pairs.files import messages_pair
+from forge.data.prompts.loading import make_prompts
+from forge.errors import ConfigError
+from forge.views.text.numbers import bar
+from forge.views.text.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from forge.data.build.rows import Row, RowFile
+
+BAR_WIDTH = 40
+DEFAULT = make_prompts(PromptTable())
+"""Rows with messages keep their own, whatever these are."""
+MAX_TEXT = 4000
+"""Characters of a message that a sample shows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Look:
+    """Contents of a file."""
+
+    path: Path
+    num_rows: int = 0
+    num_broken: int = 0
+    turns: Counter[int] = field(default_factory=Counter[int])
+    lengths: Counter[int] = field(default_factory=Counter[int])
+    """Rows by length: powers of two, each with its lower end."""
+    unit: str = "characters"
+    columns: Counter[str] = field(default_factory=Counter[str])
+    samples: list[tuple[str, Mapping[str, Any]]] = field(
+        default_factory=list[tuple[str, Mapping[str, Any]]]
+    )
+    steps: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    """Steps of the manifest beside the file."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The result for `--json`."""
+        return {
+            "file": str(self.path), "rows": self.num_rows, "broken": self.num_broken,
+            "turns": dict(sorted(self.turns.items())), "unit": self.unit,
+            "lengths": dict(sorted(self.lengths.items())), "columns": sorted(self.columns),
+            "samples": [row for _, row in self.samples], "steps": self.steps,
+        }  # fmt: skip
+
+
+def look(path: Path, *, num: int, tokenizer: Path | None) -> Look:
+    """Reads a file. Raises ConfigError if it, or the tokenizer, cannot be read."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file or directory")
+    chat = None if tokenizer is None else ChatTemplate.load(tokenizer)
+    files = find_row_files(path)
+    found = Look(path=path, unit="characters" if chat is None else "tokens")
+    total = sum(file.num_rows for file in files)
+    wanted = {index * total // max(num, 1) for index in range(min(num, total))}
+    for number, (place, row) in enumerate(_rows(files)):
+        found.num_rows += 1
+        if isinstance(row, Broken):
+            found.num_broken += 1
+            continue
+        found.columns.update(map(str, row))
+        if number in wanted:
+            found.samples.append((place, row))
+        length, num_turns = _measure(row, chat)
+        found.turns[num_turns] += 1
+        found.lengths[1 << length.bit_length() >> 1] += 1
+    beside = (path if path.is_dir() else path.parent) / MANIFEST
+    if beside.is_file():
+        found.steps = _steps(beside)
+    return found
+
+
+def render(found: Look) -> RenderableType:
+    """Output on a terminal: samples, lengths, steps."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for place, row in found.samples:
+        parts += [Text(printable(place), style="bold"), *_sample(row), Text()]
+    turns = ", ".join(f"{n} with {t} answers" for t, n in sorted(found.turns.items()) if t)
+    broken = f", {found.num_broken} broken" if found.num_broken else ""
+    parts.append(Text(f"{found.num_rows} rows{broken}" + (f": {turns}" if turns else "")))
+    most = max(found.lengths.values(), default=1)
+    for low, count in sorted(found.lengths.items()):
+        drawn = bar(count / most, width=BAR_WIDTH)
+        parts.append(Text(f"{low:>9} {found.unit} or more  {drawn} {count}"))
+    if found.steps:
+        parts += [Text(), steps_table(found.steps)]
+    return Group(*parts)
+
+
+def steps_table(steps: list[Mapping[str, Any]]) -> RenderableType:
+    """Rows in and out of each step of a build, with reasons."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("step", "in", "out", "left out", box=None, pad_edge=False)
+    for step in steps:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in step["reasons"].items())
+        said = f"off: {step['off']}" if "off" in step else reasons
+        cells = (step["step"], str(step["in"]), str(step["out"]), said)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    return table
+
+
+def _rows(files: list[RowFile]) -> Iterator[tuple[str, Row]]:
+    chunks = plan_chunks(files)
+    for index, file in enumerate(files):
+        own = [chunk for chunk in chunks if chunk.file == index]
+        for chunk, rows in read_chunks(file, own):
+            for number, row in enumerate(rows, chunk.start + 1):
+                yield f"{file.name}:{number}", row
+
+
+def _measure(row: Mapping[str, Any], chat: ChatTemplate | None) -> tuple[int, int]:
+    """Length and number of answers; for a row without messages, its texts and 0."""
+    try:
+        messages = {**row, "messages": fold_reasoning(row.get("messages"))}
+        pair = messages_pair(messages, number=0, prompts=DEFAULT)
+    except (BadRow, Unfit):
+        texts = [value for value in row.values() if isinstance(value, str)]
+        if chat is None:
+            return sum(map(len, texts)), 0
+        return sum(len(chat.encode_plain(text)) for text in texts), 0
+    if chat is None:
+        return sum(len(message.content) for message in pair.messages), pair.num_turns
+    return chat.count_tokens(pair.messages), pair.num_turns
+
+
+def _sample(row: Mapping[str, Any]) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    messages = row.get("messages")
+    if not isinstance(messages, list):
+        for name, value in row.items():
+            yield Text(f"{printable(str(name))}: {_cut(value)}")
+        return
+    for each in cast("list[Any]", messages):
+        message = cast("dict[str, Any]", each) if isinstance(each, dict) else {"content": each}
+        yield Text(f"[{printable(str(message.get('role')))}]", style="bold")
+        yield Text(_cut(message.get("content")))
+
+
+def _cut(value: Any) -> str:
+    text = value if isinstance(value, str) else str(value)
+    more = f"\n… {len(text) - MAX_TEXT} more characters" if len(text) > MAX_TEXT else ""
+    return printable(text[:MAX_TEXT]) + more
+
+
+def _steps(path: Path) -> list[Mapping[str, Any]]:
+    """The steps of a manifest; none of a file that is no manifest."""
+    try:
+        found: list[Mapping[str, Any]] = json.loads(path.read_text())["steps"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return found

@@ -1,0 +1,133 @@
+"""The steps over all rows: duplicates, contamination, split. Reads facts only, never texts.
+
+Exact duplicates and contaminated rows go before the judge, which is expensive; near-duplicates
+after it, so that a wrong answer never displaces a correct one. Of several duplicates the first row
+stays. About 1 KB of memory a row.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from forge.data.build.near import Families, SignatureIndex
+from forge.data.build.shingles import similarity
+from forge.data.build.steps import Dropped, Step
+
+if TYPE_CHECKING:
+    from forge.config.schema.build import DuplicatesTable, SplitTable
+    from forge.data.build.heldout import HeldoutProblems
+    from forge.data.build.shards import Shard
+
+
+@dataclass(slots=True, kw_only=True)
+class Choice:
+    """The rows that are still in, and those left out by these steps."""
+
+    shards: Sequence[Shard]
+    dropped: list[Dropped] = field(default_factory=list[Dropped])
+    kept: list[int] = field(default_factory=list[int])
+    """Numbers of the rows that are still in, ascending."""
+    heldout: frozenset[int] = frozenset()
+    """Numbers of the rows set apart for measuring."""
+    _modules: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+    _answers: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+
+    def drop_exact(self) -> None:
+        """Leaves out conversations that occurred before."""
+        seen: dict[int, int] = {}
+        for shard in self.shards:
+            rows = zip(shard.numbers, shard.exact, shard.modules, shard.answers, strict=True)
+            for index, exact, module, answer in rows:
+                number = int(index)
+                first = seen.setdefault(exact, number)
+                if first != number:
+                    self._drop(number, Step.EXACT, "the same again", f"row {first + 1}")
+                    continue
+                self.kept.append(number)
+                self._modules[number], self._answers[number] = module, answer
+
+    def drop_contaminated(self, problems: HeldoutProblems) -> None:
+        """Leaves out rows whose module is similar to a held-out problem."""
+        known: dict[bytes, str | None] = {}
+        gone: set[int] = set()
+        for number in self.kept:
+            module = self._modules[number]
+            key = module.tobytes()
+            if key not in known:
+                known[key] = problems.match(module)
+            if (match := known[key]) is not None:
+                gone.add(number)
+                self._drop(number, Step.CONTAMINATION, "similar to a held-out problem", match)
+        self._remove(gone)
+
+    def drop_judged(self, reasons: dict[int, str]) -> None:
+        """Leaves out the rows with a reason."""
+        for number, reason in sorted(reasons.items()):
+            self._drop(number, Step.JUDGED, reason)
+        self._remove(reasons.keys())
+
+    def drop_near_and_split(self, duplicates: DuplicatesTable, split: SplitTable) -> None:
+        """Leaves out near-duplicates; then sets whole families of modules apart."""
+        index = SignatureIndex(duplicates.similarity)
+        families = Families()
+        members: defaultdict[int, list[int]] = defaultdict(list)
+        gone: set[int] = set()
+        modules: dict[int, int] = {}
+        for number in self.kept:
+            module = index.add(self._modules[number])
+            similar = [each for each, _ in index.similar(self._modules[number])]
+            for each in similar:
+                families.join(module, each)
+            first = self._first_similar(number, similar, members, duplicates)
+            if first is not None:
+                gone.add(number)
+                self._drop(number, Step.NEAR, "similar to an earlier row", f"row {first + 1}")
+            else:
+                modules[number] = module
+                members[module].append(number)
+        self._remove(gone)
+        self.heldout = _choose_heldout({n: families.of(m) for n, m in modules.items()}, split)
+
+    def _first_similar(
+        self,
+        number: int,
+        similar: Sequence[int],
+        members: dict[int, list[int]],
+        duplicates: DuplicatesTable,
+    ) -> int | None:
+        """The first kept row with a similar module and a similar answer."""
+        others = sorted(other for module in similar for other in members.get(module, ()))
+        if not duplicates.near or not others:
+            return None
+        shares = similarity(self._answers[number], np.stack([self._answers[o] for o in others]))
+        found = np.flatnonzero(shares >= duplicates.similarity)
+        return others[int(found[0])] if len(found) else None
+
+    def _remove(self, numbers: Collection[int]) -> None:
+        self.kept = [number for number in self.kept if number not in numbers]
+
+    def _drop(self, number: int, step: Step, reason: str, detail: str = "") -> None:
+        self.dropped.append(Dropped(number=number, step=step, reason=reason, detail=detail))
+
+
+def _choose_heldout(families: dict[int, int], split: SplitTable) -> frozenset[int]:
+    """Whole families in an order drawn by the seed, while they fit the share."""
+    room = round(split.heldout_share * len(families))
+    rows: defaultdict[int, list[int]] = defaultdict(list)
+    for number, family in families.items():
+        rows[family].append(number)
+
+    def draw(numbers: Sequence[int]) -> int:
+        return xxhash.xxh3_64_intdigest(numbers[0].to_bytes(8, "little"), seed=split.seed)
+
+    chosen: set[int] = set()
+    for numbers in sorted(rows.values(), key=draw):
+        if len(chosen) + len(numbers) <= room:
+            chosen.update(numbers)
+    return frozenset(chosen)

@@ -1,0 +1,220 @@
+"""Rows of input files in chunks of equal numbers, so that processes can share them.
+
+A chunk is named by its file and its first and last row, so the same input has the same chunks in
+every process and after every restart. A row that cannot be read is a `Broken` in its place; a file
+that cannot be read is an error. JSON lines and Parquet are streamed; the text of a JSON list is
+held in memory, its elements one at a time. (The readers of `forge/data/pairs/` end with the first
+row that cannot be read, and hold a whole file.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.data.pairs.files import SUFFIXES
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+CHUNK_ROWS = 64
+"""Rows of a chunk. With 200k tokens each they take about 50 MB."""
+MARK = b"\xef\xbb\xbf"
+"""Byte order mark that some editors write first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A row that cannot be read."""
+
+    reason: str
+    detail: str = ""
+
+
+Row = Mapping[str, Any] | Broken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFile:
+    """One input file."""
+
+    path: Path
+    name: str
+    """Path below the input, for people and for the manifest."""
+    num_rows: int
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Its entry in the manifest."""
+        return {"name": self.name, "rows": self.num_rows, "sha256": self.sha256}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChunk:
+    """Consecutive rows of one file."""
+
+    number: int
+    """Index among all chunks."""
+    file: int
+    """Index of its file."""
+    start: int
+    """Index of its first row in the file, from 0."""
+    stop: int
+    first_row: int
+    """Index of its first row among all rows."""
+
+
+def find_row_files(path: Path) -> list[RowFile]:
+    """The input files with their numbers of rows, by path. Raises ConfigError if there is none."""
+    if not path.is_dir():
+        if path.suffix not in SUFFIXES:
+            found = path.suffix or "no suffix"
+            raise ConfigError(f"input.path: {path}: found {found}; *{', *'.join(SUFFIXES)}")
+        return [_row_file(path, path.name)]
+    paths = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+    if not paths:
+        raise ConfigError(f"input.path: {path}: no file *{', *'.join(SUFFIXES)} in it")
+    return [_row_file(file, file.relative_to(path).as_posix()) for file in paths]
+
+
+def plan_chunks(files: Sequence[RowFile], *, size: int = CHUNK_ROWS) -> list[RowChunk]:
+    """All chunks, in the order of the rows."""
+    chunks: list[RowChunk] = []
+    before = 0
+    for index, file in enumerate(files):
+        for start in range(0, file.num_rows, size):
+            stop = min(start + size, file.num_rows)
+            chunks.append(
+                RowChunk(
+                    number=len(chunks), file=index, start=start, stop=stop, first_row=before + start
+                )
+            )
+        before += file.num_rows
+    return chunks
+
+
+def read_chunks(file: RowFile, chunks: Sequence[RowChunk]) -> Iterator[tuple[RowChunk, list[Row]]]:
+    """Some chunks of one file, in their order, with one pass over it. Raises ConfigError."""
+    if file.path.suffix == ".parquet":
+        yield from _parquet_chunks(file.path, chunks)
+        return
+    rows = stream_rows(file.path)
+    done = 0
+    for chunk in chunks:
+        skipped = chunk.start - done
+        next(islice(rows, skipped, skipped), None)
+        done = chunk.stop
+        yield chunk, [_parse(row) for row in islice(rows, chunk.stop - chunk.start)]
+
+
+def read_all(path: Path) -> Iterator[Row]:
+    """Every row of one file, in its order. Raises ConfigError."""
+    file = _row_file(path, path.name)
+    for _, rows in read_chunks(file, plan_chunks([file])):
+        yield from rows
+
+
+def _row_file(path: Path, name: str) -> RowFile:
+    try:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if path.suffix == ".parquet":
+            with _open_parquet(path) as opened:
+                num_rows: int = opened.metadata.num_rows
+        else:
+            num_rows = sum(1 for _ in stream_rows(path))
+    except OSError as err:
+        raise ConfigError(f"input.path: {path}: cannot be read: {err.strerror or err}") from None
+    return RowFile(path=path, name=name, num_rows=num_rows, sha256=sha256)
+
+
+def stream_rows(path: Path) -> Iterator[bytes | Any]:
+    """The rows of a JSON file: lines that are not parsed yet, or the elements of its list."""
+    with path.open("rb") as file:
+        head = file.read(1 << 12).removeprefix(MARK)
+        if head.lstrip().startswith(b"["):
+            yield from _list_elements(path)
+            return
+        file.seek(0)
+        for number, line in enumerate(file):  # bytes: only newlines end a line
+            text = line.removeprefix(MARK) if number == 0 else line
+            if text.strip():
+                yield text
+
+
+def _list_elements(path: Path) -> Iterator[Any]:
+    """Elements of one JSON list. What follows a fault in it cannot be read: one Broken."""
+    decoder = json.JSONDecoder()
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"input.path: {path}: no text in UTF-8: {err}") from None
+    at = _skip(text, text.index("[") + 1)
+    try:
+        while not text.startswith("]", at):
+            element, at = decoder.raw_decode(text, at)
+            yield element
+            at = _skip(text, at)
+            if not text.startswith((",", "]"), at):
+                raise ValueError(f"no comma at character {at}")
+            at = _skip(text, at + 1) if text[at] == "," else at
+    except (ValueError, RecursionError) as err:
+        yield Broken(reason="broken JSON", detail=f"the rest of the list cannot be read: {err}")
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _parse(row: Any) -> Row:
+    """A line as an object; never raises."""
+    if isinstance(row, Broken):
+        return row
+    if isinstance(row, bytes):
+        try:
+            row = json.loads(row.decode())
+        except UnicodeDecodeError as err:
+            return Broken(reason="no text in UTF-8", detail=str(err))
+        except (ValueError, RecursionError) as err:
+            return Broken(reason="broken JSON", detail=str(err))
+    if not isinstance(row, dict):
+        return Broken(reason="no object", detail=f"found {type(row).__name__}")
+    return row
+
+
+def _open_parquet(path: Path) -> ParquetFile:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        return parquet.ParquetFile(path)
+    except ArrowException as err:
+        raise ConfigError(f"input.path: {path}: no Parquet file: {err}") from None
+
+
+def _parquet_chunks(path: Path, chunks: Sequence[RowChunk]) -> Iterator[tuple[RowChunk, list[Row]]]:
+    from pyarrow import ArrowException
+
+    with _open_parquet(path) as opened:
+        batches = opened.iter_batches(batch_size=CHUNK_ROWS)
+        batch, first = None, 0
+        try:
+            for chunk in chunks:
+                rows: list[Row] = []
+                while len(rows) < chunk.stop - chunk.start:
+                    if batch is None or first + batch.num_rows <= chunk.start + len(rows):
+                        first += 0 if batch is None else batch.num_rows
+                        batch = next(batches)
+                        continue
+                    at = chunk.start + len(rows) - first
+                    rows += batch.slice(at, chunk.stop - chunk.start - len(rows)).to_pylist()
+                yield chunk, rows
+        except (ArrowException, OSError, UnicodeDecodeError) as err:
+            raise ConfigError(f"input.path: {path}: cannot be read: {err}") from None

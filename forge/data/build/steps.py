@@ -1,0 +1,218 @@
+"""The steps of one row on its own, in their order; each may leave it out with a reason.
+
+read, rewrite, convert, thinking, length, quality. The steps over all rows are in `choice.py`.
+Lengths come before anything that parses, so a row of 200k tokens costs one bounded tokenisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from forge.data.build.examples import Example, to_example
+from forge.data.build.normalise import is_unicode
+from forge.data.build.quality import find_fault, parse
+from forge.data.build.rows import Broken, Row
+from forge.data.build.shingles import signature
+from forge.data.build.thinking import retag
+from forge.data.pairs.datasets import BadRow, Unfit
+
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from forge.config.schema.build import DataBuild
+    from forge.data.chat import ChatTemplate
+    from forge.data.prompts.prompt_set import PromptSet
+    from forge.records import Message
+
+CHARACTERS_PER_TOKEN = 8
+"""A longer text, per allowed token, is first tokenised up to this length only."""
+
+
+class Step(StrEnum):
+    """The steps in their order."""
+
+    READ = "read"
+    """The row is an object in JSON or Parquet."""
+    REWRITE = "rewrite"
+    """Inductor's code becomes a plain module."""
+    CONVERT = "convert"
+    """The columns become a conversation."""
+    THINKING = "thinking"
+    """Thinking gets one pair of tags."""
+    LENGTH = "length"
+    """Tokens are counted."""
+    QUALITY = "quality"
+    """The answer is Python with a kernel."""
+    EXACT = "exact duplicates"
+    """The same conversation occurs once."""
+    CONTAMINATION = "contamination"
+    """No module is similar to a held-out problem."""
+    JUDGED = "judged"
+    """The answer is correct."""
+    NEAR = "near-duplicates"
+    """Similar modules with similar answers occur once."""
+
+
+BROKEN = (Step.READ, "broken row")
+"""Step and reason of a row that does not match the format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """A row that is left out."""
+
+    number: int
+    """Index among all rows."""
+    step: str
+    reason: str
+    detail: str = ""
+    is_broken: bool = False
+    """True if the row itself is faulty, which `input.strict` refuses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A row that passed the steps of its own."""
+
+    number: int
+    example: Example
+    num_tokens: int | None
+    exact: int
+    """Hash of the conversation."""
+    module: np.ndarray
+    """Signature of the module. [PERMUTATIONS]"""
+    answer: np.ndarray
+    """Signature of the answer's code. [PERMUTATIONS]"""
+
+
+class NotRewritable(Exception):
+    """Code that a rewriter refuses; the message is the reason."""
+
+
+Rewriter = Callable[[str, str], str]
+"""Makes a plain module of Inductor's code and its entry point; raises NotRewritable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSteps:
+    """The steps with their settings. Pure: the same row has the same outcome in every process."""
+
+    build: DataBuild
+    prompts: PromptSet
+    chat: ChatTemplate | None
+    """The trained model's template; None without `filters.length`."""
+    rewriter: Rewriter | None = None
+    """None: the step is absent."""
+
+    def __call__(self, row: Row, *, number: int) -> Prepared | Dropped:
+        """The row after all steps. Never raises for what a row contains."""
+        if isinstance(row, Broken):
+            return Dropped(
+                number=number, step=Step.READ, reason=row.reason, detail=row.detail, is_broken=True
+            )
+        step = Step.CONVERT
+        try:
+            example = to_example(
+                row,
+                number=number + 1,
+                build=self.build,
+                prompts=self.prompts,
+                rewrite=self.rewriter,
+            )
+            if not _is_storable(example):
+                raise Unfit("text that is no Unicode")
+            step = Step.THINKING
+            example = replace(example, messages=self._retagged(example.messages))
+            step = Step.LENGTH
+            num_tokens = self._length(example.messages)
+            step = Step.QUALITY
+            tree = parse(example.code)
+            self._check_quality(example, tree)
+        except BadRow as error:
+            step, reason = BROKEN
+            return Dropped(
+                number=number, step=step, reason=reason, detail=str(error), is_broken=True
+            )
+        except NotRewritable as error:
+            return Dropped(number=number, step=Step.REWRITE, reason=str(error))
+        except Unfit as error:
+            return Dropped(number=number, step=step, reason=str(error))
+        return Prepared(
+            number=number,
+            example=example,
+            num_tokens=num_tokens,
+            exact=exact_hash(example.messages),
+            module=signature(example.source, parse(example.source)),
+            answer=signature(example.code, tree),
+        )
+
+    def _retagged(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        return retag(messages, mode=self.build.thinking.mode, tag=self.prompts.thinking)
+
+    def _length(self, messages: Sequence[Message]) -> int | None:
+        """Number of tokens. Raises Unfit."""
+        if self.chat is None:
+            return None
+        filters = self.build.filters
+        at_most = filters.max_tokens * CHARACTERS_PER_TOKEN
+        if sum(len(one.content) for one in messages) > at_most:
+            head = self.chat.tokenizer.encode_batch_fast([_head(messages, at_most)])
+            if len(head[0]) > filters.max_tokens:
+                raise Unfit("too long")
+        found = _count(self.chat, messages)
+        if found < filters.min_tokens:
+            raise Unfit("too short")
+        if found > filters.max_tokens:
+            raise Unfit("too long")
+        return found
+
+    def _check_quality(self, example: Example, tree: ast.Module | None) -> None:
+        if not self.build.filters.quality:
+            return
+        fault = find_fault(tree, answers_to=example.answers_to) if example.code else "without code"
+        if fault is not None:
+            raise Unfit(fault)
+
+
+def exact_hash(messages: Sequence[Message]) -> int:
+    """Hash of a conversation. [128 bits]"""
+    hasher = xxhash.xxh3_128()
+    for message in messages:
+        for text in (message.role, message.content):
+            data = text.encode()
+            hasher.update(len(data).to_bytes(8, "little"))
+            hasher.update(data)
+    return hasher.intdigest()
+
+
+def _head(messages: Sequence[Message], at_most: int) -> str:
+    """The first characters of all messages, without copies of what follows."""
+    parts: list[str] = []
+    for message in messages:
+        parts.append(message.content[:at_most])
+        at_most -= len(parts[-1])
+    return "\n".join(parts)
+
+
+def _count(chat: ChatTemplate, messages: Sequence[Message]) -> int:
+    import jinja2
+
+    try:
+        return chat.count_tokens(messages)
+    except jinja2.TemplateError as error:
+        raise Unfit(f"refused by the chat template: {error}") from None
+
+
+def _is_storable(example: Example) -> bool:
+    texts: list[Any] = [example.problem_id, example.source, example.code]
+    return all(is_unicode(text) for text in texts) and all(
+        is_unicode(one.content) for one in example.messages
+    )

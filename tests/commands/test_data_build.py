@@ -1,0 +1,483 @@
+"""`forge data build` and `forge data show`: whole builds, bad input, kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from forge.cli import run_command
+from forge.commands.data import build as building
+from forge.commands.data import judging, preparing
+from forge.config.load_build import load_build
+from forge.config.schema import DataTable
+from forge.config.schema.build import DataBuild
+from forge.data.build.rows import find_row_files, plan_chunks, read_chunks
+from forge.data.pairs.files import read_pairs
+from forge.errors import ConfigError
+from forge.records import Status, Verdict
+from tests.data.build.samples import (
+    MODULE,
+    build_of,
+    kernelbook_row,
+    make_rows,
+    write_jsonl,
+    write_tokenizer,
+)
+from tests.examples import examples
+from tests.prompting import PROMPTS
+
+
+def build(folder: Path, rows: Sequence[Any], **tables: dict[str, Any]) -> Mapping[str, Any]:
+    """The manifest of a build of these rows, in one process."""
+    folder.mkdir(exist_ok=True)
+    write_jsonl(folder / "rows.jsonl", list(rows))
+    return building.build_rows(build_of(folder, **tables), workers=1, is_shown=False).manifest
+
+
+def written(folder: Path, name: str = "train.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "out" / name).read_text().splitlines()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_a_build_writes_rows_that_a_run_reads(tmp_path: Path) -> None:
+    rows = make_rows(12)
+    manifest = build(tmp_path, [*rows, rows[0]], split={"heldout_share": 0.25})
+    counts = manifest["rows"]
+    assert counts["train"] + counts["heldout"] == 12
+    assert counts["heldout"] == 3
+    for name in ("train.parquet", "train.jsonl"):
+        table = DataTable(source="file", path=tmp_path / "out" / name, format="messages")
+        pairs = read_pairs(table, prompts=PROMPTS)
+        assert len(pairs) == counts["train"]
+        assert "```python" in pairs[0].messages[-1].content
+    origins = {
+        row["origin"] for n in ("train.jsonl", "heldout.jsonl") for row in written(tmp_path, n)
+    }
+    assert origins == {f"rows.jsonl:{number}" for number in range(1, 13)}
+
+
+def test_the_manifest_counts_rows_in_and_out_of_each_step(tmp_path: Path) -> None:
+    (tmp_path / "held.py").write_text(MODULE.format(name="Model", op="sin", number=2))
+    rows = [
+        *make_rows(4), "{broken", {"text": "x"}, "[1]", kernelbook_row(triton_code="x"),
+        kernelbook_row("sin"), make_rows(1)[0], kernelbook_row("exp", name="A"),
+        kernelbook_row("exp", name="B"), "\xff",
+    ]  # fmt: skip
+    manifest = build(tmp_path, rows, heldout={"paths": [str(tmp_path / "held.py")]})
+    steps = {step["step"]: step for step in manifest["steps"]}
+    assert steps["read"]["reasons"] == {"broken JSON": 2, "broken row": 1, "no object": 1}
+    assert steps["convert"]["reasons"] == {"without the class that a judge calls": 1}
+    assert steps["exact duplicates"]["reasons"] == {"the same again": 1}
+    assert steps["contamination"]["reasons"] == {"similar to a held-out problem": 1}
+    assert steps["near-duplicates"]["reasons"] == {"similar to an earlier row": 1}
+    assert steps["judged"]["off"] == "filters.judged = false"
+    assert manifest["broken"] == [f"rows.jsonl:{number}" for number in (5, 6, 7, 13)]
+    dropped = written(tmp_path, "dropped.jsonl")
+    assert len(dropped) + sum(manifest["rows"].values()) == len(rows)
+    assert {"origin", "step", "reason", "detail"} == set(dropped[0])
+
+
+ROW = st.one_of(
+    st.sampled_from([kernelbook_row(op, number=n) for op in ("relu", "exp") for n in (1, 2)]),
+    st.sampled_from(["{", "[]", "7", '"x"']),
+    st.dictionaries(st.sampled_from(["entry_point", "python_code", "triton_code"]), st.text()),
+)
+
+
+@given(rows=st.lists(ROW, max_size=12))
+@settings(
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_counted_reasons_sum_to_rows_in_minus_rows_out(
+    rows: list[Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("build")
+    # A good first row, so that some row is left.
+    manifest = build(folder, [kernelbook_row("sqrt"), *rows])
+    rows_in = len(rows) + 1
+    for step in manifest["steps"]:
+        assert step["in"] == rows_in
+        rows_in = step["out"]
+        assert step["in"] - step["out"] == sum(step["reasons"].values())
+    assert rows_in == sum(manifest["rows"].values()) == len(written(folder))
+
+
+def test_two_builds_have_the_same_bytes_also_with_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = make_rows(300)
+    seen: list[dict[str, bytes]] = []
+    for name, workers in (("one", 1), ("two", 2)):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_jsonl(folder / "rows.jsonl", rows)
+        settings = build_of(folder, split={"heldout_share": 0.1})
+        with monkeypatch.context() as patch:
+            if workers == 1:
+                patch.setattr(preparing, "FEW", 100)
+            building.build_rows(settings, workers=workers, is_shown=False)
+        seen.append(contents(folder / "out"))
+    assert seen[0] == seen[1]
+    assert set(seen[0]) == {
+        "dropped.jsonl", "manifest.json", "heldout.jsonl", "heldout.parquet", "train.jsonl",
+        "train.parquet",
+    }  # fmt: skip
+
+
+def test_a_build_that_is_done_is_not_repeated_and_another_one_is_refused(tmp_path: Path) -> None:
+    build(tmp_path, make_rows(3))
+    before = (tmp_path / "out/train.jsonl").stat().st_mtime_ns
+    build(tmp_path, make_rows(3))
+    assert (tmp_path / "out/train.jsonl").stat().st_mtime_ns == before
+    with pytest.raises(ConfigError, match=r"output.dir: .*holds a build of other settings"):
+        build(tmp_path, make_rows(4))
+    (tmp_path / "out/train.jsonl").unlink()
+    build(tmp_path, make_rows(3))
+    assert len(written(tmp_path)) == 3
+
+
+def test_a_directory_with_other_files_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/train.jsonl").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty, and no build made"):
+        build(tmp_path, make_rows(3))
+    assert (tmp_path / "out/train.jsonl").read_text() == "mine"
+
+
+def test_no_row_left_is_an_error_with_the_reasons(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no row is left; 2 broken JSON, 1 no object"):
+        build(tmp_path, ["{", "[1]", "{"])
+
+
+def test_strict_ends_with_the_first_broken_row(tmp_path: Path) -> None:
+    rows = [*make_rows(2), {"text": "x"}, "{"]
+    with pytest.raises(ConfigError) as caught:
+        build(tmp_path, rows, input={"strict": True})
+    assert str(caught.value) == (
+        f'input.path: {tmp_path}/rows.jsonl:3 ("kernelbook"): broken row: '
+        "entry_point: found nothing; a text (columns here: text)"
+    )
+
+
+class FakePool:
+    """Judges by a word in the code. Counts its requests."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    async def judge(self, problem: Any, code: str, **options: Any) -> Verdict:
+        self.num_asked += 1
+        status = Status.WRONG if "tl.exp" in code else Status.CORRECT
+        reason = "mismatch" if status is Status.WRONG else "ok"
+        return Verdict(status=status, reason=reason, detail="", harness="h")
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> FakePool:
+    fake = FakePool()
+
+    @asynccontextmanager
+    async def open_fake(*_: Any, **__: Any) -> AsyncGenerator[FakePool]:
+        yield fake
+
+    monkeypatch.setattr(judging, "open_pool", open_fake)
+    return fake
+
+
+def test_only_answers_that_are_judged_correct_stay(tmp_path: Path, pool: FakePool) -> None:
+    rows = [kernelbook_row(op) for op in ("relu", "exp", "sin")]
+    manifest = build(tmp_path, rows, filters={"judged": True})
+    assert manifest["verdicts"] == {"correct: ok": 2, "wrong: mismatch": 1}
+    assert manifest["judges"]["harness"] == ["h"]
+    assert [row["verdict"] for row in written(tmp_path)] == ["correct", "correct"]
+    (dropped,) = written(tmp_path, "dropped.jsonl")
+    assert (dropped["step"], dropped["reason"]) == ("judged", "wrong: mismatch")
+
+
+def test_a_build_that_ended_while_judging_judges_no_answer_twice(
+    tmp_path: Path, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [kernelbook_row(op) for op in ("relu", "exp", "sin")]
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "open_sinks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path, rows, filters={"judged": True})
+    log = tmp_path / "out/.build/verdicts.jsonl"
+    log.write_text(log.read_text()[:-20])  # the last line was cut
+    assert pool.num_asked == 3
+    build(tmp_path, rows, filters={"judged": True})
+    assert pool.num_asked == 4
+
+
+@pytest.mark.long
+def test_real_judges_drop_a_wrong_answer(tmp_path: Path) -> None:
+    wrong = kernelbook_row("sigmoid")
+    wrong["triton_code"] = wrong["triton_code"].replace("tl.sigmoid", "tl.exp")
+    rows = [kernelbook_row("relu"), wrong]
+    for row in rows:
+        row["python_code"] = row["python_code"].replace("[[], {}]", "[]")
+    manifest = build(tmp_path, rows, filters={"judged": True})
+    assert manifest["verdicts"] == {"correct: ok": 1, "wrong: mismatch": 1}
+
+
+def start(settings: Path, workers: int) -> subprocess.Popen[bytes]:
+    argv = ("data", "build", str(settings), "--workers", str(workers), "--json")
+    return subprocess.Popen(
+        [sys.executable, "-m", "forge", *argv], stdout=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def settings_file(folder: Path, text: str = "") -> Path:
+    path = folder / "build.toml"
+    path.write_text(
+        '[input]\npath = "rows.jsonl"\nformat = "kernelbook"\n[filters]\nlength = false\n'
+        f'[output]\ndir = "out"\n{text}'
+    )
+    return path
+
+
+@pytest.mark.long
+def test_a_build_killed_at_any_time_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    rows = make_rows(1296) * 2
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        write_jsonl(tmp_path / name / "rows.jsonl", rows)
+        settings_file(tmp_path / name)
+    assert start(tmp_path / "whole/build.toml", 2).wait(100) == 0
+    killed = 0
+    for shards in (2, 9, 20, 35):
+        child = start(tmp_path / "killed/build.toml", 2)
+        work = tmp_path / "killed/out/.build"
+        while child.poll() is None and len(list(work.glob("*.facts"))) < shards:
+            time.sleep(0.01)
+        if child.poll() is None:
+            os.kill(child.pid, signal.SIGKILL)
+            killed += 1
+        child.wait()
+    assert killed >= 3
+    assert start(tmp_path / "killed/build.toml", 2).wait(100) == 0
+    assert contents(tmp_path / "whole/out") == contents(tmp_path / "killed/out")
+
+
+def test_a_killed_build_continues_with_its_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = make_rows(150)
+    build(tmp_path / "whole", rows)
+    folder = tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "open_sinks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            build(folder, rows)
+    (folder / "out/.build/000001.facts").unlink()
+    (folder / "out/.train.jsonl.partial").write_text("half")
+    kept = folder / "out/.build/000000.facts"
+    before = kept.stat().st_mtime_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(building.shutil, "rmtree", lambda path: None)
+        build(folder, rows)
+    assert kept.stat().st_mtime_ns == before
+    whole, continued = contents_of_files(tmp_path / "whole/out"), contents_of_files(folder / "out")
+    assert whole == continued
+
+
+def test_files_of_an_unfinished_build_with_other_settings_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "write_whole", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path, make_rows(4), split={"heldout_share": 0.5})
+    assert (tmp_path / "out/heldout.jsonl").is_file()
+    build(tmp_path, make_rows(4))
+    assert set(contents(tmp_path / "out")) == {
+        "dropped.jsonl", "manifest.json", "train.jsonl", "train.parquet",
+    }  # fmt: skip
+
+
+def contents_of_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize("size", [1, 3, 64])
+def test_any_choice_of_chunks_has_the_rows_of_its_place(
+    kind: str, size: int, tmp_path: Path
+) -> None:
+    rows = [{"n": n, "text": "é" * n} for n in range(7)]
+    path = tmp_path / f"rows.{kind}"
+    if kind == "parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    elif kind == "json":
+        path.write_text("\ufeff" + json.dumps(rows, ensure_ascii=False, indent=1))
+    else:
+        write_jsonl(path, [*rows[:3], "", *rows[3:]])
+    (file,) = find_row_files(path)
+    assert file.num_rows == 7
+    chunks = plan_chunks([file], size=size)
+    for part in (chunks, chunks[1::2], chunks[-1:]):
+        for chunk, found in read_chunks(file, part):
+            assert found == rows[chunk.start : chunk.stop]
+
+
+def errors(folder: Path, text: str) -> Iterator[str]:
+    path = folder / "build.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_build(path)
+    yield from str(caught.value).splitlines()
+
+
+def test_all_mistakes_of_the_settings_are_reported_at_once(tmp_path: Path) -> None:
+    text = (
+        '[input]\npath = "nowhere"\nformt = "x"\n[filters]\nmin_tokens = 9000\n[output]\ndir = 3\n'
+    )
+    lines = [line.replace(f"{tmp_path}/", "") for line in errors(tmp_path, text)]
+    assert lines == [
+        "build.toml:3: input.formt: unknown key; did you mean format?",
+        "build.toml:7: output.dir: found 3; a path",
+    ]
+    lines = [
+        line.replace(f"{tmp_path}/", "")
+        for line in errors(
+            tmp_path,
+            text.replace("formt", "format").replace('"x"', '"traces"').replace("= 3", '= "out"'),
+        )
+    ]
+    assert lines == [
+        "build.toml: tokenizer.path: missing; a model's directory, or filters.length = false",
+        "build.toml:2: input.path: nowhere: no such file or directory",
+        "build.toml:5: filters.min_tokens: found 9000; at most filters.max_tokens",
+    ]
+
+
+def test_paths_are_relative_to_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inner").mkdir()
+    write_jsonl(tmp_path / "inner/rows.jsonl", make_rows(1))
+    path = settings_file(tmp_path / "inner")
+    monkeypatch.chdir(tmp_path)
+    found = load_build(Path("inner/build.toml"))
+    assert found.input.path == tmp_path / "inner/rows.jsonl"
+    assert found.output.dir == tmp_path / "inner/out"
+    assert load_build(path, overrides=["split.seed=3"]).split.seed == 3
+
+
+def test_a_tokenizer_without_a_chat_template_is_one_line(tmp_path: Path) -> None:
+    model = write_tokenizer(tmp_path / "model")
+    (model / "chat_template.jinja").unlink()
+    tables = {"tokenizer": {"path": str(model)}, "filters": {"length": True}}
+    with pytest.raises(ConfigError) as caught:
+        build(tmp_path, make_rows(1), **tables)
+    assert str(caught.value) == (
+        f"tokenizer.path: {model}/chat_template.jinja: not found, and tokenizer_config.json has "
+        "no chat_template"
+    )
+    (model / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"^tokenizer.path: .*model: [^\n]*$"):
+        build(tmp_path, make_rows(1), **tables)
+
+
+def test_an_unreadable_input_found_by_a_worker_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.parquet"
+    rows = [kernelbook_row(number=n) for n in range(300)]
+    parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=50, compression="none")
+    data = bytearray(path.read_bytes())
+    data[200:20_000] = b"\xff" * 19_800
+    path.write_bytes(data)
+    file = settings_file(tmp_path)
+    argv = ["data", "build", str(file), "--set", f"input.path={path}", "--workers", "2"]
+    assert run_command(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"input.path: {path}: cannot be read: " in line
+
+
+def test_two_builds_in_one_directory_are_refused(tmp_path: Path) -> None:
+    import fcntl
+
+    (tmp_path / "out/.build").mkdir(parents=True)
+    lock = os.open(tmp_path / "out", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match="another build is writing to it"):
+        build(tmp_path, make_rows(1))
+    os.close(lock)
+
+
+def test_the_command_prints_steps_and_show_repeats_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_tokenizer(tmp_path / "model")
+    write_jsonl(tmp_path / "rows.jsonl", [*make_rows(3), "{"])
+    assert run_command(["data", "build", str(settings_file(tmp_path))]) == 0
+    shown = capsys.readouterr().out
+    assert "1 broken JSON" in shown
+    assert "3 train rows in" in shown
+    file = str(tmp_path / "out/train.parquet")
+    assert run_command(["data", "show", file, "--num", "2", "--tokenizer", str(model)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("[assistant]") == 2
+    assert "3 rows: 3 with 1 answers" in shown
+    assert "tokens or more" in shown
+    assert "1 broken JSON" in shown
+
+
+def test_show_escapes_what_a_row_says_and_counts_broken_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [{"text": "\x1b[31mred"}, "{"])
+    assert run_command(["data", "show", str(tmp_path / "rows.jsonl")]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[31m" not in shown
+    assert "2 rows, 1 broken" in shown
+    assert run_command(["data", "show", str(tmp_path / "none.jsonl")]) == 2
+
+
+def test_strict_on_the_command_line_ends_with_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [*make_rows(1), "{"])
+    assert run_command(["data", "build", str(settings_file(tmp_path)), "--strict"]) == 2
+    assert "rows.jsonl:2" in capsys.readouterr().err
+
+
+def test_the_readme_lists_every_key_of_a_build_with_its_default() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    found = re.search(r"^```toml\n(\[input\].*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    values = tomllib.loads(found[1])
+    DataBuild.model_validate(values)
+    for name, table in DataBuild.model_fields.items():
+        if name in ("judge", "prompt"):
+            continue
+        inner: Any = table.annotation
+        fields = inner.model_fields
+        assert set(values[name]) == set(fields)
+        for key, value in values[name].items():
+            line = next(line for line in found[1].splitlines() if line.startswith(f"{key} ="))
+            if "# *" not in line:
+                assert fields[key].get_default(call_default_factory=True) == value
+                assert fields[key].description

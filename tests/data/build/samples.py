@@ -1,0 +1,118 @@
+"""Rows, settings and a tokenizer for the tests of data builds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from forge.config.schema.build import DataBuild
+
+ROOT = Path(__file__).parents[3]
+
+MODULE = '''\
+import torch
+
+class {name}(torch.nn.Module):
+    """Adds {number}."""
+
+    def forward(self, x):
+        return torch.{op}(x) + {number}
+
+def get_inputs():
+    return [torch.rand([4, 4])]
+
+def get_init_inputs():
+    return [[], {{}}]
+'''
+ANSWER = """\
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, {value} + {number}, mask=i < n)
+
+class {name}New(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(1,)](x, y, x.numel(), BLOCK=16)
+        return y
+"""
+OPS = {
+    "relu": "tl.maximum(value, 0.0)",
+    "sigmoid": "tl.sigmoid(value.to(tl.float32))",
+    "exp": "tl.exp(value)",
+    "sin": "tl.sin(value)",
+    "sqrt": "tl.sqrt(tl.abs(value))",
+    "square": "value * value",
+}
+"""A torch function, and its value in a kernel."""
+
+
+def kernelbook_row(op: str = "relu", *, number: int = 1, **changes: Any) -> dict[str, Any]:
+    """A row of KernelBook: a module that applies `op` and adds a number, and its kernel."""
+    name = changes.pop("name", f"{op.title()}Plus{number}")
+    row = {
+        "entry_point": name,
+        "python_code": MODULE.format(name=name, op=op, number=number),
+        "triton_code": ANSWER.format(name=name, value=OPS[op], number=number),
+        "uuid": f"{op}-{number}",
+    }
+    return row | changes
+
+
+def make_rows(num: int) -> list[dict[str, Any]]:
+    """Rows that differ from each other in all operations, which only their names have."""
+    rows: list[dict[str, Any]] = []
+    for number in range(num):
+        row = kernelbook_row("relu", name=f"Chain{number}", number=number)
+        calls = [f"    value = tl.step_{number}_{place}(value)\n" for place in range(6)]
+        row["python_code"] = row["python_code"].replace("torch.relu", f"torch.chain_{number}")
+        row["triton_code"] = row["triton_code"].replace(
+            "    tl.store", f"{''.join(calls)}    tl.store"
+        )
+        rows.append(row)
+    return rows
+
+
+def build_of(folder: Path = Path("/nowhere"), **tables: dict[str, Any]) -> DataBuild:
+    """Settings without lengths, with tables replaced."""
+    values: dict[str, Any] = {
+        "input": {"path": str(folder / "rows.jsonl"), "format": "kernelbook"},
+        "output": {"dir": str(folder / "out")},
+        "filters": {"length": False},
+    }
+    for name, table in tables.items():
+        values[name] = {**values.get(name, {}), **table}
+    return DataBuild.model_validate(values)
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> Path:
+    """Writes rows, one JSON value a line; a text is written as it is."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """A model directory whose tokens are bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {
+        token: number for number, token in enumerate([*alphabet, "<|im_start|>", "<|im_end|>"])
+    }
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    shutil.copy(ROOT / "forge/data/chat_template.jinja", folder / "chat_template.jinja")
+    return folder
