@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.data.compositions import Composition, Style, answer
+from forge.data.families.half import Dtype
 from forge.data.pairs.mistakes import break_answer
 from forge.data.prompts import Exchange, conversation, first_messages
 from forge.records import Message, Pair, Problem, Verdict
@@ -27,7 +28,8 @@ MAX_BROKEN = 2
 
 def answer_text(composition: Composition, code: str, *, style: Style = Style.DYNAMIC) -> str:
     """The completion to train: a short plan that ends with the style, then the code."""
-    plan = f"{composition.family} {composition.variant} {style}"
+    half = "" if composition.dtype is Dtype.FP32 else f" {composition.dtype}"
+    plan = f"{composition.family} {composition.variant}{half} {style}"
     return f"<think>\n{plan}\n</think>\n\n```python\n{code}```"
 
 
