@@ -1,7 +1,8 @@
 """Counts generated problems that accept an answer which omits work: a constant, the input, a part
 of the output, a chain without one of its steps.
 
-    .venv/bin/python bench/lazy_answers.py [--num 3200] [--seed 1] [--json]
+    .venv/bin/python bench/lazy_answers.py [--num 3200] [--seed 1] [--families all]
+        [--dtypes fp32 bf16] [--json]
 
 Input sets, tolerances and comparison are the judge's own. The answers are made with torch, in this
 process: this checks their values only, not the judge's other means (no kernel, work done by torch,
@@ -14,6 +15,7 @@ import argparse
 import json
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +23,6 @@ import torch
 
 from forge.config.schema import JudgeTable, ProblemsTable
 from forge.data.compositions import Composition, sizes_of
-from forge.data.families import FAMILIES
 from forge.data.generator import generate_problems
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name
@@ -49,11 +50,12 @@ class Drawn:
         self.problem = problem
         self.module, self.model = load(problem.source)
         parameters.move(self.model)
+        self.terms = replace(TERMS, precision=problem.precision)
         self.sets = self.draw(JudgeTable().num_inputs)
-        self.expected = [_expected(one) for one in self.sets]
+        self.expected = [_expected(one, problem.precision) for one in self.sets]
 
     def draw(self, num_sets: int) -> list[InputSet]:
-        return make_sets(self.module, self.model, num_sets=num_sets, terms=TERMS)
+        return make_sets(self.module, self.model, num_sets=num_sets, terms=self.terms)
 
     def takes(self, make: Make) -> bool:
         """True if an answer is accepted on every input set."""
@@ -103,11 +105,11 @@ def _cut(x: torch.Tensor) -> torch.Tensor:
 
 def _without_a_step(drawn: Drawn) -> Iterator[tuple[str, Any]]:
     made = Composition.of(drawn.problem)
-    family, last = FAMILIES[made.family], len(made.chain) - 1
+    last = len(made.chain) - 1
     for i in range(len(made.chain)):
         # A chain has a step at least: one that is rendered as none stands for an empty one.
         chain = made.chain[:i] + made.chain[i + 1 :] or ("relu",)
-        source = family.render_problem(made.variant, chain, sizes=sizes_of(drawn.problem))
+        source = replace(made, chain=chain).source(sizes_of(drawn.problem))
         if not last:
             assert "torch.relu(x)" in source
             source = source.replace("torch.relu(x)", "x")
@@ -117,17 +119,20 @@ def _without_a_step(drawn: Drawn) -> Iterator[tuple[str, Any]]:
         yield f"the {place} step of a chain", model
 
 
-def _expected(one: InputSet) -> Expected:
+def _expected(one: InputSet, precision: str) -> Expected:
     output, error = (each[0].contiguous() for each in (one.outputs, one.errors))
     spec = TensorSpec(dtype_name(output), tuple(output.shape))
-    data, lost = output.numpy().tobytes(), error.numpy().tobytes()
-    return Expected.make(spec, data, error=lost, precision=TERMS.precision)
+    return Expected.make(spec, _bytes(output), error=_bytes(error), precision=precision)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _is_right(got: torch.Tensor, expected: Expected) -> bool:
     if got.numel() != expected.values.size:
         return False
-    return mismatch(expected, got.contiguous().float().numpy().tobytes()) is None
+    return mismatch(expected, _bytes(got.to(getattr(torch, expected.spec.dtype)))) is None
 
 
 def count(problems: list[Problem]) -> dict[str, tuple[int, list[str]]]:
@@ -148,10 +153,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--num", type=int, default=3200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--families", nargs="+", default=["basic"])
+    parser.add_argument("--dtypes", nargs="+", default=["fp32"])
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    found = count(generate_problems(ProblemsTable(num_problems=given.num), seed=given.seed))
+    names = ("families", "dtypes")
+    table = {"num_problems": given.num, **{name: getattr(given, name) for name in names}}
+    found = count(generate_problems(ProblemsTable.model_validate(table), seed=given.seed))
     if given.json:
         print(json.dumps(found))
         return

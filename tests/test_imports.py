@@ -36,7 +36,8 @@ ROOMS: dict[str, set[str]] = {
     "exits": {"process"},
     # data and rollout: the problems and the loop
     "data": {"config.schema", "data.families"},
-    "data.families": set(),
+    "data.families": {"data.families.extended"},
+    "data.families.extended": {"data.families"},
     "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},
     "data.build": {"config.schema", "data", "data.pairs", "data.prompts"},
     "data.prompts": {"config.schema", "data"},

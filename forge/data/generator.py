@@ -6,23 +6,25 @@ different sizes. Called by `load_problems`. Deterministic from the seed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
 from forge.data.compositions import Composition
-from forge.data.families import FAMILIES
-from forge.data.families.ops import MAX_CHAIN, OPS, chains
+from forge.data.families import BASIC, FAMILIES
+from forge.data.families.half import Dtype
+from forge.data.families.ops import MAX_CHAIN, OPS, Chain, chains
 from forge.data.families.sizes import Scale
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.config.schema import ProblemsTable
 
 Cell = tuple[str, int]
 """Family and chain length."""
-
-NUM_CELLS = len(FAMILIES) * MAX_CHAIN
 
 LEVEL_WEIGHTS = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.3}
 """Share of each chain length; the short chains are few and run out first."""
@@ -40,7 +42,12 @@ def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
     Raises:
         ConfigError: no held-out problem for some family and length, or none left to train on.
     """
-    cells = _draw(table.num_problems, rng=Random(seed))
+    if table.num_heldout < num_cells(table):
+        raise ConfigError(
+            f"problems.num_heldout: {table.num_heldout}; "
+            f"every family and chain length needs one: at least {num_cells(table)}"
+        )
+    cells = _draw(table, rng=Random(seed))
     _check(table, num_drawn=sum(map(len, cells.values())))
     rng = Random(seed + 1)
     heldout = _take_evenly(cells, num=table.num_heldout, rng=rng)
@@ -57,7 +64,19 @@ def is_ample(table: ProblemsTable) -> bool:
     num_shown = sum(table.sft_by_level[:MAX_CHAIN])
     num_left = table.num_problems - table.num_heldout
     rarest = min(LEVEL_WEIGHTS.values()) * table.num_problems
-    return NUM_CELLS <= table.num_heldout < rarest and 0 < num_shown < num_left
+    return num_cells(table) <= table.num_heldout < rarest and 0 < num_shown < num_left
+
+
+def families_of(table: ProblemsTable) -> list[str]:
+    """Names of a run's families, each once, in a fixed order."""
+    chosen = set(table.families)
+    chosen |= set(FAMILIES) if "all" in chosen else set(BASIC) if "basic" in chosen else set()
+    return [name for name in FAMILIES if name in chosen]
+
+
+def num_cells(table: ProblemsTable) -> int:
+    """Number of pairs of family and chain length: each has a held-out problem."""
+    return len(families_of(table)) * MAX_CHAIN
 
 
 def _demonstrate(
@@ -88,11 +107,6 @@ def _take_evenly(
 
 
 def _check(table: ProblemsTable, *, num_drawn: int) -> None:
-    if table.num_heldout < NUM_CELLS:
-        raise ConfigError(
-            f"problems.num_heldout: {table.num_heldout}; "
-            f"every family and chain length needs one: at least {NUM_CELLS}"
-        )
     if table.num_heldout >= num_drawn:
         raise ConfigError(
             f"problems.num_heldout: {table.num_heldout}; "
@@ -102,57 +116,81 @@ def _check(table: ProblemsTable, *, num_drawn: int) -> None:
 
 def _problem(composition: Composition, *, split: Split, seed: int, scale: Scale) -> Problem:
     rng = Random(f"{seed}/{composition.problem_id}")
-    family = FAMILIES[composition.family]
-    sizes = family.draw_sizes(rng, scale=scale)
+    composition = replace(composition, scale=scale)
     return Problem(
         problem_id=composition.problem_id,
-        source=family.render_problem(composition.variant, composition.chain, sizes=sizes),
+        source=composition.source(composition.draw_sizes(rng)),
         family=composition.family,
         level=len(composition.chain),
         split=split,
+        precision=composition.dtype.value,
     )
 
 
-def _draw(num_problems: int, *, rng: Random) -> dict[Cell, list[Composition]]:
+def _draw(table: ProblemsTable, *, rng: Random) -> dict[Cell, list[Composition]]:
     """Distinct compositions by cell, shuffled; later cells make up for those that are too small.
     Raises ConfigError if there are not enough in total."""
     taken: dict[Cell, list[Composition]] = {}
-    scarce_first = sorted(FAMILIES, key=lambda name: len(FAMILIES[name].variants))
+    families = families_of(table)
+    scarce_first = sorted(families, key=lambda name: len(FAMILIES[name].variants))
+    dtypes = list(dict.fromkeys(map(Dtype, table.dtypes)))
     missing = 0.0
     for level in range(1, MAX_CHAIN + 1):
-        wanted = num_problems * LEVEL_WEIGHTS[level] + missing
-        for left, name in zip(range(len(FAMILIES), 0, -1), scarce_first, strict=True):
-            part = _sample(name, level, round(wanted / left), rng=rng)
+        wanted = table.num_problems * LEVEL_WEIGHTS[level] + missing
+        for left, name in zip(range(len(families), 0, -1), scarce_first, strict=True):
+            part = _sample(name, level, round(wanted / left), dtypes=dtypes, rng=rng)
             taken[name, level] = part
             wanted -= len(part)
         missing = wanted
     if missing >= 1:
         raise ConfigError(
-            f"problems.num_problems: {num_problems}; the generator found "
-            f"{num_problems - round(missing)} different compositions"
+            f"problems.num_problems: {table.num_problems}; the generator found "
+            f"{table.num_problems - round(missing)} different compositions"
         )
     return taken
 
 
-def _sample(family: str, level: int, num: int, *, rng: Random) -> list[Composition]:
+def _sample(
+    family: str, level: int, num: int, *, dtypes: Sequence[Dtype] = (Dtype.FP32,), rng: Random
+) -> list[Composition]:
+    """At most `num` compositions of a cell. Each pair of variant and chain has one type, so that no
+    split contains another's kernel in another precision."""
     kind = FAMILIES[family]
     if level <= 2:  # few enough to list
         every = [
-            Composition(family=family, variant=variant, chain=chain)
+            made
             for chain in chains(level)
             for variant in kind.variants
-            if kind.accepts(variant, chain)
+            if (made := _typed(family, variant, chain, dtypes=dtypes, rng=rng))
         ]
         rng.shuffle(every)
         return every[:num]
     names = list(OPS)
-    found: dict[Composition, None] = {}
+    found: dict[tuple[str, Chain], Composition] = {}
     num_misses = 0
     while len(found) < num and num_misses < MAX_MISSES:
         chain = tuple(rng.sample(names, level))
-        drawn = Composition(family=family, variant=rng.choice(kind.variants), chain=chain)
-        if drawn in found or not kind.accepts(drawn.variant, chain):
+        variant = rng.choice(kind.variants)
+        made = _typed(family, variant, chain, dtypes=dtypes, rng=rng)
+        if (variant, chain) in found or made is None:
             num_misses += 1
             continue
-        found[drawn], num_misses = None, 0
-    return list(found)
+        found[variant, chain], num_misses = made, 0
+    return list(found.values())
+
+
+def _typed(
+    family: str, variant: str, chain: Chain, *, dtypes: Sequence[Dtype], rng: Random
+) -> Composition | None:
+    """The composition in one of the types in which the problem is worth solving; None if there is
+    none."""
+    kind = FAMILIES[family]
+    if not kind.accepts(variant, chain):
+        return None
+    if len(dtypes) > 1 or dtypes[0] is not Dtype.FP32:
+        is_fit = kind.accepts_half(variant, chain)
+        dtypes = [one for one in dtypes if is_fit or one is Dtype.FP32]
+    if not dtypes:
+        return None
+    dtype = dtypes[0] if len(dtypes) == 1 else rng.choice(dtypes)
+    return Composition(family=family, variant=variant, chain=chain, dtype=dtype)

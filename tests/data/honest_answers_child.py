@@ -50,7 +50,9 @@ def compile_to_ir(source: str, code: str, folder: Path) -> str:
     from triton.compiler import ASTSource, make_backend
 
     kernel = _load(code, folder / "new.py")["kernel"]
-    kinds = {"BLOCK": "constexpr"}
+    kinds = {"i_ptr": "*i64", "keep_ptr": "*i1"}
+    constants = [param.name for param in kernel.params if param.is_constexpr]
+    kinds |= dict.fromkeys(constants, "constexpr")
     signature = {
         name: kinds.get(name, "*fp32" if name.endswith("_ptr") else "i32")
         for name in kernel.arg_names
@@ -61,7 +63,7 @@ def compile_to_ir(source: str, code: str, folder: Path) -> str:
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
-    ast_source = ASTSource(kernel, signature, constexprs={"BLOCK": 32})
+    ast_source = ASTSource(kernel, signature, constexprs=dict.fromkeys(constants, 32))
     functions = backend.get_codegen_implementation(options)
     modules = backend.get_module_map()
     ast_source.make_ir(target, options, functions, modules, context)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from forge.config.checks.mistake import absent, mistake
-from forge.config.schema.problems import find_shape_mistakes
+from forge.config.schema.problems import ProblemsTable, find_shape_mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +63,11 @@ def _check_directory(experiment: Experiment) -> Iterator[Mistake]:
             "contain their sizes, and problems.overrides changes them",
             *("problems", "sizes"),
         )
+    defaults = ProblemsTable()
+    for name in ("families", "dtypes"):
+        if (found := getattr(problems, name)) != getattr(defaults, name):
+            text = f'found {json.dumps(found)}; allowed with source = "generated" only'
+            yield mistake(text, "problems", name)
 
 
 def check_data(experiment: Experiment) -> Iterator[Mistake]:

@@ -62,4 +62,4 @@ class Elementwise(Family):
         return is_sound(chain) and not (variant == "residual" and chain == ("neg",))
 
 
-ELEMENTWISE = Elementwise(name="elementwise", variants=tuple(_RESULT))
+ELEMENTWISE = Elementwise(name="elementwise", variants=tuple(_RESULT), outer="HEADS")

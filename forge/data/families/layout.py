@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.data.families.ops import Chain, is_sound
+from forge.data.families.ops import Chain, is_sound, is_sound_in_half
 from forge.data.families.sizes import Scale, Sizes
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ class Family(ABC):
 
     name: str
     variants: tuple[str, ...]
+    outer: str = "ROWS"
+    """Size that a large problem in half precision doubles, so that it moves as many bytes."""
 
     @abstractmethod
     def draw_sizes(self, rng: Random, *, scale: Scale) -> Sizes:
@@ -42,6 +44,10 @@ class Family(ABC):
     def accepts(self, variant: str, chain: Chain) -> bool:
         """True if the problem is worth solving: every step matters and the result varies."""
         return is_sound(chain)
+
+    def accepts_half(self, variant: str, chain: Chain) -> bool:
+        """True for an accepted problem if it is also worth solving in half precision."""
+        return is_sound_in_half(chain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,11 @@ WIDE_LAUNCH = ", num_warps=8"
 
 def _indent(lines: Sequence[str], spaces: int) -> str:
     return "\n".join(" " * spaces + line for line in lines)
+
+
+def cdiv(size: str, block: int) -> str:
+    """Expression of the number of blocks; a number if `size` is one."""
+    return str(-(-int(size) // block)) if size.isdecimal() else f"triton.cdiv({size}, {block})"
 
 
 def problem_source(
@@ -112,15 +123,17 @@ def answer_source(
     forward: Sequence[str],
     args: str = "x",
     parameters: Parameters = NO_PARAMETERS,
+    constants: Sequence[str] = ("BLOCK",),
 ) -> str:
-    """An answer file: one kernel and the ModelNew that launches it."""
+    """An answer file: one kernel with its `constants`, and the ModelNew that launches it."""
+    declared = ", ".join(f"{name}: tl.constexpr" for name in constants)
     return f"""import torch
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def kernel({kernel_args}, BLOCK: tl.constexpr):
+def kernel({kernel_args}, {declared}):
 {_indent(kernel, 4)}
 
 

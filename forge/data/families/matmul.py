@@ -15,6 +15,7 @@ from forge.data.families.layout import (
     Family,
     Parameters,
     answer_source,
+    cdiv,
     problem_source,
 )
 from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
@@ -129,11 +130,8 @@ def _tiles(m: str, n: str, k: str) -> tuple[list[str], str, str]:
         f"    v = tl.load(y_ptr + t * {n} + cols, mask=(t < {k}) & (cols < {n}), other=0.0)",
         "    x = tl.dot(u, v, x)",
     ]
-    grid = ", ".join(
-        str(-(-int(size) // _TILE)) if size.isdecimal() else f"triton.cdiv({size}, {_TILE})"
-        for size in (m, n)
-    )
+    grid = ", ".join(cdiv(size, _TILE) for size in (m, n))
     return lines, f"({grid})", f"{_TILE}{WIDE_LAUNCH}"
 
 
-MATMUL = Matmul(name="matmul", variants=tuple(_PRODUCT))
+MATMUL = Matmul(name="matmul", variants=tuple(_PRODUCT), outer="M")

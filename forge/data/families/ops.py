@@ -100,6 +100,10 @@ _MIN_SPREAD = 0.04
 """Smallest standard deviation of a chain's values: below it the reference hardly varies."""
 _MIN_EFFECT = 0.02
 """Smallest root mean square change of the result from leaving out a step."""
+_MIN_HALF_SPREAD, _MIN_HALF_EFFECT = 0.1, 0.1
+"""The same in half precision, the effect relative to the result's root mean square."""
+_HALF_TOLERANCE = 1e-2
+"""The judge's tolerance for a result in half precision."""
 
 
 def _values(chain: Chain) -> list[float]:
@@ -129,6 +133,67 @@ def is_sound(chain: Chain) -> bool:
         if change and math.sqrt(sum(c * c for c in change) / len(change)) < _MIN_EFFECT:
             return False
     return True
+
+
+@lru_cache(maxsize=100_000)
+def is_sound_in_half(chain: Chain) -> bool:
+    """True if a sound chain also is one where each step rounds to bf16, as eager mode does.
+
+    Each step must change the result by far more than the judge allows in half precision, and the
+    roundings, which an answer in fp32 does not make, by less.
+    """
+    exact = _values(chain)
+    if not exact or _spread(exact) < _MIN_HALF_SPREAD:
+        return False
+    scale = math.sqrt(sum(v * v for v in exact) / len(exact))
+    rounded = list(map(_to_bf16, _POINTS))
+    for name in chain:
+        rounded = [_to_bf16(OPS[name].value(x)) for x in rounded]
+    from_rounded = [_apply(chain, _to_bf16(x)) for x in _POINTS]
+    pairs = zip(rounded, from_rounded, strict=True)
+    if any(abs(r - v) > _HALF_TOLERANCE * (scale + abs(v)) for r, v in pairs):
+        return False
+    return all(
+        math.dist(exact, without) > _MIN_HALF_EFFECT * scale * math.sqrt(len(exact))
+        for i in range(len(chain))
+        if (without := _values(chain[:i] + chain[i + 1 :]))
+    )
+
+
+def spread_of(chain: Chain) -> float:
+    """Standard deviation of a chain's results over the bulk of a standard normal input, evenly."""
+    return _spread(_values(chain)) if _values(chain) else 0.0
+
+
+def mean_square_of(chain: Chain) -> float:
+    """Mean square of the results for a standard normal input; infinite for a chain that blows
+    up."""
+    values = _values(chain)
+    weights = [math.exp(-x * x / 2) for x in _POINTS]
+    squares = (w * v * v for w, v in zip(weights, values, strict=False))
+    return sum(squares) / sum(weights) if values else math.inf
+
+
+def keeps_small_results(chain: Chain) -> bool:
+    """False if a kernel's result near 0 may have the rounding error of a 1.
+
+    log(1 + exp(-|x|)) has it far from 0. tanh as 2σ(2x) - 1 and elu as exp(x) - 1 have it near 0,
+    which only a step before them makes of a whole input. The judge sees it if a whole output is
+    that small.
+    """
+    return not ({"softplus", "logsigmoid"} & set(chain) or {"tanh", "elu"} & set(chain[1:]))
+
+
+def _apply(chain: Chain, x: float) -> float:
+    for name in chain:
+        x = OPS[name].value(x)
+    return x
+
+
+def _to_bf16(x: float) -> float:
+    """The nearest number with eight significant bits."""
+    mantissa, exponent = math.frexp(x)
+    return math.ldexp(round(mantissa * 256), exponent - 8)
 
 
 def chains(length: int) -> Iterator[Chain]:

@@ -19,7 +19,7 @@ from forge.data.families.layout import (
     answer_source,
     problem_source,
 )
-from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
+from forge.data.families.ops import Chain, is_sound_in_half, last_name, torch_lines, triton_lines
 from forge.data.families.sizes import (
     Scale,
     Sizes,
@@ -36,6 +36,8 @@ class RowVariant:
 
     inputs: tuple[str, ...] = ()
     """Inputs besides the matrix."""
+    operands: tuple[str, ...] = ()
+    """Tensors that the kernel reads; empty for those of the family."""
     reference: tuple[str, ...] = ()
     """Statements of the reference before the chain."""
     result: str = "{c}"
@@ -57,6 +59,21 @@ class RowFamily(Family):
     parameters: Parameters = NO_PARAMETERS
     reduces: bool = False
     """True if a row gives one number instead of a row."""
+    fp32_only: tuple[str, ...] = ()
+    """Variants that hide the chain behind a larger number, within the tolerance of half precision:
+    the logarithm of a row's length."""
+
+    def operands_of(self, variant: str) -> tuple[str, ...]:
+        """Tensors that the kernel of a variant reads."""
+        return self.lines[variant].operands or self.operands
+
+    def arguments_of(self, variant: str) -> str:
+        """Arguments of `forward`."""
+        return ", ".join(n for n in self.operands_of(variant) if not n.startswith("self."))
+
+    def accepts_half(self, variant: str, chain: Chain) -> bool:
+        """True for a chain that is sound in half precision and not hidden."""
+        return variant not in self.fp32_only and is_sound_in_half(chain)
 
     def draw_sizes(self, rng: Random, *, scale: Scale) -> Sizes:
         """Rows and the factors of their length."""
@@ -71,7 +88,7 @@ class RowFamily(Family):
             product="COLS",
             inputs=["torch.randn(ROWS, COLS)", *lines.inputs],
             forward=[*lines.reference, *torch_lines(chain), f"return {result}"],
-            args="x, y" if lines.inputs else "x",
+            args=self.arguments_of(variant),
             parameters=self.parameters,
         )
 
@@ -84,14 +101,14 @@ class RowFamily(Family):
         else:
             m, n, passed = str(sizes["ROWS"]), str(product(sizes)), ""
             block = str(next_power_of_2(product(sizes)))
-        lines, c = self.lines[variant], last_name(chain)
+        lines, c, operands = self.lines[variant], last_name(chain), self.operands_of(variant)
         if self.reduces:
             store, out = "tl.store(out_ptr + row, x)", f"x.new_empty({m})"
         else:
             value = "x" if lines.after else c
             store = f"tl.store(out_ptr + row * {n} + cols, {value}, mask=mask)"
             out = "torch.empty_like(x)"
-        pointers = ", ".join(f"{name.removeprefix('self.')}_ptr" for name in self.operands)
+        pointers = ", ".join(f"{name.removeprefix('self.')}_ptr" for name in operands)
         options = WIDE_LAUNCH if scale is Scale.GPU else ""
         return answer_source(
             f"{pointers}, out_ptr{passed}",
@@ -108,9 +125,9 @@ class RowFamily(Family):
             forward=[
                 *(["m, n = x.shape"] if sizes is None else []),
                 f"out = {out}",
-                f"kernel[({m},)]({', '.join(self.operands)}, out{passed}, BLOCK={block}{options})",
+                f"kernel[({m},)]({', '.join(operands)}, out{passed}, BLOCK={block}{options})",
             ],
-            args="x, y" if lines.inputs else "x",
+            args=self.arguments_of(variant),
             parameters=self.parameters,
         )
 
@@ -146,7 +163,9 @@ _SOFTMAX = {
         "log_softmax": ("x = x - tl.log(tl.sum(tl.exp(x), axis=0))",),
     }.items()
 }
-SOFTMAX = RowFamily(name="softmax", variants=tuple(_SOFTMAX), lines=_SOFTMAX)
+SOFTMAX = RowFamily(
+    name="softmax", variants=tuple(_SOFTMAX), lines=_SOFTMAX, fp32_only=("log_softmax",)
+)
 
 _NORM = {
     name: RowVariant(

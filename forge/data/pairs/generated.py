@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.data.compositions import Composition, Style, answer
+from forge.data.families.half import Dtype
 from forge.data.pairs.mistakes import break_answer
 from forge.data.prompts.conversation import Exchange
 from forge.records import Message, Pair, Problem, Verdict
@@ -30,7 +31,8 @@ def answer_text(
     composition: Composition, code: str, *, prompts: PromptSet, style: Style = Style.DYNAMIC
 ) -> str:
     """The completion to train: a short plan that ends with the style, then the code."""
-    plan = prompts.thought(f"{composition.family} {composition.variant} {style}")
+    half = "" if composition.dtype is Dtype.FP32 else f" {composition.dtype}"
+    plan = prompts.thought(f"{composition.family} {composition.variant}{half} {style}")
     return f"{plan}```python\n{code}```"
 
 

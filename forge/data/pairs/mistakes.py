@@ -10,7 +10,6 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from forge.data.compositions import Composition, Style, answer_to, static_sizes
-from forge.data.families import FAMILIES
 from forge.data.families.ops import OPS, Chain
 
 if TYPE_CHECKING:
@@ -76,9 +75,7 @@ def wrong_size(draft: Draft, rng: Random) -> str | None:
     """Wrong products: the numbers in the source are those of other sizes."""
     if draft.sizes is None:
         return None
-    composition = draft.composition
-    sizes = FAMILIES[composition.family].draw_sizes(rng, scale=composition.scale)
-    return answer_to(composition, sizes=sizes)
+    return answer_to(draft.composition, sizes=draft.composition.draw_sizes(rng))
 
 
 def missing_mask(draft: Draft, rng: Random) -> str | None:
