@@ -37,6 +37,7 @@ ROOMS: dict[str, set[str]] = {
     # data and rollout: the problems and the loop
     "data": {"config.schema", "data.families"},
     "data.families": set(),
+    "data.inductor": set(),
     "data.pairs": {"config.schema", "data", "data.families"},
     "rollout": {"rewards", "data", "rollout.sampling"},
     "rollout.sampling": set(),
