@@ -203,8 +203,13 @@ class _Inlining(ast.NodeTransformer):
                 if any(isinstance(one, ast.Name) and one.id in known for one in ast.walk(value)):
                     continue
                 if facts.may_replace(name, value):
-                    known[name] = facts.as_operand(value)
+                    is_cast = facts.has_attributes(name)
+                    known[name] = value if is_cast else facts.as_operand(value)
         return cls(known=known)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return _as_full_of_floats(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if isinstance(node.ctx, ast.Load) and node.id in self.known:
@@ -274,10 +279,12 @@ class _Facts:
                 return is_once and self.shapes.get(other) == ast.dump(shape)
             case ast.Call(args=[_, _, kind]) if _calls(value, "tl.full"):
                 uses = self.uses.get(name, [])
+                if uses and all(_is_cast(one) for one in uses):
+                    return True
                 number = self.as_operand(value)
                 return _is_number(number) and all(_may_hold(one, dotted(kind)) for one in uses)
             case _:
-                return _is_number(value) and not self._has_attributes(name)
+                return _is_number(value) and not self.has_attributes(name)
 
     def as_operand(self, value: ast.expr) -> ast.expr:
         """The value as it stands in an expression."""
@@ -289,8 +296,29 @@ class _Facts:
             case _:
                 return value
 
-    def _has_attributes(self, name: str) -> bool:
+    def has_attributes(self, name: str) -> bool:
+        """True if a name is used as `name.to(...)`."""
         return any(isinstance(one, ast.Attribute) for one in self.uses.get(name, []))
+
+
+def _is_cast(parent: ast.AST) -> bool:
+    return isinstance(parent, ast.Attribute) and parent.attr == "to"
+
+
+def _as_full_of_floats(node: ast.Call) -> ast.expr:
+    """`tl.full(shape, 64, tl.int32).to(tl.float32)` is one of floats."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Call(args=[shape, number, kind]) as full, attr="to"),
+            args=[wanted],
+            keywords=[],
+        ) if _calls(full, "tl.full") and dotted(wanted) == "tl.float32" and _is_number(number):
+            if dotted(kind).startswith("tl.int"):
+                args = [shape, _as_float(number), wanted]
+                return ast.Call(func=full.func, args=args, keywords=[])
+            return node
+        case _:
+            return node
 
 
 def _is_number(node: ast.expr) -> bool:
