@@ -147,7 +147,9 @@ async def judge_all(
     results: dict[str, Result] = {}
     gpus = inventory()[:1] if given.device == "cuda" else ()
     for policy in ("own", "hybrid"):
-        waiting = iter([row for row in rows if row.name in made and made[row.name].policy == policy])
+        waiting = iter(
+            [row for row in rows if row.name in made and made[row.name].policy == policy]
+        )
 
         async def work(pool: Pool, waiting: Iterator[Row] = waiting) -> None:
             for row in waiting:

@@ -24,7 +24,7 @@ import torch._inductor.graph
 import torch.utils._triton
 import triton
 from torch._dynamo.device_interface import CudaInterface
-from torch._inductor import compile_fx
+from torch._inductor import compile_fx, config
 from torch._inductor.fx_passes import joint_graph, post_grad
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -103,7 +103,7 @@ def _code(graph: Any, given: list[Any]) -> str:
 
     owner = torch._inductor.graph.GraphLowering
     name = "_compile_to_module" if hasattr(owner, "_compile_to_module") else "compile_to_module"
-    caches = torch._inductor.config.patch(force_disable_caches=True)
+    caches = config.patch(force_disable_caches=True)
     with mock.patch.object(owner, name, stop), caches:
         try:
             compile_fx.compile_fx(graph, given)
@@ -116,9 +116,7 @@ def _on_card(value: Any, *, trains: bool) -> Any:
     """A CUDA tensor like the given one; fake where there is no card."""
     if not isinstance(value, torch.Tensor):
         return value
-    made = torch.empty_strided(
-        value.shape, value.stride(), dtype=value.dtype, device="cuda"
-    )
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
     return made.requires_grad_(trains and value.requires_grad)
 
 

@@ -172,7 +172,9 @@ class _Steps:
                 self.names[name] = self.value(value)
             case ast.Call() if dotted(value.func).rpartition(".")[2] in IGNORED:
                 pass
-            case ast.Call(func=function) if dotted(function) == "torch._C._cuda_getCurrentRawStream":
+            case ast.Call(func=function) if (
+                dotted(function) == "torch._C._cuda_getCurrentRawStream"
+            ):
                 pass
             case ast.Call() | ast.Subscript():
                 root = Root(expr=ast.Name(id=name, ctx=ast.Load()))

@@ -11,17 +11,21 @@ import ast
 from forge.data.inductor.outcome import NotRewritten, Reason
 from forge.data.inductor.source import dotted
 
-LANGUAGE = frozenset(
-    "abs cdiv ceil cos div_rn erf exp exp2 fdiv floor fma log log2 max maximum min minimum rsqrt"
-    " sigmoid sin sqrt sqrt_rn umulhi".split()
-)
+LANGUAGE = frozenset({
+    "abs", "cdiv", "ceil", "cos", "div_rn", "erf", "exp", "exp2",
+    "fdiv", "floor", "fma", "log", "log2", "max", "maximum", "min",
+    "minimum", "rsqrt", "sigmoid", "sin", "sqrt", "sqrt_rn", "umulhi",
+})  # fmt: skip
 """Functions that `triton.language` has itself."""
 
-LIBDEVICE = frozenset(
-    "acos acosh asin asinh atan atan2 atanh cbrt copysign cosh erfc erfcinv erfcx erfinv exp10"
-    " expm1 fmod hypot ilogb isinf isnan j0 j1 ldexp lgamma llrint log10 log1p nearbyint nextafter"
-    " norm normcdf normcdfinv pow rint round signbit sinh tan tanh tgamma trunc y0 y1".split()
-)
+LIBDEVICE = frozenset({
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt",
+    "copysign", "cosh", "erfc", "erfcinv", "erfcx", "erfinv", "exp10", "expm1",
+    "fmod", "hypot", "ilogb", "isinf", "isnan", "j0", "j1", "ldexp",
+    "lgamma", "llrint", "log10", "log1p", "nearbyint", "nextafter", "norm", "normcdf",
+    "normcdfinv", "pow", "rint", "round", "signbit", "sinh", "tan", "tanh",
+    "tgamma", "trunc", "y0", "y1",
+})  # fmt: skip
 """Functions of `triton.language.extra.libdevice`, which has them for every vendor."""
 
 RENAMED = {"fast_tanhf": "tanh", "fast_expf": "exp", "fast_dividef": "fdiv"}
@@ -129,9 +133,10 @@ CALLS = {
 
 ALL = "tl.PropagateNan.ALL"
 
-RANDOM = frozenset(
-    "rand randn randint randint4x rand4x randn4x randint64 rand_eager_kernel philox".split()
-)
+RANDOM = frozenset({
+    "rand", "randn", "randint", "randint4x", "rand4x", "randn4x", "randint64", "rand_eager_kernel",
+    "philox",
+})  # fmt: skip
 
 
 def translate(node: ast.AST) -> ast.AST:

@@ -1,7 +1,7 @@
 """A kernel's body in Triton's own words: no aliases, no constants behind names, no unused values.
 
-`plain` is applied once to each kernel, `without` again whenever the launches show that a parameter's
-stores are read by nobody.
+`plain` is applied once to each kernel, `without` again whenever the launches show that nobody reads
+what it stores through a parameter.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def plain(kernel: Kernel) -> Kernel:
     _drop_no_masks(left)
     params = (*kernel.params, *(name for name in fixed if name not in kernel.params))
     constexprs = kernel.constexprs | fixed.keys()
-    return _cleaned(
-        replace(kernel, body=left, params=params, constexprs=constexprs, fixed=fixed)
-    )
+    return _cleaned(replace(kernel, body=left, params=params, constexprs=constexprs, fixed=fixed))
 
 
 def without(kernel: Kernel, unread: Set[str]) -> Kernel:
@@ -347,8 +345,8 @@ def _as_float(node: ast.expr) -> ast.expr:
 def _may_hold(parent: ast.AST, kind: str) -> bool:
     """True if a plain number means the same there as a tensor of one such number.
 
-    A comparison takes either. `tl.maximum` makes a tensor of it. In arithmetic a float is one, since
-    Inductor computes in fp32; an integer would take the other side's width.
+    A comparison takes either. `tl.maximum` makes a tensor of it. In arithmetic a float may stand,
+    since Inductor computes in fp32; an integer would take the other side's width.
     """
     match parent:
         case ast.Compare(left=left, comparators=[right]):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from forge.data.inductor.helpers import FUNCTIONS, translate
 from forge.data.inductor.outcome import NotRewritten, Reason
-from forge.data.inductor.source import dotted
 from forge.data.inductor.steps import Allocate, Compute, Launch, Step, Value
 from forge.data.inductor.tensors import View, as_tuple, is_contiguous
 from forge.data.inductor.text import print_module
@@ -28,9 +27,7 @@ MAX_NAME = 48
 PARTS = re.compile(r"^triton_(?:poi|per|red|tem|for|spl|unk)_fused_(.*?)_?\d*$")
 
 
-def write_module(
-    answer: Answer, kernels: dict[str, Kernel], forward: Forward, *, name: str
-) -> str:
+def write_module(answer: Answer, kernels: dict[str, Kernel], forward: Forward, *, name: str) -> str:
     """The module's source; `name` is that of its class. Raises NotRewritten."""
     names = _kernel_names(kernels)
     made = [_kernel(one, names[key]) for key, one in kernels.items()]
@@ -77,7 +74,8 @@ def _kernel(kernel: Kernel, name: str) -> ast.FunctionDef:
 def _function(
     name: str, given: list[ast.arg], body: list[ast.stmt], *, decorators: list[ast.expr]
 ) -> ast.FunctionDef:
-    made = copy.deepcopy(EMPTY)
+    made = ast.parse("def empty(): pass").body[0]
+    assert isinstance(made, ast.FunctionDef)
     made.name, made.body, made.decorator_list = name, body or [ast.Pass()], decorators
     made.args.args = given
     return made
@@ -94,11 +92,17 @@ def _functions(answer: Answer, kernels: Sequence[ast.FunctionDef]) -> list[ast.s
         if name in FUNCTIONS:
             node: ast.AST = ast.parse(FUNCTIONS[name]).body[0]
         else:
-            node = translate(copy.deepcopy(answer.combines[name]))
+            node = _without_decorations(copy.deepcopy(answer.combines[name]))
         assert isinstance(node, ast.stmt)
         found[name] = node
         waiting.extend(sorted(_names([node])))
     return [found[name] for name in reversed(found)]
+
+
+def _without_decorations(node: ast.FunctionDef) -> ast.AST:
+    """An operator of a scan in Triton's own words."""
+    node.decorator_list = [_expr("triton.jit")]
+    return translate(node)
 
 
 def _entry(
@@ -284,7 +288,3 @@ class _Renamed(ast.NodeTransformer):
 
 def _expr(name: str) -> ast.expr:
     return ast.parse(name, mode="eval").body
-
-
-EMPTY = ast.parse("def empty(): pass").body[0]
-assert isinstance(EMPTY, ast.FunctionDef)

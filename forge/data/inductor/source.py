@@ -155,9 +155,7 @@ def dotted(node: ast.AST | None) -> str:
 
 def calls_of(node: ast.AST, name: str) -> list[ast.Call]:
     """Calls of a plain name below a node."""
-    return [
-        one for one in ast.walk(node) if isinstance(one, ast.Call) and dotted(one.func) == name
-    ]
+    return [one for one in ast.walk(node) if isinstance(one, ast.Call) and dotted(one.func) == name]
 
 
 def forward_of(entry: ast.ClassDef) -> ast.FunctionDef | None:

@@ -105,9 +105,7 @@ def _with_allocations(steps: list[Step], kept: list[Step]) -> list[Step]:
                 passed.add(step.root)
     chosen = set(kept)
     return [
-        one
-        for one in steps
-        if one in chosen or (isinstance(one, Allocate) and one.root in passed)
+        one for one in steps if one in chosen or (isinstance(one, Allocate) and one.root in passed)
     ]
 
 
@@ -117,7 +115,8 @@ def _stores_in_vain(step: Launch, access: Access, live: set[Root]) -> frozenset[
     vain = set[str]()
     for name in access.written - access.read:
         value = step.arguments.get(name)
-        if isinstance(value, View) and not value.root.is_input:
-            if value.root not in live and value.root not in read:
-                vain.add(name)
+        if not isinstance(value, View) or value.root.is_input:
+            continue
+        if value.root not in live and value.root not in read:
+            vain.add(name)
     return frozenset(vain)

@@ -61,7 +61,9 @@ class View:
         given = [base, as_tuple(self.size), as_tuple(self.stride)]
         if self.offset is not None:
             given.append(self._storage_offset())
-        return ast.Call(func=ast.parse("torch.as_strided", mode="eval").body, args=given, keywords=[])
+        return ast.Call(
+            func=ast.parse("torch.as_strided", mode="eval").body, args=given, keywords=[]
+        )
 
     def _storage_offset(self) -> ast.expr:
         """The offset from the beginning of the storage, which an input may not start at."""
@@ -124,9 +126,7 @@ def _is_reshaped(size: Sizes, stride: Sizes, of_size: Sizes, of_stride: Sizes) -
     return is_whole and is_contiguous(size, stride) and is_contiguous(of_size, of_stride)
 
 
-def _permutation(
-    size: Sizes, stride: Sizes, of_size: Sizes, of_stride: Sizes
-) -> list[int] | None:
+def _permutation(size: Sizes, stride: Sizes, of_size: Sizes, of_stride: Sizes) -> list[int] | None:
     """Axes of another tensor in the order of this one; None if they do not match one by one."""
     if None in (numbers(size), numbers(stride), numbers(of_size), numbers(of_stride)):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -84,21 +85,12 @@ def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 def _header(node: ast.stmt, indent: int) -> Iterator[str]:
     """The lines up to the colon."""
-    match node:
-        case ast.FunctionDef() | ast.ClassDef():
-            bare = type(node)(**{**_fields(node), "body": [ast.Pass()], "decorator_list": []})
-        case ast.If():
-            bare = ast.If(test=node.test, body=[ast.Pass()], orelse=[])
-        case _:
-            bare = type(node)(**{**_fields(node), "body": [ast.Pass()]})
-            if isinstance(bare, ast.For | ast.While):
-                bare.orelse = []
+    bare = copy.copy(node)
+    for name, value in (("body", [ast.Pass()]), ("decorator_list", []), ("orelse", [])):
+        if hasattr(bare, name):
+            setattr(bare, name, value)
     text = ast.unparse(ast.fix_missing_locations(bare))
     yield from _wrapped(text[: text.rindex("\n")], indent)
-
-
-def _fields(node: ast.AST) -> dict[str, object]:
-    return dict(ast.iter_fields(node))
 
 
 def _body(body: list[ast.stmt], indent: int) -> Iterator[str]:
