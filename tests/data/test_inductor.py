@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.data.inductor import NotRewritten, Reason, rewrite
+from forge.data.inductor import NotRewritten, RewriteReason, rewrite
 from forge.data.inductor.blocks import choose_blocks
 from forge.data.inductor.source import Heuristic
 from forge.data.inductor.text import WIDTH
@@ -104,23 +105,23 @@ def replaced(old: str, new: str) -> str:
 
 
 REFUSED = {
-    "class (": Reason.NOT_PYTHON,
-    "x = 1": Reason.NO_ENTRY_POINT,
-    replaced("output = call([arg0_1])", "output = [arg0_1]"): Reason.NO_ENTRY_POINT,
-    replaced(LAUNCH, "pass"): Reason.NO_KERNEL,
-    replaced(", num_stages=1)", ", num_stages=1, RBLOCK=0)"): Reason.UNKNOWN_HEURISTIC,
-    replaced("grid(1)", "cooperative_reduction_grid(1)"): Reason.UNKNOWN_HEURISTIC,
-    replaced("libdevice.sqrt", "triton_helpers.sort_with_index"): Reason.UNKNOWN_HELPER,
-    replaced("libdevice.sqrt(tmp4)", "tl.rand(0, tmp4)"): Reason.RANDOM,
-    replaced(LAUNCH, "arg0_1.frobnicate()"): Reason.UNKNOWN_STATEMENT,
-    replaced(LAUNCH, "extern_kernels.svd(arg0_1, out=buf1)"): Reason.UNKNOWN_OPERATION,
-    replaced("buf1, arg0_1, 1,", "buf1, _constant0, 1,"): Reason.UNKNOWN_NAME,
-    replaced("del buf0", "torch.ops.aten.bernoulli(buf0, out=buf0)"): Reason.RANDOM,
+    "class (": RewriteReason.NOT_PYTHON,
+    "x = 1": RewriteReason.NO_ENTRY_POINT,
+    replaced("output = call([arg0_1])", "output = [arg0_1]"): RewriteReason.NO_ENTRY_POINT,
+    replaced(LAUNCH, "pass"): RewriteReason.NO_KERNEL,
+    replaced(", num_stages=1)", ", num_stages=1, RBLOCK=0)"): RewriteReason.UNKNOWN_HEURISTIC,
+    replaced("grid(1)", "cooperative_reduction_grid(1)"): RewriteReason.UNKNOWN_HEURISTIC,
+    replaced("libdevice.sqrt", "triton_helpers.sort_with_index"): RewriteReason.UNKNOWN_HELPER,
+    replaced("libdevice.sqrt(tmp4)", "tl.rand(0, tmp4)"): RewriteReason.RANDOM,
+    replaced(LAUNCH, "arg0_1.frobnicate()"): RewriteReason.UNKNOWN_STATEMENT,
+    replaced(LAUNCH, "extern_kernels.svd(arg0_1, out=buf1)"): RewriteReason.UNKNOWN_OPERATION,
+    replaced("buf1, arg0_1, 1,", "buf1, _constant0, 1,"): RewriteReason.UNKNOWN_NAME,
+    replaced("del buf0", "torch.ops.aten.bernoulli(buf0, out=buf0)"): RewriteReason.RANDOM,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED.items(), ids=map(str, REFUSED.values()))
-def test_a_row_is_refused_with_a_reason(text: str, reason: Reason):
+def test_a_row_is_refused_with_a_reason(text: str, reason: RewriteReason):
     with pytest.raises(NotRewritten) as refused:
         rewrite(text)
     assert refused.value.reason is reason
@@ -201,9 +202,9 @@ def test_deeply_nested_text_is_refused():
 
 @pytest.mark.long
 def test_block_sizes_are_those_of_inductor(monkeypatch: pytest.MonkeyPatch):
-    import torch._inductor.runtime.triton_heuristics as heuristics
     from torch._inductor.runtime.hints import DeviceProperties, ReductionHint
 
+    heuristics: Any = importlib.import_module("torch._inductor.runtime.triton_heuristics")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     card = DeviceProperties(
         type="cuda", index=0, multi_processor_count=132, cc=90, major=9, warp_size=32

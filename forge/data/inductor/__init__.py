@@ -6,7 +6,7 @@ helpers.py, blocks.py) and prints the module (text.py). It parses, and never run
 Called when data sets are built and by `bench/inductor.py`; imports no other room of forge.
 """
 
-from forge.data.inductor.outcome import NotRewritten, Reason, Rewritten
+from forge.data.inductor.outcome import NotRewritten, RewriteReason, Rewritten
 from forge.data.inductor.rewrite import rewrite
 
-__all__ = ["NotRewritten", "Reason", "Rewritten", "rewrite"]
+__all__ = ["NotRewritten", "RewriteReason", "Rewritten", "rewrite"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.outcome import NotRewritten, Reason
+from forge.data.inductor.outcome import NotRewritten, RewriteReason
 
 if TYPE_CHECKING:
     from forge.data.inductor.source import Heuristic
@@ -53,7 +53,7 @@ def choose_blocks(heuristic: Heuristic) -> Blocks:
             return _persistent(heuristic)
         case _:
             detail = f"{heuristic.kind} over {', '.join(sorted(axes)) or 'no axes'}"
-            raise NotRewritten(Reason.UNKNOWN_HEURISTIC, detail)
+            raise NotRewritten(RewriteReason.UNKNOWN_HEURISTIC, detail)
 
 
 def _pointwise(hints: dict[str, int]) -> Blocks:

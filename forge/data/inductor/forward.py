@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from forge.data.inductor.launches import read_launch
-from forge.data.inductor.outcome import NotRewritten, Reason
-from forge.data.inductor.source import calls_of, dotted, forward_of, literal
+from forge.data.inductor.outcome import NotRewritten, RewriteReason
+from forge.data.inductor.source import calls_of, dotted, forward_of, literal, walk
 from forge.data.inductor.steps import Allocate, Compute, Step, Value
 from forge.data.inductor.tensors import Root, View, is_contiguous
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.data.inductor.source import Answer, Kernel
+    from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel
 
 IGNORED = frozenset({
     *("assert_size_stride", "assert_alignment", "get_raw_stream", "args.clear"),
@@ -55,7 +55,7 @@ DRAWS = ("rand", "seed", "bernoulli", "normal", "dropout")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """What forward does."""
+    """The steps of forward, and the value that it returns."""
 
     steps: list[Step]
     result: ast.expr
@@ -65,7 +65,7 @@ class Forward:
     """The device of an input."""
 
 
-def read_forward(answer: Answer, kernels: dict[str, Kernel]) -> Forward:
+def read_forward(answer: GeneratedAnswer, kernels: dict[str, GeneratedKernel]) -> Forward:
     """The steps of the entry's forward, that of `call` in place. Raises NotRewritten."""
     forward = forward_of(answer.entry)
     assert forward is not None
@@ -73,7 +73,7 @@ def read_forward(answer: Answer, kernels: dict[str, Kernel]) -> Forward:
     for node in forward.body:
         reader.read(node, answer.call)
     if reader.result is None:
-        raise NotRewritten(Reason.UNKNOWN_STATEMENT, "forward returns nothing")
+        raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, "forward returns nothing")
     return Forward(
         steps=reader.steps.steps,
         result=reader.result,
@@ -99,14 +99,14 @@ def unknown(node: ast.AST) -> NoReturn:
         text = ast.unparse(node)
     except (ValueError, AttributeError, RecursionError):
         text = type(node).__name__
-    raise NotRewritten(Reason.UNKNOWN_STATEMENT, text.splitlines()[0][:100] if text else "")
+    raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, text.splitlines()[0][:100] if text else "")
 
 
 @dataclass(slots=True)
 class _Steps:
     """Reads the body of `call`."""
 
-    kernels: dict[str, Kernel]
+    kernels: dict[str, GeneratedKernel]
     names: dict[str, Value] = field(default_factory=dict[str, Value])
     steps: list[Step] = field(default_factory=list[Step])
     returned: list[Value] | None = None
@@ -121,7 +121,7 @@ class _Steps:
         }
         self._read_all(call.body, parameter, given, asserted)
         if self.returned is None:
-            raise NotRewritten(Reason.UNKNOWN_STATEMENT, "call returns nothing")
+            raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, "call returns nothing")
         return self.returned
 
     def _read_all(
@@ -150,7 +150,8 @@ class _Steps:
         names = [one.id for one in _elements(target) if isinstance(one, ast.Name)]
         if len(names) != len(given):
             raise NotRewritten(
-                Reason.UNKNOWN_STATEMENT, f"call takes {len(names)} values, gets {len(given)}"
+                RewriteReason.UNKNOWN_STATEMENT,
+                f"call takes {len(names)} values, gets {len(given)}",
             )
         for name, expr in zip(names, given, strict=True):
             root = Root(expr=expr, is_input=True)
@@ -387,7 +388,7 @@ class _Forward:
         return value
 
     def _with_known(self, node: ast.expr) -> ast.expr:
-        for one in ast.walk(node):
+        for one in walk(node):
             if isinstance(one, ast.Name) and one.id in self.known:
                 return _Replaced(self.known).visit(copy.deepcopy(node))
         return node
@@ -440,7 +441,7 @@ def _counterpart(made: ast.Call) -> ast.Call:
     """An operation of torch that does what an external kernel does."""
     name = dotted(made.func)
     if any(part in name for part in DRAWS):
-        raise NotRewritten(Reason.RANDOM, name)
+        raise NotRewritten(RewriteReason.RANDOM, name)
     owner, _, function = name.rpartition(".")
     if name.startswith("torch.ops.aten."):
         return made
@@ -455,7 +456,7 @@ def _counterpart(made: ast.Call) -> ast.Call:
         given = [first, *made.args[2:]]
         return ast.Call(func=_name("torch.addmm"), args=given, keywords=made.keywords)
     if function not in OPERATIONS:
-        raise NotRewritten(Reason.UNKNOWN_OPERATION, name)
+        raise NotRewritten(RewriteReason.UNKNOWN_OPERATION, name)
     made = _renamed(made, OPERATIONS[function])
     ones = {"alpha", "beta"}
     kept = [k for k in made.keywords if k.arg not in ones or literal(k.value, None) != 1]
@@ -468,7 +469,7 @@ def _convolution(made: ast.Call) -> ast.Call:
     stride = literal(given.get("stride"), None)
     axes = len(stride) if isinstance(stride, tuple | list) else 0
     if (axes, is_transposed) not in CONVOLUTIONS:
-        raise NotRewritten(Reason.UNKNOWN_OPERATION, "extern_kernels.convolution")
+        raise NotRewritten(RewriteReason.UNKNOWN_OPERATION, "extern_kernels.convolution")
     usual = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
     if not is_transposed:
         given.pop("output_padding", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 
-from forge.data.inductor.outcome import NotRewritten, Reason
+from forge.data.inductor.outcome import NotRewritten, RewriteReason
 from forge.data.inductor.source import dotted
 
 LANGUAGE = frozenset({
@@ -153,7 +153,7 @@ class _Translator(ast.NodeTransformer):
         node.args = [self.visit(one) for one in node.args]
         node.keywords = [self.visit(one) for one in node.keywords]
         if function in RANDOM and owner in ("tl", "triton_helpers"):
-            raise NotRewritten(Reason.RANDOM, name)
+            raise NotRewritten(RewriteReason.RANDOM, name)
         match owner:
             case "triton_helpers":
                 return _helper(function, node)
@@ -205,7 +205,7 @@ def _helper(function: str, node: ast.Call) -> ast.expr:
         case "constexpr_next_power_of_2", [value]:
             return _call("triton.next_power_of_2", [value])
         case _:
-            raise NotRewritten(Reason.UNKNOWN_HELPER, f"triton_helpers.{function}")
+            raise NotRewritten(RewriteReason.UNKNOWN_HELPER, f"triton_helpers.{function}")
 
 
 def _mathematics(function: str, node: ast.Call) -> ast.expr:
@@ -214,7 +214,7 @@ def _mathematics(function: str, node: ast.Call) -> ast.expr:
         return _call(f"tl.{function}", node.args)
     if function in LIBDEVICE:
         return _call(f"libdevice.{function}", node.args)
-    raise NotRewritten(Reason.UNKNOWN_HELPER, dotted(node.func))
+    raise NotRewritten(RewriteReason.UNKNOWN_HELPER, dotted(node.func))
 
 
 def _method(node: ast.Call) -> ast.expr:

@@ -1,7 +1,8 @@
 """A kernel's body in Triton's own words: no aliases, no constants behind names, no unused values.
 
-`plain` is applied once to each kernel, `without` again whenever the launches show that nobody reads
-what it stores through a parameter.
+`plain` and `with_sizes_as_arguments` are applied once to each kernel, `without` again whenever the
+launches show that nobody reads what it stores through a parameter. Each may change the statements
+that it is given.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forge.data.inductor.helpers import translate
-from forge.data.inductor.source import dotted
+from forge.data.inductor.source import dotted, walk
 from forge.data.inductor.unused import sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Set
 
-    from forge.data.inductor.source import Kernel
+    from forge.data.inductor.source import GeneratedKernel
 
 MAX_ROUNDS = 50
 
@@ -32,35 +33,34 @@ class Access:
     written: frozenset[str]
 
 
-def plain(kernel: Kernel) -> Kernel:
+def plain(kernel: GeneratedKernel) -> GeneratedKernel:
     """The kernel without Inductor's functions; constexprs that its body fixes are parameters.
 
     Raises:
         NotRewritten: a function without a counterpart, or random numbers.
     """
-    body = [_translated(node) for node in copy.deepcopy(kernel.body)]
+    body = [_translated(node) for node in kernel.body]
     fixed: dict[str, int] = {}
     left = [node for node in body if not _is_fixed(node, fixed) and not _is_assertion(node)]
     _drop_no_masks(left)
     params = (*kernel.params, *(name for name in fixed if name not in kernel.params))
     constexprs = kernel.constexprs | fixed.keys()
-    return _cleaned(replace(kernel, body=left, params=params, constexprs=constexprs, fixed=fixed))
+    return replace(kernel, body=left, params=params, constexprs=constexprs, fixed=fixed)
 
 
-def without(kernel: Kernel, unread: Set[str]) -> Kernel:
+def without(kernel: GeneratedKernel, unread: Set[str]) -> GeneratedKernel:
     """The kernel without stores to some parameters, and without what only those needed."""
-    body = copy.deepcopy(kernel.body)
-    return _cleaned(replace(kernel, body=list(_kept(body, unread))))
+    return _cleaned(replace(kernel, body=list(_kept(kernel.body, unread))))
 
 
-def pruned(kernel: Kernel) -> Kernel:
+def pruned(kernel: GeneratedKernel) -> GeneratedKernel:
     """The kernel without the parameters that its body does not use."""
-    used = {one.id for node in kernel.body for one in ast.walk(node) if isinstance(one, ast.Name)}
+    used = {one.id for one in walk(*kernel.body) if isinstance(one, ast.Name)}
     params = tuple(name for name in kernel.params if name in used)
     return replace(kernel, params=params, constexprs=kernel.constexprs & set(params))
 
 
-def with_sizes_as_arguments(kernel: Kernel, sizes: dict[str, int]) -> Kernel:
+def with_sizes_as_arguments(kernel: GeneratedKernel, sizes: dict[str, int]) -> GeneratedKernel:
     """The kernel without statements like `xnumel = 256`, where each launch passes that number."""
 
     def is_repeated(node: ast.stmt) -> bool:
@@ -70,19 +70,17 @@ def with_sizes_as_arguments(kernel: Kernel, sizes: dict[str, int]) -> Kernel:
             case _:
                 return False
 
-    left = [node for node in copy.deepcopy(kernel.body) if not is_repeated(node)]
+    left = [node for node in kernel.body if not is_repeated(node)]
     return _cleaned(replace(kernel, body=left))
 
 
-def access_of(kernel: Kernel) -> Access:
+def access_of(kernel: GeneratedKernel) -> Access:
     """Reads and writes of a kernel. A pointer outside `tl.load` and `tl.store` counts as both."""
-    stores = [one for node in kernel.body for one in ast.walk(node) if _calls(one, "tl.store")]
-    loads = [one for node in kernel.body for one in ast.walk(node) if _calls(one, "tl.load")]
+    stores = [one for one in walk(*kernel.body) if _calls(one, "tl.store")]
+    loads = [one for one in walk(*kernel.body) if _calls(one, "tl.load")]
     written = _first_names(stores, kernel)
     read = _first_names(loads, kernel)
-    total = Counter(
-        one.id for node in kernel.body for one in ast.walk(node) if isinstance(one, ast.Name)
-    )
+    total = Counter(one.id for one in walk(*kernel.body) if isinstance(one, ast.Name))
     for name in kernel.arguments:
         if total[name] > written[name] + read[name]:
             written[name] += 1
@@ -90,14 +88,14 @@ def access_of(kernel: Kernel) -> Access:
     return Access(read=frozenset(read), written=frozenset(written))
 
 
-def _first_names(calls: list[ast.AST], kernel: Kernel) -> Counter[str]:
+def _first_names(calls: list[ast.AST], kernel: GeneratedKernel) -> Counter[str]:
     """Uses of parameters in the first argument of some calls."""
     pointers = set(kernel.arguments)
     return Counter(
         one.id
         for call in calls
         if isinstance(call, ast.Call) and call.args
-        for one in ast.walk(call.args[0])
+        for one in walk(call.args[0])
         if isinstance(one, ast.Name) and one.id in pointers
     )
 
@@ -141,13 +139,13 @@ def _kept(body: list[ast.stmt], unread: Set[str]) -> Iterator[ast.stmt]:
 def _stores_to(node: ast.expr, unread: Set[str]) -> bool:
     if not (isinstance(node, ast.Call) and _calls(node, "tl.store") and node.args):
         return False
-    return any(isinstance(one, ast.Name) and one.id in unread for one in ast.walk(node.args[0]))
+    return any(isinstance(one, ast.Name) and one.id in unread for one in walk(node.args[0]))
 
 
 def _drop_no_masks(body: list[ast.stmt]) -> None:
     """Removes masks that are None, and slices that take everything."""
     for node in body:
-        for one in ast.walk(node):
+        for one in walk(node):
             if isinstance(one, ast.Call) and dotted(one.func) in ("tl.load", "tl.store"):
                 place = 1 if dotted(one.func) == "tl.load" else 2
                 if len(one.args) == place + 1 and literal_none(one.args[place]):
@@ -170,7 +168,7 @@ def _shorten(node: ast.AST) -> None:
                 pass
 
 
-def _cleaned(kernel: Kernel) -> Kernel:
+def _cleaned(kernel: GeneratedKernel) -> GeneratedKernel:
     body = kernel.body
     for _ in range(MAX_ROUNDS):
         before = len(body)
@@ -191,14 +189,14 @@ class _Inlining(ast.NodeTransformer):
     @classmethod
     def of(cls, body: list[ast.stmt], params: tuple[str, ...]) -> _Inlining:
         """The aliases and constants of a body, but none that stands for another one of them."""
-        names = [one for node in body for one in ast.walk(node) if isinstance(one, ast.Name)]
+        names = [one for one in walk(*body) if isinstance(one, ast.Name)]
         stores = Counter(one.id for one in names if isinstance(one.ctx, ast.Store))
         stores.update(params)
         facts = _Facts.of(body, stores)
         known: dict[str, ast.expr] = {}
         for node in body:
             for name, value in facts.assigned(node):
-                if any(isinstance(one, ast.Name) and one.id in known for one in ast.walk(value)):
+                if any(isinstance(one, ast.Name) and one.id in known for one in walk(value)):
                     continue
                 if facts.may_replace(name, value):
                     is_cast = facts.has_attributes(name)
@@ -211,7 +209,8 @@ class _Inlining(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if isinstance(node.ctx, ast.Load) and node.id in self.known:
-            return copy.deepcopy(self.known[node.id])
+            value = self.known[node.id]
+            return value if isinstance(value, ast.Name | ast.Constant) else copy.deepcopy(value)
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
@@ -241,7 +240,7 @@ class _Facts:
     def of(cls, body: list[ast.stmt], stores: Counter[str]) -> _Facts:
         uses: dict[str, list[ast.AST]] = {}
         shapes: dict[str, str] = {}
-        for parent in (one for node in body for one in ast.walk(node)):
+        for parent in (one for one in walk(*body)):
             for child in ast.iter_child_nodes(parent):
                 if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load):
                     uses.setdefault(child.id, []).append(parent)
@@ -256,7 +255,7 @@ class _Facts:
 
     def assigned(self, node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
         """Names that are assigned once, below a statement, with their values."""
-        for one in ast.walk(node):
+        for one in walk(node):
             match one:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     pass

@@ -6,14 +6,14 @@ import ast
 from typing import TYPE_CHECKING
 
 from forge.data.inductor.blocks import choose_blocks
-from forge.data.inductor.outcome import NotRewritten, Reason
+from forge.data.inductor.outcome import NotRewritten, RewriteReason
 from forge.data.inductor.source import dotted, literal
 from forge.data.inductor.steps import Launch, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.data.inductor.source import Heuristic, Kernel
+    from forge.data.inductor.source import GeneratedKernel, Heuristic
 
 AXES = {
     "Grid1D": ("x",),
@@ -28,7 +28,7 @@ MAX_Y = 65535
 
 
 def read_launch(
-    made: ast.Call, kernels: dict[str, Kernel], value: Callable[[ast.expr], Value]
+    made: ast.Call, kernels: dict[str, GeneratedKernel], value: Callable[[ast.expr], Value]
 ) -> Launch | None:
     """The launch that a call is; None for any other call. Raises NotRewritten."""
     options = {one.arg: one.value for one in made.keywords if one.arg}
@@ -42,7 +42,7 @@ def read_launch(
 
 
 def _launch(
-    kernel: Kernel,
+    kernel: GeneratedKernel,
     args: list[ast.expr],
     options: dict[str, ast.expr],
     grid: ast.expr | None,
@@ -58,7 +58,9 @@ def _launch(
     sizes |= kernel.fixed
     if kernel.constexprs - sizes.keys():
         missing = ", ".join(sorted(kernel.constexprs - sizes.keys()))
-        raise NotRewritten(Reason.UNKNOWN_HEURISTIC, f"{kernel.name}: no value for {missing}")
+        raise NotRewritten(
+            RewriteReason.UNKNOWN_HEURISTIC, f"{kernel.name}: no value for {missing}"
+        )
     return Launch(
         kernel=kernel.name,
         arguments=arguments,
@@ -72,11 +74,11 @@ def _launch(
 def _number(node: ast.expr) -> int:
     value = literal(node, None)
     if not isinstance(value, int) or value < 1:
-        raise NotRewritten(Reason.UNKNOWN_HEURISTIC, f"a size is {ast.unparse(node)[:60]}")
+        raise NotRewritten(RewriteReason.UNKNOWN_HEURISTIC, f"a size is {ast.unparse(node)[:60]}")
     return value
 
 
-def _named(sizes: dict[str, int], kernel: Kernel) -> dict[str, int]:
+def _named(sizes: dict[str, int], kernel: GeneratedKernel) -> dict[str, int]:
     """Sizes under the kernel's names: older versions have RBLOCK for R0_BLOCK."""
     if "R0_BLOCK" in sizes and "R0_BLOCK" not in kernel.constexprs:
         sizes = {**sizes, "RBLOCK": sizes["R0_BLOCK"]}
@@ -84,7 +86,7 @@ def _named(sizes: dict[str, int], kernel: Kernel) -> dict[str, int]:
 
 
 def _arguments(
-    kernel: Kernel,
+    kernel: GeneratedKernel,
     given: list[Value],
     options: dict[str, ast.expr],
     value: Callable[[ast.expr], Value],
@@ -96,18 +98,18 @@ def _arguments(
     arguments |= {name: value(options[name]) for name in kernel.arguments if name in options}
     if len(given) > len(names) or set(names) - arguments.keys():
         detail = f"{kernel.name} takes {len(names)} arguments, gets {len(given)}"
-        raise NotRewritten(Reason.UNKNOWN_STATEMENT, detail)
+        raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, detail)
     return arguments
 
 
-def _constants(kernel: Kernel, heuristic: Heuristic) -> set[str]:
+def _constants(kernel: GeneratedKernel, heuristic: Heuristic) -> set[str]:
     """Parameters that a launch leaves out, which older versions number."""
     names = {str(place): name for place, name in enumerate(kernel.params)}
     return {names.get(key, key) for key in heuristic.constants}
 
 
 def _numels(
-    kernel: Kernel,
+    kernel: GeneratedKernel,
     arguments: dict[str, Value],
     grid: ast.expr | None,
     value: Callable[[ast.expr], Value],
@@ -125,10 +127,10 @@ def _numels(
         case _:
             kind = kernel.heuristic.grid if kernel.heuristic else ""
             kind = kind if grid is None else ast.unparse(grid)
-            raise NotRewritten(Reason.UNKNOWN_HEURISTIC, f"{kernel.name}: grid {kind[:60]}")
+            raise NotRewritten(RewriteReason.UNKNOWN_HEURISTIC, f"{kernel.name}: grid {kind[:60]}")
     found = {axis: one for axis, one in axes.items() if isinstance(one, ast.expr)}
     if len(found) != len(axes):
-        raise NotRewritten(Reason.UNKNOWN_HEURISTIC, f"{kernel.name}: a size is no number")
+        raise NotRewritten(RewriteReason.UNKNOWN_HEURISTIC, f"{kernel.name}: a size is no number")
     return found
 
 

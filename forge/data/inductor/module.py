@@ -10,7 +10,8 @@ import symtable
 from typing import TYPE_CHECKING
 
 from forge.data.inductor.helpers import FUNCTIONS, translate
-from forge.data.inductor.outcome import NotRewritten, Reason
+from forge.data.inductor.outcome import NotRewritten, RewriteReason
+from forge.data.inductor.source import walk
 from forge.data.inductor.steps import Allocate, Compute, Launch, Step, Value
 from forge.data.inductor.tensors import View, as_tuple, is_contiguous
 from forge.data.inductor.text import print_module
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from forge.data.inductor.forward import Forward
-    from forge.data.inductor.source import Answer, Kernel
+    from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel
 
 GIVEN = ("torch", "triton", "triton.language", "triton.language.extra", "torch.nn")
 """Modules whose imports are written anew."""
@@ -27,7 +28,9 @@ MAX_NAME = 48
 PARTS = re.compile(r"^triton_(?:poi|per|red|tem|for|spl|unk)_fused_(.*?)_?\d*$")
 
 
-def write_module(answer: Answer, kernels: dict[str, Kernel], forward: Forward, *, name: str) -> str:
+def write_module(
+    answer: GeneratedAnswer, kernels: dict[str, GeneratedKernel], forward: Forward, *, name: str
+) -> str:
     """The module's source; `name` is that of its class. Raises NotRewritten."""
     names = _kernel_names(kernels)
     made = [_kernel(one, names[key]) for key, one in kernels.items()]
@@ -39,11 +42,11 @@ def write_module(answer: Answer, kernels: dict[str, Kernel], forward: Forward, *
     body = [*rest, *functions, *made, entry]
     code = print_module([[*_imports(body), *imports], body])
     if missing := sorted(_free_names(code)):
-        raise NotRewritten(Reason.UNKNOWN_NAME, ", ".join(missing))
+        raise NotRewritten(RewriteReason.UNKNOWN_NAME, ", ".join(missing))
     return code
 
 
-def _kernel_names(kernels: dict[str, Kernel]) -> dict[str, str]:
+def _kernel_names(kernels: dict[str, GeneratedKernel]) -> dict[str, str]:
     """Readable names: `softmax_kernel` for `triton_per_fused__softmax_0`."""
     taken: set[str] = set()
     names: dict[str, str] = {}
@@ -62,7 +65,7 @@ def _kernel_names(kernels: dict[str, Kernel]) -> dict[str, str]:
     return names
 
 
-def _kernel(kernel: Kernel, name: str) -> ast.FunctionDef:
+def _kernel(kernel: GeneratedKernel, name: str) -> ast.FunctionDef:
     kinds = {True: _expr("tl.constexpr"), False: None}
     given = [
         ast.arg(arg=one, annotation=kinds[one in kernel.constexprs])
@@ -81,7 +84,7 @@ def _function(
     return made
 
 
-def _functions(answer: Answer, kernels: Sequence[ast.FunctionDef]) -> list[ast.stmt]:
+def _functions(answer: GeneratedAnswer, kernels: Sequence[ast.FunctionDef]) -> list[ast.stmt]:
     """Jitted functions that the kernels call, and those that these call."""
     found: dict[str, ast.stmt] = {}
     waiting = sorted(_names(kernels))
@@ -106,8 +109,8 @@ def _without_decorations(node: ast.FunctionDef) -> ast.AST:
 
 
 def _entry(
-    answer: Answer,
-    kernels: dict[str, Kernel],
+    answer: GeneratedAnswer,
+    kernels: dict[str, GeneratedKernel],
     names: dict[str, str],
     forward: Forward,
     name: str,
@@ -125,7 +128,7 @@ def _entry(
 
 
 def _step(
-    step: Step, kernels: dict[str, Kernel], names: dict[str, str], device: ast.expr
+    step: Step, kernels: dict[str, GeneratedKernel], names: dict[str, str], device: ast.expr
 ) -> ast.stmt:
     match step:
         case Allocate():
@@ -154,12 +157,12 @@ def _allocation(step: Allocate, device: ast.expr) -> ast.Call:
     return ast.Call(func=function, args=given, keywords=options)
 
 
-def _launch(step: Launch, kernel: Kernel, name: str) -> ast.Call:
+def _launch(step: Launch, kernel: GeneratedKernel, name: str) -> ast.Call:
     given = [_argument(step.arguments[one]) for one in kernel.arguments]
     options = {one: step.sizes[one] for one in kernel.params if one in kernel.constexprs}
     if step.num_warps != 4:
         options["num_warps"] = step.num_warps
-    has_loop = any(isinstance(one, ast.For) for node in kernel.body for one in ast.walk(node))
+    has_loop = any(isinstance(one, ast.For) for node in kernel.body for one in walk(node))
     if step.num_stages is not None and has_loop:
         options["num_stages"] = step.num_stages
     # `ast.unparse` leaves out the parentheses of a tuple in brackets; as a name it keeps them.
@@ -183,7 +186,7 @@ def _assign(target: ast.expr, value: ast.expr) -> ast.Assign:
     return ast.Assign(targets=[name], value=value, lineno=0)
 
 
-def _needed(answer: Answer, nodes: Iterable[ast.AST]) -> list[ast.stmt]:
+def _needed(answer: GeneratedAnswer, nodes: Iterable[ast.AST]) -> list[ast.stmt]:
     """The answer's other statements that define a name in use, in their order."""
     sources: dict[str, ast.stmt] = {}
     for node in answer.others:
@@ -235,7 +238,7 @@ def _imports(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def _names(nodes: Iterable[ast.AST]) -> set[str]:
-    return {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return {one.id for one in walk(*nodes) if isinstance(one, ast.Name)}
 
 
 def _free_names(code: str) -> set[str]:
@@ -243,7 +246,7 @@ def _free_names(code: str) -> set[str]:
     try:
         tables = [symtable.symtable(code, "answer", "exec")]
     except (SyntaxError, ValueError, RecursionError) as err:
-        raise NotRewritten(Reason.NOT_PYTHON, f"rewritten: {type(err).__name__}") from err
+        raise NotRewritten(RewriteReason.NOT_PYTHON, f"rewritten: {type(err).__name__}") from err
     defined = {one.get_name() for one in tables[0].get_symbols() if one.is_local()}
     used: set[str] = set()
     while tables:

@@ -10,7 +10,7 @@ Policy = Literal["own", "hybrid"]
 """The judge's policy under which a module is honest; see `judge.policy`."""
 
 
-class Reason(StrEnum):
+class RewriteReason(StrEnum):
     """Reasons why an answer is not rewritten. Manifests count them."""
 
     NOT_PYTHON = "not_python"
@@ -37,7 +37,7 @@ class Reason(StrEnum):
 class NotRewritten(ValueError):
     """An answer cannot be rewritten."""
 
-    def __init__(self, reason: Reason, detail: str = "") -> None:
+    def __init__(self, reason: RewriteReason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
         self.reason = reason
         self.detail = detail

@@ -14,8 +14,8 @@ from forge.data.inductor.kernels import (
     without,
 )
 from forge.data.inductor.module import write_module
-from forge.data.inductor.outcome import NotRewritten, Reason, Rewritten
-from forge.data.inductor.source import Answer, Kernel, read
+from forge.data.inductor.outcome import NotRewritten, RewriteReason, Rewritten
+from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel, read, walk
 from forge.data.inductor.steps import Compute, Launch, unread_stores
 
 MAX_ROUNDS = 20
@@ -34,7 +34,7 @@ def rewrite(code: str, *, entry_point: str = "Model") -> Rewritten:
     try:
         return _rewrite(code, f"{entry_point}New", entry_point)
     except RecursionError as err:
-        raise NotRewritten(Reason.NOT_PYTHON, "nested too deeply") from err
+        raise NotRewritten(RewriteReason.NOT_PYTHON, "nested too deeply") from err
 
 
 def _rewrite(code: str, name: str, entry_point: str) -> Rewritten:
@@ -44,7 +44,7 @@ def _rewrite(code: str, name: str, entry_point: str) -> Rewritten:
     kernels = {name: _sized(one, forward) for name, one in kernels.items()}
     forward, kernels = _read_only(forward, kernels)
     if not kernels:
-        raise NotRewritten(Reason.NO_KERNEL, "no launch reaches a returned value")
+        raise NotRewritten(RewriteReason.NO_KERNEL, "no launch reaches a returned value")
     is_hybrid = any(isinstance(one, Compute) for one in forward.steps)
     return Rewritten(
         code=write_module(answer, kernels, forward, name=name),
@@ -53,13 +53,13 @@ def _rewrite(code: str, name: str, entry_point: str) -> Rewritten:
     )
 
 
-def _called(answer: Answer) -> list[Kernel]:
+def _called(answer: GeneratedAnswer) -> list[GeneratedKernel]:
     """Kernels that `call` mentions."""
-    names = {one.id for one in ast.walk(answer.call) if isinstance(one, ast.Name)}
+    names = {one.id for one in walk(answer.call) if isinstance(one, ast.Name)}
     return [one for name, one in answer.kernels.items() if name in names]
 
 
-def _sized(kernel: Kernel, forward: Forward) -> Kernel:
+def _sized(kernel: GeneratedKernel, forward: Forward) -> GeneratedKernel:
     """The kernel with sizes from its arguments, where all launches pass the same number."""
     passed: dict[str, set[object]] = {}
     for step in forward.steps:
@@ -73,7 +73,9 @@ def _sized(kernel: Kernel, forward: Forward) -> Kernel:
     )
 
 
-def _read_only(forward: Forward, kernels: dict[str, Kernel]) -> tuple[Forward, dict[str, Kernel]]:
+def _read_only(
+    forward: Forward, kernels: dict[str, GeneratedKernel]
+) -> tuple[Forward, dict[str, GeneratedKernel]]:
     """Forward and kernels without what reaches no output: repeated, as one store needs others."""
     for _ in range(MAX_ROUNDS):
         kernels = {name: pruned(one) for name, one in kernels.items()}
