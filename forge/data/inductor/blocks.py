@@ -122,7 +122,8 @@ def _persistent(heuristic: Heuristic) -> Blocks:
             x_block = _tiny(r)
         case _:
             x_block = max((b for b in options if x // b >= MIN_PROGRAMS), default=1)
-    made = _fit(heuristic, x_block, r, is_heavy=True, num_warps=num_warps)
+    is_heavy = heuristic.reduction_hint != "OUTER_TINY"
+    made = _fit(heuristic, x_block, r, is_heavy=is_heavy, num_warps=num_warps)
     return Blocks(sizes={"XBLOCK": made.sizes["XBLOCK"]}, num_warps=made.num_warps)
 
 
