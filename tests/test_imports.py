@@ -38,6 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "data": {"config.schema", "data.families"},
     "data.families": {"data.families.extended"},
     "data.families.extended": {"data.families"},
+    "data.inductor": set(),
     "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},
     "data.build": {"config.schema", "data", "data.pairs", "data.prompts"},
     "data.prompts": {"config.schema", "data"},

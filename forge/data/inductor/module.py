@@ -1,0 +1,293 @@
+"""Puts a plain module together: imports, jitted functions, kernels, the entry class."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import re
+import symtable
+from typing import TYPE_CHECKING
+
+from forge.data.inductor.helpers import FUNCTIONS, translate
+from forge.data.inductor.outcome import NotRewritten, RewriteReason
+from forge.data.inductor.source import walk
+from forge.data.inductor.steps import Allocate, Compute, Launch, Step, Value
+from forge.data.inductor.tensors import View, as_tuple, is_contiguous
+from forge.data.inductor.text import print_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from forge.data.inductor.forward import Forward
+    from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel
+
+GIVEN = ("torch", "triton", "triton.language", "triton.language.extra", "torch.nn")
+"""Modules whose imports are written anew."""
+MAX_NAME = 48
+PARTS = re.compile(r"^triton_(?:poi|per|red|tem|for|spl|unk)_fused_(.*?)_?\d*$")
+
+
+def write_module(
+    answer: GeneratedAnswer, kernels: dict[str, GeneratedKernel], forward: Forward, *, name: str
+) -> str:
+    """The module's source; `name` is that of its class. Raises NotRewritten."""
+    names = _kernel_names(kernels)
+    made = [_kernel(one, names[key]) for key, one in kernels.items()]
+    functions = _functions(answer, made)
+    entry = _entry(answer, kernels, names, forward, name)
+    others = _needed(answer, [entry, *made])
+    imports = [one for one in others if isinstance(one, ast.Import | ast.ImportFrom)]
+    rest = [one for one in others if one not in imports]
+    body = [*rest, *functions, *made, entry]
+    code = print_module([[*_imports(body), *imports], body])
+    if missing := sorted(_free_names(code)):
+        raise NotRewritten(RewriteReason.UNKNOWN_NAME, ", ".join(missing))
+    return code
+
+
+def _kernel_names(kernels: dict[str, GeneratedKernel]) -> dict[str, str]:
+    """Readable names: `softmax_kernel` for `triton_per_fused__softmax_0`."""
+    taken: set[str] = set()
+    names: dict[str, str] = {}
+    for key in kernels:
+        found = PARTS.match(key)
+        stem = re.sub(r"_+", "_", found[1] if found else key).strip("_")
+        while len(stem) > MAX_NAME:
+            stem = stem.rpartition("_")[0] or stem[:MAX_NAME]
+        base = f"{stem}_kernel" if stem else "kernel"
+        name, number = base, 1
+        while name in taken or name in FUNCTIONS:
+            number += 1
+            name = f"{base}_{number}"
+        taken.add(name)
+        names[key] = name
+    return names
+
+
+def _kernel(kernel: GeneratedKernel, name: str) -> ast.FunctionDef:
+    kinds = {True: _expr("tl.constexpr"), False: None}
+    given = [
+        ast.arg(arg=one, annotation=kinds[one in kernel.constexprs])
+        for one in (*kernel.arguments, *(p for p in kernel.params if p in kernel.constexprs))
+    ]
+    return _function(name, given, kernel.body, decorators=[_expr("triton.jit")])
+
+
+def _function(
+    name: str, given: list[ast.arg], body: list[ast.stmt], *, decorators: list[ast.expr]
+) -> ast.FunctionDef:
+    made = ast.parse("def empty(): pass").body[0]
+    assert isinstance(made, ast.FunctionDef)
+    made.name, made.body, made.decorator_list = name, body or [ast.Pass()], decorators
+    made.args.args = given
+    return made
+
+
+def _functions(answer: GeneratedAnswer, kernels: Sequence[ast.FunctionDef]) -> list[ast.stmt]:
+    """Jitted functions that the kernels call, and those that these call."""
+    found: dict[str, ast.stmt] = {}
+    waiting = sorted(_names(kernels))
+    while waiting:
+        name = waiting.pop(0)
+        if name in found or (name not in FUNCTIONS and name not in answer.combines):
+            continue
+        if name in FUNCTIONS:
+            node: ast.AST = ast.parse(FUNCTIONS[name]).body[0]
+        else:
+            node = _without_decorations(copy.deepcopy(answer.combines[name]))
+        assert isinstance(node, ast.stmt)
+        found[name] = node
+        waiting.extend(sorted(_names([node])))
+    return [found[name] for name in reversed(found)]
+
+
+def _without_decorations(node: ast.FunctionDef) -> ast.AST:
+    """An operator of a scan in Triton's own words."""
+    node.decorator_list = [_expr("triton.jit")]
+    return translate(node)
+
+
+def _entry(
+    answer: GeneratedAnswer,
+    kernels: dict[str, GeneratedKernel],
+    names: dict[str, str],
+    forward: Forward,
+    name: str,
+) -> ast.ClassDef:
+    """The entry class with a forward that launches the kernels."""
+    body = [_step(one, kernels, names, forward.device) for one in forward.steps]
+    outputs = [one.write() for one in forward.outputs]
+    result = _Filled(outputs).visit(copy.deepcopy(forward.result))
+    body.append(ast.Return(value=result))
+    entry = _Renamed(answer.entry.name, name).visit(copy.deepcopy(answer.entry))
+    for node in entry.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "forward":
+            node.body = body
+    return ast.fix_missing_locations(entry)
+
+
+def _step(
+    step: Step, kernels: dict[str, GeneratedKernel], names: dict[str, str], device: ast.expr
+) -> ast.stmt:
+    match step:
+        case Allocate():
+            return _assign(step.root.expr, _allocation(step, device))
+        case Compute():
+            tensors = [one.write() for one in step.tensors]
+            value = _Filled(tensors).visit(copy.deepcopy(step.call))
+            return _assign(step.result.expr, value) if step.result else ast.Expr(value=value)
+        case Launch():
+            return ast.Expr(value=_launch(step, kernels[step.kernel], names[step.kernel]))
+
+
+def _allocation(step: Allocate, device: ast.expr) -> ast.Call:
+    root = step.root
+    assert root.size is not None
+    assert root.stride is not None
+    is_plain = is_contiguous(root.size, root.stride)
+    given: list[ast.expr] = [as_tuple(root.size)]
+    if not is_plain:
+        given.append(as_tuple(root.stride))
+    options = [
+        ast.keyword(arg="device", value=device),
+        ast.keyword(arg="dtype", value=root.dtype or _expr("torch.float32")),
+    ]
+    function = _expr("torch.empty" if is_plain else "torch.empty_strided")
+    return ast.Call(func=function, args=given, keywords=options)
+
+
+def _launch(step: Launch, kernel: GeneratedKernel, name: str) -> ast.Call:
+    given = [_argument(step.arguments[one]) for one in kernel.arguments]
+    options = {one: step.sizes[one] for one in kernel.params if one in kernel.constexprs}
+    if step.num_warps != 4:
+        options["num_warps"] = step.num_warps
+    has_loop = any(isinstance(one, ast.For) for node in kernel.body for one in walk(node))
+    if step.num_stages is not None and has_loop:
+        options["num_stages"] = step.num_stages
+    # `ast.unparse` leaves out the parentheses of a tuple in brackets; as a name it keeps them.
+    grid = ast.Name(id=ast.unparse(ast.Tuple(elts=step.grid, ctx=ast.Load())), ctx=ast.Load())
+    return ast.Call(
+        func=ast.Subscript(value=_expr(name), slice=grid, ctx=ast.Load()),
+        args=given,
+        keywords=[ast.keyword(arg=k, value=ast.Constant(v)) for k, v in options.items()],
+    )
+
+
+def _argument(value: Value) -> ast.expr:
+    if not isinstance(value, View):
+        return value
+    return copy.deepcopy(value.root.expr) if value.starts_at_root() else value.write()
+
+
+def _assign(target: ast.expr, value: ast.expr) -> ast.Assign:
+    assert isinstance(target, ast.Name)
+    name = ast.Name(id=target.id, ctx=ast.Store())
+    return ast.Assign(targets=[name], value=value, lineno=0)
+
+
+def _needed(answer: GeneratedAnswer, nodes: Iterable[ast.AST]) -> list[ast.stmt]:
+    """The answer's other statements that define a name in use, in their order."""
+    sources: dict[str, ast.stmt] = {}
+    for node in answer.others:
+        for name in _defined(node):
+            sources[name] = node
+    chosen: set[ast.stmt] = set()
+    waiting = list(_names(nodes))
+    while waiting:
+        node = sources.get(waiting.pop())
+        if node is not None and node not in chosen and not _is_given(node):
+            chosen.add(node)
+            waiting.extend(_names([node]))
+    return [node for node in answer.others if node in chosen]
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return [(one.asname or one.name).partition(".")[0] for one in names]
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return [name]
+        case _:
+            return []
+
+
+def _is_given(node: ast.stmt) -> bool:
+    """True for imports that are written anew, and for those of Inductor's inside."""
+    match node:
+        case ast.Import(names=[ast.alias(name=name, asname=other)]):
+            return name in GIVEN and other in (None, "tl", "nn")
+        case ast.ImportFrom(module=str(module)):
+            return module.startswith(("torch._", "triton"))
+        case _:
+            return False
+
+
+def _imports(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    used = _names(body)
+    lines = {
+        "torch": "import torch",
+        "nn": "import torch.nn as nn",
+        "triton": "import triton",
+        "tl": "import triton.language as tl",
+        "libdevice": "from triton.language.extra import libdevice",
+    }
+    return [ast.parse(line).body[0] for name, line in lines.items() if name in used]
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    return {one.id for one in walk(*nodes) if isinstance(one, ast.Name)}
+
+
+def _free_names(code: str) -> set[str]:
+    """Global names that a module uses and does not define."""
+    try:
+        tables = [symtable.symtable(code, "answer", "exec")]
+    except (SyntaxError, ValueError, RecursionError) as err:
+        raise NotRewritten(RewriteReason.NOT_PYTHON, f"rewritten: {type(err).__name__}") from err
+    defined = {one.get_name() for one in tables[0].get_symbols() if one.is_local()}
+    used: set[str] = set()
+    while tables:
+        table = tables.pop()
+        used.update(one.get_name() for one in table.get_symbols() if one.is_global())
+        used.update(one.get_name() for one in tables_top(table) if one.is_referenced())
+        tables.extend(table.get_children())
+    return {name for name in used - defined if not hasattr(builtins, name)}
+
+
+def tables_top(table: symtable.SymbolTable) -> list[symtable.Symbol]:
+    """Symbols of the module itself; none for a table below it."""
+    return table.get_symbols() if table.get_type() == "module" else []
+
+
+class _Filled(ast.NodeTransformer):
+    """Puts expressions where placeholders stand."""
+
+    def __init__(self, values: list[ast.expr]) -> None:
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self.values[int(node.id)] if node.id.isdecimal() else node
+
+
+class _Renamed(ast.NodeTransformer):
+    """Renames a class and its mentions."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old, new
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        if node.name == self.old:
+            node.name = self.new
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id == self.old:
+            node.id = self.new
+        return node
+
+
+def _expr(name: str) -> ast.expr:
+    return ast.parse(name, mode="eval").body

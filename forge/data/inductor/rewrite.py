@@ -1,0 +1,97 @@
+"""`rewrite`: from the text of an answer to a plain module."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+from forge.data.inductor.forward import Forward, read_forward
+from forge.data.inductor.kernels import (
+    access_of,
+    plain,
+    pruned,
+    with_sizes_as_arguments,
+    without,
+)
+from forge.data.inductor.module import write_module
+from forge.data.inductor.outcome import NotRewritten, RewriteReason, Rewritten
+from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel, read, walk
+from forge.data.inductor.steps import Compute, Launch, unread_stores
+
+MAX_ROUNDS = 20
+
+
+def rewrite(code: str, *, entry_point: str = "Model") -> Rewritten:
+    """The plain module of an answer that Inductor made. Deterministic.
+
+    Args:
+        code: The whole answer: kernels, `call`, and the class whose forward calls it.
+        entry_point: Name of the reference; the module defines `<entry_point>New`.
+
+    Raises:
+        NotRewritten: nothing else, for any text.
+    """
+    try:
+        return _rewrite(code, f"{entry_point}New", entry_point)
+    except RecursionError as err:
+        raise NotRewritten(RewriteReason.NOT_PYTHON, "nested too deeply") from err
+
+
+def _rewrite(code: str, name: str, entry_point: str) -> Rewritten:
+    answer = read(code, entry_point)
+    kernels = {one.name: plain(one) for one in _called(answer)}
+    forward = read_forward(answer, kernels)
+    kernels = {name: _sized(one, forward) for name, one in kernels.items()}
+    forward, kernels = _read_only(forward, kernels)
+    if not kernels:
+        raise NotRewritten(RewriteReason.NO_KERNEL, "no launch reaches a returned value")
+    is_hybrid = any(isinstance(one, Compute) for one in forward.steps)
+    return Rewritten(
+        code=write_module(answer, kernels, forward, name=name),
+        policy="hybrid" if is_hybrid else "own",
+        num_kernels=len(kernels),
+    )
+
+
+def _called(answer: GeneratedAnswer) -> list[GeneratedKernel]:
+    """Kernels that `call` mentions."""
+    names = {one.id for one in walk(answer.call) if isinstance(one, ast.Name)}
+    return [one for name, one in answer.kernels.items() if name in names]
+
+
+def _sized(kernel: GeneratedKernel, forward: Forward) -> GeneratedKernel:
+    """The kernel with sizes from its arguments, where all launches pass the same number."""
+    passed: dict[str, set[object]] = {}
+    for step in forward.steps:
+        if isinstance(step, Launch) and step.kernel == kernel.name:
+            for name, value in step.arguments.items():
+                number = value.value if isinstance(value, ast.Constant) else None
+                passed.setdefault(name, set()).add(number)
+    sizes = {name: one.pop() for name, one in passed.items() if len(one) == 1}
+    return with_sizes_as_arguments(
+        kernel, {name: size for name, size in sizes.items() if isinstance(size, int)}
+    )
+
+
+def _read_only(
+    forward: Forward, kernels: dict[str, GeneratedKernel]
+) -> tuple[Forward, dict[str, GeneratedKernel]]:
+    """Forward and kernels without what reaches no output: repeated, as one store needs others."""
+    for _ in range(MAX_ROUNDS):
+        kernels = {name: pruned(one) for name, one in kernels.items()}
+        for step in forward.steps:
+            if isinstance(step, Launch):
+                step.keep(kernels[step.kernel].params)
+        accesses = {name: access_of(one) for name, one in kernels.items()}
+        steps, unread = unread_stores(forward.steps, accesses, forward.outputs)
+        launched = {one.kernel for one in steps if isinstance(one, Launch)}
+        is_done = len(steps) == len(forward.steps) and not any(unread.values())
+        forward = replace(forward, steps=steps)
+        kernels = {
+            name: without(one, unread[name]) if unread[name] else one
+            for name, one in kernels.items()
+            if name in launched
+        }
+        if is_done:
+            break
+    return forward, kernels

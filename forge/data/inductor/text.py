@@ -1,0 +1,186 @@
+"""Prints trees as source of at most `WIDTH` columns, without docstrings."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+WIDTH = 100
+STEP = 4
+OPENING, CLOSING = "([{", ")]}"
+
+
+def print_module(groups: Sequence[Sequence[ast.stmt]]) -> str:
+    """Source of groups of statements: imports together, definitions two lines apart."""
+    parts: list[str] = []
+    for group in groups:
+        for node in group:
+            is_definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
+            gap = "\n\n\n" if is_definition or not _is_import(node) else "\n"
+            parts.append((gap if parts else "") + "\n".join(print_statement(node, 0)))
+    return "".join(parts) + "\n"
+
+
+def print_statement(node: ast.stmt, indent: int) -> Iterator[str]:
+    """The lines of a statement."""
+    match node:
+        case ast.ClassDef() | ast.FunctionDef():
+            yield from _definition(node, indent)
+        case ast.For() | ast.While() | ast.With():
+            yield from _header(node, indent)
+            yield from _body(node.body, indent + STEP)
+        case ast.If():
+            yield from _header(node, indent)
+            yield from _body(node.body, indent + STEP)
+            if node.orelse:
+                yield " " * indent + "else:"
+                yield from _body(node.orelse, indent + STEP)
+        case _:
+            yield from _wrapped(_with_double_quotes(ast.unparse(node)), indent)
+
+
+def _with_double_quotes(text: str) -> str:
+    """The text with double quotes around strings that contain neither quotes nor escapes."""
+    parts, begin = list[str](), 0
+    for start, end in _strings(text):
+        inner = text[start + 1 : end]
+        if text[start] == "'" and '"' not in inner and "\\" not in inner and inner:
+            parts += [text[begin:start], f'"{inner}"']
+            begin = end + 1
+    return "".join([*parts, text[begin:]])
+
+
+def _is_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def _definition(node: ast.ClassDef | ast.FunctionDef, indent: int) -> Iterator[str]:
+    for one in node.decorator_list:
+        yield " " * indent + "@" + ast.unparse(one)
+    yield from _header(node, indent)
+    body = without_docstring(node.body)
+    for place, one in enumerate(body):
+        if place and isinstance(node, ast.ClassDef) and isinstance(one, ast.FunctionDef):
+            yield ""
+        yield from print_statement(one, indent + STEP)
+
+
+def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    """A body without strings that only describe."""
+    left = [
+        node
+        for node in body
+        if not (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        )
+    ]
+    return left or [ast.Pass()]
+
+
+def _header(node: ast.stmt, indent: int) -> Iterator[str]:
+    """The lines up to the colon."""
+    bare = copy.copy(node)
+    for name, value in (("body", [ast.Pass()]), ("decorator_list", []), ("orelse", [])):
+        if hasattr(bare, name):
+            setattr(bare, name, value)
+    text = ast.unparse(ast.fix_missing_locations(bare))
+    yield from _wrapped(text[: text.rindex("\n")], indent)
+
+
+def _body(body: list[ast.stmt], indent: int) -> Iterator[str]:
+    for node in body or [ast.Pass()]:
+        yield from print_statement(node, indent)
+
+
+def _wrapped(text: str, indent: int) -> Iterator[str]:
+    """A statement's lines: one if it fits, else broken inside its last outermost brackets."""
+    margin = " " * indent
+    if "\n" in text or len(margin) + len(text) <= WIDTH or not (span := _last_brackets(text)):
+        yield from (margin + line for line in text.split("\n"))
+        return
+    start, end = span
+    parts = _split(text[start + 1 : end])
+    yield margin + text[: start + 1]
+    yield from _filled(parts, indent + STEP, is_tuple=text[start] == "(")
+    yield margin + text[end:]
+
+
+def _filled(parts: list[str], indent: int, *, is_tuple: bool) -> Iterator[str]:
+    margin = " " * indent
+    line = ""
+    for place, part in enumerate(parts):
+        is_last = place == len(parts) - 1
+        piece = part if is_last else part + ","
+        if line and len(margin) + len(line) + 1 + len(piece) > WIDTH:
+            yield margin + line
+            line = ""
+        if not line and len(margin) + len(piece) > WIDTH and _last_brackets(part):
+            lines = list(_wrapped(part, indent))
+            yield from lines[:-1]
+            line = lines[-1].lstrip() + ("" if is_last else ",")
+            continue
+        line = f"{line} {piece}" if line else piece
+    if line:
+        yield margin + line
+
+
+def _last_brackets(text: str) -> tuple[int, int] | None:
+    """Positions of the outermost brackets that close last, if something stands in them."""
+    start, depth, found = 0, 0, None
+    for place, char in _code(text):
+        if char in OPENING:
+            if depth == 0:
+                start = place
+            depth += 1
+        elif char in CLOSING:
+            depth -= 1
+            if depth == 0 and place - start > 1:
+                found = (start, place)
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """The parts between a text's outermost commas."""
+    parts, begin, depth = list[str](), 0, 0
+    for place, char in _code(text):
+        if char in OPENING:
+            depth += 1
+        elif char in CLOSING:
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[begin:place].strip())
+            begin = place + 1
+    parts.append(text[begin:].strip())
+    if not parts[-1] and len(parts) == 2:
+        return [parts[0] + ","]  # a tuple of one element keeps its comma
+    return [part for part in parts if part]
+
+
+def _code(text: str) -> Iterator[tuple[int, str]]:
+    """Characters outside string literals."""
+    begin = 0
+    for start, end in [*_strings(text), (len(text), len(text))]:
+        yield from enumerate(text[begin:start], begin)
+        begin = end + 1
+
+
+def _strings(text: str) -> Iterator[tuple[int, int]]:
+    """Positions of the first and last quote of each string literal."""
+    start, place = -1, 0
+    while place < len(text):
+        char = text[place]
+        if start < 0:
+            if char in "'\"":
+                start = place
+        elif char == "\\":
+            place += 1
+        elif char == text[start]:
+            yield start, place
+            start = -1
+        place += 1
