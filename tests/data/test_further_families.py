@@ -140,17 +140,18 @@ def _bytes_and_flops(problem: Problem) -> tuple[float, float]:
         case _:
             channels = 2
     rows = sizes.get("BATCH", sizes.get("ROWS", 0))
-    return width * rows * channels * length, 0.0
+    has_places = Composition.of(problem).variant in ("gather", "scatter", "scatter_add")
+    return (width * channels + 8 * has_places) * rows * length, 0.0
 
 
 def test_a_further_family_keeps_a_gpu_busy_and_fits_its_memory(large: list[Problem]) -> None:
-    """At least 17 us of an H100's bandwidth or of its TF32 rate, the same in half precision."""
+    """At least 16 us of an H100's bandwidth or of its TF32 rate, the same in half precision."""
     assert {Composition.of(problem).scale for problem in large} == {Scale.GPU}
     for problem in large:
         moved, flops = _bytes_and_flops(problem)
         rate = H100_TF32_FLOPS * (1 if problem.precision == "fp32" else 2)
         seconds = max(moved / H100_BYTES_PER_S, flops / rate)
-        assert 17e-6 < seconds < 300e-6, problem.problem_id
+        assert 16e-6 < seconds < 300e-6, problem.problem_id
         assert moved < 4 * 144e6, problem.problem_id
 
 

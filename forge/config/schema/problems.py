@@ -74,7 +74,7 @@ class ProblemsTable(Table):
     )
     """Element types of generated problems: each problem has one of them, at random. None is in half
     precision if the judge's tolerance could not tell its chain of operations from a shorter one: of
-    ["fp32", "bf16"], about a third of the problems is in bf16."""
+    ["fp32", "bf16"], about a fifth of the problems is in bf16."""
     num_problems: Annotated[int, Field(ge=64)] = 3200
     """Number of generated problems, all different, divided among SFT, GRPO and evaluation."""
     num_heldout: Positive = 64

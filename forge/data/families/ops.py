@@ -140,8 +140,11 @@ def is_sound_in_half(chain: Chain) -> bool:
     """True if a sound chain also is one where each step rounds to bf16, as eager mode does.
 
     Each step must change the result by far more than the judge allows in half precision, and the
-    roundings, which an answer in fp32 does not make, by less.
+    roundings, which an answer in fp32 does not make, by less. Small results must keep their
+    precision: the judge moves whole inputs in bf16 far from 0.
     """
+    if not keeps_small_results(chain):
+        return False
     exact = _values(chain)
     if not exact or _spread(exact) < _MIN_HALF_SPREAD:
         return False

@@ -6,7 +6,7 @@ import math
 from random import Random
 from typing import TYPE_CHECKING
 
-from forge.data.families.ops import OPS, Chain, is_sound, is_sound_in_half, keeps_small_results
+from forge.data.families.ops import OPS, Chain, is_sound, is_sound_in_half
 from forge.data.families.rows import RowFamily, RowVariant
 
 if TYPE_CHECKING:
@@ -70,12 +70,9 @@ class Reduction(RowFamily):
         return varies and not (is_extremum and (_is_flat(chain, reduce) or _is_idle(chain, reduce)))
 
     def accepts_half(self, variant: str, chain: Chain) -> bool:
-        """True for a sum or mean that no rounding spoils: inputs may all be far below 0 there.
-
-        An extremum of a chain that crosses zero is all rounding where eager mode rounds each step.
-        """
-        is_mean = variant in ("sum", "mean")
-        return is_mean and keeps_small_results(chain) and is_sound_in_half(chain)
+        """True for a sum or mean: an extremum of a chain that crosses zero is all rounding where
+        eager mode rounds each step."""
+        return variant in ("sum", "mean") and is_sound_in_half(chain)
 
 
 def _is_flat(chain: Chain, extremum: Callable[[list[float]], float]) -> bool:

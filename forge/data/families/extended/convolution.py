@@ -18,7 +18,7 @@ from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
 from forge.data.families.sizes import Scale, Sizes, image_sizes, product
 
 _BLOCK = {Scale.SMALL: 256, Scale.GPU: 1024}
-_SMALL_BATCHES, _SMALL_CHANNELS, _LARGE_CHANNELS = (1, 2), range(2, 5), range(4, 9)
+_SMALL_BATCHES, _SMALL_CHANNELS, _LARGE_CHANNELS = (1, 2), range(2, 4), range(4, 9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
