@@ -37,7 +37,8 @@ ROOMS: dict[str, set[str]] = {
     # data and rollout: the problems and the loop
     "data": {"config.schema", "data.families"},
     "data.families": set(),
-    "data.inductor": set(),
+    "data.inductor": {"data.inductor.kernel"},
+    "data.inductor.kernel": {"data.inductor"},
     "data.pairs": {"config.schema", "data", "data.families"},
     "rollout": {"rewards", "data", "rollout.sampling"},
     "rollout.sampling": set(),
