@@ -25,7 +25,7 @@ import torch.utils._triton
 import triton
 from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import compile_fx, config
-from torch._inductor.fx_passes import joint_graph, post_grad
+from torch._inductor.fx_passes import joint_graph, pad_mm, post_grad
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -186,6 +186,7 @@ def _answers() -> Iterator[tuple[Any, str, Any]]:
         (DeviceProperties, "create", lambda _: hints),
         (CudaInterface, "get_device_properties", lambda *_: card),
         (CudaInterface.Worker, "get_device_properties", lambda *_: card),
+        (pad_mm, "should_pad", lambda *_, **__: False),  # it would time products on the card
         (joint_graph, "lazy_init", lambda *_: None),
         (joint_graph, "UniformValueConstantFolder", _FolderOnCpu),
         (post_grad, "lazy_init", lambda *_: None),

@@ -1,8 +1,9 @@
 """Rewrites an answer that torch.compile's Inductor made into a plain Triton module. Host code.
 
-`rewrite` reads the text (source.py), turns what surrounds the kernels into a forward (forward.py),
-removes what nobody reads (unused.py), writes the kernels in Triton's own words (kernels.py,
-helpers.py, blocks.py) and prints the module (text.py). It parses, and never runs what it reads.
+`rewrite` reads the text (source.py), turns what surrounds the kernels into steps (forward.py,
+call.py, launches.py, operations.py), removes what nobody reads (steps.py), writes the kernels in
+Triton's own words (kernel/, blocks.py) and prints the module (module.py, text.py). It parses, and
+never runs what it reads.
 Called when data sets are built and by `bench/inductor.py`; imports no other room of forge.
 """
 

@@ -1,56 +1,21 @@
-"""Turns `call` and the entry's forward into steps.
-
-Every statement has one of a closed set of forms. What guards, synchronises or frees is left out;
-names of buffers that stand for the same memory become one.
-"""
+"""Reads the entry's forward, with the steps of `call` in place."""
 
 from __future__ import annotations
 
 import ast
 import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from forge.data.inductor.launches import read_launch
+from forge.data.inductor.call import CallReader
+from forge.data.inductor.operations import unknown
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import calls_of, dotted, forward_of, literal, walk
-from forge.data.inductor.steps import Allocate, Compute, Step, Value
-from forge.data.inductor.tensors import Root, View, is_contiguous
+from forge.data.inductor.source import dotted, forward_of, literal, walk
+from forge.data.inductor.steps import Step, Value
+from forge.data.inductor.tensors import View
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel
-
-IGNORED = frozenset({
-    *("assert_size_stride", "assert_alignment", "get_raw_stream", "args.clear"),
-    *("torch.cuda.set_device", "torch.cuda.synchronize", "start_graph", "end_graph"),
-})  # fmt: skip
-"""Calls that guard or synchronise."""
-
-GUARDS = ("torch.cuda._DeviceGuard", "torch.cuda.device")
-EMPTY = ("empty_strided_cuda", "empty_strided", "torch.empty_strided")
-OPERATIONS = {
-    "mm": "torch.mm",
-    "bmm": "torch.bmm",
-    "addmm": "torch.addmm",
-    "bias_addmm": "torch.addmm",
-    "baddbmm": "torch.baddbmm",
-    "addmv": "torch.addmv",
-    "_int_mm": "torch._int_mm",
-}
-"""External kernels with a counterpart of the same arguments."""
-CONVOLUTIONS = {
-    (1, False): "torch.nn.functional.conv1d",
-    (2, False): "torch.nn.functional.conv2d",
-    (3, False): "torch.nn.functional.conv3d",
-    (1, True): "torch.nn.functional.conv_transpose1d",
-    (2, True): "torch.nn.functional.conv_transpose2d",
-    (3, True): "torch.nn.functional.conv_transpose3d",
-}
-"""By number of axes, and whether transposed."""
-DRAWS = ("rand", "seed", "bernoulli", "normal", "dropout")
-"""Parts of the names of operations that draw random numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +34,7 @@ def read_forward(answer: GeneratedAnswer, kernels: dict[str, GeneratedKernel]) -
     """The steps of the entry's forward, that of `call` in place. Raises NotRewritten."""
     forward = forward_of(answer.entry)
     assert forward is not None
-    reader = _Forward(_Steps(kernels))
+    reader = _Forward(CallReader(kernels))
     for node in forward.body:
         reader.read(node, answer.call)
     if reader.result is None:
@@ -82,7 +47,7 @@ def read_forward(answer: GeneratedAnswer, kernels: dict[str, GeneratedKernel]) -
     )
 
 
-def _device(steps: _Steps) -> ast.expr:
+def _device(steps: CallReader) -> ast.expr:
     """The device of the first tensor of forward, or of a parameter."""
     given = [one.root for one in steps.names.values() if isinstance(one, View)]
     tensors = [one.expr for one in given if one.is_input and one.size is not None]
@@ -93,238 +58,11 @@ def _device(steps: _Steps) -> ast.expr:
     return ast.Attribute(value=copy.deepcopy(chosen), attr="device", ctx=ast.Load())
 
 
-def unknown(node: ast.AST) -> NoReturn:
-    """Refuses a statement."""
-    try:
-        text = ast.unparse(node)
-    except (ValueError, AttributeError, RecursionError):
-        text = type(node).__name__
-    raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, text.splitlines()[0][:100] if text else "")
-
-
-@dataclass(slots=True)
-class _Steps:
-    """Reads the body of `call`."""
-
-    kernels: dict[str, GeneratedKernel]
-    names: dict[str, Value] = field(default_factory=dict[str, Value])
-    steps: list[Step] = field(default_factory=list[Step])
-    returned: list[Value] | None = None
-
-    def run(self, call: ast.FunctionDef, given: list[ast.expr]) -> list[Value]:
-        """The values that `call` returns for arguments, which forward names."""
-        *_, parameter = [one.arg for one in call.args.args] or [""]
-        asserted = {
-            dotted(one.args[0]): (one.args[1], one.args[2])
-            for one in reversed(calls_of(call, "assert_size_stride"))
-            if len(one.args) >= 3
-        }
-        self._read_all(call.body, parameter, given, asserted)
-        if self.returned is None:
-            raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, "call returns nothing")
-        return self.returned
-
-    def _read_all(
-        self, body: Sequence[ast.stmt], parameter: str, given: list[ast.expr], asserted: _Asserted
-    ) -> None:
-        for node in body:
-            match node:
-                case ast.Assign(targets=[target], value=ast.Name(id=name)) if name == parameter:
-                    self._bind(target, given, asserted)
-                case ast.With(items=[ast.withitem(context_expr=ast.Call() as guard)]) if (
-                    dotted(guard.func) in GUARDS
-                ):
-                    self._read_all(node.body, parameter, given, asserted)
-                case ast.Return(value=value):
-                    self.returned = [self.value(one) for one in _elements(value)]
-                case ast.Expr(value=ast.Call() as made):
-                    self._do(made)
-                case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    self._assign(name, value, asserted)
-                case ast.Delete() | ast.Pass() | ast.Expr(value=ast.Constant()):
-                    pass
-                case _:
-                    unknown(node)
-
-    def _bind(self, target: ast.expr, given: list[ast.expr], asserted: _Asserted) -> None:
-        names = [one.id for one in _elements(target) if isinstance(one, ast.Name)]
-        if len(names) != len(given):
-            raise NotRewritten(
-                RewriteReason.UNKNOWN_STATEMENT,
-                f"call takes {len(names)} values, gets {len(given)}",
-            )
-        for name, expr in zip(names, given, strict=True):
-            root = Root(expr=expr, is_input=True)
-            self._note_sizes(root, name, asserted)
-            is_number = isinstance(expr, ast.Constant)
-            self.names[name] = expr if is_number else View(root=root)
-
-    def _note_sizes(self, root: Root, name: str, asserted: _Asserted) -> None:
-        if name in asserted:
-            size, stride = asserted[name]
-            root.size = tuple(self._number(one) for one in _elements(size))
-            root.stride = tuple(self._number(one) for one in _elements(stride))
-
-    def _assign(self, name: str, value: ast.expr, asserted: _Asserted) -> None:
-        match value:
-            case ast.Call(func=function, args=[_, *_]) if dotted(function) in EMPTY:
-                self._allocate(name, value)
-            case ast.Call() if dotted(value.func) in ("copy_if_misaligned", "reinterpret_tensor"):
-                self.names[name] = self.value(value)
-            case ast.Call() if dotted(value.func).rpartition(".")[2] in IGNORED:
-                pass
-            case ast.Call(func=function) if (
-                dotted(function) == "torch._C._cuda_getCurrentRawStream"
-            ):
-                pass
-            case ast.Call() | ast.Subscript():
-                root = Root(expr=ast.Name(id=name, ctx=ast.Load()))
-                self._note_sizes(root, name, asserted)
-                self._compute(value, root)
-                self.names[name] = View(root=root)
-            case _:
-                self.names[name] = self.value(value)
-
-    def _allocate(self, name: str, made: ast.Call) -> None:
-        given = {one.arg: one.value for one in made.keywords}
-        dtype = made.args[2] if len(made.args) > 2 else given.get("dtype")
-        if len(made.args) < 2 or dtype is None or not dotted(dtype):
-            unknown(made)
-        size, stride = ([self._number(x) for x in _elements(one)] for one in made.args[:2])
-        expr = ast.Name(id=name, ctx=ast.Load())
-        root = Root(expr=expr, size=tuple(size), stride=tuple(stride), dtype=dtype)
-        self.steps.append(Allocate(root=root))
-        self.names[name] = View(root=root)
-
-    def _do(self, made: ast.Call) -> None:
-        """A call as a statement: a launch, an operation, or a guard."""
-        name = dotted(made.func)
-        if name in IGNORED or name.endswith(".wait"):
-            return
-        if launch := read_launch(made, self.kernels, self.value):
-            for value in launch.arguments.values():
-                if isinstance(value, View):
-                    value.root.is_used = True
-            self.steps.append(launch)
-            return
-        self._compute(made, None)
-
-    def _compute(self, value: ast.expr, result: Root | None) -> None:
-        """An operation of torch, whose result may be a buffer that it is given as `out`."""
-        tensors: list[View] = []
-        written: tuple[Root, ...] = ()
-        expr = value
-        if isinstance(value, ast.Call):
-            expr = _counterpart(value)
-            out = next((one for one in expr.keywords if one.arg == "out"), None)
-            if out is not None:
-                target = self.value(out.value)
-                if not isinstance(target, View):
-                    unknown(value)
-                if result is None and self._is_fresh(target):
-                    result = target.root
-                    self.steps = [one for one in self.steps if not _allocates(one, result)]
-                    expr.keywords.remove(out)
-                else:
-                    written = (target.root,)
-            elif result is None:
-                unknown(value)
-        elif not (isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant)):
-            unknown(value)
-        expr = _Placed(self, tensors).visit(copy.deepcopy(expr))
-        for one in tensors:
-            one.root.is_used = True
-        if result is not None:
-            result.is_used = True
-        self.steps.append(Compute(call=expr, tensors=tensors, result=result, written=written))
-
-    def _is_fresh(self, target: View) -> bool:
-        """True for a whole buffer that nothing has touched, so that a new tensor may replace it."""
-        root = target.root
-        is_whole = target.size is None or ast.dump(target.write()) == ast.dump(root.expr)
-        is_plain = is_contiguous(root.size, root.stride) and target.offset is None
-        return is_whole and is_plain and not root.is_used and not root.is_input
-
-    def value(self, node: ast.expr) -> Value:
-        """A tensor or a number of `call`."""
-        match node:
-            case ast.Name(id=name) if name in self.names:
-                return self.names[name]
-            case ast.Call(func=function, args=[tensor, *_]) if (
-                dotted(function) == "copy_if_misaligned"
-            ):
-                return self.value(tensor)
-            case ast.Call(func=function, args=[tensor, size, stride, *offset]) if (
-                dotted(function) == "reinterpret_tensor"
-            ):
-                return self._view(tensor, size, stride, offset)
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="item"), args=[]) if (
-                name in self.names
-            ):
-                unknown(node)
-            case _:
-                return self._number(node)
-
-    def _view(
-        self, tensor: ast.expr, size: ast.expr, stride: ast.expr, offset: list[ast.expr]
-    ) -> View:
-        base = self.value(tensor)
-        if not isinstance(base, View):
-            unknown(tensor)
-        moved = self._number(offset[0]) if offset else ast.Constant(0)
-        if isinstance(moved, ast.Constant) and moved.value == 0:
-            total = base.offset
-        elif base.offset is None:
-            total = moved
-        else:
-            total = _sum(base.offset, moved)
-        return View(
-            root=base.root,
-            size=tuple(self._number(one) for one in _elements(size)),
-            stride=tuple(self._number(one) for one in _elements(stride)),
-            offset=total,
-        )
-
-    def _number(self, node: ast.expr) -> ast.expr:
-        """An expression of numbers, with the names of `call` replaced."""
-        return _Placed(self, None).visit(copy.deepcopy(node))
-
-
-_Asserted = dict[str, tuple[ast.expr, ast.expr]]
-
-
-@dataclass(slots=True)
-class _Placed(ast.NodeTransformer):
-    """Replaces names of `call`: tensors by placeholders, numbers by their expressions."""
-
-    steps: _Steps
-    tensors: list[View] | None
-    """Tensors found; None where only numbers may stand."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        if dotted(node.func) in ("reinterpret_tensor", "copy_if_misaligned"):
-            return self._place(self.steps.value(node), node)
-        return self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self._place(value, node) if (value := self.steps.names.get(node.id)) else node
-
-    def _place(self, value: Value, node: ast.expr) -> ast.expr:
-        if not isinstance(value, View):
-            return copy.deepcopy(value)
-        if self.tensors is None:
-            if value.root.is_input and value.size is None:
-                return copy.deepcopy(value.root.expr)
-            unknown(node)
-        self.tensors.append(value)
-        return ast.Name(id=str(len(self.tensors) - 1), ctx=ast.Load())
-
-
 @dataclass(slots=True)
 class _Forward:
     """Reads the entry's forward."""
 
-    steps: _Steps
+    steps: CallReader
     known: dict[str, ast.expr] = field(default_factory=dict[str, ast.expr])
     returned: list[Value] = field(default_factory=list[Value])
     output: str = ""
@@ -413,85 +151,3 @@ def _is_chain(node: ast.expr) -> bool:
             return _is_chain(owner)
         case _:
             return False
-
-
-def _elements(node: ast.expr | None) -> list[ast.expr]:
-    match node:
-        case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            return parts
-        case None:
-            return []
-        case _:
-            return [node]
-
-
-def _sum(left: ast.expr, right: ast.expr) -> ast.expr:
-    match left, right:
-        case ast.Constant(value=int(a)), ast.Constant(value=int(b)):
-            return ast.Constant(a + b)
-        case _:
-            return ast.BinOp(left=left, op=ast.Add(), right=right)
-
-
-def _allocates(step: Step, root: Root) -> bool:
-    return isinstance(step, Allocate) and step.root is root
-
-
-def _counterpart(made: ast.Call) -> ast.Call:
-    """An operation of torch that does what an external kernel does."""
-    name = dotted(made.func)
-    if any(part in name for part in DRAWS):
-        raise NotRewritten(RewriteReason.RANDOM, name)
-    owner, _, function = name.rpartition(".")
-    if name.startswith("torch.ops.aten."):
-        return made
-    if name.startswith("aten."):
-        return _renamed(made, f"torch.ops.{name}")
-    if owner != "extern_kernels":
-        unknown(made)
-    if function == "convolution":
-        return _convolution(made)
-    if function == "_mm_plus_mm" and len(made.args) == 4:
-        first = ast.Call(func=_name("torch.mm"), args=made.args[:2], keywords=[])
-        given = [first, *made.args[2:]]
-        return ast.Call(func=_name("torch.addmm"), args=given, keywords=made.keywords)
-    if function not in OPERATIONS:
-        raise NotRewritten(RewriteReason.UNKNOWN_OPERATION, name)
-    made = _renamed(made, OPERATIONS[function])
-    ones = {"alpha", "beta"}
-    kept = [k for k in made.keywords if k.arg not in ones or literal(k.value, None) != 1]
-    return ast.Call(func=made.func, args=made.args, keywords=kept)
-
-
-def _convolution(made: ast.Call) -> ast.Call:
-    given = {one.arg: one.value for one in made.keywords}
-    is_transposed = literal(given.pop("transposed", None), False) is True
-    stride = literal(given.get("stride"), None)
-    axes = len(stride) if isinstance(stride, tuple | list) else 0
-    if (axes, is_transposed) not in CONVOLUTIONS:
-        raise NotRewritten(RewriteReason.UNKNOWN_OPERATION, "extern_kernels.convolution")
-    usual = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
-    if not is_transposed:
-        given.pop("output_padding", None)
-    kept: list[ast.keyword] = []
-    for name in ("bias", "stride", "padding", "output_padding", "dilation", "groups"):
-        value = literal(given.get(name), None)
-        is_usual = name not in given or _is_usual(value, usual.get(name, 1))
-        if not (is_usual or (name == "bias" and literal(given[name], 0) is None)):
-            kept.append(ast.keyword(arg=name, value=given[name]))
-    function = _name(CONVOLUTIONS[axes, is_transposed])
-    return ast.Call(func=function, args=made.args, keywords=kept)
-
-
-def _is_usual(value: object, usual: int) -> bool:
-    if isinstance(value, tuple | list):
-        return all(one == usual for one in value)
-    return value == usual
-
-
-def _renamed(made: ast.Call, name: str) -> ast.Call:
-    return ast.Call(func=_name(name), args=made.args, keywords=list(made.keywords))
-
-
-def _name(name: str) -> ast.expr:
-    return ast.parse(name, mode="eval").body

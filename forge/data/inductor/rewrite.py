@@ -6,7 +6,7 @@ import ast
 from dataclasses import replace
 
 from forge.data.inductor.forward import Forward, read_forward
-from forge.data.inductor.kernels import (
+from forge.data.inductor.kernel.body import (
     access_of,
     plain,
     pruned,

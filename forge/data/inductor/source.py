@@ -183,6 +183,11 @@ WALKED = (
 )
 
 
+def is_call(node: ast.AST, name: str) -> bool:
+    """True for a call of a function of that name, such as `tl.load`."""
+    return isinstance(node, ast.Call) and dotted(node.func) == name
+
+
 def calls_of(node: ast.AST, name: str) -> list[ast.Call]:
     """Calls of a plain name below a node."""
     return [one for one in walk(node) if isinstance(one, ast.Call) and dotted(one.func) == name]

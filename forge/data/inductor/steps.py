@@ -11,7 +11,7 @@ from forge.data.inductor.tensors import Root, View
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from forge.data.inductor.kernels import Access
+    from forge.data.inductor.kernel.body import Access
 
 Value = View | ast.expr
 """An argument: a tensor, or a number."""
