@@ -18,7 +18,7 @@ Arguments = list[Any] | dict[str, Any]
 
 
 def constructor_arguments(module: Any, entry_point: str) -> Arguments:
-    """What a problem's `get_init_inputs()` gives to its entry point; nothing without one."""
+    """Constructor arguments of a problem; none without `get_init_inputs()`."""
     found = list(getattr(module, "get_init_inputs", list)())
     if _is_pair(found) and _accepts(getattr(module, entry_point), *found):
         return {ARGS: list(found[0]), KWARGS: dict(found[1])}
