@@ -35,9 +35,10 @@ ROOMS: dict[str, set[str]] = {
     "process.server": {"process"},
     "exits": {"process"},
     # data and rollout: the problems and the loop
-    "data": {"config.schema", "data.families"},
+    "data": {"config.schema", "data.families", "data.sources"},
     "data.families": set(),
     "data.pairs": {"config.schema", "data", "data.families"},
+    "data.sources": {"config.schema", "data", "data.pairs"},
     "rollout": {"rewards", "data", "rollout.sampling"},
     "rollout.sampling": set(),
     # serve: inference engines
@@ -154,7 +155,7 @@ ROOMS: dict[str, set[str]] = {
 
 PARTS = {
     "config", "config.schema", "control", "rewards", "statistics", "process", "process.server",
-    "data", "data.pairs", "rollout", "rollout.sampling",
+    "data", "data.pairs", "data.sources", "rollout", "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.run", "views.compare", "views.report", "exits",
 }  # fmt: skip

@@ -51,6 +51,15 @@ class Composition:
         return replace(cls.parse(problem.problem_id), scale=scale_of(sizes_of(problem)))
 
 
+def is_generated(problem_id: str) -> bool:
+    """True for the id of a generated problem."""
+    try:
+        Composition.parse(problem_id)
+    except ValueError:
+        return False
+    return True
+
+
 class Style(StrEnum):
     """Source of the sizes in an answer, in torch.compile's terms. The judge accepts both."""
 

@@ -9,7 +9,7 @@ from forge.config.schema.experiment import Experiment
 from forge.config.schema.judge import JUDGE_URL, JudgeTable, ModelCardName
 from forge.config.schema.model import LoraTable, ModelTable, QuantizeTable, TinyModel
 from forge.config.schema.outlets import LimitsTable, StoreTable
-from forge.config.schema.problems import DataTable, ProblemsTable
+from forge.config.schema.problems import DataTable, ProblemSource, ProblemsTable, SourceTable
 from forge.config.schema.rollout import EvalTable, RewardTable, RolloutTable
 from forge.config.schema.serving import SERVE_URL, ServeTable
 from forge.config.schema.stages import EvalStage, GrpoStage, SftStage, Stage, TrainStage
@@ -28,12 +28,14 @@ __all__ = [
     "LoraTable",
     "ModelCardName",
     "ModelTable",
+    "ProblemSource",
     "ProblemsTable",
     "QuantizeTable",
     "RewardTable",
     "RolloutTable",
     "ServeTable",
     "SftStage",
+    "SourceTable",
     "Stage",
     "StoreTable",
     "TinyModel",
