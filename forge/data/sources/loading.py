@@ -5,7 +5,7 @@ Called by `forge/data/problems.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,11 @@ class SourceFiles:
     mistakes: Sequence[str] = ()
     """A line for each file that is no problem."""
 
-    @property
-    def names(self) -> list[str]:
-        """Paths of the files below the root."""
-        return [self.name_of(file) for file in self.files]
+    names: Sequence[str] = field(init=False)
+    """Paths of the files below the root."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", [self.name_of(file) for file in self.files])
 
     def name_of(self, file: ProblemFile) -> str:
         """Path of one of the files below the root."""
@@ -50,7 +51,7 @@ class SourceFiles:
         self, file: ProblemFile, *, overrides: Overrides, shapes: Sequence[Overrides], split: Split
     ) -> Problem:
         """The problem in a file, with its constants and shapes."""
-        name, names = self.name_of(file), self.names
+        name, names = self.name_of(file), self.names  # not made here: there may be thousands
         values = values_by_shape(shapes, name, constants=file.constants, among=names)
         own = overrides.of(name, among=names)
         made = to_problem(file, root=self.root, overrides=own, shapes=values, split=split)
