@@ -35,14 +35,15 @@ ROOMS: dict[str, set[str]] = {
     "process.server": {"process"},
     "exits": {"process"},
     # data and rollout: the problems and the loop
-    "data": {"config.schema", "data.families"},
+    "data": {"config.schema", "data.families", "data.sources"},
     "data.families": {"data.families.extended"},
     "data.families.extended": {"data.families"},
     "data.inductor": {"data.inductor.kernel"},
     "data.inductor.kernel": {"data.inductor"},
     "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},
-    "data.build": {"config.schema", "data", "data.pairs", "data.prompts"},
+    "data.build": {"config.schema", "data", "data.inductor", "data.pairs", "data.prompts"},
     "data.prompts": {"config.schema", "data"},
+    "data.sources": {"config.schema", "data", "data.pairs"},
     "rollout": {"rewards", "data", "data.prompts", "rollout.sampling"},
     "rollout.sampling": set(),
     # serve: inference engines
@@ -159,7 +160,8 @@ ROOMS: dict[str, set[str]] = {
 
 PARTS = {
     "config", "config.schema", "control", "rewards", "statistics", "process", "process.server",
-    "data", "data.pairs", "data.prompts", "data.build", "rollout", "rollout.sampling",
+    "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
+    "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.run", "views.compare", "views.report", "exits",
 }  # fmt: skip

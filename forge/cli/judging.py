@@ -31,7 +31,18 @@ if TYPE_CHECKING:
 
 
 Problem = Annotated[
-    Path | None, typer.Argument(metavar="PROBLEM", help="Problem file, or directory.")
+    Path | None, typer.Argument(metavar="PROBLEM", help="Problem file, directory, or file of rows.")
+]
+Chosen = Annotated[
+    str | None,
+    typer.Option(
+        "--problem",
+        metavar="NAME",
+        help='One problem of PROBLEM: name, number or "level=1 problem_id=19".',
+    ),
+]
+Format = Annotated[
+    str, typer.Option("--format", help="Columns of a file of rows, as in problems.format.")
 ]
 Candidate = Annotated[
     str | None,
@@ -67,6 +78,8 @@ Listen = Annotated[
 def judge(
     problem: Problem = None,
     candidate: Candidate = None,
+    chosen: Chosen = None,
+    row_format: Format = "kernelbench",
     overrides: Constants = None,
     shapes: Shapes = None,
     device: Device = "auto",
@@ -104,7 +117,7 @@ def judge(
         by_request = {
             "override": overrides, "shape": shapes, "precision": precision != "fp32",
             "no-timing": not is_timed, "profile": is_profiled, "explain": is_explained,
-            "json": as_json,
+            "json": as_json, "problem": chosen,
         }  # fmt: skip
         for name in (name for name, is_given in by_request.items() if is_given):
             raise ConfigError(
@@ -116,26 +129,29 @@ def judge(
             "--socket and --listen are addresses of --serve; --url names a served pool"
         )
     request = _request(
-        problem, candidate, overrides=overrides or (), shapes=shapes or (), precision=precision,
+        problem, candidate, chosen=chosen, row_format=row_format,
+        overrides=overrides or (), shapes=shapes or (), precision=precision,
         is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
     )  # fmt: skip
     _print_judged(request, settings, as_json=as_json)
 
 
 def _request(
-    problem: Path | None, candidate: str | None, *, overrides: Sequence[str],
-    shapes: Sequence[str], precision: str, is_timed: bool, is_profiled: bool, is_explained: bool,
+    problem: Path | None, candidate: str | None, *, chosen: str | None, row_format: str,
+    overrides: Sequence[str], shapes: Sequence[str], precision: str,
+    is_timed: bool, is_profiled: bool, is_explained: bool,
 ) -> JudgingRequest:  # fmt: skip
     """The arguments as a request. Raises ConfigError for those that cannot be used."""
     from forge.commands.judge.files import JudgingRequest, require_sources
     from forge.commands.judge.overrides import parse_overrides
-    from forge.commands.judge.settings import check_precision
+    from forge.commands.judge.settings import check_format, check_precision
     from forge.commands.judge.shapes import parse_shapes
 
     problem, candidate = require_sources(problem, candidate)
     check_precision(precision)
     return JudgingRequest(
-        problem=problem, candidate=candidate, overrides=parse_overrides(overrides),
+        problem=problem, candidate=candidate, chosen=chosen, format=check_format(row_format),
+        overrides=parse_overrides(overrides),
         shapes=parse_shapes(shapes), precision=precision,
         is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
     )  # fmt: skip
@@ -162,6 +178,8 @@ def _print_judged(request: JudgingRequest, settings: JudgeSettings, *, as_json: 
 @problems_app.command("check")
 def check_problems(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of problems, or a file.")],
+    chosen: Chosen = None,
+    row_format: Format = "kernelbench",
     overrides: Constants = None,
     shapes: Shapes = None,
     device: Device = "auto",
@@ -175,7 +193,7 @@ def check_problems(
     require_linux()
     from forge.commands.judge import problems as view
     from forge.commands.judge.overrides import parse_overrides
-    from forge.commands.judge.settings import JudgeSettings
+    from forge.commands.judge.settings import JudgeSettings, check_format
     from forge.commands.judge.shapes import parse_shapes
 
     settings = JudgeSettings(
@@ -188,6 +206,8 @@ def check_problems(
         overrides=parse_overrides(overrides or ()),
         shapes=parse_shapes(shapes or ()),
         precision=precision,
+        chosen=chosen,
+        row_format=check_format(row_format),
         is_shown=not as_json,
     )
     print_json(view.to_json(found)) if as_json else print_rich(view.render(found))

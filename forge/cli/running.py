@@ -56,9 +56,11 @@ def run(
         from forge.commands.detach import run_detached
         from forge.config.load import load_experiment
         from forge.runner.prepare.locate_model import locate_model
+        from forge.runner.prepare.locate_rows import locate_rows
 
         experiment = load_experiment(file, overrides=overrides or ())
         locate_model(experiment.model, say=None if as_json else say)  # while the user is watching
+        locate_rows(experiment, say=None if as_json else say)
         wait_s = experiment.devices.wait_s if wait_s is None else wait_s
         argv = ["run", str(file), f"--wait={wait_s}"]
         argv += [f"--set={item}" for item in overrides or ()]

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 STAGES: dict[str, type[BaseModel]] = {"sft": SftStage, "grpo": GrpoStage, "eval": EvalStage}
 
+ARRAYS = ("problems.sources",)
+"""Arrays of tables, besides stages."""
+
 UNITS = {
     "_s": "seconds",
     "_us": "microseconds",
@@ -119,6 +122,14 @@ def table_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
+def member_of(annotation: Any) -> type[BaseModel] | None:
+    """The model of the tables in an array of tables, optional or not."""
+    for option in _options(annotation):
+        if get_origin(option) is list and (found := table_of(get_args(option)[0])) is not None:
+            return found
+    return None
+
+
 def allowed(field: FieldInfo) -> str:
     """Allowed values in words, with their range."""
     extra: Any = field.json_schema_extra
@@ -150,6 +161,7 @@ def render(keys: list[Key]) -> RenderableType:
     for name, members in groupby(keys, key=lambda key: key.table):
         title = f"[{name}]" if name else "top of the file"
         title = f"[[stage]] {name.removeprefix('stage ')}" if name.startswith("stage ") else title
+        title = f"[{title}]" if name in ARRAYS else title
         # Names stay whole, since people copy them; the other columns fold.
         others = (Column(head, overflow="fold") for head in ("type", "default", "unit", ""))
         block = Table(Column("key", no_wrap=True), *others, box=None, pad_edge=False)
@@ -163,10 +175,12 @@ def render(keys: list[Key]) -> RenderableType:
 def _table_keys(model: type[BaseModel], *, table: str) -> Iterator[Key]:
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
-        sub_table = table_of(field.annotation)
+        if name == "stage":
+            continue
+        sub_table = table_of(field.annotation) or member_of(field.annotation)
         if sub_table is not None:
             inner.append((f"{table}.{name}" if table else name, sub_table))
-        elif name != "stage":
+        else:
             yield Key(
                 table=table,
                 name=name,

@@ -11,7 +11,7 @@ relative.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from forge.config.checks.check import check
 from forge.config.mistakes import found_mistakes, without
 from forge.config.schema import Experiment, dotted
+from forge.config.schema.problems import is_hub_name
 from forge.config.sources import Sources, read_sources
 from forge.errors import ConfigError
 
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from forge.config.checks.mistake import Mistake
-    from forge.config.schema import TomlTable
+    from forge.config.schema import KeyPath, TomlTable
 
 PATH_KEYS = (
     ("problems", "path"),
@@ -95,13 +96,32 @@ def _validate(values: TomlTable) -> tuple[Experiment | None, list[Mistake]]:
 
 
 def _make_absolute(sources: Sources) -> None:
+    for path, owner in _owners(sources.values):
+        value = owner.get(str(path[-1]))
+        if isinstance(value, str) and value:
+            located = locate_input(value, sources.origin(path), key=dotted(path))
+            if located.exists() or not _may_be_hub_name(value, path, owner):
+                owner[str(path[-1])] = str(located)
+
+
+def _owners(values: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
+    """Each path of a file that an experiment may contain, and the table that contains it."""
     for table, key in PATH_KEYS:
-        owner = sources.values.get(table)
-        value = owner.get(key) if isinstance(owner, dict) else None
-        if isinstance(owner, dict) and isinstance(value, str) and value:
-            path = locate_input(value, sources.origin((table, key)), key=f"{table}.{key}")
-            if (table, key) != ("model", "path") or path.exists():  # it may be a hub name
-                owner[key] = str(path)
+        owner = values.get(table)
+        if isinstance(owner, dict):
+            yield (table, key), owner
+    problems = values.get("problems")
+    parts = problems.get("sources") if isinstance(problems, dict) else None
+    for index, part in enumerate(parts if isinstance(parts, list) else ()):
+        if isinstance(part, dict):
+            yield ("problems", "sources", index, "path"), part
+
+
+def _may_be_hub_name(value: str, path: KeyPath, owner: TomlTable) -> bool:
+    """True for a path that does not exist and may name a model or a data set on the hub."""
+    if path[0] == "model":
+        return path[-1] == "path"
+    return owner.get("source") == "file" and is_hub_name(value)
 
 
 def locate_input(value: str, place: str, *, key: str) -> Path:

@@ -10,7 +10,7 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from forge.config.checks.mistake import Mistake, show
-from forge.config.keys import STAGES, all_keys, allowed, description, table_of
+from forge.config.keys import STAGES, all_keys, allowed, description, member_of, table_of
 from forge.config.schema import Experiment
 
 if TYPE_CHECKING:
@@ -115,10 +115,14 @@ def _schema_at(
             continue
         if model is None:
             return None, field
+        if isinstance(part, int):  # an element of an array of tables
+            continue
         field = model.model_fields.get(str(part))
         if field is None:
             return model, None
-        model = table_of(field.annotation) if part != "stage" else None
+        model = None
+        if part != "stage":
+            model = table_of(field.annotation) or member_of(field.annotation)
     return model, field
 
 

@@ -70,6 +70,15 @@ class Composition:
         return in_dtype(rendered, self.dtype)
 
 
+def is_generated(problem_id: str) -> bool:
+    """True for the id of a generated problem."""
+    try:
+        Composition.parse(problem_id)
+    except ValueError:
+        return False
+    return True
+
+
 class Style(StrEnum):
     """Source of the sizes in an answer, in torch.compile's terms. The judge accepts both."""
 

@@ -1,6 +1,6 @@
 """Problems from a directory in KernelBench's layout, with module constants overridden.
 
-Called by `problems.py` and by `forge judge`. Files are parsed, never imported: they are third-party
+Called by `sources/` and by `forge judge`. Files are parsed, never imported: they are third-party
 code. All mistakes are reported at once.
 """
 
@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from dataclasses import dataclass
-from random import Random
 from typing import TYPE_CHECKING
 
-from forge.data.overrides import Overrides
-from forge.data.shapes import name_shape, note_shapes, values_by_shape
+from forge.data.shapes import name_shape, note_shapes
 from forge.errors import ConfigError
-from forge.records import Problem, Split
+from forge.records import Problem
 from forge.records.problem import INPUT_SETS, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from forge.config.schema import ProblemsTable
     from forge.config.schema.problems import Constant
+    from forge.data.overrides import Overrides
+    from forge.records import Split
 
-REQUIRED = ("Model", "get_inputs", "get_init_inputs")
-"""Names that a problem file must define; `get_input_sets` may replace `get_inputs`."""
+REQUIRED = ("get_inputs", "get_init_inputs")
+"""Names that a problem file must define, besides the model; `get_input_sets` may replace
+`get_inputs`."""
 
 Span = tuple[int, int, int, int]
 """Position of a value in the source: first line and column, last line and end column, from 0;
@@ -45,50 +46,31 @@ class ProblemFile:
     """Positions of the values of each constant."""
 
 
-def load_directory(table: ProblemsTable, *, seed: int) -> list[Problem]:
-    """Problems of all matching files, sorted by path.
+def read_directory(
+    path: Path | None, *, include: Sequence[str], key: str
+) -> tuple[list[ProblemFile], list[str]]:
+    """All matching files, sorted by path, and a line for each that is unreadable or incomplete.
+
+    Args:
+        key: prefix of the keys that messages name, `problems.`.
 
     Raises:
-        ConfigError: no such directory, no files, unreadable or incomplete files, overrides of
-            constants that no file has.
+        ConfigError: no such directory, or no files.
     """
-    if table.path is None or not table.path.is_dir():
-        raise ConfigError(
-            f'problems.path: {table.path}: no such directory; source = "dir" needs one'
-        )
-    paths = find_files(table.path, include=table.include)
+    if path is None or not path.is_dir():
+        raise ConfigError(f'{key}path: {path}: no such directory; source = "dir" needs one')
+    paths = find_files(path, include=include)
     if not paths:
-        patterns = ", ".join(table.include) or "*.py"
-        raise ConfigError(f"problems.path: {table.path}: no file matches {patterns}")
+        patterns = ", ".join(include) or "*.py"
+        raise ConfigError(f"{key}path: {path}: no file matches {patterns}")
     files: list[ProblemFile] = []
     mistakes: list[str] = []
-    for path in paths:
+    for each in paths:
         try:
-            files.append(parse_file(path))
+            files.append(parse_file(each))
         except ConfigError as err:
             mistakes.append(str(err))
-    overrides = Overrides.from_table(table.overrides)
-    mistakes.extend(find_mistakes(overrides, files, root=table.path, prefix="problems.overrides."))
-    shapes = [Overrides.from_table(shape) for shape in table.shapes or []]
-    for number, shape in enumerate(shapes):
-        prefix = f"problems.shapes.{number}."
-        mistakes.extend(find_mistakes(shape, files, root=table.path, prefix=prefix))
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
-    heldout: list[int] = []
-    if len(files) >= 2 * table.num_heldout:  # with fewer, all serve both training and evaluation
-        heldout = Random(seed).sample(range(len(files)), table.num_heldout)
-    names = [file.path.relative_to(table.path).as_posix() for file in files]
-    return [
-        to_problem(
-            file,
-            root=table.path,
-            overrides=overrides.of(names[index], among=names),
-            shapes=values_by_shape(shapes, names[index], constants=file.constants, among=names),
-            split=Split.HELDOUT if index in heldout else Split.GRPO,
-        )
-        for index, file in enumerate(files)
-    ]
+    return files, mistakes
 
 
 def find_files(root: Path, *, include: Sequence[str]) -> list[Path]:
@@ -105,22 +87,30 @@ def parse_file(path: Path) -> ProblemFile:
     """Parse one file. Raises ConfigError with one line for a file that is no problem."""
     try:
         source = path.read_text(encoding="utf-8")
-        tree = ast.parse(source)
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path}: cannot be read: {err}") from err
-    except (SyntaxError, ValueError) as err:
+    return parse_source(source, path=path)
+
+
+def parse_source(source: str, *, path: Path, entry_point: str = "Model") -> ProblemFile:
+    """Parse the source of a problem. Raises ConfigError with one line, which names `path`, for one
+    that is no problem."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of invalid escapes in other people's code
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
         raise ConfigError(f"{path}:{getattr(err, 'lineno', 0) or 0}: no Python: {err}") from err
     constants: dict[str, tuple[Span, ...]] = {}
     for name, value in _assignments(tree):
         constants[name] = (*constants.get(name, ()), _span(value))
     names = frozenset(_definitions(tree)) | constants.keys()
-    missing = [name for name in REQUIRED if name not in names]
+    missing = [name for name in (entry_point, *REQUIRED) if name not in names]
     if INPUT_SETS in names and "get_inputs" in missing:
         missing.remove("get_inputs")
     if missing:
         raise ConfigError(
             f"{path}: no {' and no '.join(missing)}; "
-            "a problem file defines Model, get_inputs and get_init_inputs"
+            f"a problem file defines {entry_point}, get_inputs and get_init_inputs"
         )
     return ProblemFile(path=path, source=source, names=names, constants=constants)
 

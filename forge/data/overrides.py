@@ -3,7 +3,8 @@
 
     {"batch_size": 16, "3_matmul": {"N": 512}, "level2/7": {"dim": 64}}
 
-A table names a problem as a candidate's file does: by path, by name, or by number. Called by
+A table names a problem as a candidate's file does: by path, by name, by number, or by
+`level=1 problem_id=19`. Called by
 `directory.py` for `[problems] overrides`, and by `forge judge` for `--override`.
 """
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 OverridesTable = Mapping[str, Constant | Mapping[str, Constant]]
 """A constant's value, or a problem's table of such values."""
+
+
+_ADDRESS = re.compile(r"level\s*=\s*(\d+)[\s,]+problem_id\s*=\s*(\d+)")
+_LEVEL = re.compile(r"level[_-]?(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +85,12 @@ class Overrides:
 
 
 def find_problem(name: str, known: Sequence[str]) -> str | None:
-    """The problem that a path names, by path, file name or number, with or without `.py`; None
-    unless exactly one matches best."""
+    """The problem that a path names, by path, file name or number, with or without `.py`, or by
+    KernelBench's numbers, `level=1 problem_id=19`; None unless exactly one matches best."""
+    if (address := _ADDRESS.fullmatch(name.strip())) is not None:
+        level, number = int(address[1]), str(int(address[2]))
+        at = [p for p in known if _level(Path(p)) == level and _number(Path(p)) == number]
+        return at[0] if len(at) == 1 else None
     for exact in (name, f"{name}.py"):
         if exact in known:
             return exact
@@ -92,6 +101,12 @@ def find_problem(name: str, known: Sequence[str]) -> str | None:
     beside = [each for each in same_number if each.parent == path.parent]
     found = same_name or beside or same_number
     return found[0].as_posix() if len(found) == 1 else None
+
+
+def _level(path: Path) -> int | None:
+    """Level of the innermost folder `levelN` below the problems' folder."""
+    found = (_LEVEL.fullmatch(part) for part in reversed(path.parent.parts))
+    return next((int(match[1]) for match in found if match), None)
 
 
 def _number(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Loads problems: from the generator, a directory, or text.
+"""Loads problems: from the generator, directories, rows of files, or text.
 
 Called by the runner, by `forge chat` and by `forge.solve`.
 """
@@ -6,25 +6,65 @@ Called by the runner, by `forge chat` and by `forge.solve`.
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from forge.data.directory import load_directory
 from forge.data.generator import generate_problems
 from forge.data.shapes import note_shapes
+from forge.data.sources.loading import load_source
+from forge.data.sources.splitting import LoadedSource, split_problems
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 from forge.records.problem import INPUT_SETS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.config.schema import ProblemsTable
 
 
 def load_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
-    """All problems of a run, in a fixed order."""
-    if table.source == "dir":
-        return load_directory(table, seed=seed)
-    return generate_problems(table, seed=seed)
+    """All problems of a run, in a fixed order.
+
+    Raises:
+        ConfigError: a source that cannot be read, ids that occur twice, a level that no problem
+            has, or a training problem that duplicates a held-out one.
+    """
+    if table.sources is None and table.source == "generated":
+        return generate_problems(table, seed=seed)
+    sources = [_load(table, index, seed=seed) for index in range(len(table.parts()))]
+    _require_own_ids(sources, table)
+    return split_problems(sources, table, seed=seed)
+
+
+def _load(table: ProblemsTable, index: int, *, seed: int) -> LoadedSource:
+    """The problems of one source, with its name or number as their origin if there are several."""
+    part = table.parts()[index]
+    if part.source == "generated":
+        problems = generate_problems(table, seed=seed)
+    else:
+        problems = load_source(part, key=table.key_of(index))
+    if table.sources is not None:
+        has_prefix = part.name and part.source != "generated"  # whose ids make their answers
+        prefix, origin = f"{part.name}/" if has_prefix else "", table.origin_of(index)
+        problems = [
+            replace(each, problem_id=prefix + each.problem_id, origin=origin) for each in problems
+        ]
+    is_generated = part.source == "generated"
+    return LoadedSource(problems=problems, use=part.use, is_generated=is_generated)
+
+
+def _require_own_ids(sources: Sequence[LoadedSource], table: ProblemsTable) -> None:
+    first: dict[str, int] = {}
+    for index, source in enumerate(sources):
+        for problem in source.problems:
+            other = first.setdefault(problem.problem_id, index)
+            if other != index:
+                raise ConfigError(
+                    f"{table.key_of(index)}name: {problem.problem_id} is in "
+                    f"{table.key_of(other).rstrip('.')} too; set a name, which begins the ids"
+                )
 
 
 def from_source(source: str, *, name: str = "stdin", shape: tuple[int, ...] = (4, 64)) -> Problem:

@@ -45,6 +45,7 @@ from forge.runner.plan.machine import this_machine
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.locate_model import locate_model
+from forge.runner.prepare.locate_rows import locate_rows
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
 from forge.runner.work import Work
@@ -84,6 +85,7 @@ def run_experiment(
 
     console = Console(quiet=quiet)
     experiment = load_experiment(path, overrides=overrides)
+    experiment = locate_rows(experiment, say=None if quiet else console.say)
     with (
         report_at_end(console) as begun,
         _planned(experiment, console, experiment.name, wait_s) as (planned, cards),

@@ -363,7 +363,7 @@ def test_shapes_that_cannot_be_used_name_the_shape(tmp_path, shapes, expected):
 
 def test_generated_problems_have_no_shapes_to_choose():
     assert mistakes_of(QUICKSTART, "problems.shapes=[{ N = 1 }]") == [
-        '--set problems.shapes: found shapes; allowed with source = "dir" only'
+        '--set problems.shapes: found shapes; allowed with source = "dir" or "file" only'
     ]
 
 

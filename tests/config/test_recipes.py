@@ -28,6 +28,7 @@ TOO_SMALL = {
     "mi300x-8b": {"8xH100-80GB", "8xA100-40GB"},
     "mi300x-8b-single-turn": {"8xH100-80GB", "8xA100-40GB"},
     "qwen3-30b-a3b-lora": {"8xA100-40GB"},
+    "qwen3-8b-full": {"8xA100-40GB"},
     "qwen3-8b-kernelbench": {"8xA100-40GB"},
     "qwen3-8b-single-turn": {"8xA100-40GB"},
 }
@@ -137,6 +138,19 @@ def test_multi_turn_grpo_has_tritonforges_values(name: str) -> None:
         "serve": 2,
         "judge": 2,
     }
+
+
+def test_the_full_recipe_trains_on_levels_1_and_2_and_evaluates_on_level_3(tmp_path: Path) -> None:
+    experiment = load("qwen3-8b-full")
+    problems = experiment.problems
+    assert (problems.train_levels, problems.heldout_levels) == ([1, 2], [3])
+    assert (experiment.data.path, experiment.data.format) == (
+        Path("GPUMODE/KernelBook"),
+        "kernelbook",
+    )
+    phases = plan_for("qwen3-8b-full", "8xH100-80GB", tmp_path).phases
+    assert [phase.name for phase in phases[1:]] == ["sft-0", "eval-1", "grpo-2", "eval-3"]
+    assert "50 problems" in phases[2].work
 
 
 def test_single_turn_grpo_of_kernelllm_has_tritonforges_values() -> None:

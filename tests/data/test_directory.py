@@ -132,6 +132,8 @@ def test_few_files_serve_both_grpo_and_evaluation(folder: Path) -> None:
 
 
 def test_enough_files_are_divided(folder: Path) -> None:
+    path = folder / "level2" / "sub" / "3_Conv.py"
+    path.write_text(SOURCE.replace("return x * scale", "return x + scale"), encoding="utf-8")
     problems = _load(folder, num_heldout=1)
     assert [len(in_split(problems, s)) for s in (Split.GRPO, Split.HELDOUT)] == [1, 1]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.directory import load_directory
 from forge.data.overrides import Overrides
+from forge.data.sources.loading import load_source
 from forge.errors import ConfigError
 
 SOURCE = """N = 1
@@ -42,9 +42,9 @@ def test_a_run_gives_single_problems_sizes_of_their_own(tmp_path: Path) -> None:
     for name in ("1_a", "2_b"):
         (tmp_path / f"{name}.py").write_text(SOURCE)
     table = ProblemsTable(source="dir", path=tmp_path, overrides={"N": 5, "2_b": {"N": 7}})
-    sources = {each.problem_id: each.source for each in load_directory(table, seed=0)}
+    sources = {each.problem_id: each.source for each in load_source(table)}
     assert sources["1_a"].startswith("N = 5\n")
     assert sources["2_b"].startswith("N = 7\n")
     table = ProblemsTable(source="dir", path=tmp_path, overrides={"9": {"N": 7}})
     with pytest.raises(ConfigError, match=r"problems\.overrides\.9: no single problem"):
-        load_directory(table, seed=0)
+        load_source(table)

@@ -174,3 +174,16 @@ def test_an_honest_kernel_is_correct_and_one_with_a_slip_is_not(
     right, wrong = WRONG[name]
     assert right in honest
     assert bench.judge(honest.replace(right, wrong), problem=source).status is Status.WRONG
+
+
+def test_constructor_arguments_may_be_kernelbooks_pair_of_positional_and_named_ones(
+    bench: Any, problems: dict[str, Problem]
+) -> None:
+    plain = problems["level2/1_Linear_ReLU"].source
+    source = plain.replace(
+        "return [in_features, out_features]",
+        'return [[in_features], {"out_features": out_features}]',
+    )
+    assert source != plain
+    verdict = bench.judge(HEAD + ANSWERS["level2/1_Linear_ReLU"], problem=source)
+    assert verdict.status is Status.CORRECT, verdict.detail

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Literal, get_args
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -190,3 +191,33 @@ def test_a_problem_rests_after_it_was_drawn() -> None:
     rest = 40 // priority.REST
     for start in range(len(names) - rest):
         assert len(set(names[start : start + rest + 1])) == rest + 1
+
+
+def of_two_sources(num: tuple[int, int]) -> list[Problem]:
+    every = problems(sum(num))
+    origins = ["few"] * num[0] + ["many"] * num[1]
+    return [replace(one, origin=origin) for one, origin in zip(every, origins, strict=True)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sources_are_drawn_by_their_weights_and_not_by_their_sizes(kind: Any) -> None:
+    sampler = make_sampler(kind, of_two_sources((3, 30)), seed=0, weights={"few": 3.0, "many": 1.0})
+    drawn = Counter(sampler.next().origin for _ in range(2000))
+    assert 0.70 < drawn["few"] / 2000 < 0.80
+
+
+def test_a_source_without_a_weight_is_drawn_by_its_number_of_problems() -> None:
+    sampler = make_sampler("uniform", of_two_sources((10, 30)), seed=0, weights={"few": 10.0})
+    drawn = Counter(sampler.next().origin for _ in range(2000))
+    assert 0.20 < drawn["few"] / 2000 < 0.30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mixture_continues_where_its_state_was_taken(kind: Any) -> None:
+    every, weights = of_two_sources((4, 12)), {"few": 1.0, "many": 1.0}
+    first = make_sampler(kind, every, seed=3, weights=weights)
+    for _ in range(7):
+        first.next()
+    second = make_sampler(kind, every, seed=3, weights=weights)
+    second.restore(json.loads(json.dumps(first.state())))
+    assert [first.next() for _ in range(30)] == [second.next() for _ in range(30)]

@@ -36,7 +36,6 @@ from forge.data.build.output import (
     origin_of,
     output_row,
 )
-from forge.data.build.rewriting import REWRITER
 from forge.data.build.rows import find_row_files, plan_chunks
 from forge.data.build.shards import ShardFolder, write_whole
 from forge.data.build.steps import Dropped, Step
@@ -175,8 +174,8 @@ def _off(build: DataBuild) -> dict[Step, str]:
     off: dict[Step, str] = {}
     if build.input.format != "kernelbook":
         off[Step.REWRITE] = f'no Inductor code in format "{build.input.format}"'
-    elif REWRITER is None:
-        off[Step.REWRITE] = "this version has no rewriter"
+    elif not build.input.rewrite:
+        off[Step.REWRITE] = "input.rewrite = false"
     filters = build.filters
     switches = (
         (Step.LENGTH, filters.length, "filters.length = false"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.schema.build import DataBuild
-from forge.data.build.rewriting import REWRITER
+from forge.data.build.rewriting import rewrite_answer
 from forge.data.build.rows import RowFile, plan_chunks, read_chunks
 from forge.data.build.shards import ShardFolder, write_whole
 from forge.data.build.steps import RowSteps
@@ -73,7 +73,7 @@ def prepare_chunks(config: Mapping[str, Any]) -> None:
         build=build,
         prompts=PromptSet.from_json(config["prompts"]),
         chat=load_chat(build),
-        rewriter=REWRITER,
+        rewriter=rewrite_answer if build.input.rewrite else None,
     )
     own = [
         chunk

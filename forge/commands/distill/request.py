@@ -15,7 +15,7 @@ from forge.commands.judge.files import require_path
 from forge.commands.judge.settings import JudgeSettings
 from forge.config.load import load_experiment
 from forge.config.schema import ProblemsTable, PromptTable, RewardTable
-from forge.data.directory import load_directory, parse_file, to_problem
+from forge.data.directory import parse_file, to_problem
 from forge.data.problems import load_problems
 from forge.errors import ConfigError
 from forge.evalpool.site_packages import require_installed
@@ -151,7 +151,7 @@ def _check(request: DistillRequest) -> None:
 
 def _load(path: Path) -> list[Problem]:
     if path.is_dir():
-        return load_directory(ProblemsTable(source="dir", path=path), seed=0)
+        return load_problems(ProblemsTable(source="dir", path=path), seed=0)
     file = parse_file(path)
     return [to_problem(file, root=path.parent, overrides={}, split=Split.GRPO)]
 

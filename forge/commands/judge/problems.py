@@ -18,10 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.commands.judge.counter import open_counter
-from forge.commands.judge.files import require_path
+from forge.commands.judge.files import read_row_problems, require_path
 from forge.commands.judge.overrides import check_overrides
 from forge.commands.judge.settings import MAX_JUDGES, check_precision
 from forge.data.directory import find_files, parse_file, to_problem
+from forge.data.overrides import find_problem
+from forge.data.pairs.files import SUFFIXES
 from forge.data.shapes import values_by_shape
 from forge.errors import ConfigError
 from forge.evalpool.examine import examine_all
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from forge.commands.judge.settings import JudgeSettings
     from forge.config.schema import JudgeTable
+    from forge.config.schema.problems import RowFormat
     from forge.data.directory import ProblemFile
     from forge.data.overrides import Overrides
     from forge.process.devices import Gpu
@@ -52,9 +55,15 @@ def check_path(
     overrides: Overrides,
     shapes: Sequence[Overrides] = (),
     precision: str,
+    chosen: str | None = None,
+    row_format: RowFormat = "kernelbench",
     is_shown: bool = False,
 ) -> list[Examination]:
-    """Examines each problem below `path`, in the order of their names.
+    """Examines each problem below `path` or in its rows, in the order of their names.
+
+    Args:
+        chosen: name of the only problem to examine.
+        row_format: columns of a file of rows.
 
     Raises:
         ConfigError: a path or option that cannot be used.
@@ -62,7 +71,24 @@ def check_path(
     """
     check_precision(precision)
     table, gpus = settings.table(), settings.gpus()
-    problems, done = _find_problems(path, overrides, shapes, precision)
+    require_path(path)
+    if path.suffix in SUFFIXES and not path.is_dir():
+        source, done = read_row_problems(path, row_format), list[Examination]()
+        check_overrides(overrides, shapes, source.files, root=source.root, among=source.names)
+        every = [
+            source.to_problem(file, overrides=overrides, shapes=shapes, split=Split.GRPO)
+            for file in source.files
+        ]
+        problems = [replace(each, precision=precision) for each in every]
+    else:
+        problems, done = _find_problems(path, overrides, shapes, precision)
+    if chosen is not None:
+        names = [f"{each.problem_id}.py" for each in (*problems, *done)]
+        name = find_problem(chosen, names)
+        if name is None:
+            raise ConfigError(f"--problem {chosen}: {path} has no single problem of this name")
+        problems = [each for each in problems if f"{each.problem_id}.py" == name]
+        done = [each for each in done if f"{each.problem_id}.py" == name]
     if problems:
         done += anyio.run(_check, problems, table, gpus, is_shown)
     return sorted(done, key=lambda each: _natural(each.problem_id))
@@ -87,7 +113,6 @@ def _find_problems(
     path: Path, overrides: Overrides, shapes: Sequence[Overrides], precision: str
 ) -> tuple[list[Problem], list[Examination]]:
     """The problems of a directory, or of one file; and the files that are none, with the reason."""
-    require_path(path)
     root = path if path.is_dir() else path.parent
     paths = find_files(path, include=()) if path.is_dir() else [path]
     if not paths:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import ValidationError
 
 from forge.config.schema import JudgeTable, ModelCardName
+from forge.config.schema.problems import RowFormat
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.site_packages import OPTION, require_installed
 
@@ -119,6 +120,15 @@ def _allowed(key: str) -> tuple[str, ...]:
 def check_precision(precision: str) -> None:
     """Raises ConfigError if it is not one of PRECISIONS."""
     _require("--precision", precision, allowed=PRECISIONS)
+
+
+def check_format(name: str) -> RowFormat:
+    """The format of rows of this name. Raises ConfigError for any other."""
+    allowed: tuple[RowFormat, ...] = get_args(RowFormat)
+    for each in allowed:
+        if name == each:
+            return each
+    raise ConfigError(f"--format {name}: one of {', '.join(allowed)}")
 
 
 def _require(option: str, value: str, *, allowed: Sequence[str]) -> None:

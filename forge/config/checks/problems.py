@@ -3,32 +3,78 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.config.checks.mistake import absent, mistake
-from forge.config.schema.problems import ProblemsTable, find_shape_mistakes
+from forge.config.schema.problems import (
+    ProblemsTable,
+    SourceTable,
+    find_shape_mistakes,
+    is_hub_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forge.config.checks.mistake import Mistake
-    from forge.config.schema import Experiment
+    from forge.config.schema import Experiment, KeyPath, ProblemSource
+
+
+CLONE = "git clone https://github.com/ScalingIntelligence/KernelBench"
+"""Command that makes a missing directory of KernelBench."""
 
 
 def check_problems(experiment: Experiment) -> Iterator[Mistake]:
-    """Keys that belong to the chosen source of problems, and files that exist."""
-    if experiment.problems.source == "generated":
-        yield from _check_generated(experiment)
-    else:
-        yield from _check_directory(experiment)
-
-
-def _check_generated(experiment: Experiment) -> Iterator[Mistake]:
+    """Keys that belong to the chosen sources of problems, and files that exist."""
     problems = experiment.problems
-    if problems.path:
-        yield mistake('found a path; allowed with source = "dir" only', "problems", "path")
-    if problems.shapes is not None:
-        yield mistake('found shapes; allowed with source = "dir" only', "problems", "shapes")
+    if problems.sources is not None:
+        yield from _check_single_keys(problems)
+    for index, part in enumerate(problems.parts()):
+        at: KeyPath = ("problems",) if problems.sources is None else ("problems", "sources", index)
+        if part.source == "generated":
+            yield from _check_generated(part, at)
+        else:
+            yield from _check_files(part, at)
+    if problems.has_generated:
+        yield from _check_generator(experiment)
+    else:
+        yield from _check_no_generator(problems)
+    if experiment.model.init and not problems.has_generated and experiment.data.source != "file":
+        yield mistake(
+            "found no generated problems with model.init, whose tokenizer learns from answers; "
+            'set data.source = "file" for rows of a file, or start from model.path',
+            *("problems", "source"),
+        )
+    yield from _check_levels(problems)
+
+
+def _check_single_keys(problems: ProblemsTable) -> Iterator[Mistake]:
+    """With several sources, no keys of a single one, and the generator once."""
+    for name, field in SourceTable.model_fields.items():
+        if getattr(problems, name) == field.get_default(
+            call_default_factory=True, validated_data={}
+        ):
+            continue
+        yield mistake(
+            "set together with problems.sources; set it in each of them", "problems", name
+        )
+    kinds = [part.source for part in problems.parts()]
+    for index, kind in enumerate(kinds):
+        if kind == "generated" and kind in kinds[:index]:
+            text = 'found "generated" a second time; one of all sources'
+            yield mistake(text, "problems", "sources", index, "source")
+
+
+def _check_generated(part: ProblemSource, at: KeyPath) -> Iterator[Mistake]:
+    for name in ("path", "shapes"):
+        if getattr(part, name) is not None:
+            text = f'found {"a path" if name == "path" else name}; allowed with source = "dir"'
+            yield mistake(f'{text} or "file" only', *at, name)
+
+
+def _check_generator(experiment: Experiment) -> Iterator[Mistake]:
+    problems = experiment.problems
     if problems.sizes == "gpu" and not experiment.devices.judge and not experiment.judge.url:
         yield mistake(
             'found "gpu" with judges on the CPU; "small", or set devices.judge and devices.gpus',
@@ -39,24 +85,7 @@ def _check_generated(experiment: Experiment) -> Iterator[Mistake]:
         yield mistake(text, "problems", "num_heldout")
 
 
-def _check_directory(experiment: Experiment) -> Iterator[Mistake]:
-    problems = experiment.problems
-    if experiment.model.init:
-        yield mistake(
-            'found "dir" with model.init, whose tokenizer learns from answers, and "dir" has none; '
-            "start from model.path",
-            *("problems", "source"),
-        )
-    if not problems.path:
-        text = 'found source = "dir" without path; set path to the directory of the problems'
-        yield mistake(text, "problems", "source")
-    elif not problems.path.is_dir():
-        yield absent(f'found "{problems.path}", which is not a directory', "problems", "path")
-    elif not any(problems.path.rglob("*.py")):
-        yield absent(f'found "{problems.path}", which has no *.py files', "problems", "path")
-    if problems.shapes is not None:
-        for index, text in find_shape_mistakes(problems.shapes):
-            yield mistake(text, "problems", "shapes", *(() if index is None else (index,)))
+def _check_no_generator(problems: ProblemsTable) -> Iterator[Mistake]:
     if problems.sizes != "small":
         yield mistake(
             f'found "{problems.sizes}"; allowed with source = "generated" only: problem files '
@@ -70,6 +99,51 @@ def _check_directory(experiment: Experiment) -> Iterator[Mistake]:
             yield mistake(text, "problems", name)
 
 
+def _check_files(part: ProblemSource, at: KeyPath) -> Iterator[Mistake]:
+    path = part.path
+    if not path:
+        what = "the directory of the problems" if part.source == "dir" else "the rows"
+        yield mistake(
+            f'found source = "{part.source}" without path; set path to {what}', *at, "source"
+        )
+    elif part.source == "dir" and not path.is_dir():
+        text = f'found "{path}", which is not a directory{_how_to_clone(path)}'
+        yield absent(text, *at, "path")
+    elif part.source == "dir" and not any(path.rglob("*.py")):
+        yield absent(f'found "{path}", which has no *.py files', *at, "path")
+    elif part.source == "file":
+        yield from _check_rows(path, *at, "path")
+    if part.shapes is not None:
+        for index, text in find_shape_mistakes(part.shapes):
+            yield mistake(text, *at, "shapes", *(() if index is None else (index,)))
+
+
+def _check_levels(problems: ProblemsTable) -> Iterator[Mistake]:
+    both = sorted(set(problems.train_levels or ()) & set(problems.heldout_levels or ()))
+    if both:
+        text = f"found {both[0]}, which is in train_levels too; each level in one of them"
+        yield mistake(text, "problems", "heldout_levels")
+    for name in ("train_levels", "heldout_levels"):
+        if getattr(problems, name) is not None and not problems.has_others:
+            text = 'set with generated problems only; it divides those of source = "dir" or "file"'
+            yield mistake(text, "problems", name)
+
+
+def _check_rows(path: Path, *at: str | int) -> Iterator[Mistake]:
+    """A file or directory that exists, or the name of a data set on the hub."""
+    if not path.exists() and not is_hub_name(str(path)):
+        text = f'found "{path}", which does not exist; a file of rows, a directory or a hub name'
+        yield absent(text, *at)
+
+
+def _how_to_clone(path: Path) -> str:
+    """Command that fetches KernelBench to where it is expected; empty for any other directory."""
+    names = [part.lower() for part in path.parts]
+    if "kernelbench" not in names:
+        return ""
+    return f"; {CLONE} {Path(*path.parts[: names.index('kernelbench') + 1])}"
+
+
 def check_data(experiment: Experiment) -> Iterator[Mistake]:
     """A file of SFT rows exactly if the source is a file."""
     data = experiment.data
@@ -78,5 +152,5 @@ def check_data(experiment: Experiment) -> Iterator[Mistake]:
             yield mistake('found a path; allowed with source = "file" only', "data", "path")
     elif not data.path:
         yield mistake('found source = "file" without path; set path to the rows', "data", "source")
-    elif not data.path.exists():
-        yield absent(f'found "{data.path}", which does not exist; a file of rows', "data", "path")
+    else:
+        yield from _check_rows(data.path, "data", "path")

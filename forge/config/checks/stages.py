@@ -16,9 +16,9 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
     for index, stage in enumerate(experiment.stage):
         if isinstance(stage, SftStage):
             is_random = False
-            if experiment.problems.source == "dir" and experiment.data.source != "file":
+            if not experiment.problems.has_generated and experiment.data.source != "file":
                 yield mistake(
-                    'found "sft", which needs answers, and problems.source = "dir" has none; '
+                    'found "sft", which needs answers, and only generated problems have some; '
                     'set data.source = "file" for rows of a file, or use grpo or eval with a model '
                     "that can already write kernels",
                     *("stage", index, "kind"),
@@ -31,7 +31,7 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
             )
         heldout = experiment.problems.num_heldout
         wanted = stage.num_problems if isinstance(stage, EvalStage) else None
-        if experiment.problems.source == "generated" and wanted and wanted > heldout:
+        if not experiment.problems.has_others and wanted and wanted > heldout:
             text = f"found {wanted}; at most problems.num_heldout = {heldout}"
             yield mistake(text, "stage", index, "num_problems")
 

@@ -9,7 +9,7 @@ from forge.config.schema.experiment import Experiment
 from forge.config.schema.judge import JUDGE_URL, JudgeTable, ModelCardName
 from forge.config.schema.model import LoraTable, ModelTable, QuantizeTable, TinyModel
 from forge.config.schema.outlets import LimitsTable, StoreTable
-from forge.config.schema.problems import DataTable, ProblemsTable
+from forge.config.schema.problems import DataTable, ProblemSource, ProblemsTable, SourceTable
 from forge.config.schema.prompt import PromptTable
 from forge.config.schema.rollout import EvalTable, RewardTable, RolloutTable
 from forge.config.schema.serving import SERVE_URL, ServeTable
@@ -29,6 +29,7 @@ __all__ = [
     "LoraTable",
     "ModelCardName",
     "ModelTable",
+    "ProblemSource",
     "ProblemsTable",
     "PromptTable",
     "QuantizeTable",
@@ -36,6 +37,7 @@ __all__ = [
     "RolloutTable",
     "ServeTable",
     "SftStage",
+    "SourceTable",
     "Stage",
     "StoreTable",
     "TinyModel",

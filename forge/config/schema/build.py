@@ -20,6 +20,10 @@ class InputTable(Table):
     """Columns of the rows. messages: a list of messages with role and content. kernelbook, trinity:
     the columns of these data sets. traces: several turns with results (sample_key, pytorch_code,
     turns, final_triton_code, final_result, full_messages)."""
+    rewrite: bool = True
+    """Rewrite answers that Inductor made into plain Triton modules; for format = "kernelbook". An
+    answer that cannot be rewritten is left out, with its reason. One that needs torch's products or
+    convolutions is correct under judge.policy = "hybrid" alone."""
     strict: bool = False
     """End with the first broken row, instead of counting and skipping it."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field
 
-from forge.config.schema.base import PathValue, Positive, Share, Table
+from forge.config.schema.base import NAME_RULE, PathValue, Positive, Share, Table
 from forge.records.problem import MAX_SHAPES
 
 if TYPE_CHECKING:
@@ -35,18 +36,39 @@ def _list_of(*names: str) -> str:
     return f"a list of {', '.join(json.dumps(name) for name in names)}"
 
 
-class ProblemsTable(Table):
-    """`[problems]`: the problems to solve."""
+RowFormat = Literal[
+    "kernelbench", "kernelbook", "tritonforge", "cuda-agent", "drkernel", "drkernel-coldstart"
+]
+"""Columns of a file of problems."""
 
-    source: Literal["generated", "dir"] = "generated"
-    """Origin of the problems: the built-in generator, or a directory in KernelBench's layout."""
+
+HUB_DATASET = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+"""`owner/name`; anything else can only be a path."""
+
+
+def is_hub_name(text: str) -> bool:
+    """True for a text that may name a data set on the hub: `owner/name`, and no file of rows."""
+    return bool(HUB_DATASET.fullmatch(text)) and not text.endswith((".json", ".jsonl", ".parquet"))
+
+
+class SourceTable(Table):
+    """Keys of one source of problems: those of `[problems]` and of each `[[problems.sources]]`."""
+
+    source: Literal["generated", "dir", "file"] = "generated"
+    """Origin of the problems: the built-in generator, a directory in KernelBench's layout, or the
+    rows of a file."""
     path: PathValue | None = None
-    """Directory of the problems for source = "dir", relative to this file or to the working
-    directory; searched recursively for *.py."""
+    """For source = "dir": directory of the problems, searched recursively for *.py. For "file": a
+    file of rows (JSON, JSON lines or Parquet), a directory of them, or a data set on the hub, such
+    as "GPUMODE/KernelBook". Relative to this file or to the working directory."""
+    format: RowFormat = "kernelbench"
+    """Columns of the rows; for source = "file". kernelbench: code, level, name, problem_id.
+    kernelbook (KernelLLM's data too): python_code, entry_point. tritonforge: label, extra_info.
+    cuda-agent: code. drkernel: reward_model. drkernel-coldstart: original_python_code."""
     overrides: ConstantsTable = Field(default_factory=dict)
     """Values for module constants of the problem files, e.g. { batch_size = 16, dim = 256 }; a
     table by a problem's name or number, e.g. { "3_matmul" = { N = 512 } }, for that file alone. For
-    source = "dir"."""
+    source = "dir" or "file"."""
     shapes: list[ConstantsTable] | None = Field(
         default=None,
         json_schema_extra={"allowed": f"a list of 1 to {MAX_SHAPES} tables of constants"},
@@ -54,9 +76,44 @@ class ProblemsTable(Table):
     """Shapes of the problem files, e.g. [{ N = 1024 }, { N = 4096, M = 100 }]: a table as in
     overrides each, applied after overrides. A candidate has to be correct at all of them, and its
     speed-up is the geometric mean. A shape counts for the files that have one of its constants. For
-    source = "dir"."""
+    source = "dir" or "file"."""
     include: list[str] = Field(default_factory=list)
-    """Glob patterns of files, relative to path; empty means all files; for source = "dir"."""
+    """Glob patterns of files, relative to path; for source = "file" of the problems' ids, such as
+    "level1/*". Empty means all; for source = "dir" or "file"."""
+
+
+class ProblemSource(SourceTable):
+    """A `[[problems.sources]]`: one of several sources of problems."""
+
+    name: Annotated[str, NAME_RULE] | None = None
+    """Prefix of its problems' ids; needed where two sources have the same ids. Ids of generated
+    problems have none."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Relative frequency of this source in GRPO; absent means its number of problems."""
+    use: Literal["both", "train", "heldout"] = "both"
+    """Use of its problems. train, heldout: training or evaluation only. both: divided by levels or
+    at random."""
+
+
+class ProblemsTable(SourceTable):
+    """`[problems]`: the problems to solve."""
+
+    sources: list[ProblemSource] | None = Field(
+        default=None,
+        min_length=1,
+        json_schema_extra={"allowed": "one [[problems.sources]] or more"},
+    )
+    """Several sources of problems, instead of source, path and the other keys of one."""
+    train_levels: list[Positive] | None = None
+    """Levels to train on, e.g. [1, 2], for problems of directories and files; absent means all that
+    are not held out."""
+    heldout_levels: list[Positive] | None = None
+    """Levels reserved for evaluation, e.g. [3], for problems of directories and files; absent means
+    a random choice of num_heldout."""
+    duplicates: Literal["refuse", "drop", "allow"] = "refuse"
+    """Handling of SFT rows and training problems with the same code as a held-out problem, apart
+    from names, comments and sizes. refuse: the run ends. drop: they are left out. allow: they are
+    trained on, and evaluations are labelled."""
     sizes: Literal["small", "gpu"] = "small"
     """Tensor sizes of generated problems. small: for judges without a GPU. gpu: large enough for
     100 µs or more on a GPU."""
@@ -78,16 +135,47 @@ class ProblemsTable(Table):
     num_problems: Annotated[int, Field(ge=64)] = 3200
     """Number of generated problems, all different, divided among SFT, GRPO and evaluation."""
     num_heldout: Positive = 64
-    """Problems reserved for evaluation. With source = "dir" and too few files, GRPO and evaluation
-    use the same files."""
+    """Problems reserved for evaluation. With source = "dir" or "file" and too few problems, GRPO
+    and evaluation use the same ones."""
     allow_flagged: bool = False
     """Train on problems that "forge problems check" flags, instead of leaving them out; for source
-    = "dir"."""
+    = "dir" or "file"."""
     sft_by_level: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = Field(
         default_factory=lambda: [200, 200, 100, 50]
     )
     """Generated problems with an answer in the SFT rows, by chain length: the first number is for
     length 1. GRPO uses the other problems."""
+
+    def parts(self) -> list[ProblemSource]:
+        """All sources; the keys of a single one count as a list of one."""
+        if self.sources is not None:
+            return self.sources
+        own = {name: getattr(self, name) for name in SourceTable.model_fields}
+        return [ProblemSource.model_construct(**own)]
+
+    def key_of(self, index: int) -> str:
+        """Prefix of the keys of one of the sources: `problems.` or `problems.sources.1.`."""
+        return "problems." if self.sources is None else f"problems.sources.{index}."
+
+    def origin_of(self, index: int) -> str:
+        """Name of one of several sources, or its number."""
+        return self.parts()[index].name or str(index)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights by origin of the sources that have one."""
+        parts = enumerate(self.sources or ())
+        return {self.origin_of(i): part.weight for i, part in parts if part.weight is not None}
+
+    @property
+    def has_generated(self) -> bool:
+        """True if the generator makes some of the problems."""
+        return any(part.source == "generated" for part in self.parts())
+
+    @property
+    def has_others(self) -> bool:
+        """True if some problems come from directories or files."""
+        return any(part.source != "generated" for part in self.parts())
 
 
 class DataTable(Table):
@@ -96,8 +184,9 @@ class DataTable(Table):
     source: Literal["generated", "file"] = "generated"
     """Origin of the rows: the generator's own answers, or a file."""
     path: PathValue | None = None
-    """File of rows (JSON, JSON lines or Parquet), or directory of them, relative to this file or to
-    the working directory; for source = "file"."""
+    """File of rows (JSON, JSON lines or Parquet), directory of them, or data set on the hub, such
+    as "GPUMODE/KernelBook"; relative to this file or to the working directory; for source =
+    "file"."""
     format: Literal["messages", "kernelbook", "trinity"] = "messages"
     """Columns of the rows in a file. messages: a list of messages with role and content.
     kernelbook, trinity: the columns of these data sets."""

@@ -48,6 +48,15 @@ def text_of(row: Mapping[str, Any], name: str) -> str:
     return found
 
 
+def code_of(row: Mapping[str, Any], name: str) -> str:
+    """A field with source code, with Unix line ends. Raises BadRow as `text_of`, and Unfit if it is
+    empty."""
+    code = text_of(row, name).replace("\r\n", "\n")
+    if not code.strip():
+        raise Unfit(f"without code in {name}")
+    return code
+
+
 def kernelbook_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> Pair:
     """One turn: the module, and its answer without thinking, which the data set lacks.
 
@@ -55,13 +64,13 @@ def kernelbook_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) 
         BadRow: a column is missing.
         Unfit: the answer does not define `<entry_point>New`, which no judge accepts.
     """
-    entry_point, code = text_of(row, "entry_point"), text_of(row, "triton_code")
+    entry_point, code = text_of(row, "entry_point"), code_of(row, "triton_code")
     if not re.search(rf"^class[ \t]+{re.escape(entry_point)}New\b", code, flags=re.MULTILINE):
         raise Unfit("without the class that a judge calls")
     name = row.get("uuid")
     problem = Problem(
         problem_id=f"kernelbook/{number if name is None else name}",
-        source=text_of(row, "python_code"),
+        source=code_of(row, "python_code"),
         family="kernelbook",
         level=1,
         split=Split.SFT,
@@ -77,13 +86,13 @@ def trinity_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> 
         BadRow: a column is missing or no text, or `result` lacks `correctness`.
         Unfit: the kernel was not correct, or has no known entry point.
     """
-    code = text_of(row, "triton_code")
+    code = code_of(row, "triton_code")
     if not _is_correct(row.get("result")):
         raise Unfit("with a wrong kernel")
     name = row.get("sample_key")
     problem = Problem(
         problem_id=f"trinity/{number if name is None else name}",
-        source=text_of(row, "pytorch_code"),
+        source=code_of(row, "pytorch_code"),
         family="trinity",
         level=1,
         split=Split.SFT,

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
 ROLES = ("system", "user", "assistant")
+KEY = "data.path"
+"""Key that messages name."""
 
 
 def messages_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> Pair:
@@ -68,8 +70,8 @@ def read_pairs(table: DataTable, *, prompts: PromptSet) -> list[Pair]:
     to_pair = FORMATS[table.format]
     pairs: dict[tuple[Message, ...], Pair] = {}
     left_out: Counter[str] = Counter()
-    for file in _files(table.path):
-        for number, row in enumerate(_rows(file), start=1):
+    for file in row_files(table.path):
+        for number, row in enumerate(rows_of(file), start=1):
             try:
                 pair = to_pair(row, number=number, prompts=prompts)
             except Unfit as reason:
@@ -92,72 +94,85 @@ def read_pairs(table: DataTable, *, prompts: PromptSet) -> list[Pair]:
     return list(pairs.values())
 
 
-def _files(path: Path) -> list[Path]:
+def row_files(path: Path, *, key: str = KEY) -> list[Path]:
+    """A file of rows, or all below a directory. Raises ConfigError, which names `key`."""
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
         if not found:
-            raise ConfigError(f"data.path: {path}: no file *{', *'.join(SUFFIXES)} in it")
+            raise ConfigError(f"{key}: {path}: no file *{', *'.join(SUFFIXES)} in it")
         return found
     if not path.is_file():
-        raise ConfigError(f"data.path: {path}: no such file")
+        raise ConfigError(f"{key}: {path}: no such file")
     if path.suffix not in SUFFIXES:
         raise ConfigError(
-            f"data.path: {path}: found {path.suffix or 'no suffix'}; *{', *'.join(SUFFIXES)}"
+            f"{key}: {path}: found {path.suffix or 'no suffix'}; *{', *'.join(SUFFIXES)}"
         )
     return [path]
 
 
-def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Rows as mappings. Parquet is read a batch at a time."""
+def rows_of(file: Path, *, key: str = KEY) -> Iterator[Mapping[str, Any]]:
+    """Rows as mappings. Parquet is read a batch at a time, JSON lines one by one.
+
+    Raises:
+        ConfigError: the file cannot be read, or not as its suffix says; names `key`, and the row.
+        MachineError: a Parquet file, and pyarrow is missing.
+    """
     if file.suffix == ".parquet":
-        yield from _parquet_rows(file)
+        yield from _parquet_rows(file, key=key)
         return
-    for number, row in enumerate(_json_values(file), start=1):
+    for number, row in enumerate(_json_values(file, key=key), start=1):
         if not isinstance(row, dict):
-            raise ConfigError(
-                f"data.path: {file}, row {number}: found {type(row).__name__}; an object"
-            )
+            raise ConfigError(f"{key}: {file}, row {number}: found {type(row).__name__}; an object")
         yield row
 
 
-def _json_values(file: Path) -> Iterator[Any]:
+def _json_values(file: Path, *, key: str) -> Iterator[Any]:
     """The elements of one list, or one value per line, whatever the suffix."""
     try:
-        text = file.read_text(encoding="utf-8-sig")  # some editors write a mark first
-        if text.lstrip().startswith("["):
-            yield from json.loads(text)
-            return
-        # Not splitlines: JSON strings may contain other line separators of Unicode.
-        for line in text.split("\n"):
-            if line.strip():
-                yield json.loads(line)
+        # Only at newlines: JSON strings may contain other line separators of Unicode. Some editors
+        # write a mark first.
+        with file.open(encoding="utf-8-sig", newline="\n") as lines:
+            number = 0
+            for line in lines:
+                if not line.strip():
+                    continue
+                if number == 0 and line.lstrip().startswith("["):
+                    yield from _json(line + lines.read(), place=f"{key}: {file}")
+                    return
+                number += 1
+                yield _json(line, place=f"{key}: {file}, row {number}")
     except OSError as err:
-        raise _unreadable(file, err) from None
+        raise _unreadable(file, err, key=key) from None
     except UnicodeDecodeError as err:
-        raise ConfigError(f"data.path: {file}: no text in UTF-8: {err}") from None
+        raise ConfigError(f"{key}: {file}: no text in UTF-8: {err}") from None
+
+
+def _json(text: str, *, place: str) -> Any:
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError) as err:
-        raise ConfigError(f"data.path: {file}: neither a JSON list nor JSON lines: {err}") from None
+        raise ConfigError(f"{place}: neither a JSON list nor JSON lines: {err}") from None
 
 
-def _parquet_rows(file: Path) -> Iterator[Mapping[str, Any]]:
+def _parquet_rows(file: Path, *, key: str) -> Iterator[Mapping[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise MachineError(
-            f"data.path: {file}: Parquet needs pyarrow; make setup installs it"
+            f"{key}: {file}: Parquet needs pyarrow; make setup installs it"
         ) from None
     try:
         with parquet.ParquetFile(file) as opened:
             for batch in opened.iter_batches(batch_size=256):
                 yield from batch.to_pylist()
     except OSError as err:
-        raise _unreadable(file, err) from None
+        raise _unreadable(file, err, key=key) from None
     except ArrowException as err:
-        raise ConfigError(f"data.path: {file}: no Parquet file: {err}") from None
+        raise ConfigError(f"{key}: {file}: no Parquet file: {err}") from None
 
 
-def _unreadable(file: Path, err: OSError) -> ConfigError:
-    return ConfigError(f"data.path: {file}: cannot be read: {err.strerror or err}")
+def _unreadable(file: Path, err: OSError, *, key: str) -> ConfigError:
+    return ConfigError(f"{key}: {file}: cannot be read: {err.strerror or err}")
 
 
 def _message(found: Any) -> Message:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from forge.rollout.sampling.curriculum import CurriculumSampler
+from forge.rollout.sampling.mixture import MixtureSampler
 from forge.rollout.sampling.priority import PrioritySampler
 from forge.rollout.sampling.uniform import UniformSampler
 
@@ -41,9 +42,24 @@ class Sampler(Protocol):
 
 
 def make_sampler(
-    kind: Literal["uniform", "curriculum", "priority"], problems: Sequence[Problem], *, seed: int
+    kind: Literal["uniform", "curriculum", "priority"],
+    problems: Sequence[Problem],
+    *,
+    seed: int,
+    weights: Mapping[str, float] | None = None,
 ) -> Sampler:
-    """The sampler of `[rollout] sampler`. Raises ValueError without problems."""
+    """The sampler of `[rollout] sampler`, one for each source if `weights` has some of the sources;
+    the weight of any other is its number of problems. Raises ValueError without problems."""
+    if weights:
+        by_origin: dict[str, list[Problem]] = {}
+        for problem in problems:
+            by_origin.setdefault(problem.origin, []).append(problem)
+        return MixtureSampler(
+            {name: make_sampler(kind, part, seed=seed) for name, part in by_origin.items()},
+            weights={name: weights.get(name, len(part)) for name, part in by_origin.items()},
+            origins={problem.problem_id: problem.origin for problem in problems},
+            seed=seed,
+        )
     if kind == "curriculum":
         return CurriculumSampler(problems, seed=seed)
     if kind == "priority":

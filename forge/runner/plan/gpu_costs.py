@@ -176,7 +176,10 @@ def serve_bytes(
 
 def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:
     """GPU memory of a judge at full capacity, on a card of this size."""
-    has_own_sizes = problems.source == "dir" and not (problems.overrides or problems.shapes)
+    has_own_sizes = any(
+        part.source != "generated" and not (part.overrides or part.shapes)
+        for part in problems.parts()
+    )
     is_large = problems.sizes == "gpu" or has_own_sizes
     tensors = LARGE_TENSOR_BYTES * is_large + int(JUDGE_SHARE * memory_bytes)
     return capacity.num_contexts(memory_bytes=memory_bytes) * capacity.CONTEXT_BYTES + tensors

@@ -132,7 +132,7 @@ def _grpo(
 def _judge_s(experiment: Experiment) -> float:
     """Seconds of one core for a verdict. An answer that fails needs fewer: it is judged up to the
     first shape at which it does."""
-    return costs.JUDGE_S * len(experiment.problems.shapes or (None,))
+    return costs.JUDGE_S * max(len(part.shapes or ()) or 1 for part in experiment.problems.parts())
 
 
 def _overlapped(

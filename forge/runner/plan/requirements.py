@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.config.schema import EvalStage, Experiment, SftStage
+from forge.config.schema.problems import is_hub_name
 from forge.data.generator import is_ample
 from forge.data.problems import load_problems
 from forge.data.prompts.loading import make_prompts
@@ -64,14 +65,17 @@ def require_engine(experiment: Experiment, machine: Machine, placement: Placemen
 
 
 def require_problems(experiment: Experiment, machine: Machine) -> int:
-    """The number of problems that an evaluation has. Loads them only if the numbers leave doubt.
+    """The number of problems that an evaluation has. Loads them only if the numbers leave doubt,
+    and not if a plan is made for another machine, or before a data set is fetched from the hub.
 
     Raises ConfigError if a stage has no problems.
     """
     table = experiment.problems
-    if table.source == "generated" and is_ample(table):
+    if not table.has_others and is_ample(table):
         return table.num_heldout
-    if table.path is not None and machine.assumed and not table.path.exists():
+    paths = [part.path for part in table.parts() if part.source != "generated" and part.path]
+    missing = [path for path in paths if not path.exists()]
+    if missing and (machine.assumed or all(is_hub_name(str(path)) for path in missing)):
         return table.num_heldout
     problems = load_problems(table, seed=experiment.seed)
     for index, stage in enumerate(experiment.stage):
@@ -79,6 +83,11 @@ def require_problems(experiment: Experiment, machine: Machine) -> int:
             continue  # its rows come from elsewhere
         split = Split(stage.kind) if not isinstance(stage, EvalStage) else Split.HELDOUT
         if not in_split(problems, split):
+            if table.has_others:
+                raise ConfigError(
+                    f"problems: {len(problems)} problems, and none of them for stage {index} "
+                    f"({stage.kind}); levels and the sources' use divide them"
+                )
             raise ConfigError(
                 f"problems.sft_by_level: {table.sft_by_level} of {table.num_problems} problems, "
                 f"{table.num_heldout} of them held out, leaves none for stage {index} "

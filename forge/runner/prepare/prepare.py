@@ -18,6 +18,7 @@ from forge.data.pairs.generated import make_pairs
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Problem, Split, Verdict
 from forge.runner.plan.needs import turns_played
+from forge.runner.prepare.heldout_rows import without_heldout
 from forge.runner.prepare.kept_files import data_dir, write_kept
 from forge.store.layout import RunPaths, write_file
 from forge.train.handle import run_init_model
@@ -56,8 +57,12 @@ async def prepare_pairs(
     if experiment.data.source == "file":  # a judge may run for later stages
         from forge.data.pairs.files import read_pairs
 
-        pairs = await anyio.to_thread.run_sync(lambda: read_pairs(experiment.data, prompts=prompts))
-    elif experiment.problems.source == "generated":
+        pairs = await anyio.to_thread.run_sync(
+            lambda: without_heldout(
+                read_pairs(experiment.data, prompts=prompts), problems, experiment
+            )
+        )
+    elif experiment.problems.has_generated:
         assert judge is not None, "generated pairs need a judge"
         pairs = await make_pairs(
             [problem for problem in problems if problem.split is Split.SFT],
@@ -69,9 +74,8 @@ async def prepare_pairs(
         )
     else:
         raise ConfigError(
-            f'problems.source = "{experiment.problems.source}" has no answers to train on: an sft '
-            'stage and model.init = "tiny" need source = "generated"; '
-            "start from a checkpoint with model.path"
+            'problems: none has an answer to train on: an sft stage and model.init = "tiny" need '
+            'source = "generated", or data.source = "file"'
         )
     write_kept(file, "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
     return pairs

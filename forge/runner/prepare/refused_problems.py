@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from forge.config.schema import Experiment, GrpoStage
+from forge.data.compositions import is_generated
 from forge.data.splits import in_split
 from forge.errors import ConfigError
 from forge.evalpool.examine import examine_all
@@ -36,7 +37,7 @@ def is_examined(experiment: Experiment) -> bool:
     """True if a run examines its problems before training."""
     table = experiment.problems
     trains = any(isinstance(stage, GrpoStage) for stage in experiment.stage)
-    return trains and table.source != "generated" and not table.allow_flagged
+    return trains and table.has_others and not table.allow_flagged
 
 
 async def find_refused(
@@ -49,7 +50,7 @@ async def find_refused(
 ) -> dict[str, str]:
     """Flags of the problems that GRPO must not train on, by problem id. Raises ConfigError if none
     is left to train on."""
-    wanted = in_split(problems, Split.GRPO)
+    wanted = [each for each in in_split(problems, Split.GRPO) if not is_generated(each.problem_id)]
     file = data_dir(paths) / "refused.json"
     if file.exists():
         return json.loads(file.read_text(encoding="utf-8"))
@@ -66,7 +67,7 @@ async def find_refused(
         for each in found
         if not each.is_trainable
     }
-    if len(refused) == len(wanted):
+    if len(refused) == len(in_split(problems, Split.GRPO)):
         raise ConfigError(f"{refusal(refused, num_problems=len(wanted))}; none is left")
     write_kept(file, json.dumps(refused))
     return refused

@@ -61,7 +61,8 @@ async def run_grpo_stage(
         steps=await anyio.to_thread.run_sync(_published_steps, run, index),
     )  # fmt: skip
     problems, rollout = run.problems_of(Split.GRPO), run.experiment.rollout
-    sampler = make_sampler(rollout.sampler, problems, seed=run.experiment.seed)
+    weights, seed = run.experiment.problems.weights, run.experiment.seed
+    sampler = make_sampler(rollout.sampler, problems, seed=seed, weights=weights)
     plan = _batch_plan(run, stage, index, first_step=shelf.last_step + 1)
     step_of = partial(_step_of, run, desk)
     past = await anyio.to_thread.run_sync(

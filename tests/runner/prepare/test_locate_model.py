@@ -11,7 +11,7 @@ import pytest
 
 from forge.config.schema import ModelTable
 from forge.errors import ConfigError, MachineError
-from forge.runner.prepare import locate_model as hub
+from forge.runner.prepare import hub
 from forge.runner.prepare.locate_model import locate_model
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def test_a_disk_that_fills_up_during_the_download_is_reported_as_full(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("huggingface_hub._snapshot_download.hf_hub_download", fill)
-    monkeypatch.setattr(hub, "_ask_disk", lambda *args: 0)
+    monkeypatch.setattr(hub, "_ask_disk", lambda *args, **named: 0)
     with pytest.raises(MachineError, match="the disk is full; HF_HOME"):
         locate_model(ModelTable(path="org/tiny"))
 

@@ -16,13 +16,24 @@ from forge.records import Message, Pair, Status
 from forge.runner.stages.trained_problems import count_trained
 from forge.store.layout import RunPaths
 from tests.prompting import PROMPTS
-from tests.store.storefactory import attempt, group, problem, samples, use, write_run
+from tests.store import storefactory
+from tests.store.storefactory import attempt, group, samples, use, write_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from forge.records import Problem
+
 EVAL = EvalStage(kind="eval")
 SFT = SftStage(kind="sft", steps=1, learning_rate=1e-3)
+
+
+def problem(number: int, *, name: str = "Model", size: int = 4) -> Problem:
+    source = (
+        f"class {name}:\n    def forward(self, x):\n        return x + {number}\n"
+        f"def get_inputs():\n    return [{size}]\n"
+    )
+    return replace(storefactory.problem(number), source=source, entry_point=name)
 
 
 @pytest.fixture
@@ -38,9 +49,9 @@ def run(tmp_path: Path) -> Any:
     row = Pair(problem_id="7", messages=(*PROMPTS.first_messages(problem(2)), answer), num_turns=1)
     (paths.root / "data").mkdir()
     (paths.root / "data" / "pairs.jsonl").write_text(json.dumps(asdict(row)) + "\n")
-    return SimpleNamespace(
-        paths=paths, experiment=SimpleNamespace(stage=[EVAL, SFT, EVAL]), prompts=PROMPTS
-    )
+    every = [problem(n) for n in range(4)]
+    stages = SimpleNamespace(stage=[EVAL, SFT, EVAL])
+    return SimpleNamespace(paths=paths, problems=every, experiment=stages, prompts=PROMPTS)
 
 
 COUNTS: dict[str, tuple[Callable[[], list], int, int]] = {
@@ -49,6 +60,12 @@ COUNTS: dict[str, tuple[Callable[[], list], int, int]] = {
     "others": (lambda: [problem(3)], 2, 0),
     "the same text under another name": (
         lambda: [replace(problem(2), problem_id="copy")], 2, 1,
+    ),
+    "the code of a row under other names and sizes": (
+        lambda: [replace(problem(2, name="Net", size=9), problem_id="copy")], 2, 1,
+    ),
+    "the code of a played problem under other names": (
+        lambda: [replace(problem(0, name="Net"), problem_id="copy")], 2, 1,
     ),
 }  # fmt: skip
 

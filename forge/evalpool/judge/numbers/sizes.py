@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from forge.evalpool.judge.numbers.constructor import call, constructor_arguments
 from forge.evalpool.judge.numbers.file_inputs import make_inputs
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def _counted(
     try:
         with torch.no_grad(), torch.device("meta"):
             exec(compile(source, "problem.py", "exec"), module.__dict__)
-            model: Any = getattr(module, entry_point)(*module.get_init_inputs())
+            arguments = constructor_arguments(module, entry_point)
+            model: Any = call(getattr(module, entry_point), arguments)
             inputs: Any = make_inputs(module)
             state = _bytes(model.state_dict(), is_half=is_half)
             given = _bytes(inputs, is_half=is_half)

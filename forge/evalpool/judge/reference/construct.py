@@ -1,6 +1,6 @@
 """Constructs models from their entry points, and reports the parameters that they make.
 
-Called by oracles, examiners and captures. Imports nothing of forge.
+Called by oracles, examiners and captures.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.numbers.constructor import call
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from forge.evalpool.judge.numbers.constructor import Arguments
 
 
 class Bare(torch.nn.Module):
@@ -26,9 +30,9 @@ class Bare(torch.nn.Module):
         return self.function(*inputs)
 
 
-def construct(entry_point: Any, arguments: list[Any]) -> Any:
+def construct(entry_point: Any, arguments: Arguments) -> Any:
     """The model of an entry point: an instance of a class, or a function."""
-    return entry_point(*arguments) if isinstance(entry_point, type) else Bare(entry_point)
+    return call(entry_point, arguments) if isinstance(entry_point, type) else Bare(entry_point)
 
 
 @contextmanager

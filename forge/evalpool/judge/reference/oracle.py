@@ -26,6 +26,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import TensorSpec, offsets
 from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name, memory_order
+from forge.evalpool.judge.numbers.constructor import constructor_arguments
 from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.edges import Edges
@@ -40,6 +41,7 @@ from forge.evalpool.judge.reference.hub import config_fields, replace_hub
 if TYPE_CHECKING:
     import socket
 
+    from forge.evalpool.judge.numbers.constructor import Arguments
     from forge.evalpool.judge.numbers.inputs.draws import InputSet
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
@@ -146,7 +148,7 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         torch.manual_seed(FIRST_SEED)
         exec(compile(request["source"], "problem.py", "exec"), module.__dict__)
         seed_everything(fresh_seed())
-        init = placed(list(getattr(module, "get_init_inputs", list)()), terms)
+        init = placed(constructor_arguments(module, request["entry_point"]), terms)
         made: list[torch.Tensor] = []
         with parameters_made(made.append):
             model = construct(getattr(module, request["entry_point"]), init)
@@ -217,7 +219,7 @@ def _num_ooms(terms: Terms) -> int:
 
 
 def _describe(
-    init: list[Any], *, state: dict[str, torch.Tensor], sets: list[InputSet]
+    init: Arguments, *, state: dict[str, torch.Tensor], sets: list[InputSet]
 ) -> tuple[dict[str, Any], list[torch.Tensor]]:
     describer = Describer()
     layout = {

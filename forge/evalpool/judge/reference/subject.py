@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.numbers.called import Unjudgeable, flatten, leaves, replaced
+from forge.evalpool.judge.numbers.constructor import constructor_arguments
 from forge.evalpool.judge.numbers.file_inputs import make_inputs
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import parameters
@@ -58,7 +59,7 @@ class Subject:
         exec(compile(request["source"], FILE, "exec"), module.__dict__)
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
         with _making_on(request["device"]):
-            init = list(getattr(module, "get_init_inputs", list)())
+            init = constructor_arguments(module, request["entry_point"])
             Describer().tree(init)
             model = construct(getattr(module, request["entry_point"]), init)
         if not isinstance(model, torch.nn.Module):

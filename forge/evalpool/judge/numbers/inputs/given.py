@@ -42,6 +42,8 @@ def placed(value: Any, terms: Terms) -> Any:
         return value.to(terms.device)
     if isinstance(value, list | tuple):
         return type(value)(placed(item, terms) for item in value)
+    if isinstance(value, dict):
+        return {key: placed(item, terms) for key, item in value.items()}
     return value
 
 

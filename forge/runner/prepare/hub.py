@@ -1,0 +1,129 @@
+"""Fetches models and data sets from the hub into the local cache, with one-line errors.
+
+If the cache has everything, no network is needed.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from forge.errors import ConfigError, ForgeError, MachineError
+from forge.process.machine import free_bytes, is_disk_full
+from forge.views.text.numbers import gigabytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+Kind = Literal["model", "dataset"]
+
+NOUNS = {
+    "model": "a directory here nor a model on the hub",
+    "dataset": "a file or directory here nor a data set on the hub",
+}
+FREE_FACTOR = 1.1
+"""Required disk space relative to the bytes still to be downloaded."""
+
+
+def fetch_snapshot(
+    name: str,
+    *,
+    key: str,
+    kind: Kind,
+    patterns: Sequence[str],
+    revision: str | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Path:
+    """Directory of the files of a repository that match the patterns. Downloads what the cache
+    lacks, resumably, after checking the free disk space.
+
+    Args:
+        key: key that messages name.
+        say: gets a message; a bar then shows the download.
+
+    Raises:
+        ConfigError: no such repository or revision, or no access to it.
+        MachineError: the network or the disk failed.
+    """
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    where, chosen = f"{key}: {name}", list(patterns)
+    try:
+        needed = _ask_disk(name, revision, key=key, kind=kind, patterns=chosen)
+        if needed and say:
+            say(f"{name}: {gigabytes(needed, places=2)} to fetch from the hub")
+        with _bars(shown=say is not None):
+            return Path(
+                snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=chosen)
+            )
+    except ForgeError:
+        raise
+    except GatedRepoError as error:
+        raise ConfigError(
+            f"{where}: gated; accept its terms on the hub and run `hf auth login`"
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ConfigError(f"{where}: neither {NOUNS[kind]}") from error
+    except RevisionNotFoundError as error:
+        raise ConfigError(f"model.revision: {revision}: {name} has no such revision") from error
+    except LocalEntryNotFoundError as error:
+        what = "a directory" if kind == "model" else "a file or a directory"
+        raise MachineError(
+            f"{where}: not whole in the local cache, and the hub cannot be reached; "
+            f"fetch it on a machine with a network, or give {what}"
+        ) from error
+    except Exception as error:  # three HTTP libraries and a Rust one, without a common base
+        if is_disk_full(error):
+            raise MachineError(f"{where}: the disk is full; HF_HOME names another one") from error
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise MachineError(f"{where}: cannot be fetched: {reason}") from error
+
+
+def _ask_disk(name: str, revision: str | None, *, key: str, kind: Kind, patterns: list[str]) -> int:
+    """Bytes still to be downloaded; 0 if the hub does not say, and the real download will fail with
+    the reason. Raises MachineError if they do not fit on the disk."""
+    from huggingface_hub import (
+        constants,
+        snapshot_download,  # pyright: ignore[reportUnknownVariableType]
+    )
+    from huggingface_hub.errors import DryRunError
+
+    try:
+        with _bars(shown=False):
+            planned = snapshot_download(
+                name, repo_type=kind, revision=revision, allow_patterns=patterns, dry_run=True
+            )
+    except DryRunError:
+        return 0
+    needed = sum(file.file_size or 0 for file in planned if file.will_download)
+    cache = Path(constants.HF_HUB_CACHE)
+    free = free_bytes(cache)
+    if needed * FREE_FACTOR > free:
+        raise MachineError(
+            f"{key}: {name}: {gigabytes(needed)} to fetch, {gigabytes(free)} free in "
+            f"{cache}; set HF_HOME to a larger disk"
+        )
+    return needed
+
+
+@contextmanager
+def _bars(*, shown: bool) -> Generator[None]:
+    """Shows or hides the hub library's progress bars, which is a setting of the whole process."""
+    from huggingface_hub import utils
+
+    if shown or utils.are_progress_bars_disabled():
+        yield
+        return
+    utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        utils.enable_progress_bars()

@@ -1,0 +1,146 @@
+"""Checks of `[problems]`: several sources, levels, rows of files, and paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forge.config.load import dump_experiment, load_experiment
+from forge.errors import ConfigError
+
+HEAD = 'name = "x"\n[model]\npath = "org/model"\n'
+BENCH = '[problems]\nsource = "dir"\npath = "bench"\n'
+EVAL = '[[stage]]\nkind = "eval"\n'
+PROBLEM = "class Model: ...\ndef get_inputs(): ...\ndef get_init_inputs(): ...\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "bench" / "level1").mkdir(parents=True)
+    (tmp_path / "bench" / "level1" / "1_a.py").write_text(PROBLEM)
+    (tmp_path / "rows.jsonl").write_text("")
+    return tmp_path
+
+
+def write(folder: Path, problems: str, *, head: str = HEAD, stages: str = EVAL) -> Path:
+    path = folder / "x.toml"
+    path.write_text(f"{head}{problems}{stages}")
+    return path
+
+
+def mistakes(folder: Path, problems: str, **parts: str) -> list[str]:
+    path = write(folder, problems, **parts)
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(path)
+    return [line.removeprefix(f"{path}:") for line in str(caught.value).splitlines()]
+
+
+TWO = """[[problems.sources]]
+source = "dir"
+path = "bench"
+weight = 2
+[[problems.sources]]
+source = "file"
+path = "rows.jsonl"
+format = "kernelbook"
+use = "train"
+"""
+
+
+def test_paths_of_sources_are_relative_to_the_experiment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    experiment = load_experiment(write(folder, TWO))
+    assert experiment.problems.sources is not None
+    assert [part.path for part in experiment.problems.sources] == [
+        folder / "bench",
+        folder / "rows.jsonl",
+    ]
+    (folder / "resolved.toml").write_text(dump_experiment(experiment))
+    assert load_experiment(folder / "resolved.toml") == experiment
+
+
+@pytest.mark.parametrize("source", ["dir", "file"])
+def test_the_path_of_a_single_source_is_relative_to_the_experiment(
+    source: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    path = write(folder, f'[problems]\nsource = "{source}"\npath = "bench"\n')
+    assert load_experiment(path).problems.path == folder / "bench"
+
+
+def test_a_hub_name_stays_a_name(folder: Path) -> None:
+    path = write(folder, '[problems]\nsource = "file"\npath = "org/rows"\n')
+    assert load_experiment(path).problems.path == Path("org/rows")
+
+
+def test_set_changes_a_key_of_one_source(folder: Path) -> None:
+    path = write(folder, TWO)
+    changed = load_experiment(path, overrides=["problems.sources.1.weight=0.5"])
+    assert changed.problems.weights == {"0": 2.0, "1": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("problems", "words"),
+    [
+        ('[problems]\npath = "bench"\n' + TWO, "problems.path: set together with problems.source"),
+        (TWO.replace("bench", "no"), "problems.sources.0.path: found"),
+        (TWO.replace('path = "rows.jsonl"\n', ""), 'problems.sources.1.source: found source = "fi'),
+        (
+            TWO.replace('use = "train"', 'use = "test"'),
+            'sources.1.use: found "test"; one of "both"',
+        ),
+        ("[problems]\nsources = []\n", "problems.sources: found []; one [[problems.sources]] or"),
+        (
+            '[[problems.sources]]\nsource = "generated"\n' * 2,
+            'problems.sources.1.source: found "generated" a second time',
+        ),
+        (
+            f"{BENCH}train_levels = [1]\nheldout_levels = [1]\n",
+            "problems.heldout_levels: found 1, which is in train_levels too",
+        ),
+        ("[problems]\nheldout_levels = [4]\n", "heldout_levels: set with generated problems only"),
+        (
+            '[problems]\nsource = "file"\npath = "no.jsonl"\n',
+            "which does not exist; a file of rows, a directory or a hub name",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_key(problems: str, words: str, folder: Path) -> None:
+    (line,) = mistakes(folder, problems)
+    assert words in line
+
+
+def test_a_missing_kernelbench_comes_with_the_command_that_fetches_it(folder: Path) -> None:
+    (line,) = mistakes(folder, '[problems]\nsource = "dir"\npath = "KernelBench/KernelBench"\n')
+    clone = "git clone https://github.com/ScalingIntelligence/KernelBench"
+    assert line.endswith(f"; {clone} {folder}/KernelBench")
+
+
+SFT_THEN_GRPO = """[[stage]]
+kind = "sft"
+epochs = 1
+learning_rate = 1e-3
+[[stage]]
+kind = "eval"
+[[stage]]
+kind = "grpo"
+steps = 1
+learning_rate = 1e-3
+"""
+TINY = 'name = "x"\n[model]\ninit = "tiny"\n'
+
+
+@pytest.mark.parametrize("head", [HEAD, TINY])
+def test_sft_on_a_file_and_grpo_on_a_directory_are_one_experiment(head: str, folder: Path) -> None:
+    rows = '[data]\nsource = "file"\npath = "rows.jsonl"\n'
+    load_experiment(write(folder, BENCH + rows, head=head, stages=SFT_THEN_GRPO))
+
+
+def test_without_rows_a_directory_has_no_answers_to_learn_from(folder: Path) -> None:
+    lines = mistakes(folder, BENCH, head=TINY, stages=SFT_THEN_GRPO)
+    assert len(lines) == 2
+    assert "tokenizer learns from answers" in lines[0]
+    assert 'found "sft", which needs answers' in lines[1]
