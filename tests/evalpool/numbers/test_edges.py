@@ -56,10 +56,9 @@ def test_a_reference_shows_if_it_looks_for_values_that_are_not_finite() -> None:
 
 
 def test_the_range_of_a_parameter_that_is_compared_with_has_constants() -> None:
-    model = torch.nn.Module()
-    model.register_buffer("most", torch.tensor([70.0, 90.0, 80.0]))
-    with OpCounter(model.buffers()) as counted:
-        torch.minimum(torch.randn(8, 3), model.most)
+    most = torch.tensor([70.0, 90.0, 80.0])
+    with OpCounter([most]) as counted:
+        torch.minimum(torch.randn(8, 3), most)
         torch.minimum(torch.randn(8, 3), torch.randn(8, 3) + 50)
     assert Edges.of(counted, "").constants == (70.0, 90.0)
 
@@ -88,9 +87,8 @@ def test_a_tensor_of_one_row_has_a_raised_element() -> None:
         assert 1 <= int((made > RAISED_BY - 10).sum()) <= 2
 
 
-def test_beside_zeros_all_is_small_and_an_axis_behind_the_first_has_a_slice_of_zeros() -> None:
+def test_each_axis_that_has_enough_slices_has_one_of_zeros() -> None:
     made = Edges().plant_(torch.randn(8, 16, 8), kinds=frozenset({Kind.ZEROS}), signs=True)
-    assert float(made.abs().max()) < 0.1
     for axis in range(3):
         others = [other for other in range(3) if other != axis]
         assert bool((made == 0).all(others[1]).all(others[0]).any())
@@ -179,11 +177,6 @@ def test_half_precision_stays_finite() -> None:
             lambda: [torch.randn(64, 256)],
         ),
         (
-            lambda x: x * torch.clamp(1 / (torch.linalg.vector_norm(x) + 1e-6), max=1.0),
-            lambda x: x / (torch.linalg.vector_norm(x) + 1e-6),
-            lambda: [torch.randn(64, 64)],
-        ),
-        (
             lambda x: (x - x.max(-1, True)[0]).softmax(-1),
             lambda x: x.exp() / x.exp().sum(-1, True),
             lambda: [torch.randn(64, 64)],
@@ -220,6 +213,16 @@ def test_edges_that_a_reference_does_not_bear_are_left_out() -> None:
     (one,) = [one for one in drawn.sets if one.variant == "unlike"]
     assert not (one.inputs[0] == 0).any()
     assert torch.isfinite(one.outputs[0]).all()
+
+
+def test_edges_that_leave_nothing_of_an_output_are_left_out() -> None:
+    for _ in range(6):
+        drawn = draw(lambda x: (x.mean() * -50).sigmoid().expand(64), lambda: [torch.rand(64)])
+        sizes = [float(one.outputs[0].double().square().mean().sqrt()) for one in drawn.sets]
+        edged = [size for one, size in zip(drawn.sets, sizes, strict=True) if one.variant != "given"]
+        assert min(edged) >= 1e-3 * sizes[0] or not any(
+            (one.inputs[0] > RAISED_BY - 10).any() for one in drawn.sets
+        )
 
 
 def test_lengths_may_be_0_and_integers_negative_where_nothing_is_an_index() -> None:

@@ -2,8 +2,7 @@
 
 Called by input_sets.py for the sets behind the first, as far as the reference bears it:
 
-    zeros      scattered, and a whole slice of each axis that has enough: masks, norms of 0; all
-               else is small: an eps, a bound of a norm
+    zeros      scattered, and a whole slice of each axis that has enough: masks, norms of 0
     raised     of one input, a slice and an element of another slice far above all others: a softmax
                without its maximum overflows; where positions count, one element alone
     constants  values around those that the reference compares with: clamps, thresholds; NaN and
@@ -36,8 +35,6 @@ RAISED_BY = 100.0
 ALONE = (92.0, 120.0)
 """An element that is raised alone, where floats become integers: exp of it overflows in fp32, and
 it fits into 8 bits."""
-SMALL_POWERS = (-12.0, -8.0)
-"""Size of what is small, as a power of two, beside the input as it was."""
 MIN_SLICES = 4
 """Slices of an axis of which one may be zeros and two raised."""
 ZERO_SHARE, CONSTANT_SHARE, LABEL_SHARE = 16, 64, 8
@@ -176,8 +173,6 @@ class Edges:
         if Kind.CONSTANTS in kinds:
             self._plant_constants(flat, signs=signs)
         if Kind.ZEROS in kinds and self.is_decided:
-            if value.itemsize >= 4:
-                value.mul_(2.0 ** random.uniform(*SMALL_POWERS))
             flat[_places(flat, ZERO_SHARE)] = 0
             for one in [*slices[:1], *_crossing(value)]:
                 one.zero_()
