@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from forge.data.answers import extract
 from forge.data.build.normalise import normalise_text
 from forge.data.build.quality import find_fault, parse
+from forge.data.build.rewriting import rewrite_answer
 from forge.data.build.rows import Broken
 from forge.data.build.steps import Dropped, NotRewritable, Prepared, RowSteps, Step
 from forge.data.build.traces import passes
@@ -23,10 +26,9 @@ from tests.examples import examples
 from tests.prompting import PROMPTS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forge.data.build.steps import Rewriter
 
+INDUCTOR = Path(__file__).parents[1] / "inductor"
 KERNEL = ANSWER.format(name="Model", value="value", number=1)
 
 
@@ -90,6 +92,23 @@ def test_a_rewriter_gets_the_code_and_the_entry_point_and_may_refuse_a_row() -> 
     assert isinstance(refused, Dropped)
     assert (refused.step, refused.reason) == (Step.REWRITE, "a reason")
     assert seen == ["ReluPlus1", "SigmoidPlus1"]
+
+
+def test_an_answer_of_inductor_becomes_plain_triton_and_other_code_stays() -> None:
+    row = kernelbook_row()
+    plain = prepare(row, rewriter=rewrite_answer)
+    assert isinstance(plain, Prepared)
+    assert plain.example == prepared(row).example
+    entry_point = row["entry_point"]
+    answer = (INDUCTOR / "convolution_and_indices.before.txt").read_text()
+    code = re.sub(r"class \w+New\b", f"class {entry_point}New", answer)
+    found = prepare({**row, "triton_code": code}, rewriter=rewrite_answer)
+    assert isinstance(found, Prepared)
+    assert "torch._inductor" not in found.example.code
+    assert "@triton.jit" in found.example.code
+    lost = prepare({**row, "triton_code": code + "\nx = ("}, rewriter=rewrite_answer)
+    assert isinstance(lost, Dropped)
+    assert (lost.step, lost.reason) == (Step.REWRITE, "not_python")
 
 
 MESSAGES: dict[str, Any] = {"input": {"format": "messages"}, "filters": {"quality": False}}
@@ -281,9 +300,9 @@ def test_rows_that_cannot_be_stored_are_left_out() -> None:
 
 def test_a_row_without_code_is_left_out() -> None:
     assert dropped(kernelbook_row(triton_code="")) == (
-        Step.CONVERT, "without the class that a judge calls",
+        Step.CONVERT, "without code in triton_code",
     )  # fmt: skip
-    assert dropped(kernelbook_row(python_code=" ")) == (Step.CONVERT, "without code")
+    assert dropped(kernelbook_row(python_code=" ")) == (Step.CONVERT, "without code in python_code")
     assert dropped(Broken(reason="broken JSON")) == (Step.READ, "broken JSON")
 
 

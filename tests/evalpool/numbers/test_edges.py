@@ -219,7 +219,9 @@ def test_edges_that_leave_nothing_of_an_output_are_left_out() -> None:
     for _ in range(6):
         drawn = draw(lambda x: (x.mean() * -50).sigmoid().expand(64), lambda: [torch.rand(64)])
         sizes = [float(one.outputs[0].double().square().mean().sqrt()) for one in drawn.sets]
-        edged = [size for one, size in zip(drawn.sets, sizes, strict=True) if one.variant != "given"]
+        edged = [
+            size for one, size in zip(drawn.sets, sizes, strict=True) if one.variant != "given"
+        ]
         assert min(edged) >= 1e-3 * sizes[0] or not any(
             (one.inputs[0] > RAISED_BY - 10).any() for one in drawn.sets
         )
