@@ -28,7 +28,7 @@ from tests.prompting import PROMPTS
 if TYPE_CHECKING:
     from forge.data.build.steps import Rewriter
 
-INDUCTOR = Path(__file__).parents[1] / "inductor"
+GOLDENS = Path(__file__).parents[1] / "inductor"
 KERNEL = ANSWER.format(name="Model", value="value", number=1)
 
 
@@ -100,7 +100,7 @@ def test_an_answer_of_inductor_becomes_plain_triton_and_other_code_stays() -> No
     assert isinstance(plain, Prepared)
     assert plain.example == prepared(row).example
     entry_point = row["entry_point"]
-    answer = (INDUCTOR / "convolution_and_indices.before.txt").read_text()
+    answer = (GOLDENS / "convolution_and_indices.before.txt").read_text()
     code = re.sub(r"class \w+New\b", f"class {entry_point}New", answer)
     found = prepare({**row, "triton_code": code}, rewriter=rewrite_answer)
     assert isinstance(found, Prepared)
