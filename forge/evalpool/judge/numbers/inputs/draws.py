@@ -52,9 +52,6 @@ MAX_GROWTH, MAX_UNKNOWN_GROWTH = 1e4, 1e8
 """Largest ratio of outputs at edge values to those of the first set: a square of the large slice
 stays below, a recurrence that amplifies it does not. The same for any set whose own error is
 unknown."""
-MIN_SHRUNK = 2.0**-10
-"""Least ratio of an output at edge values to that of the first set: where all of it saturates, an
-honest kernel's roundings of an intermediate result are larger than what is left."""
 HUGE = "huge"
 """More, behind the first, where there are products in TF32: one for each continuous input."""
 MAX_HUGE = 4
@@ -270,9 +267,7 @@ class Draws:
         except Exception:  # a type without the operations that vary it
             return None
         made = self.tried(inputs, variant=recipe.variant)
-        if made is not None and (self._has_grown(made, recipe) or self._has_shrunk(made, recipe)):
-            return None
-        return made
+        return None if made is not None and self._has_grown(made, recipe) else made
 
     def _has_grown(self, made: InputSet, recipe: Recipe) -> bool:
         """True if outputs are so much larger than those of the first set that a recurrence has
@@ -283,14 +278,6 @@ class Draws:
         sizes = [root_mean_square(one) for one in made.outputs if one.is_floating_point()]
         typical = [size for size in self._typical if size > 0]
         return bool(sizes and typical) and max(sizes) > limit * max(typical)
-
-    def _has_shrunk(self, made: InputSet, recipe: Recipe) -> bool:
-        """True if edge values have left next to nothing of a whole output."""
-        return bool(recipe.freedom.kinds) and any(
-            root_mean_square(one) < MIN_SHRUNK * typical
-            for one, typical in zip(made.outputs, self._typical, strict=False)
-            if one.is_floating_point()
-        )
 
     def _make_given(self) -> InputSet:
         limit = MAX_TF32_ERROR if self._terms.is_tf32 else MAX_OWN_ERROR
