@@ -30,7 +30,7 @@ from unittest.mock import patch
 import anyio
 import psutil
 from store_views import time_views
-from week_canned import CannedPool, CannedPrompter, CannedReplicas, problems, train
+from week_canned import PROMPTS, CannedPool, CannedPrompter, CannedReplicas, problems, train
 
 from forge.config.load import dump_experiment, load_experiment
 from forge.rollout.batches import count_from
@@ -125,6 +125,7 @@ async def use_canned_parts(run: RunContext) -> None:
     )  # fmt: skip
     run.pool, run.replicas = CannedPool(), CannedReplicas(run.paths.root)
     run.weights.serving = run.replicas
+    run.prompts = PROMPTS
     run.prompter = CannedPrompter()  # pyright: ignore[reportAttributeAccessIssue]
     run.group_ids, run.sample_ids = count_from(-1), count_from(-1)
 
