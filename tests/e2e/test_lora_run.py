@@ -14,6 +14,7 @@ from tests.e2e.experiments import FUNCTION
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(200),
 ]
 
@@ -98,7 +99,6 @@ def test_an_adapter_is_trained_and_served(ran: Path) -> None:
     assert 0 < gap < 1e-3, "the engine's adapter is the trainer's"
 
 
-@pytest.mark.long
 def test_an_adapter_is_served_on_resume_and_asked(ran: Path, tmp_path: Path) -> None:
     root = tmp_path / "runs" / "lora-1"
     shutil.copytree(ran, root, symlinks=True)
@@ -117,7 +117,6 @@ def test_an_adapter_is_served_on_resume_and_asked(ran: Path, tmp_path: Path) -> 
     assert turn["completion"]["min_version"] == 1
 
 
-@pytest.mark.long
 def test_an_adapter_of_another_run_is_served_from_the_start(ran: Path) -> None:
     folder = ran.parents[1]
     (folder / "given.toml").write_text(GIVEN)

@@ -49,6 +49,7 @@ class SlowCompiler:
         return {"n_regs": 40, "n_spills": 0, "n_max_threads": 1024, "shared": 0}
 
 
+@pytest.mark.long
 def test_compilations_that_a_capture_waits_for_have_a_limit_together(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
