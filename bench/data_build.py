@@ -179,21 +179,22 @@ def train_tokenizer(folder: Path, *, vocab_size: int = 32_000) -> None:
     shutil.copy(ROOT / "forge/data/chat_template.jinja", folder / "chat_template.jinja")
 
 
-def settings(folder: Path, out: Path) -> str:
+def settings(folder: Path, out: Path, *, is_rewritten: bool) -> str:
     """The settings file."""
     return (
-        f'[input]\npath = "{folder}/rows.parquet"\nformat = "kernelbook"\n\n'
+        f'[input]\npath = "{folder}/rows.parquet"\nformat = "kernelbook"\n'
+        f"rewrite = {str(is_rewritten).lower()}\n\n"
         f'[tokenizer]\npath = "{folder}/tokenizer"\n\n'
         "[split]\nheldout_share = 0.02\n\n"
         f'[output]\ndir = "{out}"\n'
     )
 
 
-def run(folder: Path, out: Path) -> tuple[float, float, int]:
+def run(folder: Path, out: Path, *, is_rewritten: bool) -> tuple[float, float, int]:
     """Seconds, CPU seconds of all processes, and the highest sum of resident bytes of a build."""
     shutil.rmtree(out, ignore_errors=True)
     file = folder / "build.toml"
-    file.write_text(settings(folder, out))
+    file.write_text(settings(folder, out, is_rewritten=is_rewritten))
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     before, began = used.ru_utime + used.ru_stime, time.monotonic()
     child = subprocess.Popen(
@@ -229,6 +230,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=18_000)
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--again", action="store_true", help="build twice and compare the bytes")
+    parser.add_argument("--rewrite", action="store_true", help="with the step rewrite, too")
     given = parser.parse_args()
     folder: Path = given.dir.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -238,7 +240,7 @@ def main() -> None:
     print(f"{given.rows} rows, {size / 1e6:.0f} MB of code; load {os.getloadavg()[0]:.1f}")
     outs = [folder / f"out-{number}" for number in range(2 if given.again else 1)]
     for out in outs:
-        seconds, cpu_seconds, most = run(folder, out)
+        seconds, cpu_seconds, most = run(folder, out, is_rewritten=given.rewrite)
         print(
             f"built in {seconds:.1f} s, {cpu_seconds:.1f} CPU seconds, at most "
             f"{most / 2**30:.2f} GiB in all processes; load {os.getloadavg()[0]:.1f}"
