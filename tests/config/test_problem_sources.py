@@ -136,7 +136,9 @@ TINY = 'name = "x"\n[model]\ninit = "tiny"\n'
 @pytest.mark.parametrize("head", [HEAD, TINY])
 def test_sft_on_a_file_and_grpo_on_a_directory_are_one_experiment(head: str, folder: Path) -> None:
     rows = '[data]\nsource = "file"\npath = "rows.jsonl"\n'
-    load_experiment(write(folder, BENCH + rows, head=head, stages=SFT_THEN_GRPO))
+    loaded = load_experiment(write(folder, BENCH + rows, head=head, stages=SFT_THEN_GRPO))
+    assert (loaded.problems.source, loaded.data.source) == ("dir", "file")
+    assert [stage.kind for stage in loaded.stage] == ["sft", "eval", "grpo"]
 
 
 def test_without_rows_a_directory_has_no_answers_to_learn_from(folder: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from forge.data.prompts.conversation import Exchange, fit
 from forge.records import Message, Problem, Prompt, Split, Status, Timing, Verdict
 from forge.records.verdict import ShapeVerdict
+from tests.data.prompt_cases import TIMING
 from tests.prompting import PROMPTS
 
 PROBLEM = Problem(
@@ -60,17 +61,7 @@ def test_a_long_traceback_keeps_its_start_and_its_end() -> None:
 
 
 def test_feedback_on_a_slow_kernel_has_its_times() -> None:
-    timing = Timing(
-        speedup=0.5,
-        speedup_low=0.4,
-        candidate_us=20.0,
-        baseline_us=10.0,
-        candidate_spread_us=1.0,
-        baseline_spread_us=1.0,
-        achieved_gbps=120.0,
-        roofline_share=0.25,
-    )
-    verdict = replace(WRONG, status=Status.CORRECT, reason="ok", timing=timing)
+    verdict = replace(WRONG, status=Status.CORRECT, reason="ok", timing=TIMING)
     content = PROMPTS.feedback_message(verdict).content
     assert "0.50x (at least 0.40x)" in content
     assert "120 GB/s, 25% of roofline" in content

@@ -9,7 +9,7 @@ import re
 import symtable
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.kernel.helpers import FUNCTIONS, translate
+from forge.data.inductor.kernel.runtime_functions import FUNCTIONS, translate
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
 from forge.data.inductor.source import walk
 from forge.data.inductor.steps import Allocate, Compute, Launch, Step, Value

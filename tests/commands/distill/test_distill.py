@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-import forge.serve.remote.teacher
-import forge.serve.remote.url_client
 from forge.commands.distill.journal import ACCEPTED, ANSWERS, REJECTED
 from forge.config.schema import DataTable
 from forge.data.pairs.files import read_pairs
@@ -31,18 +29,6 @@ if TYPE_CHECKING:
     from forge.records import Pair
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTeacher:
-    monkeypatch.setattr(forge.serve.remote.teacher, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(forge.serve.remote.url_client, "BUSY_PAUSE_S", 0.001)
-    return FakeTeacher(tmp_path / "s")
 
 
 @pytest.fixture

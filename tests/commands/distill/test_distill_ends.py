@@ -15,7 +15,6 @@ import anyio
 import anyio.to_thread
 import pytest
 
-import forge.serve.remote.teacher
 from forge.commands.distill.journal import ACCEPTED, ANSWERS, REJECTED
 from forge.errors import ConfigError, ForgeError, MachineError, Stalled
 from tests.cli.relu_kernel import KERNEL
@@ -44,17 +43,6 @@ sft_by_level = [2, 2, 2, 2]
 [[stage]]
 kind = "eval"
 """
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTeacher:
-    monkeypatch.setattr(forge.serve.remote.teacher, "FIRST_PAUSE_S", 0.001)
-    return FakeTeacher(tmp_path / "s")
 
 
 def start(*argv: str | Path) -> subprocess.Popen[bytes]:

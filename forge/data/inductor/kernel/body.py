@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.kernel.helpers import translate
 from forge.data.inductor.kernel.inlining import Inlining
+from forge.data.inductor.kernel.runtime_functions import translate
 from forge.data.inductor.kernel.unused import sweep
 from forge.data.inductor.source import dotted, is_call, walk
 
