@@ -77,9 +77,9 @@ class HeldoutTable(Table):
     """`[heldout]`: problems that must not be trained on."""
 
     paths: list[str] = Field(default_factory=list[str])
-    """Problem files, directories of them (KernelBench), or files of rows with a column code,
-    python_code or pytorch_code, relative to this file. A row whose module is similar to one of
-    them is left out."""
+    """Problem files, directories of them (KernelBench), or files of rows (the formats of
+    problems.format, or a column code, python_code or pytorch_code), relative to this file. A row
+    whose module is similar to one of them, or that asks for its code, is left out."""
 
 
 class SplitTable(Table):
