@@ -70,7 +70,8 @@ class DuplicatesTable(Table):
     duplicates are always left out."""
     similarity: Annotated[float, Field(ge=0.5, le=1.0)] = 0.8
     """Share of common pieces of syntax from which two modules, or two answers, are similar. Names
-    of variables, numbers and comments do not count."""
+    of variables, numbers and comments do not count. At 0.8 some small modules that differ in one
+    activation are similar, at 0.9 none."""
 
 
 class HeldoutTable(Table):
