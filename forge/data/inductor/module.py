@@ -161,8 +161,7 @@ def _launch(step: Launch, kernel: GeneratedKernel, name: str) -> ast.Call:
     options = {one: step.sizes[one] for one in kernel.params if one in kernel.constexprs}
     if step.num_warps != 4:
         options["num_warps"] = step.num_warps
-    has_loop = any(isinstance(one, ast.For) for node in kernel.body for one in walk(node))
-    if step.num_stages is not None and has_loop:
+    if step.num_stages is not None and _has_loop(kernel):
         options["num_stages"] = step.num_stages
     # `ast.unparse` leaves out the parentheses of a tuple in brackets; as a name it keeps them.
     grid = ast.Name(id=ast.unparse(ast.Tuple(elts=step.grid, ctx=ast.Load())), ctx=ast.Load())
@@ -171,6 +170,10 @@ def _launch(step: Launch, kernel: GeneratedKernel, name: str) -> ast.Call:
         args=given,
         keywords=[ast.keyword(arg=k, value=ast.Constant(v)) for k, v in options.items()],
     )
+
+
+def _has_loop(kernel: GeneratedKernel) -> bool:
+    return any(isinstance(one, ast.For) for one in walk(*kernel.body))
 
 
 def _argument(value: Value) -> ast.expr:

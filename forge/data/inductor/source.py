@@ -233,10 +233,10 @@ class Transformer(ast.NodeTransformer):
     """A NodeTransformer that does not visit contexts, operators, names and numbers."""
 
     _visitors: ClassVar[dict[type[ast.AST], Any]]
-    """The methods `visit_*` of a class, by kind of node."""
+    """The methods `visit_*` of a class itself, by kind of node."""
 
     def __init_subclass__(cls) -> None:
-        found = {kind: getattr(cls, f"visit_{kind.__name__}", None) for kind in CHILDREN}
+        found = {kind: cls.__dict__.get(f"visit_{kind.__name__}") for kind in CHILDREN}
         cls._visitors = {
             kind: visitor for kind, visitor in found.items() if CHILDREN[kind] or visitor
         }
