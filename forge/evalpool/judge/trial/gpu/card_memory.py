@@ -46,6 +46,9 @@ class CardMemory:
     reference: GpuReference
     protocol: OtherProtocol | None = None
     """Another project's, which compares one output and looks at no input; None for ours."""
+    is_timed: bool = True
+    """True if the candidate is timed after its checked calls, also on the sets that are kept for
+    that."""
     _verified: dict[int, list[torch.Tensor]] = field(
         default_factory=dict[int, list["torch.Tensor"]]
     )
@@ -56,7 +59,8 @@ class CardMemory:
     @property
     def num_sets(self) -> int:
         """Input sets for checked calls; the ones behind are first seen when timed."""
-        return self.reference.num_checked
+        is_all = not self.is_timed and self.protocol is None
+        return len(self.reference.sets) if is_all else self.reference.num_checked
 
     @property
     def is_sequence(self) -> bool:
@@ -147,7 +151,7 @@ class CardMemory:
     def _keep(self, number: int) -> None:
         """Keeps what the last call left, as right for its input set, where there is room."""
         num_bytes = sum(one.nbytes for one in self._left)
-        if number in self._verified or num_bytes * self.reference.num_checked > MAX_KEPT_BYTES:
+        if number in self._verified or num_bytes * self.num_sets > MAX_KEPT_BYTES:
             return
         self._verified[number] = [one.clone() for one in self._left]
 

@@ -173,6 +173,10 @@ class GpuJudgement(Judgement):
             if memory.is_unwritten(call.number):
                 detail = "a timed call left its output unwritten"
                 raise Decided(self.report(Status.WRONG, Reason.OUTPUT_NOT_WRITTEN, detail))
+            variant = memory.variant(call.number)
+            if call.number in self.reference.unseen and variant != "given":
+                detail = f"right on the problem's own inputs, wrong on others ({variant}): {found}"
+                raise Decided(self.report(Status.WRONG, Reason.RANGE, detail))
             detail = f"right in checked calls, wrong in a timed one: {found}"
             raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
 
