@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from forge.evalpool.judge.numbers.gpu_compare import allclose_mismatch, is_unwritten, mismatch
+from forge.evalpool.judge.numbers.gpu_compare import (
+    Allowed,
+    allclose_mismatch,
+    are_near,
+    is_unwritten,
+    mismatch,
+)
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.trial.gpu.layout import spec_of
 
@@ -55,6 +61,10 @@ class CardMemory:
     """Outputs of the candidate that were found right, by input set."""
     _left: list[torch.Tensor] = field(default_factory=list["torch.Tensor"])
     _is_kept: bool = True
+    _is_near: bool = False
+    """True if what the last call left is known to be right."""
+    _is_stable: bool = False
+    """True if what the last call left stays where it is until all checked calls are over."""
 
     @property
     def num_sets(self) -> int:
@@ -76,22 +86,37 @@ class CardMemory:
     def load(self, number: int) -> None:
         """Nothing: a run loads a set into the places of its own program."""
 
-    def left(self, outputs: Sequence[torch.Tensor], *, is_kept: bool) -> None:
+    def left(self, call: LeftByCall, *, is_near: bool = False, is_stable: bool = False) -> None:
         """Sets what a call left.
 
         Args:
-            outputs: outputs, then the inputs that the reference changes.
-            is_kept: True if the call left alone what the reference leaves alone.
+            is_near: it is known to be right (`are_near`).
+            is_stable: it stays where it is until all checked calls are over.
         """
-        self._left, self._is_kept = list(outputs), is_kept
+        self._left, self._is_kept = list(call.outputs), call.is_kept
+        self._is_near, self._is_stable = is_near, is_stable
+
+    def are_near(self, calls: Sequence[LeftByCall]) -> list[bool]:
+        """For each call, True if what it left is surely right. Waits for the card once."""
+        if self.protocol is not None:
+            return [False] * len(calls)
+        pairs, places = list[tuple[torch.Tensor, torch.Tensor, Allowed]](), list[int]()
+        for place, call in enumerate(calls):
+            for got, (_, right, index) in self._pairs(call.number, call.outputs):
+                pairs.append((got, right, self.reference.allowed[index]))
+                places.append(place)
+        flags = zip(places, are_near(pairs), strict=True)
+        unsure = {place for place, is_near in flags if not is_near}
+        return [place not in unsure for place in range(len(calls))]
 
     def take(self) -> None:
-        """Copies what a call left."""
-        self._left = [one.clone() for one in self._left]
+        """Copies what a call left, unless it stays where it is."""
+        if not self._is_stable:
+            self._left = [one.clone() for one in self._left]
 
     def is_unwritten(self, number: int) -> bool:
         """True if no output differs from its poison."""
-        pairs = self._pairs(number)[: len(self.reference.sets[number].outputs)]
+        pairs = self._pairs(number, self._left)[: len(self.reference.sets[number].outputs)]
         return bool(pairs) and all(is_unwritten(got, right) for got, (_, right, _) in pairs)
 
     def mismatch(self, number: int) -> str | None:
@@ -101,7 +126,7 @@ class CardMemory:
             if found is None:
                 self._keep(number)
             return found
-        for got, (name, right, index) in self._pairs(number):
+        for got, (name, right, index) in [] if self._is_near else self._pairs(number, self._left):
             found = mismatch(got, right, allowed=self.reference.allowed[index], name=name)
             if found is not None and name.startswith("input"):
                 return f"Model changes its input in place, do as it does: {found}"
@@ -155,9 +180,11 @@ class CardMemory:
             return
         self._verified[number] = [one.clone() for one in self._left]
 
-    def _pairs(self, number: int) -> list[tuple[torch.Tensor, tuple[str, torch.Tensor, int]]]:
-        """Tensors that the last call left, each beside its name, the expected tensor and the index
-        of that."""
+    def _pairs(
+        self, number: int, left: Sequence[torch.Tensor]
+    ) -> list[tuple[torch.Tensor, tuple[str, torch.Tensor, int]]]:
+        """Tensors that a call left, each beside its name, the expected tensor and the index of
+        that."""
         one = self.reference.sets[number]
         names = (
             ["output"]
@@ -167,7 +194,7 @@ class CardMemory:
         rights = list(zip(names, one.outputs, strict=True))
         rights += [(f"input {change.number}", change.output) for change in one.changed]
         expected = [(name, self.reference.tensors[index], index) for name, index in rights]
-        return list(zip(self._left, expected, strict=True))
+        return list(zip(left, expected, strict=True))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
