@@ -187,15 +187,16 @@ def compare(
         return _compare_integers(spec, card, evaluated, samples)
     got, base = decode(spec, card), decode(spec, evaluated)
     with np.errstate(all="ignore"):
-        moved = [decode(spec, one) for one in samples]
-        spread = np.max([np.abs(one - base) for one in moved], axis=0) if moved else 0.0 * base
-        spread = np.where(np.isnan(spread), np.inf, spread)
+        spread = np.zeros(base.shape)
+        for one in samples:
+            moved = decode(spec, one)
+            away = np.where(_are_same(moved, base), 0.0, np.abs(moved - base))
+            # An overflow that errors make or undo leaves no bound.
+            spread = np.maximum(spread, np.where(np.isnan(away), np.inf, away))
         allowed = FACTOR * spread + UNITS_OF_OUTPUT[spec.dtype] * np.abs(base) + SMALLEST
         difference = np.abs(got - base)
-        is_same = (got == base) | (np.isnan(got) & np.isnan(base))
-        ratio = np.where(is_same, 0.0, difference / allowed)
-    # An overflow that errors make or undo leaves no bound.
-    ratio = np.where(np.isnan(ratio) & np.isinf(spread) & ~is_same, 0.0, ratio)
+        is_free = np.isinf(spread) | _are_same(got, base)
+        ratio = np.where(is_free, 0.0, difference / allowed)
     beyond = ~(ratio <= 1.0)
     scale = float(np.abs(base[np.isfinite(base)]).max(initial=0.0)) or 1.0
     finite = difference[np.isfinite(difference)]
@@ -229,6 +230,10 @@ def _compare_integers(
         largest=0.0,
         first=_first(beyond, base, got, np.zeros(base.shape)),
     )
+
+
+def _are_same(one: Any, other: Any) -> Any:
+    return (one == other) | (np.isnan(one) & np.isnan(other))
 
 
 def _bits_equal(spec: TensorSpec, card: bytes, evaluated: bytes) -> int:
