@@ -86,3 +86,14 @@ def test_two_sets_say_nothing_of_single_elements() -> None:
     torch.manual_seed(0)
     outputs = [torch.randn(256) for _ in range(2)]
     assert refusals(outputs, [one + 1e-5 for one in outputs]) == [(False, False)] * 2
+
+
+def test_an_output_that_vanishes_may_be_lost_as_a_whole() -> None:
+    torch.manual_seed(0)
+    given = torch.nn.functional.logsigmoid(torch.randn(64, 64) * 8)
+    vanished = torch.nn.functional.logsigmoid(torch.rand(64, 64) + 30)
+    small = torch.nn.functional.logsigmoid(torch.rand(64, 64) + 3)
+    nothing = torch.zeros(64, 64)
+    assert refusals([given, vanished], [given, nothing]) == [(False, False), (False, False)]
+    assert refusals([given, small], [given, nothing])[1] == (True, True)
+    assert refusals([vanished, given], [nothing, given])[0] == (True, True)

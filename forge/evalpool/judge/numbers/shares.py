@@ -8,6 +8,7 @@ beside a sum of squares, a mean.
 
 On inputs of ours an honest kernel may lose roundings of what an intermediate result has on the
 given ones: as much of the given output's size counts as an own error, if this output is smaller.
+Where all of an output vanishes, as log(sigmoid(x)) does for large x, it may lose all of it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ PRECISE, PRECISE_HALF = 1e-3, 3e-2
 intermediate results as large as the output. In half precision eager rounds each element."""
 MAX_TYPICAL = 2.0
 """Scale that the typical size of an output may give to every element, in rms of the output."""
+VANISHED = 2.0**-7
+"""Size of an output that has vanished, in usual sizes of the given one's elements."""
+ROUNDINGS = 16.0
+"""Own error of such an output, in roundings of that size: 1 - exp(-x) for elu loses two of 1, where
+a usual size may be 0.05."""
+MAX_SAMPLE = 1 << 20
+"""Elements from which a usual size is taken."""
 CHANCE = 4.0
 """Factor of the own error of a small slab: another kernel loses more by chance, not more than the
 largest error of the output."""
@@ -69,19 +77,31 @@ def with_shares(
     scales = [root_mean_squares(widened(one)) for one in outputs]
     own = [unpack_errors(shape, one)[0] for one in errors]
     shares = _shares(scales, own, limits=limits, precise=precise)
+    usual = _usual_size(first)
+    rounding = ROUNDINGS * torch.finfo(first.dtype if first.itemsize == 8 else torch.float32).eps
     made: list[torch.Tensor] = []
     for number, (scale, error, packed) in enumerate(zip(scales, own, errors, strict=True)):
         if error is None:  # the scale is that of slabs of which nothing is known
             made.append(packed)
             continue
         typical = min(floor * scales[0].whole, MAX_TYPICAL * scale.whole) if number else 0.0
+        least = typical * close
+        if scale.whole < VANISHED * usual:
+            least = max(least, rounding * usual)
         values: list[torch.Tensor] = []
         for axes, lost, share, limit in zip(groups, error.values, shares, limits, strict=True):
             lost = _alike(lost, share) if is_small(shape, axes) else lost
-            values.append(torch.maximum(lost, share * (typical * close / limit)))
+            values.append(torch.maximum(lost, share * (least / limit)))
         parts = [Slabs(shape=shape, values=values), Slabs(shape=shape, values=shares)]
         made.append(torch.cat([part.pack() for part in parts]))
     return made
+
+
+def _usual_size(output: torch.Tensor) -> float:
+    """Median magnitude of the elements. A few large ones, as a quotient has, say nothing of it."""
+    flat = output.reshape(-1)
+    sample = widened(flat[:: flat.numel() // MAX_SAMPLE + 1]).abs().float()
+    return float(sample.nan_to_num_(0.0, 0.0, 0.0).median())
 
 
 def _alike(own: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
