@@ -16,8 +16,15 @@ from torch.linalg import vector_norm
 
 from forge.evalpool.judge.numbers.compare import describe
 from forge.evalpool.judge.numbers.finite import widened
-from forge.evalpool.judge.numbers.slabs import CHUNK, Block, Slabs, blocks, root_mean_squares
-from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floor_of, tolerance
+from forge.evalpool.judge.numbers.slabs import (
+    CHUNK,
+    Block,
+    Slabs,
+    blocks,
+    root_mean_squares,
+    unpack_errors,
+)
+from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floors_of, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,15 +44,15 @@ class Allowed:
 
     @classmethod
     def of(cls, expected: torch.Tensor, error: torch.Tensor, *, precision: str) -> Allowed:
-        """For `expected`, whose own errors are a packed `Slabs` or empty."""
+        """For `expected`, whose own errors and least scales are packed (shares.py), or empty."""
         if not expected.is_floating_point():
             return cls(close=0.0, scales=None, errors=None)
         shape = tuple(expected.shape)
-        errors = Slabs.unpack(shape, error) if error.numel() else None
+        errors, floors = unpack_errors(shape, error)
         is_known = errors is not None
-        floor = floor_of(_name(expected.dtype), precision, shape, is_error_known=is_known)
+        floors = floors or floors_of(_name(expected.dtype), precision, shape)
         close = tolerance(_name(expected.dtype), precision, is_error_known=is_known)
-        scales = root_mean_squares(widened(expected), floor=floor)
+        scales = root_mean_squares(widened(expected), floors=floors)
         least = close * scales.least() + (ERROR_FACTOR * errors.least() if errors else 0.0)
         return cls(close=close, scales=scales, errors=errors, least=least)
 
