@@ -326,6 +326,14 @@ class Block:
     def bytes(self) -> torch.Tensor:
         return torch.frombuffer(self.memory, dtype=torch.uint8)
 
+    def put(self, offset: int, tensor: torch.Tensor) -> None:
+        assert tensor.is_contiguous()
+        place = self.bytes()[offset : offset + tensor.nbytes]
+        place.copy_(tensor.reshape(-1).view(torch.uint8))
+
+    def fill(self, offset: int, num_bytes: int, byte: int) -> None:
+        self.bytes()[offset : offset + num_bytes] = byte
+
     def write(self, offset: int, *numbers: float) -> None:
         data = np.asarray(numbers, dtype=np.float32).tobytes()
         self.memory[offset : offset + len(data)] = data

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_KEPT_BYTES = 256 << 20
 """Outputs that are kept of one candidate, for the comparison of timed calls."""
+MAX_STACKED_BYTES = 64 << 20
+"""Outputs of several calls that are compared as one tensor, whose copy takes so much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +144,29 @@ class CardMemory:
     def are_verified(self, calls: Sequence[LeftByCall]) -> list[bool]:
         """For each call, True if its outputs equal to the last bit those found right before. Waits
         for the card once."""
-        flags: list[torch.Tensor] = []
-        places: list[int] = []
-        for place, call in enumerate(calls):
-            for got, right in zip(call.outputs, self._verified.get(call.number, ()), strict=False):
-                if got.numel():
-                    flags.append((_bits(got) != _bits(right)).any())
-                    places.append(place)
-        found = torch.stack(flags).nonzero().flatten() if flags else torch.empty(0)
-        differs = cast("list[int]", found.tolist())  # pyright: ignore[reportUnknownMemberType]
-        changed = {places[int(number)] for number in differs}
-        return [
-            call.number in self._verified and place not in changed
-            for place, call in enumerate(calls)
-        ]
+        known = [call for call in calls if call.number in self._verified]
+        if not known:
+            return [False] * len(calls)
+        differs = torch.stack(
+            [
+                self._differing(known, position)
+                for position, output in enumerate(known[0].outputs)
+                if output.numel()
+            ]
+            or [torch.zeros(len(known), dtype=torch.bool)]
+        )
+        found = differs.any(0)
+        flags = cast("list[bool]", found.tolist())  # pyright: ignore[reportUnknownMemberType]
+        changed = {id(call) for call, is_other in zip(known, flags, strict=True) if is_other}
+        return [call.number in self._verified and id(call) not in changed for call in calls]
+
+    def _differing(self, calls: Sequence[LeftByCall], position: int) -> torch.Tensor:
+        """[num calls] True where an output differs from the right one, still on the card."""
+        found = [_bits(call.outputs[position]).view(-1) for call in calls]
+        right = [_bits(self._verified[call.number][position]).view(-1) for call in calls]
+        if len(found[0]) * len(found) <= MAX_STACKED_BYTES:
+            return (torch.stack(found) != torch.stack(right)).any(1)
+        return torch.stack([(one != other).any() for one, other in zip(found, right, strict=True)])
 
     def are_inputs_kept(self, number: int) -> bool:
         """True if the call left alone what the reference leaves alone."""

@@ -225,8 +225,9 @@ class GpuJudgement(Judgement):
         """Raises Decided unless every timed call left what the reference does. An output that
         equals a right one of its set to the last bit needs no comparison of its own."""
         firsts = {call.number: call for call in reversed(calls) if not self.card.knows(call.number)}
-        for call in firsts.values():
-            self._check_one(call)
+        are_near = self.card.are_near(list(firsts.values()))
+        for call, is_near in zip(firsts.values(), are_near, strict=True):
+            self._check_one(call, is_near=is_near)
         are_same = self.card.are_verified(calls)
         for call, is_same in zip(calls, are_same, strict=True):
             if not is_same and firsts.get(call.number) is not call:
@@ -236,9 +237,9 @@ class GpuJudgement(Judgement):
                 detail = "forward changes its inputs; write to a new tensor"
                 raise Decided(self.report(Status.WRONG, Reason.INPUTS_MODIFIED, detail))
 
-    def _check_one(self, call: LeftByCall) -> None:
+    def _check_one(self, call: LeftByCall, *, is_near: bool = False) -> None:
         memory = self.card
-        memory.left(call)
+        memory.left(call, is_near=is_near)
         if found := memory.mismatch(call.number):
             if memory.is_unwritten(call.number):
                 detail = "a timed call left its output unwritten"

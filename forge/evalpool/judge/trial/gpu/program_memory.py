@@ -67,6 +67,12 @@ class SharedBlock(Protocol):
         """[num_bytes] uint8 on the card."""
         ...
 
+    def put(self, offset: int, tensor: torch.Tensor) -> None:
+        """Copies a contiguous tensor to a place in the memory."""
+
+    def fill(self, offset: int, num_bytes: int, byte: int) -> None:
+        """Writes a byte over a part of the memory."""
+
     def close(self) -> None:
         """Frees the memory."""
 
@@ -114,11 +120,14 @@ class ProgramMemory:
 
     def load(self, place: int, number: int) -> None:
         """Puts input set `number` and the parameters into a place, and poison into its slots."""
-        memory = self._memory(place)
-        memory[self._slots[0] if self._slots else self._end :].fill_(POISON)
+        start = self._start(place)
+        first = self._slots[0] if self._slots else self._end
+        if first < self._end:
+            self.block.fill(start + first, self._end - first, POISON)
         for source in self._sources:
             content = self._content(source, number)
-            view(memory, spec_of(content), source.offset).copy_(content)
+            if content.numel():
+                self.block.put(start + source.offset, content)
 
     def mix(self, place: int, number: int, *, mixture: Mixture, seed: int) -> None:
         """Puts elements of another set's floating inputs into a loaded place; where the mixture is
@@ -139,7 +148,7 @@ class ProgramMemory:
 
     def call(self, place: int, *, seed: int) -> Call:
         """The call that uses a place."""
-        start = place * self._end
+        start = self._start(place)
         changing = {change.number for change in self._reference.sets[0].changed}
         fills = tuple((source.storage, start + source.offset) for source in self._sources)
         intact = tuple(
@@ -175,9 +184,13 @@ class ProgramMemory:
         self.block.close()
 
     def _memory(self, place: int) -> torch.Tensor:
-        assert 0 <= place < self.num_places
         assert self._bytes is not None
-        return self._bytes[place * self._end : (place + 1) * self._end]
+        start = self._start(place)
+        return self._bytes[start : start + self._end]
+
+    def _start(self, place: int) -> int:
+        assert 0 <= place < self.num_places
+        return place * self._end
 
     def _content(self, source: _Source, number: int) -> torch.Tensor:
         reference = self._reference
