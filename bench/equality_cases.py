@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CARD = "H100"
-SLOW_S = 1.0
+SLOW_S = 0.4
 """Time of an evaluation above which a call is not compared: NUM_SAMPLES more would follow."""
 
 
