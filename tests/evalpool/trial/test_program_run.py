@@ -17,7 +17,16 @@ from forge.config.schema import JudgeTable
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.execute.executors import Executor
-from forge.evalpool.judge.program.format import InvalidProgram, Op, Origin
+from forge.evalpool.judge.program.dataflow import Access
+from forge.evalpool.judge.program.format import (
+    Alternative,
+    Choice,
+    InvalidProgram,
+    Op,
+    Origin,
+    Section,
+)
+from forge.evalpool.judge.trial.gpu import judgement as judgement_module
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
 from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
 from forge.evalpool.judge.trial.gpu.trial import GpuTrials
@@ -33,7 +42,26 @@ from tests.evalpool.trial.made_judgements import NUM, Bench, open_bench, referen
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.execute.messages import Message
+    from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.timing.samples import Time
+
+ACCESSES = {"x": Access.READ, "out": Access.WRITE, "memo": Access.BOTH}
+
+
+@pytest.fixture(autouse=True)
+def known_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels' accesses: these have no TTIR."""
+
+    def found(program: Program, **_: Any) -> dict[int, list[Access]]:
+        return {
+            index: [
+                Access.BOTH if kernel.name == "count_up" else ACCESSES.get(one.name, Access.NONE)
+                for one in kernel.parameters
+            ]
+            for index, kernel in enumerate(program.kernels)
+        }
+
+    monkeypatch.setattr(judgement_module, "accesses_of", found)
 
 
 @pytest.fixture
@@ -82,7 +110,8 @@ def test_a_program_that_is_wrong_only_when_timed_is_found(
 
     monkeypatch.setitem(KERNELS, "scale", (sometimes, types))
     status, reason, _ = decided(lambda: timed(run))
-    assert (status, reason) == (Status.WRONG, "output_not_written")
+    assert status is Status.WRONG
+    assert reason in ("output_not_written", "mismatch")  # by what the memory was poisoned with
 
 
 def test_the_executor_works_for_a_program_in_a_turn_alone_only_to_time_it(
@@ -110,6 +139,47 @@ def test_the_executor_works_for_a_program_in_a_turn_alone_only_to_time_it(
         timed(judgement)
     kinds = {kind: {name for one, name in asked if one == kind} for kind, _ in asked}
     assert kinds == {"LOAD": {"shared"}, "RUN": {"shared"}, "TIME": {"alone"}, "UNLOAD": {"shared"}}
+
+
+@pytest.mark.parametrize("section", Section)
+def test_an_answer_that_an_earlier_call_left_is_refused(bench: Bench, section: Section) -> None:
+    for _ in range(5):
+        made = Made()
+        x, memo, out = (
+            made.input([NUM]),
+            made.tensor([NUM + 2], section=section),
+            made.tensor([NUM]),
+        )
+        made.nodes.append(launched(made, "keyed_memo", use(x), use(out), use(memo), NUM))
+        status, reason, _ = decided(bench.judgement(made, out).checked)
+        assert (status, reason) == (Status.WRONG, "stateful")
+
+
+def test_a_kernel_that_knows_poison_is_wrong_on_other_bytes(bench: Bench) -> None:
+    made = Made()
+    x, memo, out = made.input([NUM]), made.tensor([1]), made.tensor([NUM])
+    made.nodes.append(launched(made, "where_poisoned", use(x), use(out), use(memo), NUM))
+    assert decided(bench.judgement(made, out).checked)[0] is Status.WRONG
+
+
+def test_an_alternative_that_loses_must_be_right(bench: Bench) -> None:
+    for losing, status in (("slow", Status.WRONG), ("scale", Status.CORRECT)):
+        made, out = Made(), 0
+        x, out = made.input([NUM]), made.tensor([NUM])
+        right = launched(made, "scale", use(x), use(out), 2.0, NUM)
+        other = launched(made, "slow", use(out)) if losing == "slow" else right
+        alternatives = tuple(
+            Alternative(label=label, nodes=(node,))
+            for label, node in (("right", right), ("other", other))
+        )
+        made.nodes.append(Choice(alternatives=alternatives, key="k"))
+        judgement = bench.judgement(made, out)
+        if status is Status.CORRECT:
+            assert judgement._tuned()["k"] in ("right", "other")
+        else:
+            found, _, detail = decided(judgement._tuned)
+            assert found is status
+            assert "not with another" in detail
 
 
 def test_each_unseen_set_is_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
