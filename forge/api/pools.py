@@ -36,10 +36,8 @@ if TYPE_CHECKING:
     from forge.process.devices import Gpu
     from forge.records.problem import ReferenceModule
 
-AHEAD = 4
-"""Judgements of `judge_many` that are started for each judge."""
-LEAST_AHEAD = 4
-"""Judges for which they are started at least: a card has more in flight."""
+AHEAD = 2
+"""Judgements of `judge_many` that are started for each one that can run."""
 OWN_ARGUMENTS = {
     "policy": "policy=",
     "protocol": "protocol=",
@@ -129,7 +127,7 @@ class JudgePool:
         """
         read = ((self._read(problem), read_answer(answer)) for problem, answer in pairs)
         rest = deque(list(read))
-        most = AHEAD * max(LEAST_AHEAD, len(self._choice.gpus), self._choice.table.workers)
+        most = AHEAD * sum(seat.capacity for seat in self._answering.pool.seating.seats)
         started = deque(self._start(*rest.popleft(), timed) for _ in range(min(most, len(rest))))
         return self._in_order(started, rest, timed)
 
