@@ -31,7 +31,7 @@ def test_constants_above_the_largest_are_lowered() -> None:
 def test_half_of_the_rows_of_each_source_are_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: bool
 ) -> None:
-    monkeypatch.setattr(inductor_problems, "NUM_GENERATED", 64)
+    monkeypatch.setattr(inductor_problems, "NUM_GENERATED", 128)
     for level in ("level1", "level2"):
         (tmp_path / level).mkdir()
         for number in range(20):
