@@ -29,6 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "config.schema": set(),
     "control": {"process"},
     "rewards": {"config.schema"},
+    "scoring": {"config.schema", "process", "process.server"},
     "statistics": set(),
     "install": set(),
     "process": set(),
@@ -159,7 +160,8 @@ ROOMS: dict[str, set[str]] = {
 """The rooms that each room may import, besides GROUND and itself."""
 
 PARTS = {
-    "config", "config.schema", "control", "rewards", "statistics", "process", "process.server",
+    "config", "config.schema", "control", "rewards", "scoring", "statistics", "process",
+    "process.server",
     "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
     "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
