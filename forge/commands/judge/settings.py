@@ -40,6 +40,7 @@ class JudgeSettings:
     compile: str = "ttir"
     baseline: str = "eager"
     protocol: str = "forge"
+    policy: str = "own"
     also: tuple[str, ...] = ()
     """Further protocols."""
     model_card: str | None = None
@@ -63,7 +64,8 @@ class JudgeSettings:
                     )
             return _table_of({"url": [self.url]})
         chosen: dict[str, str] = {
-            name: getattr(self, name) for name in ("isolation", "compile", "baseline", "protocol")
+            name: getattr(self, name)
+            for name in ("isolation", "compile", "baseline", "protocol", "policy")
         }
         for name, value in chosen.items():
             _require(f"--{name}", value, allowed=_allowed(name))
