@@ -187,6 +187,9 @@ SUPERVISOR: dict[str, set[str]] = {
     },
     "commands.judge": {"commands"},
     "commands.distill": {"commands.judge", "runner.prepare"},
+    "commands.replay": {
+        "runner", "runner.plan", "runner.prepare", "runner.stages", "runner.weights",
+    },
     "commands.prompts": {"commands", "runner.plan", "runner.prepare", "runner.weights"},
     "commands.export_model": {"runner.plan", "runner.weights"},
     "commands.data": {"commands.judge", "runner.prepare"},

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from forge.train.checkpoints import find_damage
 from tests.e2e.commands import children_of_run, forge, opened
 from tests.e2e.experiments import GRPO_EXPERIMENT
 
@@ -86,7 +87,7 @@ def test_a_run_ends_at_a_fault_of_its_function_and_continues_after_a_repair(grpo
     assert "reward 0.25: broken 0, base 0.25" in shown.stdout.replace("-0", "0")
 
 
-def test_a_group_is_rewarded_as_a_whole(grpo_project: Path):
+def test_a_group_is_rewarded_as_a_whole_and_its_step_can_be_replayed(grpo_project: Path):
     root = grpo_project / "runs" / "grpo-1"
     (grpo_project / "mine.py").write_text(BY_GROUP)
     (grpo_project / "grpo.toml").write_text(
@@ -98,6 +99,23 @@ def test_a_group_is_rewarded_as_a_whole(grpo_project: Path):
         sums = db.execute(
             "SELECT sum(status = 'compile_error'), sum(reward) FROM v_turns GROUP BY group_id"
         ).fetchall()
+        loss = dict(
+            db.execute("SELECT step, value FROM v_metrics WHERE key = 'train/loss/mean'").fetchall()
+        )
     assert sums
     for num, total in sums:
         assert total == pytest.approx(num / (1 + num))
+
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    for options in ([], ["--out", "kept"], ["--set", "stage.0.loss=grpo"]):
+        done = forge("train", "--replay", "grpo-1:1", "--json", *options, cwd=grpo_project)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["loss"]["recorded"] == loss[1]
+        assert found["is_same"] == ("--set" not in options)
+        if found["is_same"]:
+            assert found["loss"]["replayed"] == loss[1]
+            assert found["grad_norm"]["replayed"] == found["grad_norm"]["recorded"]
+    assert [path.name for path in (grpo_project / "kept").iterdir()] == ["checkpoint-1"]
+    assert find_damage(grpo_project / "kept" / "checkpoint-1") == ""
+    assert sorted(path for path in root.rglob("*") if path.is_file()) == files
