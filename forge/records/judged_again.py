@@ -23,9 +23,10 @@ class Judging:
     ended_at: float | None
     """None until every answer has a verdict."""
     protocol: str
+    """`as served` if a pool behind a URL judges, as the next."""
     policy: str
     device: str
-    """GPU names, or `cpu`."""
+    """GPU names, `cpu`, or the URL of a pool."""
     settings: Mapping[str, Any]
     """All of `[judge]`, as the judges got it."""
 

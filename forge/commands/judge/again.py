@@ -22,9 +22,10 @@ import anyio
 
 from forge.commands.judge.again_report import AgainReport, read_report
 from forge.commands.judge.counter import open_counter
+from forge.commands.judge.settings import PHASES
 from forge.config.load import load_experiment
 from forge.data.problems import load_problems
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Status, Verdict
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 OPTIONS = ("protocol", "policy", "isolation", "workers")
 """Options that replace a key of the run's `[judge]`, if they are given."""
+AS_SERVED = "as served"
+"""Protocol and policy of a pass by a served pool."""
 AHEAD = 2
 """Requests in flight per candidate that the judges take at once: none waits for the next."""
 
@@ -84,7 +87,7 @@ def judge_again(
 
     Raises:
         ConfigError: the run is running, or its problems have changed.
-        MachineError: its store is damaged, or no sandbox works on this machine.
+        MachineError: its store is damaged or incomplete, or no sandbox works on this machine.
     """
     with open_run_lock(paths):
         restore_wals(paths)
@@ -105,9 +108,8 @@ def _table(experiment: Experiment, settings: JudgeSettings, given: Sequence[str]
     update: dict[str, Any] = {name: getattr(chosen, name) for name in OPTIONS if name in given}
     update["env"] = {**({key: ""} if key else {}), **experiment.judge.env}
     if "timeout" in given:
-        names = ("compile_timeout_s", "correct_timeout_s", "timing_timeout_s")
-        update |= {name: getattr(chosen, name) for name in names}
-    return experiment.judge.model_copy(update={**update, "url": []})
+        update |= {name: getattr(chosen, name) for name in PHASES}
+    return experiment.judge.model_copy(update={**update, "url": [], "also": []})
 
 
 async def _judge_all(
@@ -184,10 +186,12 @@ class _Pass:
 
 
 def _new_pass(table: JudgeTable, gpus: Sequence[Gpu]) -> Judging:
+    names = {"protocol": table.protocol, "policy": table.policy}
+    device = ", ".join(gpu.name for gpu in gpus) or "cpu"
+    if table.url:  # the pool judges by its own settings, on its own devices
+        names, device = dict.fromkeys(names, AS_SERVED), table.url[0]
     return Judging(
-        judging=0, began_at=time.time(), ended_at=None,
-        protocol=table.protocol, policy=table.policy,
-        device=", ".join(gpu.name for gpu in gpus) or "cpu",
+        judging=0, began_at=time.time(), ended_at=None, **names, device=device,
         settings=table.model_dump(mode="json", exclude={"env", "workers"}),
     )  # fmt: skip
 
@@ -234,4 +238,6 @@ def _kernels(
     reader: RunReader, judging: int, problems: Mapping[str, ReferenceModule]
 ) -> Iterator[_Kernel]:
     for problem_id, code_id in reader.query(_PENDING, (judging,)).rows:
+        if problem_id not in problems:
+            raise MachineError(f"{reader.paths.run_db}: no row of the problem {problem_id}")
         yield _Kernel(problem=problems[problem_id], code_id=code_id)

@@ -105,6 +105,7 @@ class AgainReport:
 
     def _list(self) -> Table:
         table = Table("turn", "problem", "in the run", "now", "", box=None, pad_edge=False)
+        table.columns[-1].no_wrap = True
         for row in self.changed[:MAX_CHANGED]:
             cells = (
                 row["turn_id"], row["problem_id"], f"{row['own_status']} ({row['own_reason']})",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,18 +36,30 @@ from forge.train.durable import STAGING
 from forge.train.handle import TrainerJob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from forge.commands.replay.recorded import RecordedStep
     from forge.config.schema import Experiment
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
     from forge.serve.weights import Weights
+    from forge.store.layout import RunPaths
 
 IN_CHECKPOINT = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "optimizer")
 """Keys of a stage whose values a checkpoint of the optimizer and its schedule contains."""
 ROLLOUT_KEYS = ("rollout.temperature", "rollout.max_completion_tokens")
 """Keys of `[rollout]` on which the loss depends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """Everything that a replay needs of a run."""
+
+    experiment: Experiment
+    """With the overrides; its model is located."""
+    recorded: RecordedStep
+    start: Weights
+    """The weights that the stage began with."""
 
 
 def replay(
@@ -73,51 +85,58 @@ def replay(
         ChildDied, Stalled: the trainer failed.
     """
     name, step = _parse(spec)
+    _check_out(out, step)
     paths = find_run(name, store_dir=store_dir)
-    recorded_experiment = load_experiment(paths.experiment, is_here=False)
+    plan = _read(paths, step, stage, overrides)
+    with open_claimed(
+        partial(_place, plan.experiment),
+        look=partial(this_machine, plan.experiment.store.dir),
+        run=f"forge train --replay {spec}",
+        wait_s=plan.experiment.devices.wait_s,
+        say=say,
+    ) as (placement, _):
+        metrics = _train(plan, placement, out)
+    return ReplayReport(
+        run=paths.name,
+        stage=plan.recorded.stage,
+        step=step,
+        device=", ".join(gpu.name for gpu in placement.train) or "cpu",
+        num_samples=len(plan.recorded.samples),
+        is_exact=plan.recorded.is_exact,
+        overrides=tuple(overrides),
+        recorded=plan.recorded.metrics,
+        replayed=metrics,
+        checkpoint=None if out is None else str(checkpoint_dir(out, step)),
+    )
+
+
+def _read(paths: RunPaths, step: int, stage: int | None, overrides: Sequence[str]) -> _Plan:
+    """Read the run. The step is found by the recorded experiment, without the overrides."""
+    before = load_experiment(paths.experiment, is_here=False)
     with open_run(paths) as reader:
-        stage = find_stage(paths, reader, recorded_experiment, step=step, asked=stage)
+        stage = find_stage(paths, reader, before, step=step, asked=stage)
         _check_overrides(overrides, stage=stage, step=step)
-        step_ = read_step(paths, reader, recorded_experiment, stage=stage, step=step)
+        recorded = read_step(paths, reader, before, stage=stage, step=step)
         experiment = load_experiment(paths.experiment, overrides=overrides, is_here=False)
         model = locate_model(experiment.model)
         start = read_start(reader, model, stage=stage, name=paths.name)
     experiment = experiment.model_copy(update={"model": model})
-    _check_out(out, step)
-    with (
-        open_claimed(
-            partial(_place, experiment),
-            look=partial(this_machine, experiment.store.dir),
-            run=f"forge train --replay {spec}",
-            wait_s=experiment.devices.wait_s,
-            say=say,
-        ) as (placement, _),
-        ExitStack() as files,
-    ):
-        folder = Path(files.enter_context(tempfile.TemporaryDirectory()))
-        socket_dir = files.enter_context(open_socket_dir())
-        job = _job(
-            experiment, placement, start, step_,
-            work_dir=out or folder / "work", folder=folder, socket_dir=socket_dir,
-        )  # fmt: skip
+    return _Plan(experiment=experiment, recorded=recorded, start=start)
+
+
+def _train(plan: _Plan, placement: Placement, out: Path | None) -> Mapping[str, float]:
+    """The metrics of the step, trained in a child. Its other files are temporary."""
+    with tempfile.TemporaryDirectory() as name, open_socket_dir() as socket_dir:
+        folder = Path(name)
         batch = folder / "batch.npz"
-        write_batch(batch, step_.samples)
+        write_batch(batch, plan.recorded.samples)
+        job = _job(plan, placement, folder, work_dir=out or folder / "work", sockets=socket_dir)
+        step = plan.recorded.step
         run = partial(train_batch, job, batch=batch, step=step, is_saved=out is not None)
         metrics = anyio.run(run)
     if out is not None:
         shutil.rmtree(out / STAGING, ignore_errors=True)
-    return ReplayReport(
-        run=paths.name,
-        stage=stage,
-        step=step,
-        device=", ".join(gpu.name for gpu in placement.train) or "cpu",
-        num_samples=len(step_.samples),
-        is_exact=step_.is_exact,
-        overrides=tuple(overrides),
-        recorded=step_.metrics,
-        replayed=metrics,
-        checkpoint=None if out is None else str(checkpoint_dir(out, step)),
-    )
+    return metrics
 
 
 def _parse(spec: str) -> tuple[str, int]:
@@ -164,16 +183,10 @@ def _place(experiment: Experiment, machine: Machine) -> Placement:
 
 
 def _job(
-    experiment: Experiment,
-    placement: Placement,
-    start: Weights,
-    step: RecordedStep,
-    *,
-    work_dir: Path,
-    folder: Path,
-    socket_dir: Path,
+    plan: _Plan, placement: Placement, folder: Path, *, work_dir: Path, sockets: Path
 ) -> TrainerJob:
-    stage = experiment.stage[step.stage]
+    experiment, start = plan.experiment, plan.start
+    stage = experiment.stage[plan.recorded.stage]
     assert isinstance(stage, GrpoStage), "find_stage chose a grpo stage"
     return TrainerJob(
         stage=resolve_auto(stage, placement, model=experiment.model, model_dir=start.full),
@@ -183,9 +196,9 @@ def _job(
         rollout=experiment.rollout,
         seed=experiment.seed,
         work_dir=work_dir,
-        checkpoint=step.checkpoint,
+        checkpoint=plan.recorded.checkpoint,
         weights_dir=folder / "weights",
-        control_socket=socket_dir / "control.sock",
+        control_socket=sockets / "control.sock",
         log_dir=folder / "logs",
         gpus=placement.train_uuids,
         publishes=False,

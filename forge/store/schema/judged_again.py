@@ -11,9 +11,9 @@ CREATE TABLE judgings (
     judging INTEGER PRIMARY KEY,
     began_at REAL NOT NULL,
     ended_at REAL,                   -- null until every answer has a verdict
-    protocol TEXT NOT NULL,          -- forge, kernelbench or drkernel
-    policy TEXT NOT NULL,            -- own or hybrid
-    device TEXT NOT NULL,            -- GPU names, or cpu
+    protocol TEXT NOT NULL,          -- forge, kernelbench or drkernel; as served, for a pool
+    policy TEXT NOT NULL,            -- own or hybrid; as served
+    device TEXT NOT NULL,            -- GPU names, cpu, or the URL of a pool
     settings TEXT NOT NULL           -- JSON: [judge] as the judges got it
 );
 
