@@ -232,7 +232,7 @@ async def trained(tmp_path: Path, act: str, *, is_saved: bool = False) -> Any:
     """The metrics of a child that acts like a trainer."""
     script = tmp_path / "trainer.py"
     script.write_text(CHILD)
-    stage = SimpleNamespace(step_timeout_s=2.0)
+    stage = SimpleNamespace(step_timeout_s=3.0 if act == "hangs" else 60.0)
     with open_socket_dir() as socket_dir:
         job: Any = SimpleNamespace(control_socket=socket_dir / "control.sock", stage=stage)
         spec = ChildSpec(
@@ -248,7 +248,7 @@ async def trained(tmp_path: Path, act: str, *, is_saved: bool = False) -> Any:
             async with open_child(spec) as child:
                 yield child
 
-        with pytest.MonkeyPatch.context() as patch, anyio.fail_after(20):
+        with pytest.MonkeyPatch.context() as patch, anyio.fail_after(90):
             patch.setattr(trainer, "open_trainer", open_fake)
             return await train_batch(job, batch=Path("batch.npz"), step=7, is_saved=is_saved)
 
@@ -268,7 +268,7 @@ def test_a_child_with_an_out_saves_and_ends(tmp_path):
     ("act", "error", "words"),
     [
         ("dies", ChildDied, "while replaying step 7: exit 1"),
-        pytest.param("hangs", Stalled, "silent for 2 s; asked: step 7", marks=pytest.mark.long),
+        pytest.param("hangs", Stalled, "silent for 3 s; asked: step 7", marks=pytest.mark.long),
         ("is full", MachineError, "GPU memory ran out in step 7"),
         ("saves nothing", ChildDied, "while replaying step 7: exit 0"),
     ],

@@ -90,7 +90,7 @@ def test_what_a_function_does_beside_its_result_changes_no_answer(tmp_path):
     ("act", "error", "words"),
     [
         ("raises", ConfigError, r"mine\.py:9: score raised ZeroDivisionError: division by zero"),
-        ("sleeps", Stalled, r"mine\.py:11: score did not return within 0\.5 s \(reward\.function_"),
+        ("sleeps", Stalled, r"mine\.py:11: score did not return within 2 s \(reward\.function_"),
         pytest.param(
             "spins", Stalled, r"mine\.py:1[34]: score did not return", marks=pytest.mark.long
         ),
@@ -104,7 +104,7 @@ def test_what_a_function_does_beside_its_result_changes_no_answer(tmp_path):
     ],
 )
 def test_a_failed_call_is_one_line_with_place_and_turn(tmp_path, act, error, words):
-    reward = table(tmp_path, HOSTILE, function_timeout_s=0.5)
+    reward = table(tmp_path, HOSTILE, function_timeout_s=2.0)
     first, failed, later = anyio.run(
         scored, reward, tmp_path, doing("quiet"), doing(act), doing("quiet")
     )
@@ -161,7 +161,7 @@ def test_a_slow_function_does_not_block_the_event_loop(tmp_path):
                     num += 1
         return num
 
-    assert anyio.run(ticks) > 10
+    assert anyio.run(ticks) > 3
 
 
 @pytest.mark.parametrize(
