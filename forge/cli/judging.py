@@ -56,9 +56,6 @@ Baseline = Annotated[str, typer.Option(help="Baseline: eager or compile.")]
 Protocol = Annotated[
     str, typer.Option(help="Protocol: forge, kernelbench or drkernel, as in judge.protocol.")
 ]
-Policy = Annotated[
-    str, typer.Option(help="Rule for torch beside kernels: own or hybrid, as in judge.policy.")
-]
 Again = Annotated[
     str | None,
     typer.Option(
@@ -68,6 +65,7 @@ Again = Annotated[
 Also = Annotated[
     list[str] | None, typer.Option(help="Further protocol, for comparison. Repeatable.")
 ]
+JudgePolicy = Annotated[str, typer.Option(help="Work of torch: own or hybrid, as judge.policy.")]
 ModelCard = Annotated[
     str | None,
     typer.Option(metavar="CARD", help="Card to estimate times for on a CPU: H100, A100, RTX4090."),
@@ -101,7 +99,7 @@ def judge(
     compile_to: Compile = "ttir",
     baseline: Baseline = "eager",
     protocol: Protocol = "forge",
-    policy: Policy = "own",
+    policy: JudgePolicy = "own",
     also: Also = None,
     model_card: ModelCard = None,
     site_packages: SitePackages = None,
@@ -118,21 +116,22 @@ def judge(
     listen: Listen = None,
     as_json: Json = False,
 ) -> None:
-    """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients. With
-    --run, judge a run's answers again."""
+    """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients, which
+    may name problems of PROBLEM. With --run, judge a run's answers again."""
     require_linux()
     from forge.commands.judge.settings import JudgeSettings
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
         protocol=protocol, policy=policy, also=tuple(also or ()),
-        site_packages=tuple(site_packages or ()), model_card=model_card, workers=workers,
-        timeout=timeout, url=url,
+        site_packages=tuple(site_packages or ()), model_card=model_card,
+        workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
     if run is not None:
         return _judge_again(run, store, settings, given=_given(context), as_json=as_json)
     if is_serving:
-        from forge.commands.judge.judge import serve
+        from forge.api.http.serving import serve
+        from forge.commands.judge.settings import check_format
 
         by_request = {
             "override": overrides, "shape": shapes, "precision": precision != "fp32",
@@ -143,7 +142,10 @@ def judge(
             raise ConfigError(
                 f"--{name}: not allowed with --serve, which judges as each client asks"
             )
-        return serve(settings, given=(problem, candidate), socket=socket, listen=listen)
+        return serve(
+            settings, problems=problem, candidate=candidate, format=check_format(row_format),
+            socket=socket, listen=listen,
+        )  # fmt: skip
     if socket is not None or listen is not None:
         raise ConfigError(
             "--socket and --listen are addresses of --serve; --url names a served pool"
