@@ -16,6 +16,7 @@ from typing import Any
 
 from forge.records import End, Evaluation, Group, Problem, Reason, Status, Trajectory, Turn
 from forge.statistics.passk import Estimate, Tally, estimate_mean, estimate_pass_at_k
+from forge.statistics.speed import measure_speed
 
 Rollouts = list[tuple[Problem, Trajectory]]
 
@@ -78,6 +79,7 @@ def evaluate_groups(
             "by_turn": _rates_by_turn(sampled),
             "pass_at_k_ci": {str(k): [each.low, each.high] for k, each in at_k.items()},
             "multi": multi,
+            "speed": measure_speed([(problem.problem_id, each) for problem, each in sampled]),
             "tallies": {name: [tally.num, tally.correct] for name, tally in tallies.items()},
             "num_judged_problems": len(judged),
             "unjudgeable": _unjudgeable(sampled + greedy, judged=judged),

@@ -16,6 +16,7 @@ from forge.store.schema.prompt_columns import NO_PROMPT_HASH, PROMPT_HASH
 from forge.store.schema.protocol_tables import NO_PROTOCOL_VIEWS, PROTOCOL_VIEWS
 from forge.store.schema.rolled_views import PLAIN, ROLLED
 from forge.store.schema.shape_tables import NO_SHAPE_VIEWS, SHAPE_VIEWS
+from forge.store.schema.speed_views import SPEED_VIEWS
 
 RECORD_VIEWS = """
 CREATE VIEW v_turns AS
@@ -167,12 +168,13 @@ CREATE VIEW live_turns AS
     LEFT JOIN problems p ON p.problem_id = g.problem_id;
 """
 
-_OLDER_RECORDS = RECORD_VIEWS.replace(PROMPT_HASH, NO_PROMPT_HASH)
+_RECORDS = RECORD_VIEWS + SPEED_VIEWS
+_OLDER_RECORDS = _RECORDS.replace(PROMPT_HASH, NO_PROMPT_HASH)
 _UP_TO_2 = _OLDER_RECORDS + LIVE_VIEWS + ROLLED
 _UP_TO_3 = _UP_TO_2 + PROGRAM_VIEWS
 _UP_TO_4 = _UP_TO_3 + PROTOCOL_VIEWS
 VIEWS = (
-    RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + SHAPE_VIEWS
+    _RECORDS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + SHAPE_VIEWS
     + ESTIMATE_VIEWS
 )  # fmt: skip
 _AFTER_4 = NO_SHAPE_VIEWS + NO_ESTIMATE_VIEWS
