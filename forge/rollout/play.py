@@ -79,6 +79,8 @@ class GroupPlace:
     purpose: Purpose
     stage: int
     step: int
+    seed_place: int | None = None
+    """Number that the seeds of its requests depend on; None for group_id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,13 +190,14 @@ class _Game:
     async def _generate(
         self, prompt: Prompt, *, n: int, rollout: int, turn: int
     ) -> list[TimedCompletion]:
-        began = time.monotonic()
+        began, place = time.monotonic(), self.place
+        seed_place = place.group_id if place.seed_place is None else place.seed_place
         completions = await self.ports.generate(
             prompt,
             n=n,
             max_tokens=self.rules.max_completion_tokens,
             temperature=self.rules.temperature,
-            seed=derive_seed(self.rules.seed, self.place.group_id, rollout, turn),
+            seed=derive_seed(self.rules.seed, seed_place, rollout, turn),
         )
         generate_s = time.monotonic() - began
         return [TimedCompletion(completion=one, generate_s=generate_s) for one in completions]

@@ -46,7 +46,14 @@ CREATE VIEW v_replayed AS
     -- groups of interrupted evaluations, which were played again when the run was resumed
     SELECT group_id, attempt, stage, step FROM groups g
     WHERE purpose = 'eval' AND attempt < (SELECT max(attempt) FROM groups l
-        WHERE l.purpose = 'eval' AND l.stage = g.stage AND l.step = g.step);
+        WHERE l.purpose = 'eval' AND l.stage = g.stage AND l.step = g.step)
+    AND NOT (num_rollouts > 0 AND EXISTS (SELECT 1 FROM events k  -- finished ones were kept
+            WHERE k.kind = 'evaluation_continued' AND k.attempt > g.attempt
+            AND json_extract(k.data, '$.stage') = g.stage
+            AND json_extract(k.data, '$.step') = g.step)
+        AND NOT EXISTS (SELECT 1 FROM groups l WHERE l.stage = g.stage AND l.step = g.step
+            AND l.purpose = 'eval' AND l.attempt > g.attempt AND l.problem_id = g.problem_id
+            AND l.is_greedy = g.is_greedy));
 
 CREATE VIEW v_rewinds AS
     -- stages that went back to a step: rows of earlier attempts past it no longer count
