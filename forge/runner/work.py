@@ -120,6 +120,7 @@ class Work:
                 chat=run.prompter.chat,
                 say=run.console.say,
                 thinking=run.prompts.thinking,
+                by_messages=run.experiment.model.is_absent,
             )
         work_dir = run.paths.root / "serve"  # whole models: too large for a socket's /tmp
         shutil.rmtree(work_dir, ignore_errors=True)

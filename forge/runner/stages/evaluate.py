@@ -74,9 +74,10 @@ async def evaluate(
     groups = [*kept]
     done = {(group.problem_id, group.is_greedy) for group in kept}
     turns = settings.max_turns
-    rules = [run.rules(group_size=settings.samples, max_turns=turns, temperature=1.0)]
+    rules_of = partial(run.rules, max_turns=turns, seed=run.experiment.eval.seed)
+    rules = [rules_of(group_size=settings.samples, temperature=1.0)]
     if settings.greedy:
-        rules.append(run.rules(group_size=1, max_turns=turns, temperature=0.0))
+        rules.append(rules_of(group_size=1, temperature=0.0))
     sizes = [rule.group_size for rule in rules]
     limiter = anyio.CapacityLimiter(groups_in_flight(run.experiment.serve, sizes))
 

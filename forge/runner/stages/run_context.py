@@ -136,8 +136,10 @@ class RunContext:
         async with gate.pinned():
             yield self.ports(generate)
 
-    def rules(self, *, group_size: int, max_turns: int, temperature: float) -> Rules:
-        """Rules for playing a group under this experiment."""
+    def rules(
+        self, *, group_size: int, max_turns: int, temperature: float, seed: int | None = None
+    ) -> Rules:
+        """Rules for playing a group under this experiment; `seed`: None for the experiment's."""
         rollout = self.experiment.rollout
         return Rules(
             group_size=group_size,
@@ -147,7 +149,7 @@ class RunContext:
             temperature=temperature,
             max_completion_tokens=rollout.max_completion_tokens,
             reward=self.experiment.reward,
-            seed=self.experiment.seed,
+            seed=self.experiment.seed if seed is None else seed,
         )
 
     def busy(self) -> dict[str, float]:
