@@ -79,6 +79,7 @@ def evaluate_groups(
             "by_turn": _rates_by_turn(sampled),
             "pass_at_k_ci": {str(k): [each.low, each.high] for k, each in at_k.items()},
             "multi": multi,
+            "compile_rate_ci": _interval_by_problem(first, _is_compiled),
             "speed": measure_speed([(problem.problem_id, each) for problem, each in sampled]),
             "tallies": {name: [tally.num, tally.correct] for name, tally in tallies.items()},
             "num_judged_problems": len(judged),
@@ -146,6 +147,13 @@ def _mean_by_problem(answers: list[Answer], claim: Callable[[Turn], bool]) -> fl
     """Mean over problems of the share of first turns for which the claim holds."""
     means = [sum(each) / len(each) for each in _claims(answers, claim).values()]
     return sum(means) / len(means) if means else 0.0
+
+
+def _interval_by_problem(answers: list[Answer], claim: Callable[[Turn], bool]) -> list[float]:
+    """Interval of `_mean_by_problem`; 0..1 without answers."""
+    means = [sum(each) / len(each) for each in _claims(answers, claim).values()]
+    found = estimate_mean(means)
+    return [0.0, 1.0] if found is None else [found.low, found.high]
 
 
 def _parts(answers: list[Answer], name: Callable[[Problem], str]) -> dict[str, dict[str, Any]]:
