@@ -187,6 +187,7 @@ SUPERVISOR: dict[str, set[str]] = {
     },
     "commands.judge": {"commands"},
     "commands.distill": {"commands.judge", "runner.prepare"},
+    "commands.kernels": set(),
     "commands.suite": {"commands.judge", "runner", "runner.weights"},
     "commands.prompts": {"commands", "runner.plan", "runner.prepare", "runner.weights"},
     "commands.export_model": {"runner.plan", "runner.weights"},
