@@ -30,7 +30,7 @@ Protocol = Annotated[
     str | None, typer.Option(help="Protocol: forge, kernelbench or drkernel, as in judge.protocol.")
 ]
 Baseline = Annotated[
-    str | None, typer.Option(help="Baseline of speed-ups: eager or compile, as in judge.baseline.")
+    str | None, typer.Option(help="Baseline of speed-ups: eager, compile or both.")
 ]
 Samples = Annotated[
     int | None, typer.Option(min=1, help="Answers to each problem at temperature 1.")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from forge.process.devices import Gpu
 
 MAX_NAME = 56
+BOTH = "both"
+"""Value of `--baseline` for eager and compile."""
 PRESET = "standard"
 """Prompts of a model without a run: it knows neither our rules nor our format of an answer."""
 SLOTS = {"gpu": 64, "cpu": 8, "server": 16}
@@ -63,6 +65,7 @@ def make_experiment(request: EvalRequest) -> str:
         "seed": seed,
         **values.get("eval", {}),
         **({} if request.seed is None else {"seed": request.seed}),
+        **({"both_baselines": True} if request.baseline == BOTH else {}),
         "suite": suite.name,
         "label": source.label,
     }
@@ -70,7 +73,7 @@ def make_experiment(request: EvalRequest) -> str:
 
 
 def _check(request: EvalRequest) -> None:
-    baselines = get_args(JudgeTable.model_fields["baseline"].annotation)
+    baselines = (*get_args(JudgeTable.model_fields["baseline"].annotation), BOTH)
     for option, value, allowed in (
         ("protocol", request.protocol, get_args(ProtocolName)),
         ("baseline", request.baseline, baselines),
@@ -110,7 +113,8 @@ def _store(source: ModelSource) -> dict[str, Any]:
 
 
 def _judge(request: EvalRequest) -> dict[str, Any]:
-    options = {"protocol": request.protocol, "baseline": request.baseline}
+    baseline = "eager" if request.baseline == BOTH else request.baseline
+    options = {"protocol": request.protocol, "baseline": baseline}
     return {name: value for name, value in options.items() if value is not None}
 
 

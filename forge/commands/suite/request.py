@@ -21,6 +21,7 @@ class EvalRequest:
     run."""
     protocol: str | None = None
     baseline: str | None = None
+    """eager, compile or both; None as in the judge's settings."""
     samples: int | None = None
     turns: int | None = None
     greedy: bool | None = None

@@ -119,7 +119,9 @@ async def evaluate(
         )
     )
     num_trained = await anyio.to_thread.run_sync(partial(count_trained, run, problems, stage=stage))
-    result = replace(result, detail={**result.detail, "num_trained_problems": num_trained})
+    detail = {**result.detail, "num_trained_problems": num_trained}
+    detail["baseline"] = run.experiment.judge.baseline
+    result = replace(result, detail=detail)
     await run.writer.put(result)
     return result
 

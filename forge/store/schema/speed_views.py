@@ -10,12 +10,15 @@ FAST_P = """
         WHERE e.stage_index = s.stage AND e.step = s.step AND e.policy_version = s.policy_version
         AND json_type(e.detail, '$.speed') = 'object')
     UNION ALL SELECT stage_index, step, policy_version, p, num_answers, fast_p, ci_low, ci_high
-    FROM v_fast_p_by_turn WHERE answers = 'turn' AND turn = 0"""
+    FROM v_fast_p_by_turn WHERE answers = 'turn' AND turn = 0 AND is_own"""
 """`v_fast_p`; `parts` is its aggregate over turns."""
 
 _FROM = """
-    FROM evaluations e, json_each(e.detail, '$.speed') AS part, json_each(part.value) AS turn"""
+    FROM evaluations e, json_each('["speed", "speed_other"]') AS measured,
+        json_each(e.detail, '$.' || measured.value) AS part, json_each(part.value) AS turn"""
 _ANSWERS = """e.stage, e.stage_index, e.step, e.policy_version,
+        coalesce(json_extract(e.detail, '$.' || measured.value || '.baseline'),
+            json_extract(e.detail, '$.baseline')) AS baseline, measured.value = 'speed' AS is_own,
         CASE part.key WHEN 'by_turn' THEN 'turn' ELSE 'best' END AS answers,
         CAST(turn.key AS INTEGER) AS turn"""
 _GEOMEAN = """
@@ -35,7 +38,8 @@ def _geomean(kernels: str, *, num: str, floor: str) -> str:
 
 SPEED_VIEWS = f"""
 CREATE VIEW v_fast_p_by_turn AS
-    -- fast_p of evaluations: answers of a turn ('turn'), or the best of a rollout by then ('best')
+    -- fast_p of evaluations: answers of a turn ('turn'), or the best of a rollout by then ('best').
+    -- is_own: against judge.baseline, else against the other one (eval.both_baselines)
     SELECT {_ANSWERS}, CAST(p.key AS REAL) AS p,
         json_extract(turn.value, '$.num') AS num_answers,
         json_extract(p.value, '$[0]') AS fast_p,

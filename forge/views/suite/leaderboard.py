@@ -78,8 +78,20 @@ def _cells(result: dict[str, Any]) -> dict[str, str]:
         **(best if sampling["turns"] > 1 else {}),
         "geomean": _times(metrics["geomean_correct"]),
         "geomean of all": _times(metrics["geomean_all"]),
+        **_other(result["other_baseline"]),
         "roofline": _percent(metrics["roofline"]),
         "commit": result["machine"]["commit"][:8] or NONE,
+    }
+
+
+def _other(other: dict[str, Any] | None) -> dict[str, str]:
+    """Cells of first answers against the other baseline, if it was measured."""
+    if other is None:
+        return {}
+    first, name = other["by_turn"]["0"], other["baseline"]
+    return {
+        f"fast_1 ({name})": _percent(first["fast_p"]["1"]),
+        f"geomean ({name})": _times(first["geomean_correct"]),
     }
 
 

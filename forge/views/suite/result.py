@@ -82,6 +82,7 @@ def load_result(reader: RunReader, *, weights_sha256: str | None) -> dict[str, A
         "prompt": _prompt(reader, experiment),
         "counts": _counts(reader, row),
         "metrics": _metrics(row),
+        "other_baseline": row["detail"].get("speed_other"),
         "by_turn": row["detail"]["speed"]["by_turn"],
         "best_by_turn": row["detail"]["speed"]["best_by_turn"],
         "parts": {name: row["detail"][name] for name in ("by_level", "by_family")},

@@ -159,7 +159,8 @@ def test_a_run_repeats_its_last_evaluation(here: Path) -> None:
 def test_a_checkpoint_of_a_run_on_other_problems_keeps_its_prompts_and_its_judge(
     here: Path,
 ) -> None:
-    values = made("toy-1:2", "mine", seed=9, samples=4, protocol="forge")
+    values = made("toy-1:2", "mine", seed=9, samples=4, protocol="forge", baseline="both")
+    assert (values["judge"]["baseline"], values["eval"]["both_baselines"]) == ("eager", True)
     assert values["model"]["path"].endswith("weights/sft-2")
     assert values["stage"] == [{"kind": "eval", "samples": 4, "greedy": False}]
     assert (values["seed"], values["eval"]["seed"], values["eval"]["label"]) == (5, 9, "toy-1:2")

@@ -68,6 +68,7 @@ async def test_an_evaluation_has_a_rollout_for_every_slot(
     problems = [problem(number) for number in range(60)]
     result = await evaluate(run, problems, settings, label="eval-0", stage=0, step=0, show=False)
     assert result.detail["num_trained_problems"] == 2
+    assert result.detail["baseline"] == "eager"
     assert 8 * replicas <= most <= 16 * replicas
 
 
