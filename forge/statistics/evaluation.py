@@ -39,7 +39,8 @@ def evaluate_groups(
     If no turn was judged, the rates are 0 with the interval 0..1.
 
     Args:
-        groups: evaluation groups of one policy.
+        groups: evaluation groups of one policy. Their order has no effect: the same answers give
+            the same intervals.
         problems: all problems of the groups, or more.
         stage: name of the evaluation, such as `eval-0` or `grpo-3@5`.
         at: Unix time in seconds.
@@ -50,7 +51,7 @@ def evaluate_groups(
     by_id = {problem.problem_id: problem for problem in problems}
     sampled: Rollouts = []
     greedy: Rollouts = []
-    for group in groups:
+    for group in sorted(groups, key=lambda each: (each.problem_id, each.group_id)):
         into = greedy if group.is_greedy else sampled
         into.extend((by_id[group.problem_id], trajectory) for trajectory in group.trajectories)
     first, first_greedy = _first_answers(sampled), _first_answers(greedy)
