@@ -70,7 +70,7 @@ def find_source(request: EvalRequest) -> ModelSource:
     if (folder / "config.json").is_file():
         path = folder.resolve()
         return _local(path, label=text, model={"path": str(path)})
-    if is_hub_name(text) and not folder.is_dir():
+    if is_hub_name(text) and not folder.is_dir() and folder.parent != request.store:
         return ModelSource(
             label=text, model={"path": text}, serve={"context_tokens": CONTEXT_TOKENS}
         )

@@ -195,6 +195,7 @@ def test_an_adapter_is_evaluated_on_its_model(here: Path) -> None:
         ("model", "runs", {}, r"found no \*.py below it"),
         ("model", None, {}, "--suite is absent"),
         ("nosuch", "mine", {}, "no such run; .*a model is also a directory with config.json"),
+        ("runs/toy-9", "mine", {}, "no such run; runs/ holds toy-1"),
         ("toy-1:7", "mine", {}, "no weights of that step were kept; there are: 2, 3"),
         ("model", "mine", {"protocol": "strict"}, "--protocol strict: one of forge"),
         ("model", "mine", {"baseline": "fast"}, "--baseline fast: one of eager"),
