@@ -117,12 +117,8 @@ class _Game:
         prompt = self.ports.prompter.prompt(self.problem, ())
         if prompt is None:
             ended = [self._trajectory(i, (), End.CONTEXT_FULL) for i in range(num)]
-            name = self.problem.problem_id
-            message = f"{name}: its prompt alone does not fit serve.context_tokens"
-            event = Event(
-                at=time.time(), kind="context_full", message=message, data={"problem": name}
-            )
-            await self.ports.sink.put(*ended, event)
+            await self.ports.sink.put(*ended)
+            await self._note_full("its prompt alone does not fit serve.context_tokens")
             return await self._close(ended)
 
         answers: Sequence[TimedCompletion | None] = [None] * num
@@ -161,7 +157,14 @@ class _Game:
         turns: list[Turn] = []
         while True:
             if answer is None:
-                (answer,) = await self._generate(prompt, n=1, rollout=rollout, turn=len(turns))
+                try:
+                    (answer,) = await self._generate(prompt, n=1, rollout=rollout, turn=len(turns))
+                except self.ports.refused as error:
+                    if not turns:
+                        raise
+                    await self._note_full(f"turn {len(turns) + 1} was refused: {error}")
+                    end = End.CONTEXT_FULL
+                    break
             turns.append(await self._judge_turn(rollout, len(turns), prompt, answer))
             end = self._end(turns)
             if end is not None:
@@ -177,6 +180,13 @@ class _Game:
         trajectory = self._trajectory(rollout, tuple(turns), end)
         await self.ports.sink.put(trajectory)
         return trajectory
+
+    async def _note_full(self, message: str) -> None:
+        name = self.problem.problem_id
+        data = {"problem": name}
+        await self.ports.sink.put(
+            Event(at=time.time(), kind="context_full", message=f"{name}: {message}", data=data)
+        )
 
     def _end(self, turns: Sequence[Turn]) -> End | None:
         """Why the rollout ends after its last turn; None if it continues."""

@@ -68,3 +68,6 @@ class Ports:
     """The engine's current load, without waiting; None if it does not report it."""
     is_apart: bool = False
     """Each rollout requests its first turn itself: for an engine that caches the prompt."""
+    refused: tuple[type[Exception], ...] = ()
+    """Errors by which `generate` refuses one request, mostly as too long. After its first turn they
+    end a rollout as `context_full`; a refused first turn is raised."""

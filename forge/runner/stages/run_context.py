@@ -12,6 +12,7 @@ from forge.data.splits import in_split
 from forge.records import Split
 from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
+from forge.serve.remote.url_client import RefusedRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -119,6 +120,7 @@ class RunContext:
             judge=partial(self.pool.judge, program=True),
             sink=self.writer,
             prompter=self.prompter,
+            refused=(RefusedRequest,),
         )
 
     @asynccontextmanager
