@@ -20,7 +20,7 @@ from forge.store.schema.run_views import VIEWS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ("README.md", "CONTRIBUTING.md", "AGENTS.md")
-GROUPS = ("problems", "data")
+GROUPS = ("problems", "data", "kernels")
 """Commands with two parts."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

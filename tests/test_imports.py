@@ -146,6 +146,7 @@ ROOMS: dict[str, set[str]] = {
     "store.write": {"store", "store.schema"},
     # views: answers for people
     "views": {"store", "views.compare", "views.run", "views.sql", "views.text", "statistics"},
+    "views.suite": {"store", "views.run", "views.text"},
     "views.text": {"store"},
     "views.sql": {"store", "views.text"},
     "views.run": {"store", "views.sql", "views.text"},
@@ -169,7 +170,8 @@ PARTS = {
     "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
     "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
-    "views", "views.text", "views.sql", "views.run", "views.compare", "views.report", "exits",
+    "views", "views.text", "views.sql", "views.run", "views.compare", "views.report",
+    "views.suite", "exits",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""
 
@@ -180,7 +182,7 @@ SUPERVISOR: dict[str, set[str]] = {
     "runner.weights": set(),
     "runner.stages": {"runner.plan", "runner.live", "runner.prepare", "runner.weights"},
     "runner.status": {"runner.live", "runner.stages"},
-    "runner.outlets": {"runner.plan", "runner.live"},
+    "runner.outlets": {"runner.plan", "runner.live", "runner.weights"},
     "runner.outlets.sinks": {"runner.live"},
     "runner": {
         "runner.plan", "runner.live", "runner.prepare", "runner.weights",
@@ -196,6 +198,8 @@ SUPERVISOR: dict[str, set[str]] = {
     "commands.replay": {
         "runner", "runner.plan", "runner.prepare", "runner.stages", "runner.weights",
     },
+    "commands.kernels": set(),
+    "commands.suite": {"commands.judge", "runner", "runner.weights"},
     "commands.prompts": {"commands", "runner.plan", "runner.prepare", "runner.weights"},
     "commands.export_model": {"runner.plan", "runner.weights"},
     "commands.data": {"commands.judge", "runner.prepare"},
@@ -203,7 +207,7 @@ SUPERVISOR: dict[str, set[str]] = {
 }  # fmt: skip
 """The rooms of the supervisor that each of its rooms may import, besides PARTS."""
 
-ANYTHING = {"cli", "__init__", "__main__"}
+ANYTHING = {"cli", "cli.outcomes", "__init__", "__main__"}
 """The command line and the package's own names."""
 
 EXCEPTIONS: dict[str, set[str]] = {
