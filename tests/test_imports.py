@@ -184,6 +184,7 @@ SUPERVISOR: dict[str, set[str]] = {
         "runner", "runner.plan", "runner.prepare", "runner.weights", "commands.doctor",
     },
     "commands.judge": {"commands"},
+    "commands.openenv": {"commands.judge", "runner.prepare"},
     "commands.distill": {"commands.judge", "runner.prepare"},
     "commands.prompts": {"commands", "runner.plan", "runner.prepare", "runner.weights"},
     "commands.export_model": {"runner.plan", "runner.weights"},

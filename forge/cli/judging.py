@@ -68,6 +68,10 @@ IsProfiled = Annotated[bool, typer.Option("--profile", help="Show GPU time by ke
 IsExplained = Annotated[bool, typer.Option("--explain", help="Print the captured program.")]
 Url = Annotated[str | None, typer.Option(help="Use a served pool instead.")]
 IsServing = Annotated[bool, typer.Option("--serve", help="Serve judges to clients.")]
+IsOpenEnv = Annotated[
+    bool, typer.Option("--openenv", help="--serve: serve PROBLEM as an OpenEnv environment too.")
+]
+Turns = Annotated[int | None, typer.Option(help="--openenv: answers in an episode, 3 if absent.")]
 Socket = Annotated[Path | None, typer.Option(help="--serve: Unix socket to create.")]
 Listen = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="--serve: address to listen on.")
@@ -98,6 +102,8 @@ def judge(
     is_explained: IsExplained = False,
     url: Url = None,
     is_serving: IsServing = False,
+    is_openenv: IsOpenEnv = False,
+    turns: Turns = None,
     socket: Socket = None,
     listen: Listen = None,
     as_json: Json = False,
@@ -123,7 +129,14 @@ def judge(
             raise ConfigError(
                 f"--{name}: not allowed with --serve, which judges as each client asks"
             )
+        if is_openenv:
+            return _serve_openenv(
+                settings, problem, candidate, row_format=row_format, turns=turns,
+                socket=socket, listen=listen,
+            )  # fmt: skip
         return serve(settings, given=(problem, candidate), socket=socket, listen=listen)
+    if is_openenv or turns is not None:
+        raise ConfigError("--openenv and --turns belong to --serve")
     if socket is not None or listen is not None:
         raise ConfigError(
             "--socket and --listen are addresses of --serve; --url names a served pool"
@@ -134,6 +147,21 @@ def judge(
         is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
     )  # fmt: skip
     _print_judged(request, settings, as_json=as_json)
+
+
+def _serve_openenv(
+    settings: JudgeSettings, problem: Path | None, candidate: str | None, *,
+    row_format: str, turns: int | None, socket: Path | None, listen: str | None,
+) -> None:  # fmt: skip
+    from forge.commands.judge.settings import check_format
+    from forge.commands.openenv.serve import EnvironmentRequest, serve_environment
+
+    if candidate is not None:
+        raise ConfigError("--openenv takes no CANDIDATE: clients send them")
+    request = EnvironmentRequest(
+        problems=problem, format=check_format(row_format), turns=3 if turns is None else turns
+    )
+    serve_environment(request, settings, socket=socket, listen=listen)
 
 
 def _request(

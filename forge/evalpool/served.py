@@ -4,7 +4,7 @@
     POST /judge {problem: {problem_id, source, entry_point, precision}, code,
                  options: {timing, profile, program}} → Verdict
     POST /examine {problem, lists_sets} → Examination
-    GET /health → {ok, capacity, in_flight, queue, judges: [{name, state, device, ...}], ...}
+    GET /health → {ok, status, capacity, in_flight, queue, judges: [{name, device, ...}], ...}
 
 A request is about one shape, unless the source has `get_input_sets()`: a client whose problem has
 several by constants asks for each. Called by `commands.judge`; `[judge] url` connects, through the
@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.routing import BaseRoute
 
     from forge.config.schema import JudgeTable
     from forge.process.devices import Gpu
 
     Handler = Callable[[Any], Awaitable[dict[str, Any]]]
+    MoreRoutes = Callable[[Pool], Sequence[BaseRoute]]
 
 MAX_CONNECTIONS = 512
 """Open connections. Beyond them idle ones are closed, and if none is idle, a client gets 503."""
@@ -63,12 +65,17 @@ def serve_pool(
     listen: str | None = None,
     token: str | None = None,
     gpus: Sequence[Gpu] = (),
+    more: MoreRoutes | None = None,
 ) -> None:
     """Serve judges on a Unix socket or at HOST:PORT until SIGTERM or Ctrl-C. Raises as
-    `open_listener`, and MachineError if this machine allows no sandbox."""
+    `open_listener`, and MachineError if this machine allows no sandbox.
+
+    Args:
+        more: makes further routes of the pool, which may have WebSockets; they precede its own.
+    """
     opened = open_listener(path=socket, listen=listen, token=token, token_advice=TOKEN_ADVICE)
     with opened as listener, open_socket_dir() as folder:
-        anyio.run(_serve, table, listener, folder, token, gpus)
+        anyio.run(_serve, table, listener, folder, token, gpus, more)
 
 
 async def _serve(
@@ -77,14 +84,21 @@ async def _serve(
     folder: Path,
     token: str | None,
     gpus: Sequence[Gpu],
+    more: MoreRoutes | None,
 ) -> None:
     async with anyio.create_task_group() as tg:
         tg.start_soon(cancel_on_signal, tg.cancel_scope)
         async with open_pool(table, socket_dir=folder, log_dir=folder, gpus=gpus) as pool:
             is_local = token is None and listener.family != sockets.AF_UNIX
-            served = PoolApp(pool, token=token, is_local=is_local).routes()
-            limits = {"max_connections": MAX_CONNECTIONS, "keep_alive_s": PUBLIC_KEEP_ALIVE_S}
-            await tg.start(partial(serve_listener, **limits), served, listener)
+            routes = () if more is None else more(pool)
+            served = PoolApp(pool, token=token, is_local=is_local, more=routes).routes()
+            serve = partial(
+                serve_listener,
+                max_connections=MAX_CONNECTIONS,
+                keep_alive_s=PUBLIC_KEEP_ALIVE_S,
+                has_websockets=more is not None,
+            )
+            await tg.start(serve, served, listener)
             kinds = sorted({f"{one.device}, {one.isolation}" for one in pool.seating.kinds})
             sys.stderr.write(
                 f"{len(pool.seating.seats)} judges ({', '.join(kinds)}) at"
@@ -105,8 +119,11 @@ class PoolApp:
         token: str | None = None,
         is_local: bool = False,
         max_in_flight: int | None = None,
+        more: Sequence[BaseRoute] = (),
     ) -> None:
-        """Serve `pool`. `token` and `is_local` are those of `Door`."""
+        """Serve `pool`, and `more` routes before its own. `token` and `is_local` are those of
+        `Door`."""
+        self._more = more
         self._pool = pool
         self._token = token
         self._is_local = is_local
@@ -128,6 +145,7 @@ class PoolApp:
         door = Middleware(Door, token=self._token, is_local=self._is_local)
         return Starlette(
             routes=[
+                *self._more,
                 Route("/health", self._health),
                 Route("/judge", judge, methods=["POST"]),
                 Route("/examine", examine, methods=["POST"]),
@@ -187,6 +205,7 @@ class PoolApp:
         is_ok = any(seat.state in (State.UP, State.SUSPECT) for seat in seats)
         facts = {
             "ok": is_ok,
+            "status": "healthy" if is_ok else "unhealthy",  # the words of OpenEnv's tools
             "capacity": AHEAD * self._room,
             "in_flight": self._num_in_flight,
             "max_in_flight": self._max_in_flight,
