@@ -9,7 +9,6 @@ Imports nothing at first, so that `from forge import judge` takes milliseconds.
 
 from __future__ import annotations
 
-from asyncio import wrap_future
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -113,6 +112,8 @@ async def ajudge(
     problems: str | Path | None = None,
 ) -> Verdict:
     """`judge` in an asyncio event loop, which it does not block; arguments and errors as there."""
+    from asyncio import wrap_future
+
     from anyio.from_thread import start_blocking_portal
 
     from forge.api.pools import choose, judge_once, plain_errors, require_gpus

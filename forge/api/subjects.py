@@ -29,6 +29,8 @@ from forge.records.problem import ReferenceModule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forge.config.schema.problems import RowFormat
+
 logger = logging.getLogger(__name__)
 
 MAX_SHOWN = 80
@@ -53,7 +55,7 @@ def read_problem(
     """
     if isinstance(problem, ReferenceModule):
         return problem
-    if isinstance(problem, str) and _SOURCE.search(problem):
+    if isinstance(problem, str) and is_source(problem):
         return problem_from_text(problem)
     name = str(problem).strip()
     if known is not None and isinstance(problem, str):
@@ -75,25 +77,36 @@ def problem_from_text(
 ) -> ReferenceModule:
     """The problem in a text: a whole problem file, or a bare torch function. Raises ConfigError."""
     try:
+        source.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("problem: found half of a surrogate pair; text is needed") from None
+    try:
         file = parse_source(source, path=Path("problem.py"), entry_point=entry_point)
     except ConfigError:
-        if entry_point != "Model":
+        if entry_point != "Model" or not _is_python(source):
             raise
         made = from_source(source, name="problem")
     else:
         made = to_problem(file, root=Path(), overrides={}, split=Split.HELDOUT)
-        digest = sha256(source.encode(errors="replace")).hexdigest()[:8]
+        digest = sha256(source.encode()).hexdigest()[:8]
         made = replace(made, problem_id=f"text-{digest}", entry_point=entry_point)
     return replace(made, precision=precision)
 
 
-def known_problems(path: str | Path | None) -> KnownProblems | None:
+def is_source(problem: str) -> bool:
+    """True for the source of a problem, False for a path or a name."""
+    return _SOURCE.search(problem) is not None
+
+
+def known_problems(
+    path: str | Path | None, *, format: RowFormat = "kernelbench"
+) -> KnownProblems | None:
     """The problems of a directory or a file of rows; None without a path. Raises ConfigError."""
     if path is None:
         return None
     if not Path(path).exists():
         raise ConfigError(f"problems: {path}: no such directory or file")
-    return KnownProblems(Path(path))
+    return KnownProblems(Path(path), format=format)
 
 
 def problem_names(known: KnownProblems | None) -> Sequence[str]:

@@ -7,9 +7,11 @@ standard library only. `time` fields are in microseconds (`_us`) or seconds (`_s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar
 
+PYDANTIC = {"use_attribute_docstrings": True, "extra": "forbid"}
+"""How pydantic describes these classes in `/openapi.json`."""
 UNSCORED = ("unjudgeable", "infra_error")
 """Statuses that say nothing about the answer."""
 
@@ -17,6 +19,8 @@ UNSCORED = ("unjudgeable", "infra_error")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolResult:
     """Correctness of an answer under one protocol."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = PYDANTIC
 
     status: str
     reason: str
@@ -32,6 +36,8 @@ class ProtocolResult:
 class ShapeResult:
     """Result of an answer at one of the problem's shapes."""
 
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = PYDANTIC
+
     name: str
     """Constants of the shape: `N=4096, M=100`."""
     status: str
@@ -45,6 +51,8 @@ class ShapeResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
     """Reward of a verdict."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = PYDANTIC
 
     value: float | None
     """Sum of the terms; None for a verdict that says nothing about the answer."""
@@ -64,6 +72,8 @@ class Reward:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The judge's verdict on one answer."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = PYDANTIC
 
     status: str
     """correct, wrong, compile_error, runtime_error, timeout, rejected, unjudgeable (the problem
@@ -148,7 +158,7 @@ class Verdict:
         """Inverse of `to_json`; ignores fields of later versions. Raises KeyError or TypeError on
         another object."""
         known: dict[str, Any] = {
-            name: data[name] for name in cls.__dataclass_fields__ if name in data
+            each.name: data[each.name] for each in fields(cls) if each.name in data
         }
         by_protocol = {name: ProtocolResult(**one) for name, one in data["by_protocol"].items()}
         by_shape = tuple(ShapeResult(**one) for one in data["by_shape"])

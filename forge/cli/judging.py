@@ -56,6 +56,7 @@ Protocol = Annotated[
 Also = Annotated[
     list[str] | None, typer.Option(help="Further protocol, for comparison. Repeatable.")
 ]
+JudgePolicy = Annotated[str, typer.Option(help="Work of torch: own or hybrid, as judge.policy.")]
 ModelCard = Annotated[
     str | None,
     typer.Option(metavar="CARD", help="Card to estimate times for on a CPU: H100, A100, RTX4090."),
@@ -92,6 +93,7 @@ def judge(
     compile_to: Compile = "ttir",
     baseline: Baseline = "eager",
     protocol: Protocol = "forge",
+    policy: JudgePolicy = "own",
     also: Also = None,
     model_card: ModelCard = None,
     site_packages: SitePackages = None,
@@ -108,17 +110,24 @@ def judge(
     listen: Listen = None,
     as_json: Json = False,
 ) -> None:
-    """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients."""
+    """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients, which
+    may name problems of PROBLEM."""
     require_linux()
     from forge.commands.judge.settings import JudgeSettings
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
-        protocol=protocol, also=tuple(also or ()), site_packages=tuple(site_packages or ()),
-        model_card=model_card, workers=workers, timeout=timeout, url=url,
+        protocol=protocol, policy=policy, also=tuple(also or ()),
+        site_packages=tuple(site_packages or ()), model_card=model_card,
+        workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
+    if is_openenv and not is_serving:
+        raise ConfigError("--openenv: belongs to --serve")
+    if turns is not None and not is_openenv:
+        raise ConfigError("--turns: belongs to --openenv")
     if is_serving:
-        from forge.commands.judge.judge import serve
+        from forge.api.http.serving import serve
+        from forge.commands.judge.settings import check_format
 
         by_request = {
             "override": overrides, "shape": shapes, "precision": precision != "fp32",
@@ -130,13 +139,19 @@ def judge(
                 f"--{name}: not allowed with --serve, which judges as each client asks"
             )
         if is_openenv:
-            return _serve_openenv(
-                settings, problem, candidate, row_format=row_format, turns=turns,
-                socket=socket, listen=listen,
+            from forge.commands.openenv.serve import EnvironmentRequest, serve_environment
+
+            wanted = EnvironmentRequest(
+                problems=problem, format=check_format(row_format),
+                turns=3 if turns is None else turns,
             )  # fmt: skip
-        return serve(settings, given=(problem, candidate), socket=socket, listen=listen)
-    if is_openenv or turns is not None:
-        raise ConfigError("--openenv and --turns belong to --serve")
+            return serve_environment(
+                wanted, settings, candidate=candidate, socket=socket, listen=listen
+            )
+        return serve(
+            settings, problems=problem, candidate=candidate, format=check_format(row_format),
+            socket=socket, listen=listen,
+        )  # fmt: skip
     if socket is not None or listen is not None:
         raise ConfigError(
             "--socket and --listen are addresses of --serve; --url names a served pool"
@@ -147,21 +162,6 @@ def judge(
         is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
     )  # fmt: skip
     _print_judged(request, settings, as_json=as_json)
-
-
-def _serve_openenv(
-    settings: JudgeSettings, problem: Path | None, candidate: str | None, *,
-    row_format: str, turns: int | None, socket: Path | None, listen: str | None,
-) -> None:  # fmt: skip
-    from forge.commands.judge.settings import check_format
-    from forge.commands.openenv.serve import EnvironmentRequest, serve_environment
-
-    if candidate is not None:
-        raise ConfigError("--openenv takes no CANDIDATE: clients send them")
-    request = EnvironmentRequest(
-        problems=problem, format=check_format(row_format), turns=3 if turns is None else turns
-    )
-    serve_environment(request, settings, socket=socket, listen=listen)
 
 
 def _request(

@@ -7,7 +7,6 @@ any verdict on a candidate exits with 0.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,6 @@ from forge.commands.judge.counter import open_counter
 from forge.commands.judge.files import JudgeJob, JudgingRequest, read_jobs
 from forge.commands.judge.refusal import refuse
 from forge.commands.judge.settings import MAX_JUDGES
-from forge.errors import ConfigError
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Status, Verdict
@@ -115,26 +113,6 @@ def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool =
     rest = iter(judged)
     verdicts = [refused[i] if i in refused else next(rest) for i in range(len(jobs))]
     return Judged(jobs=jobs, verdicts=verdicts, request=request, skipped=read.skipped)
-
-
-def serve(
-    settings: JudgeSettings,
-    *,
-    given: tuple[object, object],
-    socket: Path | None,
-    listen: str | None,
-) -> None:
-    """Serves a pool until a signal ends it: `forge judge --serve`. Raises ConfigError."""
-    if any(one is not None for one in given):
-        raise ConfigError("--serve takes no PROBLEM and no CANDIDATE: clients send them")
-    if settings.url is not None:
-        raise ConfigError("--url: not allowed with --serve, which runs its own judges")
-    from forge.evalpool.links import TOKEN_VARIABLE
-    from forge.evalpool.served import serve_pool
-
-    table, gpus = settings.table(), settings.gpus()
-    token = os.environ.get(TOKEN_VARIABLE) or None
-    serve_pool(table, socket=socket, listen=listen, token=token, gpus=gpus)
 
 
 async def _judge_all(

@@ -1,11 +1,11 @@
 # pyright: strict
-"""The routes of an environment: OpenEnv's WebSocket and HTTP, before those of a served pool.
+"""The routes of an environment: OpenEnv's WebSocket and HTTP, beside those of a served pool.
 
     WS /ws                       messages of `websocket.py`
     POST /reset {problem_id, seed, episode_id, reference_code} → {observation, reward, done}
     POST /step {action: {code}, episode_id}                    → the same
     GET /state?episode_id=…                                    → the state of an episode
-    GET /health /metadata /schema /openapi.json, POST /mcp     what OpenEnv's tools look for
+    GET /metadata /schema, POST /mcp    what OpenEnv's tools look for, beside the pool's routes
 
 OpenEnv's own HTTP server forgets an episode between two requests; here `episode_id` names it. A
 fault of the judge is 503 with Retry-After.
@@ -68,7 +68,6 @@ def routes_of(environment: Environment) -> Sequence[BaseRoute]:
         Route("/state", handlers.state),
         Route("/metadata", _metadata),
         Route("/schema", _schema),
-        Route("/openapi.json", _openapi),
         Route("/mcp", _mcp, methods=["POST"]),
     ]
 
@@ -91,7 +90,7 @@ class _Handlers:
     async def reset(self, request: Request) -> Response:
         """POST /reset."""
         try:
-            episode = self._environment.reset(await _body(request))
+            episode = await self._environment.reset(await _body(request))
             self._environment.sessions.open(episode, now=self._environment.now())
         except Refusal as error:
             return _refusal(error)
@@ -151,16 +150,15 @@ async def _mcp(_request: Request) -> Response:
     return _json({"jsonrpc": "2.0", "id": None, "error": error})
 
 
-async def _openapi(_request: Request) -> Response:
-    info = {"title": NAME, "description": DESCRIPTION, "version": API_VERSION}
-    return _json({"openapi": "3.1.0", "info": info, "paths": openapi_paths()})
-
-
 def _operation(summary: str, body: type[Any] | None) -> dict[str, Any]:
     operation: dict[str, Any] = {"summary": summary, "responses": {"200": {"description": "ok"}}}
     if body is not None:
-        schema = {"schema": body.model_json_schema()}
-        operation["requestBody"] = {"content": {"application/json": schema}}
+        schema = body.model_json_schema()
+        models = schema.pop("$defs", {})  # a reference to them would not hold in the document
+        for name, each in schema["properties"].items():
+            model = each.get("$ref", "").rpartition("/")[2]
+            schema["properties"][name] = models.get(model, each)
+        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
     return operation
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from forge.commands.openenv.episode import Episode, NoVerdict, OutOfOrder
 from forge.commands.openenv.models import ErrorCode, KernelAction, KernelObservation, ResetOptions
-from forge.commands.openenv.problems import GIVEN, NoProblem, given_problem
+from forge.commands.openenv.problems import NoProblem, given_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,13 +54,13 @@ class Environment:
     sessions: Sessions
     now: Callable[[], float] = time.monotonic
 
-    def reset(self, data: Any) -> Episode:
+    async def reset(self, data: Any) -> Episode:
         """A new episode. Raises Refusal."""
         options = parse(ResetOptions, data)
         try:
             if options.reference_code is not None:
-                problem = given_problem(options.reference_code)
-                name = options.problem_id or GIVEN
+                problem = await given_problem(options.reference_code)
+                name = options.problem_id or problem.problem_id
             elif options.problem_id is not None:
                 name, problem = self.problems.find(options.problem_id)
             else:

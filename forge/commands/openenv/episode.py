@@ -9,19 +9,22 @@ and neither a turn nor a reward; the number of answers is bounded.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from forge.api.subjects import find_code
 from forge.commands.openenv.models import KernelObservation, KernelState
-from forge.data.answers import THINKING, extract, fenced_blocks
+from forge.data.answers import Extraction, fenced_blocks
 from forge.records import Reason, Status, Verdict
 from forge.rewards import is_good_enough, reward_terms
 from forge.rollout.play import verdict_without_code
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from forge.config.schema import RewardTable
     from forge.data.prompts.prompt_set import PromptSet
-    from forge.records import Judge, Problem
+    from forge.records.problem import ReferenceModule
 
 TIMES = ("candidate_us", "baseline_us", "speedup_low")
 
@@ -46,7 +49,8 @@ class OutOfOrder(Exception):
 class EpisodeRules:
     """Settings that all episodes share."""
 
-    judge: Judge
+    judge: Callable[[ReferenceModule, str], Awaitable[Verdict]]
+    """Judges a source; a fault is a verdict too."""
     reward: RewardTable
     prompts: PromptSet
     max_turns: int
@@ -62,7 +66,7 @@ class Episode:
     episode_id: str
     name: str
     """Name of the problem."""
-    problem: Problem
+    problem: ReferenceModule
     turn: int = 0
     best_speedup: float = 0.0
     is_solved: bool = False
@@ -120,10 +124,10 @@ class Episode:
         )  # fmt: skip
 
     async def _judge(self, text: str) -> Verdict:
-        code, reason = find_code(text, entry_point=self.problem.entry_point)
-        if not code:
-            return verdict_without_code(reason)
-        return await self.rules.judge(self.problem, code)
+        found = candidate_in(text, entry_point=self.problem.entry_point)
+        if not found.is_ok:
+            return verdict_without_code(found.reason)
+        return await self.rules.judge(self.problem, found.code)
 
     def _observe(
         self, *, metadata: dict[str, Any] | None = None, **fields: Any
@@ -142,19 +146,16 @@ class Episode:
         )
 
 
-def find_code(text: str, *, entry_point: str) -> tuple[str, Reason]:
-    """The source in an answer, or an empty one and the reason for its absence."""
-    found = extract(text, entry_point=entry_point)
+def candidate_in(text: str, *, entry_point: str) -> Extraction:
+    """The source in an answer, which may have the name of the reference alone."""
+    found = find_code(text, entry_point=entry_point)
     if found.is_ok:
-        return found.code, Reason.OK
-    if found.reason is Reason.NO_CODE_BLOCK and f"<{THINKING}>" not in text:
-        return _renamed(text, entry_point), Reason.OK
+        return replace(found, code=_renamed(found.code, entry_point))
     if found.reason is Reason.NO_ENTRY_POINT:
-        own = re.compile(rf"^class[ \t]+{re.escape(entry_point)}\b", re.MULTILINE)
         for _, code in reversed(fenced_blocks(text)):
-            if own.search(code):
-                return _renamed(code, entry_point), Reason.OK
-    return "", found.reason
+            if (renamed := _renamed(code, entry_point)) != code:
+                return Extraction(code=renamed, reason=Reason.OK)
+    return found
 
 
 def _renamed(code: str, entry_point: str) -> str:

@@ -10,27 +10,26 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from forge.config.schema.problems import SourceTable
-from forge.data.directory import level_of, parse_file, parse_source, to_problem
+import anyio.to_thread
+
+from forge.api.subjects import problem_from_text
 from forge.data.overrides import find_problem
-from forge.data.pairs.files import SUFFIXES
-from forge.data.sources.loading import load_source
 from forge.errors import ConfigError
-from forge.records import Problem, Split
+from forge.process.ask import LOOP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forge.config.schema.problems import RowFormat
+    from forge.commands.judge.known import KnownProblems
+    from forge.records import Problem
+    from forge.records.problem import ReferenceModule
 
 _LEVEL = re.compile(r"level[_-]?\d+", re.IGNORECASE)
 MAX_NAMES = 5
 """Names that a message lists."""
-GIVEN = "given"
-"""Name of a problem whose source a client sends."""
 
 
 class NoProblem(ValueError):
@@ -71,38 +70,29 @@ class ServedProblems:
         return name, self.by_name[name]
 
 
-def serve_problems(path: Path | None, *, format: RowFormat = "kernelbench") -> ServedProblems:
-    """The problems in a directory, a problem file or a file of rows; none without a path. Raises
-    ConfigError."""
-    if path is None:
-        return ServedProblems(by_name={})
-    if path.is_dir():
-        problems = load_source(SourceTable(source="dir", path=path), key="--openenv: ")
-    elif path.suffix in SUFFIXES:
-        table = SourceTable(source="file", path=path, format=format)
-        problems = load_source(table, key="--openenv: ")
-    else:
-        file = parse_file(path)
-        problems = [to_problem(file, root=path.parent, overrides={}, split=Split.GRPO)]
+def serve_problems(known: KnownProblems | None) -> ServedProblems:
+    """All known problems. Raises ConfigError for a file that is no problem."""
     by_name: dict[str, Problem] = {}
-    for problem in problems:
-        name = _name_of(problem, root=path if path.is_dir() else path.parent)
+    for path in known.names if known is not None else ():
+        assert known is not None
+        problem = known.problem(known.file(path))
+        name = _name_of(problem)
         by_name[problem.problem_id if name in by_name else name] = problem
     return ServedProblems(by_name=by_name)
 
 
-def given_problem(source: str) -> Problem:
+async def given_problem(source: str) -> ReferenceModule:
     """The problem in a source that a client sends. Raises NoProblem."""
     try:
-        file = parse_source(source, path=Path(f"{GIVEN}.py"))
-        return to_problem(file, root=Path(), overrides={}, split=Split.GRPO)
-    except (ConfigError, UnicodeEncodeError) as error:
-        raise NoProblem(f"reference_code: {error}") from error
+        if len(source) > LOOP_BYTES:
+            return await anyio.to_thread.run_sync(problem_from_text, source)
+        return problem_from_text(source)
+    except ConfigError as error:
+        raise NoProblem(f"reference_code: {' '.join(str(error).split())}") from error
 
 
-def _name_of(problem: Problem, *, root: Path) -> str:
+def _name_of(problem: Problem) -> str:
     """`L1_19_ReLU` for a file in a folder of a level, else the problem's id."""
-    path = root / f"{problem.problem_id}.py"
-    if not any(_LEVEL.fullmatch(part) for part in path.resolve().parent.parts):
+    if not _LEVEL.fullmatch(problem.family):
         return problem.problem_id
-    return f"L{level_of(path)}_{path.stem}"
+    return f"L{problem.level}_{PurePath(problem.problem_id).name}"

@@ -1,23 +1,22 @@
 # pyright: strict
-"""`forge judge --serve --openenv PROBLEMS`: starts judges, and serves the environment with them."""
+"""`forge judge --serve --openenv`: starts judges, and serves the environment beside `/v1/`."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from forge.commands.judge.files import require_path
-from forge.commands.openenv.app import routes_of
+from forge.api.http.serving import serve
+from forge.api.subjects import known_problems
+from forge.commands.openenv.app import openapi_paths, routes_of
 from forge.commands.openenv.environment import Environment
 from forge.commands.openenv.episode import EpisodeRules
 from forge.commands.openenv.problems import serve_problems
 from forge.commands.openenv.sessions import Sessions
 from forge.config.schema import PromptTable, RewardTable
-from forge.errors import ConfigError, MachineError
-from forge.evalpool.links import TOKEN_VARIABLE
-from forge.evalpool.served import serve_pool
+from forge.errors import ConfigError, MachineError, Stalled
+from forge.records import Reason, Status, Verdict
 from forge.runner.prepare.prompt_facts import prompts_for
 
 if TYPE_CHECKING:
@@ -29,11 +28,15 @@ if TYPE_CHECKING:
     from forge.commands.judge.settings import JudgeSettings
     from forge.config.schema.problems import RowFormat
     from forge.evalpool.pool import Pool
+    from forge.evalpool.served import PoolApp
+    from forge.records.problem import ReferenceModule
 
 PRESET = "standard"
 """Preset of the prompts: it states the rules, since clients have models of any kind."""
 MAX_TURNS = 16
 """Maximum of `--turns`, as of rollout.max_turns."""
+MAX_DETAIL = 500
+"""Maximum length of the detail of a verdict that no judge gave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ def serve_environment(
     request: EnvironmentRequest,
     settings: JudgeSettings,
     *,
+    candidate: object,
     socket: Path | None,
     listen: str | None,
 ) -> None:
@@ -63,28 +67,6 @@ def serve_environment(
         ConfigError: an option, a path or an address that cannot be used.
         MachineError: a missing package or GPU, or no sandbox.
     """
-    _check(request, settings)
-    table, gpus = settings.table(), settings.gpus()
-    problems = serve_problems(request.problems, format=request.format)
-    prompts = prompts_for(PromptTable(preset=PRESET), table, gpus)
-
-    def routes(pool: Pool) -> Sequence[BaseRoute]:
-        rules = EpisodeRules(
-            judge=pool.judge, reward=RewardTable(), prompts=prompts, max_turns=request.turns,
-            device=gpus[0].name if gpus else "cpu",
-        )  # fmt: skip
-        sessions = Sessions(limit=request.sessions, idle_s=request.idle_s)
-        return routes_of(Environment(rules=rules, problems=problems, sessions=sessions))
-
-    token = os.environ.get(TOKEN_VARIABLE) or None
-    serve_pool(table, socket=socket, listen=listen, token=token, gpus=gpus, more=routes)
-
-
-def _check(request: EnvironmentRequest, settings: JudgeSettings) -> None:
-    if settings.url is not None:
-        raise ConfigError("--url: not allowed with --serve, which runs its own judges")
-    if request.problems is not None:
-        require_path(request.problems)
     if not 1 <= request.turns <= MAX_TURNS:
         raise ConfigError(f"--turns {request.turns}: 1 to {MAX_TURNS}")
     if find_spec("websockets") is None:
@@ -92,3 +74,26 @@ def _check(request: EnvironmentRequest, settings: JudgeSettings) -> None:
             "--openenv: the package websockets is missing, which WebSockets need;"
             " install it: pip install 'forge[openenv]'"
         )
+    table, gpus = settings.table(), settings.gpus()
+    problems = serve_problems(known_problems(request.problems, format=request.format))
+    prompts = prompts_for(PromptTable(preset=PRESET), table, gpus)
+
+    def routes(pool: Pool, _served: PoolApp) -> Sequence[BaseRoute]:
+        async def judge(problem: ReferenceModule, code: str) -> Verdict:
+            try:
+                return await pool.judge(problem, code)
+            except Stalled as error:
+                detail = str(error)[:MAX_DETAIL]
+                return Verdict(status=Status.INFRA_ERROR, reason=Reason.NO_JUDGE, detail=detail)
+
+        rules = EpisodeRules(
+            judge=judge, reward=RewardTable(), prompts=prompts, max_turns=request.turns,
+            device=gpus[0].name if gpus else "cpu",
+        )  # fmt: skip
+        sessions = Sessions(limit=request.sessions, idle_s=request.idle_s)
+        return routes_of(Environment(rules=rules, problems=problems, sessions=sessions))
+
+    serve(
+        settings, problems=request.problems, candidate=candidate, format=request.format,
+        socket=socket, listen=listen, more=routes, more_paths=openapi_paths(),
+    )  # fmt: skip

@@ -74,7 +74,7 @@ class _Session:
 
     async def _answer(self, kind: str, data: Any) -> dict[str, Any]:
         if kind == "reset":
-            self._episode = self._environment.reset(data)
+            self._episode = await self._environment.reset(data)
             return {"type": "observation", "data": payload(self._episode.start())}
         if kind == "state":
             state = KernelState() if self._episode is None else self._episode.state()

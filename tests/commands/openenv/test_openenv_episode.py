@@ -9,7 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from forge.commands.openenv.episode import Episode, NoVerdict, OutOfOrder, find_code
+from forge.api.subjects import known_problems
+from forge.commands.openenv.episode import Episode, NoVerdict, OutOfOrder, candidate_in
 from forge.commands.openenv.problems import NoProblem, ServedProblems, given_problem, serve_problems
 from forge.commands.openenv.sessions import Full, Sessions
 from forge.errors import ConfigError
@@ -117,16 +118,15 @@ RENAMED = CODE.replace("ModelNew", "Model")
     ],
 )
 def test_code_is_found_in_sources_and_replies(text: str, reason: Reason) -> None:
-    code, found = find_code(text, entry_point="Model")
-    assert found is reason
-    assert bool(code) == (reason is Reason.OK)
-    if code:
-        assert "class ModelNew" in code or code.endswith("ModelNew = Model\n")
+    found = candidate_in(text, entry_point="Model")
+    assert found.reason is reason
+    if found.is_ok:
+        assert "class ModelNew" in found.code or found.code.endswith("ModelNew = Model\n")
 
 
 def test_a_source_that_has_the_name_keeps_its_bytes() -> None:
     both = f"class Model:\n    pass\n\n\n{CODE}"
-    assert find_code(both, entry_point="Model")[0] == both
+    assert candidate_in(both, entry_point="Model").code == both
 
 
 @pytest.mark.parametrize(
@@ -162,23 +162,29 @@ def test_a_seed_chooses_the_same_problem_again() -> None:
 
 
 def test_directories_files_and_rows_are_served(tmp_path: Path) -> None:
+    def names(path: Path) -> list[str]:
+        return list(serve_problems(known_problems(path)).names)
+
     (tmp_path / "level1").mkdir()
     (tmp_path / "level1" / "19_ReLU.py").write_text(SOURCE)
     (tmp_path / "own.py").write_text(SOURCE)
-    assert list(serve_problems(tmp_path).names) == ["L1_19_ReLU", "own"]
-    assert list(serve_problems(tmp_path / "own.py").names) == ["own"]
+    assert names(tmp_path) == ["L1_19_ReLU", "own"]
+    assert names(tmp_path / "level1") == ["L1_19_ReLU"]
+    assert names(tmp_path / "own.py") == ["own"]
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"code": SOURCE, "level": 2, "name": "5_Add", "problem_id": 5}))
-    assert len(serve_problems(rows).names) == 1
+    assert names(rows) == ["L2_5_Add"]
+    assert not serve_problems(None).names
     (tmp_path / "bad.py").write_text("x = 1")
     with pytest.raises(ConfigError, match=r"bad\.py: no Model"):
-        serve_problems(tmp_path)
+        names(tmp_path)
 
 
-def test_a_given_source_must_be_a_problem() -> None:
-    assert given_problem(SOURCE).source == SOURCE
-    with pytest.raises(NoProblem, match=r"reference_code: given\.py: no Model"):
-        given_problem("x = 1")
+async def test_a_given_source_must_be_a_problem() -> None:
+    assert (await given_problem(SOURCE)).source == SOURCE
+    assert (await given_problem(f"{SOURCE}\n# {'x' * 100_000}")).entry_point == "Model"
+    with pytest.raises(NoProblem, match=r"reference_code: "):
+        await given_problem("x = 1")
 
 
 async def test_episodes_are_bounded_and_expire() -> None:
