@@ -45,8 +45,8 @@ class ScriptedServer:
 
 
 def chat_stream(body: dict[str, Any]) -> bytes:
-    """A model's reply in OpenAI's format: right after feedback, else wrong."""
-    text = RIGHT if "judge>" in str(body["messages"][-1]["content"]) else WRONG
+    """A model's reply in OpenAI's format: right after feedback, else its name."""
+    text = RIGHT if "judge>" in str(body["messages"][-1]["content"]) else body["model"]
     common = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": body["model"]}
     said = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
     end = {"index": 0, "delta": {}, "finish_reason": "stop"}

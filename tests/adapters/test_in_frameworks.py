@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.rewards import turn_returns
-from tests.adapters.scripted_server import ScriptedServer, scripted_server
+from tests.adapters.scripted_server import HOPELESS, WRONG, ScriptedServer, scripted_server
 from tests.evalpool.judged import ROOT, SOURCE
 
 if TYPE_CHECKING:
@@ -114,30 +114,32 @@ def test_slime_scores_samples_and_centres_their_group(server: ScriptedServer) ->
     assert removed == [False, False, True]
 
 
-def test_verifiers_evaluates_episodes_of_two_turns(server: ScriptedServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [WRONG, HOPELESS])
+def test_verifiers_evaluates_episodes_of_two_turns(
+    server: ScriptedServer, tmp_path: Path, model: str
+) -> None:
     python, env = python_of("verifiers", ROOT / "examples")
     (tmp_path / "1_add.py").write_text(SOURCE)
     command = [
         str(Path(python).parent / "vf-eval"), "forge_kernels", "--env.url", server.url,
         "--env.taskset.problems", str(tmp_path), "-n", "1", "-r", "2", "--no-push", "--no-rich",
-        "-m", "scripted", "--client.base-url", f"{server.url}/v1", "-o", str(tmp_path),
+        "-m", model, "--client.base-url", f"{server.url}/v1", "-o", str(tmp_path),
         "--run.dir", "run",
     ]  # fmt: skip
     keys = {"OPENAI_API_KEY": "x", "PRIME_API_KEY": "x"}
     ran = subprocess.run(
         command, env={**env, **keys}, capture_output=True, text=True, check=False, timeout=240
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
     lines = (tmp_path / "run" / "traces.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    traces = [trace for each in found for trace in each.get("traces", [each])]
+    assert len(traces) == 2, ran.stderr[-3000:]
+    if model == HOPELESS:
+        assert "NoScore" in json.dumps(found)
+        assert not any(trace["rewards"] for trace in traces)
+        return
     returns = turn_returns([0.3, 0.8], gamma=0.4, max_turns=3)
-    found = [trace for line in lines for trace in traces_in(json.loads(line))]
-    assert len(found) == 2
-    for trace in found:
+    for trace in traces:
         assert trace["rewards"]["kernel"]["score"] == pytest.approx(returns[0])
         assert trace["metrics"] == pytest.approx({"return_0": returns[0], "return_1": returns[1]})
         assert not trace["errors"]
-
-
-def traces_in(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The traces of a line, which is an episode or a trace."""
-    return record.get("traces", [record])

@@ -2,7 +2,8 @@
 """A WebSocket of OpenEnv: one connection, one episode at a time.
 
 Promises: a message that is not understood gets an error and the connection stays; a connection that
-is idle for `idle_s` is closed; a client beyond the limit gets CAPACITY_REACHED.
+is idle for `idle_s` is closed; a client beyond the limit gets CAPACITY_REACHED; a judgement whose
+client hangs up is cancelled.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ from forge.commands.openenv.sessions import Full
 from forge.process.strict_json import BadJson, parse_json
 
 if TYPE_CHECKING:
+    from anyio.abc import ObjectReceiveStream, ObjectSendStream
     from starlette.websockets import WebSocket
 
     from forge.commands.openenv.environment import Environment
     from forge.commands.openenv.episode import Episode
 
 TYPES = "reset, step, state, close"
+MAX_AHEAD = 4
+"""Messages that a client may send before the first of them is answered."""
+CLOSE_TIMEOUT_S = 5.0
+"""Maximum time to tell a client that its session has ended."""
 
 
 async def serve_socket(websocket: WebSocket, environment: Environment) -> None:
@@ -36,14 +42,38 @@ async def serve_socket(websocket: WebSocket, environment: Environment) -> None:
             sessions.connect(now=environment.now())
         except Full as error:
             await _refuse(websocket, ErrorCode.CAPACITY_REACHED, str(error))
-            return await websocket.close()
-        try:
-            await _Session(websocket, environment).run()
-        finally:
-            sessions.disconnect()
-        await websocket.close()
-    except (WebSocketDisconnect, OSError):
-        return
+            await websocket.close()
+        else:
+            try:
+                await _play(websocket, environment)
+            finally:
+                sessions.disconnect()
+    except* (WebSocketDisconnect, OSError):
+        pass  # the client has left
+
+
+async def _play(websocket: WebSocket, environment: Environment) -> None:
+    """Serve a connection that has a place."""
+    messages, received = anyio.create_memory_object_stream[str](MAX_AHEAD)
+    async with anyio.create_task_group() as tasks, received:
+        tasks.start_soon(_receive, websocket, messages, tasks.cancel_scope)
+        await _Session(websocket, environment).run(received)
+        tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_TIMEOUT_S):
+            await websocket.close()
+
+
+async def _receive(
+    websocket: WebSocket, messages: ObjectSendStream[str], scope: anyio.CancelScope
+) -> None:
+    """Pass on the messages of a client until it hangs up, then cancel what is done for it."""
+    async with messages:
+        while (message := await websocket.receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            if text is None:
+                text = message["bytes"].decode(errors="replace")
+            await messages.send(text)
+        scope.cancel()
 
 
 class _Session:
@@ -54,13 +84,13 @@ class _Session:
         self._environment = environment
         self._episode: Episode | None = None
 
-    async def run(self) -> None:
+    async def run(self, messages: ObjectReceiveStream[str]) -> None:
         """Answer messages until one of them is `close`, or none comes for too long."""
         idle_s = self._environment.sessions.idle_s
         while True:
             text = None
             with anyio.move_on_after(idle_s):
-                text = await self._websocket.receive_text()
+                text = await messages.receive()
             if text is None:
                 message = f"no message for {idle_s:.0f} s: the session has ended"
                 return await _refuse(self._websocket, ErrorCode.SESSION_ERROR, message)

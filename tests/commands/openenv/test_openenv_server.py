@@ -98,6 +98,14 @@ def test_a_bad_message_gets_one_line_and_the_connection_stays(
         assert say(socket, "reset")["type"] == "observation"
 
 
+def test_bytes_are_read_as_text() -> None:
+    with client_of(scripted_environment()) as client, client.websocket_connect("/ws") as socket:
+        socket.send_bytes(b"\xff\x00")
+        assert socket.receive_json()["data"]["code"] == "INVALID_JSON"
+        socket.send_bytes(b'{"type": "reset"}')
+        assert socket.receive_json()["type"] == "observation"
+
+
 def test_a_bad_action_names_its_field() -> None:
     with client_of(scripted_environment()) as client, client.websocket_connect("/ws") as socket:
         say(socket, "reset")
@@ -135,6 +143,29 @@ def test_a_silent_client_is_disconnected() -> None:
         assert answer["data"]["code"] == "SESSION_ERROR"
         assert "no message for" in answer["data"]["message"]
     assert environment.sessions.num_open == 0
+
+
+def test_a_client_that_hangs_up_frees_its_place_and_the_judge() -> None:
+    environment = scripted_environment(pause_s=30.0, limit=1)
+    with client_of(environment) as client:
+        for _ in range(3):
+            with client.websocket_connect("/ws") as socket:
+                say(socket, "reset")
+                socket.send_json({"type": "step", "data": {"code": CODE}})
+        with client.websocket_connect("/ws") as socket:
+            assert say(socket, "reset")["type"] == "observation"
+    assert environment.sessions.num_open == 0
+
+
+def test_messages_that_are_sent_ahead_are_answered_in_order() -> None:
+    environment = scripted_environment(pause_s=0.01)
+    with client_of(environment) as client, client.websocket_connect("/ws") as socket:
+        for kind in ("reset", "state", "step", "state"):
+            data = {"data": {"code": CODE}} if kind == "step" else {}
+            socket.send_json({"type": kind, **data})
+        answers = [socket.receive_json() for _ in range(4)]
+    assert [each["type"] for each in answers] == ["observation", "state", "observation", "state"]
+    assert [each["data"].get("step_count") for each in answers] == [None, 0, None, 1]
 
 
 def test_three_turns_over_http() -> None:
