@@ -47,8 +47,10 @@ def __getattr__(name: str) -> Any:
         from forge.views.api import open_run
 
         return open_run
-    if name in _MODULES:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name == "client":
+        return import_module("forge.client")
+    if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'forge' has no attribute {name!r}")

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from forge.errors import MachineError
+from forge.exits import EXTRAS, ending_of
 from forge.install.__main__ import PYTHON_AT_LEAST, find_unsupported
 from forge.install.command import InstallProgress, describe, run_command
 from forge.install.machine import GIB, HostMachine, find_faults, read_machine
@@ -286,6 +287,30 @@ def test_constraints_pin_every_direct_dependency() -> None:
     project = load_project(ROOT)
     pinned = {line.partition("==")[0] for line in project.constraints.splitlines()}
     assert set(direct_dependencies(project)) <= pinned
+
+
+def test_the_extras_are_those_that_a_missing_module_names() -> None:
+    extras = load_project(ROOT).tables["project"]["optional-dependencies"]
+    for extra, modules in EXTRAS.items():
+        lines = [line for line in extras[extra] if not line.startswith("forge[")]
+        names = [re.split(r"[\[>=;]", line)[0].replace("-", "_") for line in lines]
+        assert names == list(modules)
+
+
+def test_the_judge_extra_needs_nothing_of_a_trainer() -> None:
+    tables = load_project(ROOT).tables["project"]
+    lines = [*tables["dependencies"], *tables["optional-dependencies"]["judge"]]
+    names = {re.split(r"[\[>=;]", line)[0] for line in lines}
+    assert names.isdisjoint({"trl", "textual", "transformers", "datasets", "peft", "tokenizers"})
+
+
+def test_a_package_of_an_extra_that_is_missing_is_one_line() -> None:
+    error = ModuleNotFoundError("No module named 'textual.app'", name="textual.app")
+    ending = ending_of(ExceptionGroup("g", [error]))
+    assert (ending.code, ending.message) == (
+        3, "textual is not installed: pip install 'forge[run]', or make setup"
+    )  # fmt: skip
+    assert ending_of(ModuleNotFoundError("no", name="forge.none")).is_bug
 
 
 def test_a_dependency_is_declared_once() -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio.to_thread
+
 from forge.api.published import publish
 from forge.api.subjects import find_code
 from forge.commands.judge.refusal import refuse
@@ -17,6 +19,7 @@ from forge.config.schema import PromptTable
 from forge.data.prompts.loading import make_prompts
 from forge.errors import Stalled
 from forge.evalpool.pool import open_pool
+from forge.process.ask import LOOP_BYTES
 from forge.process.child import thread_for_children
 from forge.process.sockets import open_socket_dir
 from forge.records import Reason, Status, Verdict
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
     from forge.api.verdict import Verdict as PublicVerdict
     from forge.config.schema import JudgeTable
+    from forge.data.answers import Extraction
     from forge.data.prompts.prompt_set import PromptSet
     from forge.evalpool.pool import Pool
     from forge.process.devices import Gpu
@@ -50,12 +54,12 @@ class Answering:
         self, problem: ReferenceModule, answer: str, *, is_timed: bool = True
     ) -> PublicVerdict:
         """The verdict on code, or on a model's answer. An infrastructure fault is a verdict too."""
-        found = find_code(answer, entry_point=problem.entry_point)
-        if found.is_ok:
-            verdict = refuse(problem, found.code)
-            verdict = verdict or await self._ask(problem, found.code, is_timed=is_timed)
+        if len(answer) > LOOP_BYTES:  # parsing it takes longer than the loop may be held up
+            found, verdict = await anyio.to_thread.run_sync(_examine_source, problem, answer)
         else:
-            verdict = verdict_without_code(found.reason)
+            found, verdict = _examine_source(problem, answer)
+        if verdict is None:
+            verdict = await self._ask(problem, found.code, is_timed=is_timed)
         feedback = self.prompts.feedback_message(verdict).content
         return publish(
             verdict,
@@ -72,6 +76,14 @@ class Answering:
             return Verdict(
                 status=Status.INFRA_ERROR, reason=Reason.NO_JUDGE, detail=str(error)[:MAX_DETAIL]
             )
+
+
+def _examine_source(problem: ReferenceModule, answer: str) -> tuple[Extraction, Verdict | None]:
+    """The code of an answer, and the verdict if it needs no judge."""
+    found = find_code(answer, entry_point=problem.entry_point)
+    if not found.is_ok:
+        return found, verdict_without_code(found.reason)
+    return found, refuse(problem, found.code)
 
 
 @asynccontextmanager

@@ -6,7 +6,10 @@ thread has a running loop, and the processes end with the pool or with this proc
 
 from __future__ import annotations
 
-from asyncio import wrap_future
+import threading
+from asyncio import CancelledError, wrap_future
+from collections import deque
+from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from forge.process.devices import Gpu
     from forge.records.problem import ReferenceModule
 
+AHEAD = 2
+"""Judgements of `judge_many` that are started for each one that can run."""
 OWN_ARGUMENTS = {
     "policy": "policy=",
     "protocol": "protocol=",
@@ -48,8 +53,15 @@ def open_judges(choice: JudgeChoice) -> Generator[JudgePool]:
     """A pool in a thread of its own. Raises MachineError."""
     with start_blocking_portal(name="forge-judges") as portal:
         opened = portal.wrap_async_context_manager(open_answering(choice.table, choice.gpus))
-        with plain_errors(), opened as answering:
-            yield JudgePool(portal, answering, choice)
+        with plain_errors():
+            answering = opened.__enter__()
+        pool = JudgePool(portal, answering, choice)
+        try:
+            yield pool
+        finally:
+            pool.cancel()
+            with plain_errors():
+                opened.__exit__(None, None, None)  # an error of the block would come out in a group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +80,10 @@ class JudgePool:
         self._portal = portal
         self._answering = answering
         self._choice = choice
+        self._futures: set[Future[Verdict]] = set()
+        self._is_closed = False
+        self._lock = threading.Lock()
+        """Held while a judgement is started, so that none is after `cancel`."""
 
     def judge(
         self,
@@ -77,11 +93,7 @@ class JudgePool:
         timed: bool | None = None,
     ) -> Verdict:
         """The verdict on one answer; arguments as of `forge.judge`."""
-        future = self._start(self._read(problem), read_answer(answer), timed)
-        try:
-            return future.result()
-        finally:
-            future.cancel()  # without effect on a result
+        return self._result(self._start(self._read(problem), read_answer(answer), timed))
 
     async def ajudge(
         self,
@@ -91,7 +103,13 @@ class JudgePool:
         timed: bool | None = None,
     ) -> Verdict:
         """`judge` in an asyncio event loop, which it does not block."""
-        return await wrap_future(self._start(self._read(problem), read_answer(answer), timed))
+        future = self._start(self._read(problem), read_answer(answer), timed)
+        try:
+            return await wrap_future(future)
+        except CancelledError:
+            if self._is_closed:
+                raise _closed() from None
+            raise
 
     def judge_many(
         self,
@@ -101,14 +119,24 @@ class JudgePool:
     ) -> Iterator[Verdict]:
         """Verdicts in the order of the pairs, each as soon as it and those before it are there.
 
-        All pairs are judged at once, as far as there are judges.
+        Judging begins with the call, with as many pairs at once as there are judges for, and goes
+        on as verdicts are taken.
 
         Raises:
             ConfigError: a pair that cannot be read; nothing is judged then.
         """
-        read = [(self._read(problem), read_answer(answer)) for problem, answer in pairs]
-        futures = [self._start(problem, answer, timed) for problem, answer in read]
-        return _in_order(futures)
+        read = ((self._read(problem), read_answer(answer)) for problem, answer in pairs)
+        rest = deque(list(read))
+        most = AHEAD * sum(seat.capacity for seat in self._answering.pool.seating.seats)
+        started = deque(self._start(*rest.popleft(), timed) for _ in range(min(most, len(rest))))
+        return self._in_order(started, rest, timed)
+
+    def cancel(self) -> None:
+        """Ends all judgements; the pool takes no more."""
+        with self._lock:
+            self._is_closed = True
+        for future in list(self._futures):
+            future.cancel()
 
     def _read(self, problem: str | Path | ReferenceModule) -> ReferenceModule:
         return read_problem(problem, known=self._choice.known)
@@ -116,19 +144,42 @@ class JudgePool:
     def _start(self, problem: ReferenceModule, answer: str, timed: bool | None) -> Future[Verdict]:
         require_gpus(timed, self._choice.gpus)
         ask = partial(self._answering.judge, problem, answer, is_timed=timed is not False)
+        with self._lock:
+            if self._is_closed:
+                raise _closed()
+            future = self._portal.start_task_soon(ask)
+            self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        return future
+
+    def _result(self, future: Future[Verdict]) -> Verdict:
         try:
-            return self._portal.start_task_soon(ask)
-        except RuntimeError as error:
-            raise ConfigError("judges: this pool is closed; judge inside its with block") from error
+            return future.result()
+        except FutureCancelledError:
+            raise _closed() from None
+        finally:
+            future.cancel()  # at Ctrl-C; without effect on a result
+
+    def _in_order(
+        self,
+        started: deque[Future[Verdict]],
+        rest: deque[tuple[ReferenceModule, str]],
+        timed: bool | None,
+    ) -> Iterator[Verdict]:
+        try:
+            while started:
+                verdict = self._result(started[0])
+                started.popleft()
+                if rest:
+                    started.append(self._start(*rest.popleft(), timed))
+                yield verdict
+        finally:
+            for future in started:
+                future.cancel()
 
 
-def _in_order(futures: list[Future[Verdict]]) -> Iterator[Verdict]:
-    try:
-        for future in futures:
-            yield future.result()
-    finally:
-        for future in futures:
-            future.cancel()
+def _closed() -> ConfigError:
+    return ConfigError("judges: this pool is closed; judge inside its with block")
 
 
 def choose(

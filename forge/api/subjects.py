@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_SOURCE = 1 << 20
+"""Maximum length of a problem's source: parsing takes a hundred times its memory."""
 MAX_SHOWN = 80
 """Characters of a user's text in a message."""
 _SOURCE = re.compile(r"\n|^(?:import|from|class|def)\s")
@@ -76,6 +78,8 @@ def problem_from_text(
     source: str, *, entry_point: str = "Model", precision: str = "fp32"
 ) -> ReferenceModule:
     """The problem in a text: a whole problem file, or a bare torch function. Raises ConfigError."""
+    if len(source) > MAX_SOURCE:
+        raise ConfigError(f"problem: {len(source)} characters; {MAX_SOURCE} are allowed")
     try:
         source.encode()
     except UnicodeEncodeError:
@@ -128,7 +132,7 @@ def find_code(answer: str, *, entry_point: str) -> Extraction:
     found = extract(answer, entry_point=entry_point)
     if found.is_ok or not _DEFINITION.search(answer):
         return found
-    is_code = not _MARKUP.search(answer) or _is_python(answer)
+    is_code = not _MARKUP.search(answer) or _is_python(answer[:MAX_SOURCE])
     return Extraction(code=answer, reason=Reason.OK) if is_code else found
 
 

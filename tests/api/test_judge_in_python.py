@@ -7,19 +7,24 @@ import json
 import subprocess
 import sys
 import threading
+import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 import forge
-from forge.api.pools import JudgePool
+from forge.api import pools
+from forge.api.answering import Answering
 from forge.errors import ConfigError, MachineError
 from tests.api.kernels import ANSWER, BROKEN, CHEAT, PROBLEM, RIGHT, WRONG, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
+
+    from forge.records.problem import ReferenceModule
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = {
@@ -94,11 +99,59 @@ def test_any_thread_may_use_a_pool(pool: forge.JudgePool) -> None:
     assert found == ["correct"]
 
 
-def test_a_closed_pool_says_so(pool: forge.JudgePool) -> None:
-    with start_blocking_portal() as portal:
-        closed = JudgePool(portal, pool._answering, pool._choice)
-    with pytest.raises(ConfigError, match="this pool is closed"):
-        closed.judge(PROBLEM, RIGHT)
+def test_verdicts_that_nobody_takes_hold_up_nothing(pool: forge.JudgePool) -> None:
+    verdicts = pool.judge_many([(PROBLEM, numbered(number)[0]) for number in range(100, 160)])
+    next(verdicts)
+    del verdicts
+    began = time.monotonic()
+    assert pool.judge(PROBLEM, RIGHT).correct
+    assert time.monotonic() - began < 20
+
+
+class _Slow(Answering):
+    """Judges nothing, for ever."""
+
+    async def judge(
+        self, problem: ReferenceModule, answer: str, *, is_timed: bool = True
+    ) -> forge.Verdict:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+def test_a_pool_that_closes_ends_what_it_judges_and_takes_no_more(
+    pool: forge.JudgePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def open_slow(*_: object) -> AsyncGenerator[Answering]:
+        async with anyio.create_task_group():  # as `open_pool`, which wraps errors in groups
+            yield _Slow(pool._answering.pool, pool._answering.table, pool._answering.prompts)
+
+    monkeypatch.setattr(pools, "open_answering", open_slow)
+    errors: list[str] = []
+
+    def ask(slow: forge.JudgePool) -> None:
+        with pytest.raises(ConfigError) as caught:
+            slow.judge(PROBLEM, RIGHT)
+        errors.append(str(caught.value))
+
+    with forge.judges(device="cpu") as slow:
+        verdicts = slow.judge_many([(PROBLEM, RIGHT)] * 100)
+        waiting = threading.Thread(target=ask, args=(slow,))
+        waiting.start()
+    waiting.join(timeout=10)
+    closed = "judges: this pool is closed; judge inside its with block"
+    assert errors == [closed]
+    with pytest.raises(ConfigError, match=closed):
+        next(verdicts)
+    with pytest.raises(ConfigError, match=closed):
+        slow.judge(PROBLEM, RIGHT)
+
+    def leave_with_an_error() -> None:
+        with forge.judges(device="cpu"):
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):  # as it was raised, not in a group
+        leave_with_an_error()
 
 
 MISTAKES = {

@@ -82,9 +82,10 @@ def test_a_problem_that_is_none_is_one_clear_line(bench: Path) -> None:
     for problem, message in {
         "nowhere.py": "problem: nowhere.py: no such file; a path, the source of a problem",
         "x" * 5000: "no such file",
+        "#\n" * (1 << 20): "characters; 1048576 are allowed",
         "a\0b": "no such file",
         str(bench): "has several problems; pass it as problems=",
-        "def f(:\n": "problem:1: no Python",
+        "def f(:\n": r"problem\.py:1: no Python",
         "x = 1\n": "0 functions and no problem",
     }.items():
         with pytest.raises(ConfigError, match=message) as caught:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
@@ -85,6 +86,7 @@ class JudgeSettings:
         lists = {"also": list(self.also), "site_packages": list(self.site_packages)}
         values = {"workers": workers, **lists, **chosen, **self._deadlines(), **self.more}
         table = _table_of(values)
+        _require_torch()
         require_installed(table.site_packages, key=OPTION)
         return table
 
@@ -122,6 +124,15 @@ class JudgeSettings:
                 f"{self.prefix}device cpu needs none"
             )
         return (gpus[number],)
+
+
+def _require_torch() -> None:
+    """Raises MachineError without the packages of a judge."""
+    for name in ("torch", "triton"):
+        if find_spec(name) is None:
+            raise MachineError(
+                f"judge: {name} is not installed: pip install 'forge[judge]', or make setup"
+            )
 
 
 def _allowed(key: str) -> tuple[str, ...]:

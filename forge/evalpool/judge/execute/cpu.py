@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.execute.dependent import Unfinished, used_storages
+from forge.evalpool.judge.execute.dependent import EARLY_WORDS, Unfinished, used_storages
 from forge.evalpool.judge.execute.outcome import (
     ExecutionFailed,
     FaultReport,
@@ -76,10 +76,6 @@ TF32 = "inputPrecision = tf32 "
 """Attribute of a matrix product in TTIR."""
 NUM_SMS, THREADS_OF_SM, BLOCKS_OF_SM, WARP = 132, 2048, 32, 32
 """The card that instances which wait for each other are held against: an H100."""
-EARLY_WORDS = (
-    "a kernel launched with launch_pdl uses what the kernel before it may still be at work on; "
-    "call tl.extra.cuda.gdc_wait() first, at the top level of the kernel"
-)
 PRODUCT = re.compile(r"tt\.dot .*: tensor<(?:\d+x)+(?P<element>\w+)")
 """A matrix product in TTIR, with the element of its left operand."""
 RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from forge.evalpool.judge.numbers.tolerance import (
     ERROR_FACTOR,
     families,
-    floor_of,
+    floors_of,
     is_sentinel,
     tolerance,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.evalpool.judge.channel.shm import TensorSpec
 
 NUMPY_TYPES = {
@@ -54,8 +56,8 @@ class Expected:
 
     @classmethod
     def make(cls, spec: TensorSpec, data: bytes, *, error: bytes, precision: str) -> Expected:
-        """From the bytes that the oracle wrote; `error` is a packed `Slabs` in float32, or empty
-        where eager's own error is unknown."""
+        """From the bytes that the oracle wrote; `error` in float32 has the own errors of each slab
+        and perhaps its least scale (shares.py), or is empty where own errors are unknown."""
         values = decode(spec, data)
         if spec.dtype not in FLOATING:
             integers = _integers(spec, data)
@@ -63,19 +65,26 @@ class Expected:
         slabs = families(spec.shape)
         lost = np.frombuffer(error, np.float32).astype(np.float64)
         sizes = [int(np.prod([spec.shape[axis] for axis in axes])) for axes in slabs]
-        is_known = lost.size == sum(sizes)
-        floor = floor_of(spec.dtype, precision, spec.shape, is_error_known=is_known)
+        num = sum(sizes)
+        is_known = lost.size in (num, 2 * num)
+        cuts = np.cumsum(sizes)[:-1]
+        floors: Sequence[float | NDArray[np.float64]]
+        floors = floors_of(spec.dtype, precision, spec.shape)
+        if is_known and lost.size > num:
+            floors = np.split(lost[num:], cuts)
         with np.errstate(invalid="ignore"):
-            allowed = _scale(values, floor=floor) + np.abs(values)
+            allowed = _scale(values, floors=floors) + np.abs(values)
             allowed *= tolerance(spec.dtype, precision, is_error_known=is_known)
             if is_known:
-                parts = np.split(lost, np.cumsum(sizes)[:-1])
-                allowed += ERROR_FACTOR * _least(parts, spec.shape)
+                allowed += ERROR_FACTOR * _least(np.split(lost[:num], cuts), spec.shape)
         return cls(spec=spec, values=values, allowed=allowed)
 
 
-def _scale(values: NDArray[np.float64], *, floor: float) -> NDArray[np.float64]:
-    """`scale` of tolerance.py, broadcastable to [shape]."""
+def _scale(
+    values: NDArray[np.float64], *, floors: Sequence[float | NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """`scale` of tolerance.py, broadcastable to [shape]; `floors` has the least scales by
+    family."""
     is_finite = np.isfinite(values)
     finite = np.where(is_finite, values, 0.0)
     sizes = np.abs(finite)
@@ -88,13 +97,14 @@ def _scale(values: NDArray[np.float64], *, floor: float) -> NDArray[np.float64]:
         is_finite, largest = is_finite & ~is_largest, rest
         finite = np.where(is_finite, finite, 0.0)
     squares = np.square(finite / largest)
+    whole = float(np.sqrt(squares.sum() / max(1, int(is_finite.sum()))))
     parts: list[NDArray[np.float64]] = []
-    for axes in families(values.shape):
+    for axes, floor in zip(families(values.shape), floors, strict=True):
         others = tuple(axis for axis in range(values.ndim) if axis not in axes)
         count = np.maximum(is_finite.sum(axis=others), 1)
-        parts.append(np.sqrt(squares.sum(axis=others) / count).reshape(-1))
-    whole = float(np.sqrt(squares.sum() / max(1, int(is_finite.sum()))))
-    return largest * np.maximum(_least(parts, values.shape), floor * whole)
+        own = np.sqrt(squares.sum(axis=others) / count).reshape(-1)
+        parts.append(np.maximum(own, floor * whole))
+    return largest * _least(parts, values.shape)
 
 
 def _least(parts: list[NDArray[np.float64]], shape: tuple[int, ...]) -> NDArray[np.float64]:

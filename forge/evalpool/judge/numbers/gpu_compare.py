@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.linalg import vector_norm
 
 from forge.evalpool.judge.numbers.compare import describe
 from forge.evalpool.judge.numbers.finite import widened
-from forge.evalpool.judge.numbers.slabs import CHUNK, Block, Slabs, blocks, root_mean_squares
-from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floor_of, tolerance
+from forge.evalpool.judge.numbers.slabs import (
+    CHUNK,
+    Block,
+    Slabs,
+    blocks,
+    root_mean_squares,
+    unpack_errors,
+)
+from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floors_of, tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +44,15 @@ class Allowed:
 
     @classmethod
     def of(cls, expected: torch.Tensor, error: torch.Tensor, *, precision: str) -> Allowed:
-        """For `expected`, whose own errors are a packed `Slabs` or empty."""
+        """For `expected`, whose own errors and least scales are packed (shares.py), or empty."""
         if not expected.is_floating_point():
             return cls(close=0.0, scales=None, errors=None)
         shape = tuple(expected.shape)
-        errors = Slabs.unpack(shape, error) if error.numel() else None
+        errors, floors = unpack_errors(shape, error)
         is_known = errors is not None
-        floor = floor_of(_name(expected.dtype), precision, shape, is_error_known=is_known)
+        floors = floors or floors_of(_name(expected.dtype), precision, shape)
         close = tolerance(_name(expected.dtype), precision, is_error_known=is_known)
-        scales = root_mean_squares(widened(expected), floor=floor)
+        scales = root_mean_squares(widened(expected), floors=floors)
         least = close * scales.least() + (ERROR_FACTOR * errors.least() if errors else 0.0)
         return cls(close=close, scales=scales, errors=errors, least=least)
 
@@ -152,6 +163,27 @@ def _bytes_of_bools(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Te
 def _largest_difference(got: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest absolute difference; NaN where one of the two is NaN, or both are the same infinity;
     of integers, 1 if any differs. Waits for the card once, and reads both tensors once."""
+    return float(torch.stack(_differences(got, expected)).max())
+
+
+def are_near(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor, Allowed]],
+) -> list[bool]:
+    """For each output, the expected one and what it is allowed: True if it surely agrees. False
+    says nothing. Waits for the card once."""
+    found: list[torch.Tensor] = []
+    for got, expected, _ in pairs:
+        if expected.numel():
+            compared = _differences(*_bytes_of_bools(got, expected))
+            found.append(torch.stack(compared).max().double())
+        else:
+            found.append(torch.zeros((), dtype=torch.float64, device=expected.device))
+    largest: list[float] = torch.stack(found).tolist() if found else []
+    return [one <= allowed.least for one, (_, _, allowed) in zip(largest, pairs, strict=True)]
+
+
+def _differences(got: torch.Tensor, expected: torch.Tensor) -> list[torch.Tensor]:
+    """The largest difference of each block, still on the card."""
     wide = _compared_in(expected.dtype)
     found = [
         vector_norm(got[block].to(wide) - expected[block].to(wide), ord=math.inf)
@@ -159,7 +191,7 @@ def _largest_difference(got: torch.Tensor, expected: torch.Tensor) -> float:
         else (got[block] != expected[block]).any()
         for block in blocks(tuple(expected.shape), CHUNK)
     ]
-    return float(torch.stack(found).max())
+    return found
 
 
 def _compared_in(kind: torch.dtype) -> torch.dtype:

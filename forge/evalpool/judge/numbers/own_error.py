@@ -35,15 +35,10 @@ from forge.evalpool.judge.numbers.slabs import (
     root_mean_squares,
     spread,
 )
-from forge.evalpool.judge.numbers.tolerance import (
-    ERROR_FACTOR,
-    floor_of,
-    has_own_scales,
-    tolerance,
-)
+from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floors_of, tolerance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 DROPPED_BITS = 13
 """Bits of fp32's mantissa that TF32 lacks: it keeps ten."""
@@ -55,8 +50,6 @@ that TF32 keeps exactly lose then, too."""
 COVERED = 0.1
 """Own errors below this share of tol · |ref|, four times, are no news: every slab would take over
 the rounding of its largest element."""
-MAX_TYPICAL = 2.0
-"""Scale that `typical` may give to every element, in root mean squares of the output."""
 MAX_NUDGED_ERROR = 10.0
 """In tolerances. What moves more under the last bit of its inputs jumps there (rounding,
 comparisons) instead of losing precision."""
@@ -90,17 +83,14 @@ def errors_of(
     changed: list[int],
     is_tf32: bool,
     precision: str = "fp32",
-    typical: Sequence[float] = (),
 ) -> OwnErrors:
     """The errors of eager's `outputs` on `inputs`; where float64 has no room for a batch, or takes
     longer than SLOW_S on a card, those of some of its rows.
 
     Args:
         outputs: what eager returned, then the inputs numbered `changed`.
-        typical: root mean square of each output on other inputs, as far as known. An honest kernel
-            may lose roundings of an intermediate result of that size, if this output is smaller.
     """
-    terms = {"is_tf32": is_tf32, "precision": precision, "typical": typical}
+    terms = {"is_tf32": is_tf32, "precision": precision}
     try:
         started = time.monotonic()
         exact = _run_exact(model, inputs, changed=changed)
@@ -122,8 +112,6 @@ def errors_of(
             packed.append(torch.zeros(0, dtype=torch.float32))
             continue
         measure = _Measure(output, one, precision)
-        if number < len(typical):
-            measure.add_typical(typical[number])
         measure.add_nudged(_at(nudged, number, output))
         measure.add_rounded(_at(rounded, number, output))
         largest = max(largest, measure.largest())
@@ -151,23 +139,13 @@ class _Measure:
 
     def __init__(self, output: torch.Tensor, exact: torch.Tensor, precision: str) -> None:
         shape = tuple(output.shape)
-        self._is_few = has_own_scales(shape)
-        self._floor = floor_of(dtype_name(output), precision)
-        floor = floor_of(dtype_name(output), precision, shape, is_error_known=False)
-        self._least = 0.0
-        """Least error of every element."""
+        floors = floors_of(dtype_name(output), precision, shape)
         self._output, self._exact = widened(output), exact
-        self._scales = root_mean_squares(self._output, floor=floor)
+        self._scales = root_mean_squares(self._output, floors=floors)
         self._close = tolerance(dtype_name(output), precision)
         self._nudged: torch.Tensor | None = None
         self._everywhere = 0.0
         """Least error of every element, relative to scale + |output|."""
-
-    def add_typical(self, rms: float) -> None:
-        """Takes into account that intermediate results may be as large as for other inputs."""
-        scale = min(self._floor * rms, MAX_TYPICAL * root_mean_square(self._output))
-        if not self._is_few:  # few.py
-            self._least = scale * self._close / ERROR_FACTOR
 
     def add_nudged(self, nudged: torch.Tensor | None) -> None:
         """Takes the result on nudged inputs into account, unless it jumps."""
@@ -201,7 +179,7 @@ class _Measure:
             else:
                 covered = self._size(block).mul_(COVERED * self._close / ERROR_FACTOR)
                 error = error.masked_fill_(error <= covered, 0.0)
-            return error.clamp_(min=self._least)
+            return error
 
         shape = tuple(self._output.shape)
         return largest_by_slab(shape, news, device=self._output.device).pack()

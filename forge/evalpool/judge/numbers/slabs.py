@@ -49,6 +49,8 @@ class Slabs:
     shape: tuple[int, ...]
     values: list[torch.Tensor]
     """Float64, by family: [sizes of its axes]."""
+    whole: float = 0.0
+    """Root mean square of the whole tensor, where the values are such."""
 
     def least(self) -> float:
         """The smallest value of all; waits for the card."""
@@ -84,9 +86,29 @@ class Slabs:
         return cls(shape=tuple(shape), values=values)
 
 
-def root_mean_squares(tensor: torch.Tensor, *, floor: float) -> Slabs:
-    """Root mean square of the finite elements of each slab, without a sentinel; none is below
-    `floor` times that of all. No square is too large for its type."""
+def unpack_errors(
+    shape: Sequence[int], packed: torch.Tensor
+) -> tuple[Slabs | None, list[torch.Tensor] | None]:
+    """The own errors of an output's slabs, and their least scales in rms of the whole output; each
+    None where `packed` has none. Raises ValueError for a vector of another length."""
+    if not packed.numel():
+        return None, None
+    num = sum(math.prod(shape[axis] for axis in axes) for axes in families(shape))
+    errors = Slabs.unpack(shape, packed[:num])
+    if packed.numel() == num:
+        return errors, None
+    return errors, Slabs.unpack(shape, packed[num:]).values
+
+
+def root_mean_squares(
+    tensor: torch.Tensor, *, floors: Sequence[float | torch.Tensor] = ()
+) -> Slabs:
+    """Root mean square of the finite elements of each slab, without a sentinel; none is below its
+    floor times that of all. No square is too large for its type.
+
+    Args:
+        floors: of each family, one number or one for each slab; none for 0.
+    """
     shape = tuple(tensor.shape)
     groups = families(shape)
     device = tensor.device
@@ -97,7 +119,7 @@ def root_mean_squares(tensor: torch.Tensor, *, floor: float) -> Slabs:
         return Slabs(shape=shape, values=sums)
     if (rest := _below_sentinel(tensor, largest)) is not None:
         largest, is_finite = rest, False
-    # Squares too small for float32 lie far below `floor`, and their sums are float64.
+    # Squares too small for float32 lie far below any floor, and their sums are float64.
     wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
     for block in blocks(shape, CHUNK):
         part = tensor[block].to(wide)
@@ -112,12 +134,14 @@ def root_mean_squares(tensor: torch.Tensor, *, floor: float) -> Slabs:
             else:
                 count[inside] += finite.sum(others) if others else finite
     whole = math.sqrt(float(sums[0].sum()) / max(1.0, float(counts[0].sum())))
-    least = floor * whole
     values = [
-        total.div_(count.clamp_(min=1)).sqrt_().clamp_(min=least).mul_(largest)
-        for total, count in zip(sums, counts, strict=True)
+        torch.maximum(
+            total.div_(count.clamp_(min=1)).sqrt_(),
+            torch.as_tensor(least, dtype=torch.float64, device=device) * whole,
+        ).mul_(largest)
+        for total, count, least in zip(sums, counts, floors or [0.0] * len(sums), strict=True)
     ]
-    return Slabs(shape=shape, values=values)
+    return Slabs(shape=shape, values=values, whole=whole * largest)
 
 
 def largest_by_slab(

@@ -6,9 +6,9 @@
            problem's precision's and the output's own type's (a reference may make half-precision
            tensors itself); 1e-10 for float64 of a problem that is not in half precision
     scale  the smallest rms of the finite reference elements in the element's slabs (`families`),
-           at least `floor_of` times the rms of all; a sentinel, as the -1e9 of masked scores, is
-           left out (`is_sentinel`). An output of a few elements without slabs has the scale of
-           each element (`has_own_scales`), to which `e` adds its typical size (few.py)
+           at least `floor_of` times the rms of all, or the slab's own share of it if that is less
+           on every input set (shares.py), as which alone small slabs count; a sentinel, as the
+           -1e9 of masked scores, is left out (`is_sentinel`)
     e      the smallest of the largest own errors in its slabs (own_error.py): what an honest
            kernel may lose too
 
@@ -41,9 +41,9 @@ does for a tanh near 0 by fast division."""
 HALF_FLOOR = 0.25
 """The same for half precision, whose rounding is coarser than its tolerance is loose."""
 MIN_SLAB = 16
-"""Elements of a slab: the rms of fewer may be small by chance."""
-MAX_FEW = 32
-"""Elements of an output without slabs of which each has a scale of its own."""
+"""Elements of a slab whose own size says something: the rms of fewer may be small by chance."""
+MAX_SMALL = 4096
+"""Slabs of fewer elements than that in one family: their sizes come from all sets (shares.py)."""
 MIN_SENTINELS = 16
 SENTINEL_RATIO = 2.0**10
 """A sentinel is at least so many elements of one magnitude, so far above all others."""
@@ -59,32 +59,40 @@ def tolerance(dtype: str, precision: str, *, is_error_known: bool = True) -> flo
     return max(TOLERANCE[precision], TOLERANCE[PRECISION.get(dtype, precision)])
 
 
-def floor_of(
-    dtype: str, precision: str, shape: Sequence[int] = (), *, is_error_known: bool = True
-) -> float:
-    """The least scale of a slab, in rms of the whole output. Of single elements it is in their own
-    errors; where these are unknown, the scale is that of the whole."""
-    if has_own_scales(shape):
-        return 0.0 if is_error_known else 1.0
+def floor_of(dtype: str, precision: str) -> float:
+    """The least scale of a slab of MIN_SLAB elements or more, in rms of the whole output."""
     is_half = precision in HALF or PRECISION.get(dtype, precision) in HALF
     return HALF_FLOOR if is_half else FLOOR
 
 
-def has_own_scales(shape: Sequence[int]) -> bool:
-    """True for an output whose elements each are a slab: a mean beside a sum of squares."""
-    return families(shape) == [tuple(range(len(shape)))] and bool(shape)
+def floors_of(dtype: str, precision: str, shape: Sequence[int]) -> list[float]:
+    """The least scale of a slab where nothing is known of other sets, by family. A small slab has
+    that of the whole output: it says nothing."""
+    floor = floor_of(dtype, precision)
+    return [1.0 if is_small(shape, axes) else floor for axes in families(shape)]
 
 
 def families(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """Axes that the elements of a slab share, for each family of slabs. Where every slab would be
-    too small: one empty tuple, the whole tensor; all axes, for up to MAX_FEW elements."""
+    """Axes that the elements of a slab share, for each family of slabs. Slabs of few elements are
+    a family if there are at most MAX_SMALL; where all are small, each element is one. One empty
+    tuple stands for the whole tensor."""
     size = math.prod(shape)
+    every = tuple(range(len(shape)))
+    axes = [(axis,) for axis in every if shape[axis] > 1]
+    if all(is_small(shape, one) for one in axes) and 1 < size <= MAX_SMALL:
+        return [every]
     found: list[tuple[int, ...]] = [
-        (axis,) for axis, length in enumerate(shape) if length > 1 and size // length >= MIN_SLAB
+        one for one in axes if shape[one[0]] <= MAX_SMALL or not is_small(shape, one)
     ]
     if len(shape) >= 3 and shape[-1] >= MIN_LINE and size > shape[-1]:
-        found.append(tuple(range(len(shape) - 1)))
-    return found or [tuple(range(len(shape))) if 1 < size <= MAX_FEW else ()]
+        found.append(every[:-1])
+    return found or [()]
+
+
+def is_small(shape: Sequence[int], axes: tuple[int, ...]) -> bool:
+    """True if a slab has less than MIN_SLAB elements."""
+    size = math.prod(shape)
+    return bool(axes) and size < MIN_SLAB * math.prod(shape[axis] for axis in axes)
 
 
 def is_sentinel(largest: float, rest: float, count: int) -> bool:

@@ -82,7 +82,8 @@ class InputSet:
     outputs: list[torch.Tensor]
     """Outputs of the reference, then the inputs that it changes, as it leaves them."""
     errors: list[torch.Tensor]
-    """Eager's own, of each of `outputs`: packed `Slabs`, empty where unknown."""
+    """Eager's own, of each of `outputs`: packed `Slabs`, empty where unknown. At the end of a draw
+    least scales are behind them (shares.py)."""
     variant: str
     changed: list[int]
     """Positions of those inputs among the tensors of the inputs."""
@@ -383,7 +384,6 @@ class Draws:
             changed=changed,
             is_tf32=self._terms.is_tf32,
             precision=self._terms.precision,
-            typical=() if variant == "given" else self._typical,
         )
         return InputSet(
             inputs=inputs,

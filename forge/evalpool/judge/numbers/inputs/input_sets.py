@@ -10,11 +10,11 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.numbers.called import call
-from forge.evalpool.judge.numbers.few import errors_of_few
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.draws import HUGE, PRODUCTS, Draws, InputSet
 from forge.evalpool.judge.numbers.inputs.edges import Edges
+from forge.evalpool.judge.numbers.shares import with_shares
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -95,7 +95,7 @@ def make_sets(
         if len(sets) >= 2 and num_bytes + made.num_bytes() > terms.max_bytes:
             break
     for number in range(min(len(one.outputs) for one in sets)):
-        found = errors_of_few(
+        found = with_shares(
             [one.outputs[number] for one in sets],
             [one.errors[number] for one in sets],
             precision=terms.precision,
