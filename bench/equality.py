@@ -50,7 +50,7 @@ from tests.corpus.corpus import load
 IN_FLIGHT = 16
 JUDGE_CORES = 5
 """Cores that evaluations leave to the judge."""
-MAX_KEPT_BYTES = 64 << 20
+MAX_KEPT_BYTES = 2 << 20
 """Inputs and outputs of a case above which it is not kept."""
 POLL_S = 0.2
 START_S = 0.5

@@ -18,6 +18,7 @@ from forge.evalpool.judge.estimate.program import estimate_program
 from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
+from forge.evalpool.judge.ttir.contraction import NONE
 from forge.evalpool.judge.ttir.evaluate import Order
 from forge.process.lease import die_with_parent
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CARD = "H100"
-SLOW_S = 1.0
+SLOW_S = 0.4
 """Time of an evaluation above which a call is not compared: NUM_SAMPLES more would follow."""
 
 
@@ -157,10 +158,10 @@ class _Evaluation:
         return self._read()
 
     def moved(self) -> list[bytes]:
-        """With the instances in another order; nothing is looked for."""
+        """With the instances in another order and no sum fused; nothing is looked for."""
         from forge.evalpool.judge.execute.cpu import Outcome, _Mode
 
-        self._executor.init()
+        self._executor.init(fusion=NONE)
         self._executor._call(Outcome(), _Mode(order=Order.SHUFFLED))
         return self._read()
 

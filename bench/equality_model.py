@@ -5,8 +5,8 @@ that floating point leaves: contraction to fused multiply-adds, approximate divi
 exponentials, the order of sums and of atomics. Each operation whose result is rounded gets a random
 error of the size that the card may make there, a program runs NUM_SAMPLES times with other errors,
 and an element may differ by FACTOR times the largest difference among them and one unit in the last
-place of the output's type. Operations whose result is exact have no error, so integers and copies
-are compared exactly, unless an integer depends on such an error itself (a quantised value).
+place of the output's type. Sums and products of numbers with few digits have no error, so integers
+and copies are compared exactly, unless an integer depends on an error itself (a quantised value).
 
 Not modelled: operations of torch between the launches, and overflow in another order.
 """
@@ -34,8 +34,10 @@ NUM_SAMPLES, FACTOR = 6, 4.0
 """An error of twice the deviation of a sample's is found beyond its bound once in 10^8 elements."""
 UNIT = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 """Unit in the last place of 1. Rounding alone errs by half of it: less would be rounded away."""
-EXACT = {"arith.addf": np.add, "arith.subf": np.subtract, "arith.mulf": np.multiply}
-"""Operations whose float64 result shows if the rounded one is exact."""
+FEW_BITS = {"f64": 26, "f32": 12, "f16": 5, "bf16": 4}
+"""Half of a type's digits: products of numbers with so few are exact, and sums of such mostly."""
+EXACT = frozenset({"arith.addf", "arith.subf", "arith.mulf"})
+"""Operations that are exact for such numbers, in any order."""
 APPROXIMATE = {
     "arith.divf": 2.0, "tt.approx_divf": 2.0, "math.sqrt": 2.0, "math.rsqrt": 2.0,
     "math.exp": 3.0, "math.exp2": 2.0, "tt.extern_elementwise": 4.0,
@@ -53,6 +55,9 @@ UNITS_OF_OUTPUT = {
     "float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7,
     "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2,
 }  # fmt: skip
+TYPICAL_SHARE = 0.5
+"""Share of an output's median relative spread that each element has at least: of millions of
+elements, the samples of some hardly differ."""
 SMALLEST = 2.0**-126
 """Subnormal numbers may be flushed to zero."""
 
@@ -75,7 +80,8 @@ NOISE = Noise()
 def install() -> None:
     """Wraps the evaluator's operations in this process: plans that are made later have errors while
     `NOISE.draw` is set."""
-    from forge.evalpool.judge.ttir import semantics
+    from forge.evalpool.judge.ttir import control, semantics, steps
+    from forge.evalpool.judge.ttir.memory import atomics
 
     table: Any = semantics.OPERATIONS
     for name, operation in dict(table).items():
@@ -83,6 +89,8 @@ def install() -> None:
             table[name] = _noisy_product(operation)
         elif name in EXACT or name in APPROXIMATE or name.startswith("math."):
             table[name] = _noisy(name, operation)
+    control.reduce, control.scan = _noisy_sums(control.reduce), _noisy_sums(control.scan)
+    atomics.update = steps.update = _noisy_update(atomics.update)
 
 
 def _noisy(name: str, operation: Any) -> Any:
@@ -107,8 +115,8 @@ def _moved(name: str, result: Any, operands: Sequence[Any], kind: Any, attribute
     wide = result.astype(np.float64)
     parts = [one.astype(np.float64) for one in operands if one.dtype.kind == "f"]
     if name in EXACT:
-        is_exact = EXACT[name](*parts) == wide
-        size = np.where(is_exact, 0.0, np.abs(wide) * UNIT[scalar.name])
+        are_few = [_has_few_bits(one, scalar.name) for one in parts]
+        size = np.where(np.logical_and(*are_few), 0.0, np.abs(wide) * UNIT[scalar.name])
     else:
         size = np.abs(wide) * UNIT[scalar.name] * APPROXIMATE.get(name, OTHER)
         if name in ("math.exp", "math.exp2"):
@@ -117,6 +125,12 @@ def _moved(name: str, result: Any, operands: Sequence[Any], kind: Any, attribute
     found = wide + size * NOISE.within(wide.shape)
     found = np.where(np.isfinite(found), found, wide)
     return to_float(found.astype(np.float32) if scalar.name != "f64" else found, scalar)
+
+
+def _has_few_bits(values: Any, kind: str) -> Any:
+    """True for numbers with at most `FEW_BITS` significant bits, and for zeros."""
+    whole = np.frexp(values)[0] * 2.0 ** FEW_BITS[kind]
+    return whole == np.trunc(whole)
 
 
 def _documented(name: str, exact: Any, operands: list[Any], attributes: Any) -> Any:
@@ -131,6 +145,37 @@ def _documented(name: str, exact: Any, operands: list[Any], attributes: Any) -> 
     if not bounds or any(one.shape != exact.shape for one in given):
         return 0.0
     return 2 * np.max([bound(exact, given) for bound in bounds], axis=0)
+
+
+def _noisy_sums(function: Any) -> Any:
+    """`reduce` or `scan`: sums of the same numbers in another order."""
+
+    def apply(operands: Sequence[Any], axis: int, *rest: Any) -> list[Any]:
+        found = function(operands, axis, *rest)
+        (kind,) = {one.dtype for one in operands[:1]}
+        if NOISE.draw is None or rest[-1] != "arith.addf":
+            return found
+        wide = found[0].astype(np.float64)
+        terms = np.sqrt(np.square(operands[0].astype(np.float64)).sum(axis=axis + 1, keepdims=True))
+        terms = terms if wide.ndim == terms.ndim else terms.squeeze(axis + 1)
+        unit = UNIT["f64"] if kind == np.float64 else UNIT["f32"]
+        moved = wide + unit * (np.abs(wide) + terms) * NOISE.within(wide.shape)
+        return [np.where(np.isfinite(moved), moved, wide).astype(kind)]
+
+    return apply
+
+
+def _noisy_update(function: Any) -> Any:
+    """`atomics.update`: sums of floats in another order."""
+
+    def apply(group: Any, addresses: Any, values: Any, *rest: Any, **options: Any) -> Any:
+        if NOISE.draw is not None and rest[-1] == "fadd" and values.dtype.kind == "f":
+            unit = UNIT["f64"] if values.dtype == np.float64 else UNIT["f32"]
+            moved = values * (1 + unit * NOISE.within(values.shape))
+            values = moved.astype(values.dtype)
+        return function(group, addresses, values, *rest, **options)
+
+    return apply
 
 
 def _noisy_product(operation: Any) -> Any:
@@ -193,6 +238,7 @@ def compare(
             away = np.where(_are_same(moved, base), 0.0, np.abs(moved - base))
             # An overflow that errors make or undo leaves no bound.
             spread = np.maximum(spread, np.where(np.isnan(away), np.inf, away))
+        spread = np.maximum(spread, TYPICAL_SHARE * _typical(spread, base) * np.abs(base))
         allowed = FACTOR * spread + UNITS_OF_OUTPUT[spec.dtype] * np.abs(base) + SMALLEST
         difference = np.abs(got - base)
         is_free = np.isinf(spread) | _are_same(got, base)
@@ -230,6 +276,13 @@ def _compare_integers(
         largest=0.0,
         first=_first(beyond, base, got, np.zeros(base.shape)),
     )
+
+
+def _typical(spread: Any, base: Any) -> float:
+    """Median of the relative spread."""
+    relative = spread / np.abs(base)
+    finite = relative[np.isfinite(relative)]
+    return float(np.median(finite)) if finite.size else 0.0
 
 
 def _are_same(one: Any, other: Any) -> Any:

@@ -76,7 +76,8 @@ ROOMS: dict[str, set[str]] = {
         "config.schema", "process", "evalpool", "evalpool.judge.channel", "evalpool.judge.sandbox",
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
-        "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.estimate",
+        "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
+        "evalpool.judge.estimate", "evalpool.judge.execute",
     },
     "evalpool.judge.estimate": set(),
     "evalpool.judge.trial.gpu": {
@@ -93,8 +94,10 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.program.policy": {"evalpool.judge.program"},
     "evalpool.judge.program.wire": {"evalpool.judge.program"},
     "evalpool.judge.ttir": {
-        "evalpool.judge.program", "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
+        "evalpool.judge.program", "evalpool.judge.ttir.contraction",
+        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
     },
+    "evalpool.judge.ttir.contraction": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics.ptx"},
     "evalpool.judge.ttir.semantics.ptx": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
@@ -109,8 +112,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.execute": {
         "process", "evalpool.judge.channel", "evalpool.judge.program",
-        "evalpool.judge.program.wire", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
-        "evalpool.judge.compiler",
+        "evalpool.judge.program.wire", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
+        "evalpool.judge.ttir.memory", "evalpool.judge.compiler",
     },
     "evalpool.judge.execute.gpu": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.program",

@@ -19,7 +19,8 @@ from bench import equality, equality_model
 from bench.equality_card import record
 from bench.equality_cases import Case, evaluated
 from forge.evalpool.judge.channel.shm import TensorSpec
-from forge.evalpool.judge.ttir import semantics
+from forge.evalpool.judge.ttir import control, semantics, steps
+from forge.evalpool.judge.ttir.memory import atomics
 from forge.evalpool.judge.ttir.plan import plan_of
 from tests.evalpool.execute.host_judge import launched
 from tests.evalpool.trial.made_judgements import Bench, open_bench, reference, scaled
@@ -62,9 +63,11 @@ def noisy() -> Iterator[None]:
     table: Any = semantics.OPERATIONS
     kept = dict(table)
     plan_of.cache_clear()
+    before = control.reduce, control.scan, atomics.update, steps.update
     equality_model.install()
     yield
     table.update(kept)
+    control.reduce, control.scan, atomics.update, steps.update = before
     plan_of.cache_clear()
 
 
@@ -204,6 +207,22 @@ def test_errors_are_those_of_operations_that_round(name: str, moves: bool) -> No
     assert all(one[1] == plain[1] and one[2] == plain[2] for one in found)  # exact
     assert max(abs(one[0] / plain[0] - 1) for one in found) <= 2.0**-22
     assert np.array_equal(operation([left, right], signature, {})[0], plain)
+
+
+@pytest.mark.usefixtures("noisy")
+def test_a_sum_has_the_error_of_another_order() -> None:
+    """Of 2^24 + 1 - 2^24 some orders lose the 1, though this one does not."""
+    values = np.array([[2.0**24, 1.0, -(2.0**24), 0.0]], np.float32)
+
+    def combine(left: Any, right: Any) -> Any:
+        return [left[0] + right[0]]
+
+    def total() -> float:
+        return float(control.reduce([values], 0, combine, "arith.addf")[0][0])
+
+    assert total() == 1.0
+    found = [equality_model.sampled(total, seed=seed) for seed in range(8)]
+    assert 0.5 < max(abs(one - 1) for one in found) < 8
 
 
 def test_ratios_of_estimates_are_summed_up() -> None:

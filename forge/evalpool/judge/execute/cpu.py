@@ -46,6 +46,7 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.ops import KINDS, MOVES, Kind, packet
 from forge.evalpool.judge.program.walk import open_alternatives, places, tensors_in, tensors_of
+from forge.evalpool.judge.ttir.contraction import ALL, NONE
 from forge.evalpool.judge.ttir.evaluate import Address, HostDescriptor, Order, launch
 from forge.evalpool.judge.ttir.memory.storages import (
     ALIGNMENTS,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.program.format import LaunchArgument, Node, Program
+    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
     from forge.evalpool.judge.ttir.evaluate import Argument
 
     Content: TypeAlias = dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_] | None]]
@@ -161,6 +163,8 @@ class CpuExecutor:
     """Number of the alternative that runs of the first open choice."""
     _shift: int = field(init=False, default=0)
     """Distance from it of the alternative of the next one."""
+    _fusion: Fusion = field(init=False, default=ALL)
+    """Sums of a product that are fused with it."""
     _written: frozenset[int] = field(init=False)
     """Storages that `forward` may write to."""
 
@@ -182,16 +186,16 @@ class CpuExecutor:
         has_choices = any(len(open_alternatives(node)) > 1 for node in self.program.init)
         return has_choices or bool(self._given)
 
-    def init(self, *, turn: int = 0, shift: int = 0) -> Outcome:
+    def init(self, *, turn: int = 0, shift: int = 0, fusion: Fusion = ALL) -> Outcome:
         """Runs the section `init`, once for each set of parameters.
 
         Args:
-            turn, shift: as of `forward`.
+            turn, shift, fusion: as of `forward`.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
-        self._turn, self._shift = turn, shift
+        self._turn, self._shift, self._fusion = turn, shift, fusion
         outcome = Outcome()
         self._given = self._contents(self._written_storages(Section.INIT))
         self._of_init = self._prepare(outcome, _Mode())
@@ -219,7 +223,7 @@ class CpuExecutor:
             if self.program.storages[number].origin is not Origin.ALLOCATION
         }
 
-    def forward(self, *, turn: int = 0, shift: int = 0) -> Outcome:
+    def forward(self, *, turn: int = 0, shift: int = 0, fusion: Fusion = ALL) -> Outcome:
         """Runs one call on what the inputs and parameters hold now.
 
         Args:
@@ -227,11 +231,12 @@ class CpuExecutor:
                 turns as a choice has alternatives run each of them once.
             shift: choices of as many alternatives run different ones, so far apart; a kernel that
                 is wrong beside certain alternatives of others cannot know which are tried.
+            fusion: which sums of a product are fused with it, in kernels that allow it.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
-        self._turn, self._shift = turn, shift
+        self._turn, self._shift, self._fusion = turn, shift, fusion
         kept = self._contents(self._written)
         outcome = Outcome()
         suspicions = [*self._of_init, *self._call(outcome, _Mode())]
@@ -380,6 +385,7 @@ class CpuExecutor:
                 self.memory,
                 order=mode.order,
                 num_resident=self._num_resident(node),
+                fusion=self._fusion if kernel.options.enable_fp_fusion else NONE,
             )
         except Faulted as error:
             found = fault_report(error.fault, Place(self.program, node, outcome.num_launches))

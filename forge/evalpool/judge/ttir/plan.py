@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.program.inline_assembly import WHOLE
+from forge.evalpool.judge.ttir.contraction import contracted
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.scan import malformed
 from forge.evalpool.judge.ttir.symbolic import Symbolic
@@ -126,7 +127,7 @@ def plan_of(text: str, *, is_exact: bool = False) -> ModulePlan:
         verify(module)
         plan = ModulePlan(module, is_exact=is_exact)
         for function in module.functions.values():
-            plan.functions[function.name] = FunctionPlan(function)
+            plan.functions[function.name] = FunctionPlan(contracted(function))
         for one in plan.functions.values():
             Planner(plan, one).run()
     return plan

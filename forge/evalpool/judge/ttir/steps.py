@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge.evalpool.judge.ttir import arrange, integers
+from forge.evalpool.judge.ttir.contraction.sums import contraction_of, fused
 from forge.evalpool.judge.ttir.control import CONTROL, region_step
 from forge.evalpool.judge.ttir.memory.access import load, store
 from forge.evalpool.judge.ttir.memory.atomics import UPDATES, atomic_step, update
@@ -62,6 +63,8 @@ def step_of(operation: Operation, planner: Planner) -> tuple[Step | ControlStep 
         return _width_step(operation), False
     if _has_pointers(operation):
         return _pointer_step(operation), False
+    if contraction_of(operation) is not None:
+        return _contracted_step(operation), False
     return array_step(operation), False
 
 
@@ -115,6 +118,23 @@ def array_step(operation: Operation) -> Step:
             env[result] = value
 
     return steps
+
+
+def _contracted_step(operation: Operation) -> Step:
+    """A sum of a product, which its launch fuses or not."""
+    contraction = contraction_of(operation)
+    assert contraction is not None
+    plain = array_step(replace(operation, operands=operation.operands[:2]))
+    function, operands, (result,) = fused(operation), operation.operands, operation.results
+    bit = 1 << contraction.bit
+
+    def step(env: Environment, group: Group) -> None:
+        if group.launch.fusion & bit:
+            env[result] = function([env[value] for value in operands])
+        else:
+            plain(env, group)
+
+    return step
 
 
 # integers of blocks

@@ -52,6 +52,8 @@ class Launch:
     """Storages that this launch may write to: those of arguments that the kernel stores to."""
     is_racing: bool
     """True if accesses of different instances are compared."""
+    fusion: int
+    """Sums of a product that are fused (`contraction`)."""
     bytes_loaded: int = 0
     bytes_stored: int = 0
     flops: float = 0.0
