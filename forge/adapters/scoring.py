@@ -143,6 +143,9 @@ class Attempts:
     gamma: float = GAMMA
     stop_at_speedup: float = STOP_AT_SPEEDUP
     outcomes: list[ScoredAnswer] = field(default_factory=list[ScoredAnswer])
+    refusal: ConfigError | None = None
+    """Error of a request that the server refused. A framework may hide it from its user, so the
+    rollout has no reward."""
 
     @property
     def is_over(self) -> bool:
@@ -157,12 +160,19 @@ class Attempts:
 
     def answer(self, text: str) -> ScoredAnswer:
         """Judge the next answer. Raises as `Scorer.score`."""
-        outcome = self.scorer.score(self.problem, text)
+        try:
+            outcome = self.scorer.score(self.problem, text)
+        except ConfigError as error:
+            self.refusal = error
+            raise
         self.outcomes.append(outcome)
         return outcome
 
     def returns(self) -> tuple[float, ...] | None:
-        """Return of each turn, as a run of forge computes it; None if a turn has no verdict."""
+        """Return of each turn, as a run of forge computes it; None if a turn has no verdict. Raises
+        the error of a refused request."""
+        if self.refusal is not None:
+            raise self.refusal
         rewards = [outcome.reward for outcome in self.outcomes if outcome.reward is not None]
         if len(rewards) < len(self.outcomes):
             return None

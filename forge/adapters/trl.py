@@ -4,12 +4,12 @@
     trainer = GRPOTrainer(..., environment_factory=kernel_environment("http://127.0.0.1:8200"))
 
 The dataset's column `problem` has a problem's source, or its name on the server; `rows.kernel_rows`
-makes such rows. An answer without
-a verdict is None: TRL leaves it out of its group's mean and gives it no advantage.
+makes such rows. An answer without a verdict is None: TRL leaves it out of its group's mean, and its
+advantage is 0.
 
-Turns: TRL's environments answer tool calls, so the model must call `submit_kernel`, and one reward
-belongs to the whole rollout: every token gets the same advantage. The reward is the return of the
-first turn. Lost: the return of each turn by itself, and with it the credit of a later repair.
+Turns: TRL's environments answer tool calls, so the model must call `submit_kernel`, one rollout
+after the other; one reward belongs to a rollout, and all of its tokens get the same advantage. It
+is the return of the first turn. Lost: the return of each turn, and so the credit of a repair.
 """
 
 from __future__ import annotations

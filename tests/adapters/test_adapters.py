@@ -135,6 +135,11 @@ def test_trl_plays_turns_by_tool_calls(server: ScriptedServer) -> None:
     assert environment.submit_kernel(RIGHT) == "judge> right"
     assert environment.submit_kernel(RIGHT) == "No turn is left. Stop here."
     assert environment.get_reward() == turn_returns([0.3, 0.8], gamma=0.4, max_turns=2)[0]
+    environment.reset(problem="nonesuch")
+    with pytest.raises(ConfigError):
+        environment.submit_kernel(RIGHT)  # TRL tells this to the model and goes on
+    with pytest.raises(ConfigError, match="no such problem"):
+        environment.get_reward()
     environment.reset(problem="p")
     assert "no verdict" in environment.submit_kernel(FAULT)
     assert environment.get_reward() is None
