@@ -43,7 +43,9 @@ ROOMS: dict[str, set[str]] = {
     "data.inductor": {"data.inductor.kernel"},
     "data.inductor.kernel": {"data.inductor"},
     "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},
-    "data.build": {"config.schema", "data", "data.inductor", "data.pairs", "data.prompts"},
+    "data.build": {
+        *("config.schema", "data", "data.inductor", "data.pairs", "data.prompts", "data.sources"),
+    },
     "data.prompts": {"config.schema", "data"},
     "data.sources": {"config.schema", "data", "data.pairs"},
     "rollout": {"rewards", "data", "data.prompts", "rollout.sampling"},
