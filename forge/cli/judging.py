@@ -56,6 +56,7 @@ Protocol = Annotated[
 Also = Annotated[
     list[str] | None, typer.Option(help="Further protocol, for comparison. Repeatable.")
 ]
+JudgePolicy = Annotated[str, typer.Option(help="Work of torch: own or hybrid, as judge.policy.")]
 ModelCard = Annotated[
     str | None,
     typer.Option(metavar="CARD", help="Card to estimate times for on a CPU: H100, A100, RTX4090."),
@@ -88,6 +89,7 @@ def judge(
     compile_to: Compile = "ttir",
     baseline: Baseline = "eager",
     protocol: Protocol = "forge",
+    policy: JudgePolicy = "own",
     also: Also = None,
     model_card: ModelCard = None,
     site_packages: SitePackages = None,
@@ -102,17 +104,20 @@ def judge(
     listen: Listen = None,
     as_json: Json = False,
 ) -> None:
-    """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients."""
+    """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients, which
+    may name problems of PROBLEM."""
     require_linux()
     from forge.commands.judge.settings import JudgeSettings
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
-        protocol=protocol, also=tuple(also or ()), site_packages=tuple(site_packages or ()),
-        model_card=model_card, workers=workers, timeout=timeout, url=url,
+        protocol=protocol, policy=policy, also=tuple(also or ()),
+        site_packages=tuple(site_packages or ()), model_card=model_card,
+        workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
     if is_serving:
-        from forge.commands.judge.judge import serve
+        from forge.api.http.serving import serve
+        from forge.commands.judge.settings import check_format
 
         by_request = {
             "override": overrides, "shape": shapes, "precision": precision != "fp32",
@@ -123,7 +128,10 @@ def judge(
             raise ConfigError(
                 f"--{name}: not allowed with --serve, which judges as each client asks"
             )
-        return serve(settings, given=(problem, candidate), socket=socket, listen=listen)
+        return serve(
+            settings, problems=problem, candidate=candidate, format=check_format(row_format),
+            socket=socket, listen=listen,
+        )  # fmt: skip
     if socket is not None or listen is not None:
         raise ConfigError(
             "--socket and --listen are addresses of --serve; --url names a served pool"

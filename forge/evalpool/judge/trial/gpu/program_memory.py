@@ -39,12 +39,13 @@ class Mixture(StrEnum):
     """Elements of an input that come from another set."""
 
     SECOND_HALF = "second half"
-    """Of each row."""
+    """The second half of each row."""
     FIRST_HALF = "first half"
+    """The first half of each row."""
     HALF = "half"
-    """At random."""
+    """A random half of all elements."""
     FEW = "few"
-    """A share of FEW_SHARE, at random."""
+    """A random share of FEW_SHARE."""
 
     def chosen(self, start: int, num: int, *, length: int, draw: torch.Generator) -> torch.Tensor:
         """[num] True for those from the other set, of the elements from `start` on of a tensor with
