@@ -35,7 +35,7 @@ class Weights:
 
     def __init__(self, state: dict[str, Any], *, order: list[str]) -> None:
         names = dict.fromkeys([*(name for name in order if name in state), *state])
-        self._left = {name: state[name] for name in names if state[name].is_floating_point()}
+        self._left = {name: state[name] for name in names}
         self._taken: dict[int, tuple[Any, str]] = {}
         """Tensor and name by torch's storage. The tensor is kept, so that its storage is not
         reused."""
@@ -57,12 +57,17 @@ class Weights:
 
     def taken(self, tensor: torch.Tensor, *, name: str | None = None) -> Any:
         """The tensor to use instead: the next value of its shape (and of its name, if it has one),
-        or a copy of it where type or strides differ; the tensor itself if there is none."""
+        or a copy of it where type or strides differ; the tensor itself if there is none. Integers
+        and bools are taken by name and type alone: a counter of batches, a mask."""
         if not _is_plain(tensor) or self.name_of(tensor) is not None:
+            return tensor
+        is_float = tensor.is_floating_point()
+        if name is None and not is_float:
             return tensor
         for key, value in self._left.items():
             is_named = name is None or key.rpartition(".")[2] == name
-            if is_named and value.shape == tensor.shape:
+            is_typed = value.is_floating_point() if is_float else value.dtype is tensor.dtype
+            if is_named and is_typed and value.shape == tensor.shape:
                 del self._left[key]
                 found = _like(tensor, value)
                 self._taken[found.untyped_storage()._cdata] = (found, key)
@@ -99,8 +104,7 @@ class Weights:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """True if a tensor can take values: memory of its own for each element."""
     is_strided = tensor.layout is torch.strided and not tensor.is_meta
-    is_full = tensor.numel() > 0 and 0 not in tensor.stride()
-    return is_strided and is_full and tensor.is_floating_point()
+    return is_strided and tensor.numel() > 0 and 0 not in tensor.stride()
 
 
 def _like(tensor: torch.Tensor, value: Any) -> Any:
