@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge.client import Judge, Unavailable
@@ -64,7 +64,7 @@ class ScoredAnswer:
         }
 
 
-class Scorer:
+class ServedScorer:
     """Asks one server. May be copied into other processes, and used in any thread."""
 
     def __init__(
@@ -133,12 +133,13 @@ class Scorer:
             return list(threads.map(self.score, problems, answers))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Attempts:
     """The answers of one rollout to one problem."""
 
-    scorer: Scorer
+    scorer: ServedScorer
     problem: str
+    _: KW_ONLY
     max_turns: int = MAX_TURNS
     gamma: float = GAMMA
     stop_at_speedup: float = STOP_AT_SPEEDUP
@@ -159,7 +160,7 @@ class Attempts:
         return last.is_correct and (low is None or low >= self.stop_at_speedup)
 
     def answer(self, text: str) -> ScoredAnswer:
-        """Judge the next answer. Raises as `Scorer.score`."""
+        """Judge the next answer. Raises as `ServedScorer.score`."""
         try:
             outcome = self.scorer.score(self.problem, text)
         except ConfigError as error:

@@ -22,7 +22,7 @@ from functools import cache
 from statistics import fmean, pstdev
 from typing import Any
 
-from forge.adapters.scoring import NoScore, Scorer
+from forge.adapters.scoring import NoScore, ServedScorer
 
 POST_PROCESS = "forge.adapters.slime.group_rewards"
 EPSILON = 1e-6
@@ -62,5 +62,5 @@ def group_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[floa
 
 
 @cache
-def _scorer(url: str | None) -> Scorer:
-    return Scorer(url)
+def _scorer(url: str | None) -> ServedScorer:
+    return ServedScorer(url)

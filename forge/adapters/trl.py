@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge.adapters.scoring import Attempts, Scorer, text_of
+from forge.adapters.scoring import Attempts, ServedScorer, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,8 +27,8 @@ COLUMN = "problem"
 def kernel_reward(
     url: str | None = None, *, column: str = COLUMN, **options: Any
 ) -> Callable[..., list[float | None]]:
-    """A function for `reward_funcs`. `options` are those of `Scorer`. Raises ConfigError."""
-    scorer = Scorer(url, **options)
+    """A function for `reward_funcs`. `options` are those of `ServedScorer`. Raises ConfigError."""
+    scorer = ServedScorer(url, **options)
 
     def kernel(completions: list[Any], **given: Any) -> list[float | None]:
         outcomes = scorer.score_all(given[column], [text_of(each) for each in completions])
@@ -43,7 +43,7 @@ def kernel_reward(
 class KernelEnvironment:
     """One rollout: the model submits kernels until one is good enough, or no turn is left."""
 
-    def __init__(self, scorer: Scorer, **rules: Any) -> None:
+    def __init__(self, scorer: ServedScorer, **rules: Any) -> None:
         self._scorer = scorer
         self._rules = rules
         self._attempts = Attempts(scorer=scorer, problem="", **rules)
@@ -74,6 +74,6 @@ def kernel_environment(
     url: str | None = None, *, rules: Mapping[str, Any] | None = None, **options: Any
 ) -> Callable[[], KernelEnvironment]:
     """A function for `environment_factory`. `rules` are fields of `Attempts`: max_turns, gamma,
-    stop_at_speedup; `options` are those of `Scorer`. Raises ConfigError."""
-    scorer = Scorer(url, **options)
+    stop_at_speedup; `options` are those of `ServedScorer`. Raises ConfigError."""
+    scorer = ServedScorer(url, **options)
     return lambda: KernelEnvironment(scorer, **(rules or {}))

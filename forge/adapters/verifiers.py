@@ -18,7 +18,7 @@ from typing import Any
 import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
 
 from forge.adapters.rows import kernel_rows
-from forge.adapters.scoring import GAMMA, MAX_TURNS, Attempts, NoScore, Scorer
+from forge.adapters.scoring import GAMMA, MAX_TURNS, Attempts, NoScore, ServedScorer
 from forge.errors import ConfigError
 
 
@@ -63,7 +63,7 @@ class KernelEnv(vf.Env[KernelEnvConfig]):
     async def run(self, task: Any, agents: Any) -> None:
         """Play one episode. Raises NoScore."""
         rules = {"max_turns": self.config.turns, "gamma": self.config.gamma}
-        attempts = Attempts(scorer=Scorer(self.config.url), problem=task.data.problem, **rules)
+        attempts = Attempts(ServedScorer(self.config.url), task.data.problem, **rules)
         async with agents.player.interaction(task) as interaction:
             segment = await interaction.turn()
             while not segment.terminated:

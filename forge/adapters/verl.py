@@ -19,7 +19,7 @@ import asyncio
 from functools import cache
 from typing import Any
 
-from forge.adapters.scoring import NoScore, Scorer
+from forge.adapters.scoring import NoScore, ServedScorer
 
 
 async def compute_score(
@@ -46,5 +46,5 @@ async def compute_score(
 
 
 @cache
-def _scorer(url: str | None, weights: tuple[tuple[str, Any], ...]) -> Scorer:
-    return Scorer(url, weights=dict(weights) or None)
+def _scorer(url: str | None, weights: tuple[tuple[str, Any], ...]) -> ServedScorer:
+    return ServedScorer(url, weights=dict(weights) or None)

@@ -12,7 +12,7 @@ import pytest
 
 from forge.adapters import slime, verl
 from forge.adapters.rows import kernel_rows
-from forge.adapters.scoring import Attempts, NoScore, Scorer
+from forge.adapters.scoring import Attempts, NoScore, ServedScorer
 from forge.adapters.trl import KernelEnvironment, kernel_environment, kernel_reward
 from forge.errors import ConfigError
 from forge.rewards import turn_returns
@@ -39,11 +39,11 @@ def server() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture
-def scorer(server: ScriptedServer) -> Scorer:
-    return Scorer(server.url, patience_s=0.1)
+def scorer(server: ScriptedServer) -> ServedScorer:
+    return ServedScorer(server.url, patience_s=0.1)
 
 
-def test_outcomes_come_in_the_order_of_the_answers(scorer: Scorer) -> None:
+def test_outcomes_come_in_the_order_of_the_answers(scorer: ServedScorer) -> None:
     answers = [RIGHT, WRONG, FAULT, HOPELESS, FAST] * 3
     outcomes = scorer.score_all(["p"] * len(answers), answers)
     assert [each.reward for each in outcomes] == [0.8, 0.3, None, None, 1.0] * 3
@@ -53,7 +53,7 @@ def test_outcomes_come_in_the_order_of_the_answers(scorer: Scorer) -> None:
     assert scorer.score_all([], []) == []
 
 
-def test_a_problem_that_the_server_refuses_is_an_error(scorer: Scorer) -> None:
+def test_a_problem_that_the_server_refuses_is_an_error(scorer: ServedScorer) -> None:
     with pytest.raises(ConfigError, match="no such problem"):
         scorer.score("nonesuch", RIGHT)
 
@@ -63,7 +63,7 @@ def test_a_copy_in_another_process_asks_the_same_server(
 ) -> None:
     monkeypatch.setenv("FORGE_JUDGE_URL", server.url)
     monkeypatch.setenv("FORGE_JUDGE_TOKEN", "secret")
-    copy = pickle.loads(pickle.dumps(Scorer(weights={"correct": 1.0})))
+    copy = pickle.loads(pickle.dumps(ServedScorer(weights={"correct": 1.0})))
     assert copy.score("p", RIGHT).reward == 0.8
     assert server.bodies[-1]["weights"] == {"correct": 1.0}
     assert server.tokens[-1] == "Bearer secret"
@@ -72,7 +72,7 @@ def test_a_copy_in_another_process_asks_the_same_server(
 def test_without_an_address_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORGE_JUDGE_URL", raising=False)
     with pytest.raises(ConfigError, match=r"pass url= or set FORGE_JUDGE_URL"):
-        Scorer()
+        ServedScorer()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_without_an_address_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_the_reward_of_a_rollout_is_the_return_of_its_first_turn(
-    scorer: Scorer, answers: list[str], reward: float | None
+    scorer: ServedScorer, answers: list[str], reward: float | None
 ) -> None:
     attempts = Attempts(scorer=scorer, problem="p")
     for answer in answers:
@@ -95,7 +95,7 @@ def test_the_reward_of_a_rollout_is_the_return_of_its_first_turn(
     assert attempts.is_over == (bool(answers) and answers[-1] != WRONG)
 
 
-def test_a_rollout_goes_on_until_it_is_fast_or_no_turn_is_left(scorer: Scorer) -> None:
+def test_a_rollout_goes_on_until_it_is_fast_or_no_turn_is_left(scorer: ServedScorer) -> None:
     attempts = Attempts(scorer=scorer, problem="p", max_turns=2)
     attempts.answer(WRONG)
     attempts.answer(WRONG)

@@ -41,7 +41,7 @@ async def health(_request: Request) -> Response:
 
 
 async def test_a_websocket_outlives_the_limits_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    from websockets.asyncio.client import connect
+    from websockets.asyncio.client import connect  # pyright: ignore[reportMissingImports]
 
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.05)
     app = Starlette(routes=[WebSocketRoute("/ws", echo), Route("/health", health)])
