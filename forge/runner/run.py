@@ -38,6 +38,7 @@ from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest, watch_signals
 from forge.runner.outlets.notify import open_notifier
 from forge.runner.outlets.report import report_at_end
+from forge.runner.outlets.results import write_results
 from forge.runner.outlets.sinks.opening import open_sinks
 from forge.runner.past import EarlierAttempts, back_to_step, load_past
 from forge.runner.plan.claiming import open_claimed
@@ -46,6 +47,7 @@ from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.locate_model import locate_model
 from forge.runner.prepare.locate_rows import locate_rows
+from forge.runner.reward_function import require_function
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
 from forge.runner.work import Work
@@ -76,8 +78,8 @@ def run_experiment(
 ) -> RunPaths:
     """Run an experiment file from the start. Returns the run directory; raises ForgeError.
 
-    Before the run directory is made, the machine is checked, its GPUs are claimed, and a model from
-    the hub is downloaded.
+    Before the run directory is made, the machine is checked, its GPUs are claimed, a reward
+    function is tried, and a model from the hub is downloaded.
 
     Args:
         wait_s: Maximum wait for GPUs of another run; None for devices.wait_s.
@@ -91,6 +93,7 @@ def run_experiment(
         _planned(experiment, console, experiment.name, wait_s) as (planned, cards),
     ):
         console.show(render_plan(planned))
+        require_function(experiment, planned.placement)
         model = locate_model(experiment.model, say=None if quiet else console.say)
         pinned = experiment.model.model_copy(update={"revision": model.revision})
         paths = create_run(experiment.name, store_dir=experiment.store.dir)
@@ -133,8 +136,11 @@ def resume_run(
         if past.state and len(past.state.finished_stages) == len(experiment.stage):
             remove_left_dirs()  # this run may have been killed after its last row
             console.say(f"{paths.name} has finished; there is nothing to resume")
+            if experiment.eval.suite is not None:
+                write_results(paths, experiment.model, console)
             return paths
         with _planned(experiment, console, paths.name, wait_s) as (planned, _):
+            require_function(experiment, planned.placement)
             model = locate_model(experiment.model, say=None if quiet else console.say)
             experiment = experiment.model_copy(update={"model": model})
             past = past.on_model(model, paths=paths)
@@ -197,6 +203,8 @@ async def _supervise(
     from forge.runner.outlets.summary import show_summary
 
     show_summary(paths, console, placement)
+    if experiment.eval.suite is not None:
+        write_results(paths, experiment.model, console)
 
 
 async def _record_all(run: RunContext, past: EarlierAttempts) -> None:

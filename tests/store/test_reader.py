@@ -32,6 +32,8 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 EMPTY_VIEWS = (
+    "v_fast_p_by_turn",  # tests/statistics/test_speed.py, as the next one
+    "v_geomean",
     "v_judge_noise",
     "v_programs",
     "v_protocols",
@@ -39,6 +41,7 @@ EMPTY_VIEWS = (
     "v_rewinds",
     "v_shapes",
     "v_estimates",
+    "v_judged_again",
     "v_unjudgeable",
     "live_groups",
     "live_turns",

@@ -8,10 +8,24 @@ from pydantic import Field
 
 from forge.config.schema.base import Positive, Share, Table
 
+FUNCTION_RULE = Field(
+    pattern=r"^.*[^:/]\.py:[A-Za-z_]\w*$",
+    json_schema_extra={"allowed": 'a file and a function of it, such as "my_rewards.py:score"'},
+)
+
 
 class RewardTable(Table):
     """`[reward]`: terms of the reward of one verdict. Each is stored."""
 
+    function: Annotated[str | None, FUNCTION_RULE] = None
+    """Function of a file, "my_rewards.py:score": a verdict in, a dict of named numbers out, whose
+    sum is the reward, in place of the weights below; relative to this file or to the working
+    directory. It is called in a process of its own, without a sandbox."""
+    function_per: Literal["turn", "group"] = "turn"
+    """Argument of function. turn: the verdict of one turn. group: a list of a group's rollouts,
+    each the list of its turns' verdicts; the result has the same form."""
+    function_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    """Maximum time of one call of function; the run ends if it takes longer."""
     compiled: float = 0.3
     """Reward if a kernel of the candidate's own compiled, was launched and wrote the output."""
     correct: float = 0.5
@@ -86,3 +100,14 @@ class EvalTable(Table):
     """Steps between evaluations inside a grpo stage; 0 means none."""
     num_problems: Positive = 16
     """Held-out problems in evaluations inside a stage, always the same ones."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    """Seed of the answers in evaluations; absent means that of the experiment. Each answer's seed
+    also depends on its problem, sample and turn, on nothing else."""
+    both_baselines: bool = False
+    """Measure speed-ups against eager and torch.compile in eval stages: the best kernel of each
+    problem is judged again with the other judge.baseline. On GPUs with judges of the run's own."""
+    suite: str | None = None
+    """Name of the problems for results.json and leaderboard.md, which the run then writes at its
+    end. Set by "forge eval"."""
+    label: str | None = None
+    """Name of the model in these files; absent means model.path or serve.model_name."""

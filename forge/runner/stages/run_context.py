@@ -12,6 +12,7 @@ from forge.data.splits import in_split
 from forge.records import Split
 from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
+from forge.serve.remote.url_client import RefusedRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from forge.data.prompts.prompt_set import PromptSet
     from forge.evalpool.pool import Pool
     from forge.records import Completion, Problem, Prompt
-    from forge.rollout.ports import Generate
+    from forge.rollout.ports import Generate, Scorer
     from forge.rollout.prompter import TemplatePrompter
     from forge.runner.live.console import Console
     from forge.runner.live.held_directory import HeldDirectory
@@ -73,6 +74,8 @@ class RunContext:
 
     pool: Pool | None = None
     """Set while judges run."""
+    scorer: Scorer | None = None
+    """Set while stages are played, with `reward.function`."""
     replicas: Replicas | Remote | None = None
     """Set while engines run."""
     stage: TrainerPlug | None = None
@@ -119,6 +122,8 @@ class RunContext:
             judge=partial(self.pool.judge, program=True),
             sink=self.writer,
             prompter=self.prompter,
+            scorer=self.scorer,
+            refused=(RefusedRequest,),
         )
 
     @asynccontextmanager
@@ -136,8 +141,10 @@ class RunContext:
         async with gate.pinned():
             yield self.ports(generate)
 
-    def rules(self, *, group_size: int, max_turns: int, temperature: float) -> Rules:
-        """Rules for playing a group under this experiment."""
+    def rules(
+        self, *, group_size: int, max_turns: int, temperature: float, seed: int | None = None
+    ) -> Rules:
+        """Rules for playing a group under this experiment; `seed`: None for the experiment's."""
         rollout = self.experiment.rollout
         return Rules(
             group_size=group_size,
@@ -147,7 +154,7 @@ class RunContext:
             temperature=temperature,
             max_completion_tokens=rollout.max_completion_tokens,
             reward=self.experiment.reward,
-            seed=self.experiment.seed,
+            seed=self.experiment.seed if seed is None else seed,
         )
 
     def busy(self) -> dict[str, float]:
