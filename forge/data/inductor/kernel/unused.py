@@ -98,28 +98,32 @@ def _use(node: ast.Assign | ast.AnnAssign | ast.Expr) -> _Use:
     else:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         value = node.value
-    loads, stored, has_effect = _names_and_effect(value) if value else (set[str](), None, False)
+    loads, _, has_effect = _names_and_effect(value)
     if len(targets) == 1 and type(target := targets[0]) is ast.Name and type(node) is ast.Assign:
         return _Use({target.id}, loads, loads, has_effect)
     given: set[str] = set()
     all_loads = set(loads)
-    others = [*targets, *([node.annotation] if isinstance(node, ast.AnnAssign) else [])]
-    for place, one in enumerate(others):
+    for one in targets:
         read, stored, may_act = _names_and_effect(one)
+        given |= read | stored
         all_loads |= read
         has_effect = has_effect or may_act
-        if place < len(targets):
-            given |= read | stored
+    if isinstance(node, ast.AnnAssign):
+        read, _, may_act = _names_and_effect(node.annotation)
+        all_loads |= read
+        has_effect = has_effect or may_act
     return _Use(given, loads, all_loads, has_effect)
 
 
-def _names_and_effect(node: ast.expr) -> tuple[set[str], set[str], bool]:
+def _names_and_effect(node: ast.expr | None) -> tuple[set[str], set[str], bool]:
     """Names that an expression reads, other names in it, and True if it has an effect."""
     read, others, has_effect = set[str](), set[str](), False
     stack: list[Any] = [node]
     while stack:
         one = stack.pop()
         kind = type(one)
+        if one is None:  # no value, or a key of `{**other}`
+            continue
         if kind is ast.Name:
             (read if type(one.ctx) is ast.Load else others).add(one.id)
             continue
