@@ -12,7 +12,8 @@ import types
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bench.equality_model import NUM_SAMPLES, Comparison, compare, install, sampled
+from bench.equality_compare import Comparison, compare
+from bench.equality_model import NUM_SAMPLES, install, sampled
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.estimate.program import estimate_program
 from forge.evalpool.judge.execute.cpu import CpuExecutor

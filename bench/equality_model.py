@@ -3,10 +3,10 @@
 `bench.equality` compares a card's outputs with the evaluator's. Both are right within the freedom
 that floating point leaves: contraction to fused multiply-adds, approximate divisions, roots and
 exponentials, the order of sums and of atomics. Each operation whose result is rounded gets a random
-error of the size that the card may make there, a program runs NUM_SAMPLES times with other errors,
-and an element may differ by FACTOR times the largest difference among them and one unit in the last
-place of the output's type. Sums and products of numbers with few digits have no error, so integers
-and copies are compared exactly, unless an integer depends on an error itself (a quantised value).
+error of the size that the card may make there, and a program runs NUM_SAMPLES times with other
+errors: `equality_compare.py` says what may differ. Sums and products of numbers with few digits
+have no error, so integers and copies are compared exactly, unless an integer depends on an error
+itself (a quantised value).
 
 Not modelled: operations of torch between the launches, and overflow in another order.
 """
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.numbers.compare import FLOATING, NUMPY_TYPES, decode
 from forge.evalpool.judge.ttir.semantics.approximate import FUNCTIONS, INSTRUCTIONS
 from forge.evalpool.judge.ttir.semantics.elements import to_float
+from forge.evalpool.judge.ttir.semantics.floats import FUNCTIONS as ROUNDED
 from forge.evalpool.judge.ttir.types import Scalar, element_of
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.channel.shm import TensorSpec
-
-NUM_SAMPLES, FACTOR = 6, 4.0
-"""An error of twice the deviation of a sample's is found beyond its bound once in 10^8 elements."""
+NUM_SAMPLES = 6
 UNIT = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 """Unit in the last place of 1. Rounding alone errs by half of it: less would be rounded away."""
 FEW_BITS = {"f64": 26, "f32": 12, "f16": 5, "bf16": 4}
@@ -44,22 +41,22 @@ APPROXIMATE = {
     "tt.elementwise_inline_asm": 4.0,
 }  # fmt: skip
 """Units in the last place (PTX ISA, section 9.7.3; CUDA programming guide, "Mathematical
-functions"); other functions of `math` have OTHER."""
+functions"); other functions whose result is rounded have OTHER."""
 OTHER = 4.0
+FURTHER = ("math.fma", "math.fpowi", "math.sincos")
+"""Rounded functions that are not in `floats.FUNCTIONS`."""
+EXACT_SYMBOLS = frozenset(
+    {
+        *("fabs", "fmin", "fmax", "floor", "ceil", "trunc", "rint", "nearbyint", "round"),
+        *("copysign", "saturate", "isnan", "isinf", "finite", "signbit"),
+    }
+)
+"""Functions of libdevice whose result is exact, without the type's letter."""
 TANH_APPROX = 2.0**-10.5
 PRODUCT, NARROW_PRODUCT = 2.0**-22, 2.0**-12
 """Error of a product of blocks over the sum of its terms' magnitudes; tensor cores add products of
 8-bit floats with 14 bits."""
 TF32 = 2.0**-10
-UNITS_OF_OUTPUT = {
-    "float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7,
-    "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2,
-}  # fmt: skip
-TYPICAL_SHARE = 0.5
-"""Share of an output's median relative spread that each element has at least: of millions of
-elements, the samples of some hardly differ."""
-SMALLEST = 2.0**-126
-"""Subnormal numbers may be flushed to zero."""
 
 
 @dataclass(slots=True)
@@ -87,7 +84,7 @@ def install() -> None:
     for name, operation in dict(table).items():
         if name == "tt.dot":
             table[name] = _noisy_product(operation)
-        elif name in EXACT or name in APPROXIMATE or name.startswith("math."):
+        elif name in ROUNDED or name in APPROXIMATE or name in FURTHER:
             table[name] = _noisy(name, operation)
     control.reduce, control.scan = _noisy_sums(control.reduce), _noisy_sums(control.scan)
     atomics.update = steps.update = _noisy_update(atomics.update)
@@ -112,6 +109,8 @@ def _moved(name: str, result: Any, operands: Sequence[Any], kind: Any, attribute
     scalar = element_of(kind)
     if not isinstance(scalar, Scalar) or scalar.name not in UNIT:
         return result
+    if _symbol(attributes).removesuffix("f") in EXACT_SYMBOLS:
+        return result
     wide = result.astype(np.float64)
     parts = [one.astype(np.float64) for one in operands if one.dtype.kind == "f"]
     if name in EXACT:
@@ -133,9 +132,14 @@ def _has_few_bits(values: Any, kind: str) -> Any:
     return whole == np.trunc(whole)
 
 
+def _symbol(attributes: Any) -> str:
+    """Name of a function of libdevice; empty for any other operation."""
+    return str(attributes.get("symbol", "")).removeprefix("__nv_")
+
+
 def _documented(name: str, exact: Any, operands: list[Any], attributes: Any) -> Any:
     """Bound of an approximate function or instruction, twice: the evaluator errs within it, too."""
-    symbol = str(attributes.get("symbol", "")).removeprefix("__nv_")
+    symbol = _symbol(attributes)
     text = str(attributes.get("asm_string", ""))
     bounds = [FUNCTIONS[symbol]] if symbol in FUNCTIONS else []
     bounds += [bound for word, bound in INSTRUCTIONS.items() if f"{word}.approx" in text]
@@ -203,112 +207,6 @@ def _noisy_product(operation: Any) -> Any:
         return [to_float(narrow, scalar)] if isinstance(scalar, Scalar) else found
 
     return apply
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """A card's output beside the evaluator's."""
-
-    num_elements: int
-    num_equal: int
-    """Equal to the last bit."""
-    num_beyond: int
-    """Differ by more than the model allows."""
-    num_unstable: int
-    """Integers that differ, within the samples of a value that errors change."""
-    worst: float
-    """Largest difference over what is allowed; integers: 0."""
-    largest: float
-    """Largest difference over the largest magnitude of the output."""
-    first: str
-    """The first element beyond."""
-
-
-def compare(
-    spec: TensorSpec, card: bytes, evaluated: bytes, samples: Sequence[bytes]
-) -> Comparison:
-    """One output; `samples` are those of the evaluations with errors."""
-    if spec.dtype not in FLOATING:
-        return _compare_integers(spec, card, evaluated, samples)
-    got, base = decode(spec, card), decode(spec, evaluated)
-    with np.errstate(all="ignore"):
-        spread = np.zeros(base.shape)
-        for one in samples:
-            moved = decode(spec, one)
-            away = np.where(_are_same(moved, base), 0.0, np.abs(moved - base))
-            # An overflow that errors make or undo leaves no bound.
-            spread = np.maximum(spread, np.where(np.isnan(away), np.inf, away))
-        spread = np.maximum(spread, TYPICAL_SHARE * _typical(spread, base) * np.abs(base))
-        allowed = FACTOR * spread + UNITS_OF_OUTPUT[spec.dtype] * np.abs(base) + SMALLEST
-        difference = np.abs(got - base)
-        is_free = np.isinf(spread) | _are_same(got, base)
-        ratio = np.where(is_free, 0.0, difference / allowed)
-    beyond = ~(ratio <= 1.0)
-    scale = float(np.abs(base[np.isfinite(base)]).max(initial=0.0)) or 1.0
-    finite = difference[np.isfinite(difference)]
-    return Comparison(
-        num_elements=base.size,
-        num_equal=int(_bits_equal(spec, card, evaluated)),
-        num_beyond=int(beyond.sum()),
-        num_unstable=0,
-        worst=_largest(ratio),
-        largest=float(finite.max(initial=0.0)) / scale,
-        first=_first(beyond, base, got, allowed),
-    )
-
-
-def _compare_integers(
-    spec: TensorSpec, card: bytes, evaluated: bytes, samples: Sequence[bytes]
-) -> Comparison:
-    kind = NUMPY_TYPES[spec.dtype]
-    got, base = (np.frombuffer(one, kind).reshape(spec.shape) for one in (card, evaluated))
-    moved = [np.frombuffer(one, kind).reshape(spec.shape) for one in (evaluated, *samples)]
-    low, high = np.min(moved, axis=0), np.max(moved, axis=0)
-    differs = got != base
-    is_unstable = differs & (low != high)
-    beyond = differs & ~is_unstable
-    return Comparison(
-        num_elements=base.size,
-        num_equal=int(np.count_nonzero(~differs)),
-        num_beyond=int(np.count_nonzero(beyond)),
-        num_unstable=int(np.count_nonzero(is_unstable)),
-        worst=0.0,
-        largest=0.0,
-        first=_first(beyond, base, got, np.zeros(base.shape)),
-    )
-
-
-def _typical(spread: Any, base: Any) -> float:
-    """Median of the relative spread."""
-    relative = spread / np.abs(base)
-    finite = relative[np.isfinite(relative)]
-    return float(np.median(finite)) if finite.size else 0.0
-
-
-def _are_same(one: Any, other: Any) -> Any:
-    return (one == other) | (np.isnan(one) & np.isnan(other))
-
-
-def _bits_equal(spec: TensorSpec, card: bytes, evaluated: bytes) -> int:
-    size = max(1, spec.num_bytes // max(1, int(np.prod(spec.shape, dtype=np.int64))))
-    pairs = [np.frombuffer(one, np.uint8).reshape(-1, size) for one in (card, evaluated)]
-    return int((pairs[0] == pairs[1]).all(axis=1).sum()) if spec.num_bytes else 0
-
-
-def _largest(ratio: NDArray[np.float64]) -> float:
-    """Infinite where an element is NaN or infinite on one side alone."""
-    if ratio.size == 0:
-        return 0.0
-    return float(np.where(np.isnan(ratio), np.inf, ratio).max())
-
-
-def _first(beyond: Any, base: Any, got: Any, allowed: Any) -> str:
-    if not beyond.any():
-        return ""
-    place = np.unravel_index(int(np.argmax(beyond)), beyond.shape)
-    index = [int(one) for one in place]
-    numbers = f"evaluator {base[place].item()!r}, card {got[place].item()!r}"
-    return f"{index}: {numbers}, allowed {float(allowed[place]):.3g}"
 
 
 def sampled(work: Callable[[], Any], *, seed: int) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import equality, equality_model
+from bench import equality, equality_compare, equality_model
 from bench.equality_card import record
 from bench.equality_cases import Case, evaluated
 from forge.evalpool.judge.channel.shm import TensorSpec
@@ -170,7 +170,7 @@ def test_an_element_may_differ_by_what_errors_change(
 ) -> None:
     base = 1.0, 2.0, 3.0, float("nan")
     samples = [_bytes(1.0, 2.0, 3.0 + by, float("nan")) for by in (-1e-3, 5e-4)]
-    found = equality_model.compare(FLOATS, _bytes(*card), _bytes(*base), samples)
+    found = equality_compare.compare(FLOATS, _bytes(*card), _bytes(*base), samples)
     assert found.num_beyond == num_beyond
     assert bool(found.first) == bool(num_beyond)
 
@@ -184,7 +184,7 @@ def test_integers_are_equal_but_where_errors_change_them(
     base, moved = np.array([7, 7], np.int32), np.array([8, 7], np.int32)
     given = np.array([card, 7] if card < 100 else [7, card], np.int32)
     spec = TensorSpec("int32", (2,))
-    found = equality_model.compare(spec, given.tobytes(), base.tobytes(), [moved.tobytes()])
+    found = equality_compare.compare(spec, given.tobytes(), base.tobytes(), [moved.tobytes()])
     assert (found.num_beyond, found.num_unstable) == (num_beyond, num_unstable)
 
 
