@@ -75,7 +75,8 @@ ROOMS: dict[str, set[str]] = {
         "config.schema", "process", "evalpool", "evalpool.judge.channel", "evalpool.judge.sandbox",
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
-        "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.estimate",
+        "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
+        "evalpool.judge.estimate",
     },
     "evalpool.judge.estimate": set(),
     "evalpool.judge.trial.gpu": {

@@ -11,7 +11,7 @@ from forge.evalpool.judge.program.costs import op_bytes
 from forge.evalpool.judge.program.dataflow import Content, Flow, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
 from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section
-from forge.evalpool.judge.program.ops import MOVES, Kind, kind_of, misuse
+from forge.evalpool.judge.program.ops import MOVES, Kind, is_integer, kind_of, misuse
 from forge.evalpool.judge.program.policy.facts import (
     COMBINE_SHARE,
     INDEX_SHARE,
@@ -25,11 +25,15 @@ from forge.evalpool.judge.program.walk import Placed, places, variants
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from forge.evalpool.judge.program.dataflow import Accesses
+    from forge.evalpool.judge.program.dataflow import Accesses, Lookups
 
 
 def judge_policy(
-    program: Program, facts: ProblemFacts, policy: Policy, accesses: Accesses | None = None
+    program: Program,
+    facts: ProblemFacts,
+    policy: Policy,
+    accesses: Accesses | None = None,
+    lookups: Lookups | None = None,
 ) -> Refusal | None:
     """The first rule that a program breaks; None if it may be judged.
 
@@ -37,12 +41,12 @@ def judge_policy(
 
     Args:
         program: from `wire.loads`.
-        accesses: reads and writes of kernels, where the caller knows them from TTIR.
+        accesses, lookups: of kernels, where the caller knows them from TTIR.
     """
     if refusal := _misused(program):
         return refusal
     for nodes in variants(program):
-        judged = _Variant(program, facts, nodes, trace(program, nodes, accesses))
+        judged = _Variant(program, facts, nodes, trace(program, nodes, accesses, lookups))
         if refusal := next(judged.refusals(policy), None):
             return refusal
     return None
@@ -84,6 +88,7 @@ class _Variant:
     def refusals(self, policy: Policy) -> Iterator[Refusal]:
         """The rules that are broken, lazily."""
         yield from self._work_of_init()
+        yield from self._tables()
         if policy == "own":
             yield from self.own_work()
         yield from self._outputs(policy)
@@ -159,6 +164,25 @@ class _Variant:
             if content.is_prepared and is_fixed:
                 message = f"output {at} is computed in init or on the host, which is not timed"
                 yield Refusal(rule=Rule.INIT, message=message)
+
+    def _tables(self) -> Iterator[Refusal]:
+        """A table of answers: its places are values of inputs, which makes what `init` or the host
+        computes on all of them the work of `forward`. Positions may choose among what no parameter
+        has a part in, as the sines of a rotary embedding."""
+        floats = self._float_inputs()
+        for placed, table, index in self.flow.looked_up:
+            if table.has_parameters or index.inputs & floats:
+                reason = "looks up values of an input in a table that init or the host computes"
+                yield _refuse(self.program, placed, Rule.TABLE, reason)
+
+    def _float_inputs(self) -> frozenset[int]:
+        """Positions of the inputs that some tensor reads as floats."""
+        return frozenset(
+            held.index
+            for tensor in self.program.tensors
+            if (held := self.program.storages[tensor.storage]).origin == Origin.INPUT
+            and not is_integer(tensor.dtype)
+        )
 
     def own_work(self) -> Iterator[Refusal]:
         """The rules about operations that are broken, where the kernels do the work."""
