@@ -475,3 +475,12 @@ def test_a_table_of_the_host_is_no_output_that_no_input_reaches() -> None:
         judge_policy(dataclasses.replace(made, storages=(*made.storages[:-1], small)), facts, "own")
         is None
     )
+
+
+def test_torch_rearranges_nothing_where_the_reference_moves_by_indices() -> None:
+    kinds = frozenset({Kind.INDEX, Kind.FILL})
+    flipped = into("aten.flip.default", X, [1], to=LIKE_X)
+    copied = into("aten.clone.default", X, to=LIKE_X)
+    assert rule(program(flipped, launch(0, LIKE_X, Y)), kinds=kinds) == Rule.MOVES
+    assert rule(program(copied, launch(0, LIKE_X, Y)), kinds=kinds) is None
+    assert rule(program(flipped, launch(0, LIKE_X, Y))) is None

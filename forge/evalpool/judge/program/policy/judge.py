@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.program.costs import op_bytes
 from forge.evalpool.judge.program.dataflow import Content, Flow, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
-from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section
-from forge.evalpool.judge.program.ops import MOVES, Kind, is_integer, kind_of, misuse
+from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section, Tensor
+from forge.evalpool.judge.program.ops import MOVES, Kind, is_integer, kind_of, misuse, packet
 from forge.evalpool.judge.program.policy.facts import (
     COMBINE_SHARE,
     INDEX_SHARE,
@@ -20,7 +20,10 @@ from forge.evalpool.judge.program.policy.facts import (
     Refusal,
     Rule,
 )
-from forge.evalpool.judge.program.walk import Placed, places, variants
+from forge.evalpool.judge.program.walk import Placed, places, tensors_of, variants
+
+PLAIN_COPIES = ("clone", "copy", "lift_fresh_copy")
+"""Copies to the same place in the order of the axes."""
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,6 +72,16 @@ def _misused(program: Program) -> Refusal | None:
         if isinstance(placed.node, Op) and (wrong := misuse(placed.node)):
             return _refuse(program, placed, Rule.OPERATION, wrong)
     return None
+
+
+def is_as_it_lies(tensor: Tensor) -> bool:
+    """True if the elements of a tensor are one behind the other in memory, in its order."""
+    step = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 def _refuse(program: Program, placed: Placed, rule: Rule, reason: str) -> Refusal:
@@ -202,6 +215,20 @@ class _Variant:
         yield from self._over(forward, Rule.COMBINE, {Kind.COMBINE}, COMBINE_SHARE)
         yield from self._over(forward, Rule.INDEX, {Kind.INDEX, Kind.COMBINE}, INDEX_SHARE)
         yield from self._over(forward, Rule.MOVES, self._moves_of_problem(), COMBINE_SHARE)
+        if self.facts.kinds <= MOVES | {Kind.INDEX}:
+            rearranged = [at for at in forward if self._rearranges(at)]
+            yield from self._over(rearranged, Rule.MOVES, {Kind.COPY}, COMBINE_SHARE)
+
+    def _rearranges(self, placed: Placed) -> bool:
+        """True for a copy of floats in another order: a reference that moves by constant indices
+        is a flip, say. To copy a whole tensor as it lies is honest there, too."""
+        node = placed.node
+        assert isinstance(node, Op)
+        read = [self.program.tensors[one] for one in tensors_of(node) if one not in node.results]
+        if not any("float" in one.dtype for one in read):
+            return False
+        is_plain = packet(node.name) in PLAIN_COPIES
+        return not (is_plain and all(is_as_it_lies(one) for one in read))
 
     def _moves_of_problem(self) -> frozenset[Kind]:
         """Kinds of moves that the problem is about: free for the candidate otherwise."""
