@@ -108,6 +108,7 @@ def launch(
     order: Order = Order.NATURAL,
     fuel: int = FUEL,
     num_resident: int = 1 << 31,
+    contracts: bool = False,
 ) -> Report:
     """Runs a kernel on the storages of `memory`.
 
@@ -115,6 +116,7 @@ def launch(
         num_resident: instances that a card holds at once: the others begin once one of these has
             ended. It counts where instances wait for each other and begin in their natural order,
             in which a card begins them.
+        contracts: fuse products and sums, as a card's compiler may.
 
     Raises:
         Faulted: an access is out of bounds or misaligned. Earlier stores have happened.
@@ -134,6 +136,7 @@ def launch(
         is_racing=is_first and total > 1 and plan.ordering is None,
         fuel=fuel,
         is_serial=is_serial,
+        contracts=contracts,
     )
     values = _bind(function, arguments, memory)
     with np.errstate(all="ignore"):

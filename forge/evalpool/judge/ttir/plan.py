@@ -150,12 +150,13 @@ class Planner:
 
     def block(self, block: BasicBlock, *, frees: bool = True) -> BlockPlan:
         """The plan of a block; `frees`: its values are read in this block only."""
+        from forge.evalpool.judge.ttir.semantics.contract import with_products
         from forge.evalpool.judge.ttir.steps import step_of
 
-        operations = block.operations
+        operations = with_products(block.operations)
         terminator = operations[-1] if operations and _is_terminator(operations[-1]) else None
         planned = BlockPlan(block.arguments, terminator)
-        last = _last_uses(block) if frees else {}
+        last = _last_uses(replace(block, operations=operations)) if frees else {}
         for given in operations if terminator is None else operations[:-1]:
             operation = _exact(given) if self.module.is_exact else given
             self._note(operation)

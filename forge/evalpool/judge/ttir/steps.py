@@ -13,6 +13,11 @@ from forge.evalpool.judge.ttir.control import CONTROL, region_step
 from forge.evalpool.judge.ttir.memory.access import load, store
 from forge.evalpool.judge.ttir.memory.atomics import UPDATES, atomic_step, update
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
+from forge.evalpool.judge.ttir.semantics.contract import (
+    contracted_step,
+    is_contractable,
+    without_product,
+)
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Pointer, Scalar, Type, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, fixed
@@ -48,6 +53,8 @@ def step_of(operation: Operation, planner: Planner) -> tuple[Step | ControlStep 
         return CONTROL[name](operation, planner), True
     if name in ("tt.reduce", "tt.scan", "tt.map_elementwise"):
         return region_step(operation, planner), False
+    if is_contractable(operation):
+        return contracted_step(operation, array_step(without_product(operation))), False
     if name in OWN:
         return OWN[name](operation), False
     if name.startswith("tt.atomic_"):

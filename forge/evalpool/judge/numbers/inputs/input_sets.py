@@ -40,7 +40,7 @@ def plan(num_sets: int, *, operations: Collection[str] = (), is_tf32: bool = Fal
     Args:
         operations: names of torch's operations that the reference runs.
     """
-    others = random.sample(OTHERS, len(OTHERS))
+    others: list[str] = random.sample(OTHERS, len(OTHERS))
     if any(name in PRODUCTS for name in operations):
         others.remove("near_one")
         others.insert(0, "near_one")

@@ -59,6 +59,8 @@ class Launch:
     """Steps that are left."""
     is_serial: bool = False
     """True if each instance is a group of its own, and waits for others by yielding."""
+    contracts: bool = False
+    """True if a product and the sum that takes it are rounded once (contract.py)."""
     depth: int = 0
     """Calls that are open."""
     suspicions: list[Fault] = field(default_factory=list[Fault])
