@@ -162,8 +162,8 @@ class Session:
             done["init"] = _short(executor.init(turn=turn, shift=shift))
             self._executors[places] = executor
         self.stage = "call"
-        contracts = body.get("set", 0) % 2 == 1
-        done |= _short(executor.forward(turn=turn, shift=shift, contracts=contracts))
+        as_card = body.get("set", 0) % 2 == 1
+        done |= _short(executor.forward(turn=turn, shift=shift, as_card=as_card))
         done["returned"] = self._program.returned
         if body.get("is_question"):
             done["values"] = [executor.scalar(number) for number in self._program.outputs]

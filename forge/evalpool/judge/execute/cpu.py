@@ -165,8 +165,8 @@ class CpuExecutor:
     """Number of the alternative that runs of the first open choice."""
     _shift: int = field(init=False, default=0)
     """Distance from it of the alternative of the next one."""
-    _contracts: bool = field(init=False, default=False)
-    """True if products and sums of this call are fused."""
+    _as_card: bool = field(init=False, default=False)
+    """True if this call rounds as a card may."""
     _written: frozenset[int] = field(init=False)
     """Storages that `forward` may write to."""
 
@@ -225,7 +225,7 @@ class CpuExecutor:
             if self.program.storages[number].origin is not Origin.ALLOCATION
         }
 
-    def forward(self, *, turn: int = 0, shift: int = 0, contracts: bool = False) -> Outcome:
+    def forward(self, *, turn: int = 0, shift: int = 0, as_card: bool = False) -> Outcome:
         """Runs one call on what the inputs and parameters hold now.
 
         Args:
@@ -233,13 +233,12 @@ class CpuExecutor:
                 turns as a choice has alternatives run each of them once.
             shift: choices of as many alternatives run different ones, so far apart; a kernel that
                 is wrong beside certain alternatives of others cannot know which are tried.
-            contracts: fuse products and sums in kernels, as a card's compiler may: a kernel must be
-                right with and without.
+            as_card: round as a card may: a kernel must be right with and without.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
-        self._turn, self._shift, self._contracts = turn, shift, contracts
+        self._turn, self._shift, self._as_card = turn, shift, as_card
         kept = self._contents(self._written)
         outcome = Outcome()
         suspicions = [*self._of_init, *self._call(outcome, _Mode())]
@@ -388,7 +387,8 @@ class CpuExecutor:
                 self.memory,
                 order=mode.order,
                 num_resident=self._num_resident(node),
-                contracts=self._contracts and kernel.options.enable_fp_fusion,
+                as_card=self._as_card,
+                fuses=kernel.options.enable_fp_fusion,
             )
         except Faulted as error:
             found = fault_report(error.fault, Place(self.program, node, outcome.num_launches))

@@ -108,7 +108,8 @@ def launch(
     order: Order = Order.NATURAL,
     fuel: int = FUEL,
     num_resident: int = 1 << 31,
-    contracts: bool = False,
+    as_card: bool = False,
+    fuses: bool = True,
 ) -> Report:
     """Runs a kernel on the storages of `memory`.
 
@@ -116,7 +117,8 @@ def launch(
         num_resident: instances that a card holds at once: the others begin once one of these has
             ended. It counts where instances wait for each other and begin in their natural order,
             in which a card begins them.
-        contracts: fuse products and sums, as a card's compiler may.
+        as_card: round as a card may: fuse products and sums, approximate elementary functions.
+        fuses: False for a kernel that is compiled without such fusion.
 
     Raises:
         Faulted: an access is out of bounds or misaligned. Earlier stores have happened.
@@ -136,7 +138,8 @@ def launch(
         is_racing=is_first and total > 1 and plan.ordering is None,
         fuel=fuel,
         is_serial=is_serial,
-        contracts=contracts,
+        as_card=as_card,
+        fuses=as_card and fuses,
     )
     values = _bind(function, arguments, memory)
     with np.errstate(all="ignore"):

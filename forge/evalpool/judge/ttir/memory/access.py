@@ -59,8 +59,10 @@ class Launch:
     """Steps that are left."""
     is_serial: bool = False
     """True if each instance is a group of its own, and waits for others by yielding."""
-    contracts: bool = False
-    """True if a product and the sum that takes it are rounded once (contract.py)."""
+    as_card: bool = False
+    """True to compute elementary functions with an error (semantics/approximate.py)."""
+    fuses: bool = False
+    """True to round products and sums once (semantics/contract.py)."""
     depth: int = 0
     """Calls that are open."""
     suspicions: list[Fault] = field(default_factory=list[Fault])

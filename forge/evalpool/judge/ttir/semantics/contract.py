@@ -2,7 +2,7 @@
 """Contraction of a product and the sum that takes it, as a card's compiler does.
 
 `a * b + c` is rounded once there. A kernel that is right alone where it is rounded twice is wrong
-on a card, so a launch may ask for either (`Launch.contracts`). Only products in float32 and
+on a card, so a launch may ask for either (`Launch.fuses`). Only products in float32 and
 float64, in the block of the sum, count; of two products in a sum, the first.
 """
 
@@ -64,7 +64,7 @@ def contracted_step(operation: Operation, plain: Step) -> Step:
     rank = 1 + len(shape_of(operation.types.results[0]))
 
     def step(env: Environment, group: Any) -> None:
-        if not group.launch.contracts:
+        if not group.launch.fuses:
             plain(env, group)
             return
         # A factor of a splat has no axes of its own.
