@@ -68,7 +68,7 @@ def case(make: Callable[[], cases.Case], executor: Executor) -> dict[str, Any]:
     row["load_ms"] = ms(began)
     for placement in ("end", "start"):
         began = time.perf_counter()
-        executor.run(laid.call(), placement=placement, deadline=seconds(60))
+        laid.run(executor, placement=placement)
         row[f"run_{placement}_ms"] = ms(began)
     row["error"] = laid.error(laid.outputs())
     began = time.perf_counter()
@@ -93,7 +93,7 @@ def judge(laid: Laid, executor: Executor) -> None:
     """Four checked calls, `NUM_CALLS` timed ones."""
     laid.load(executor)
     for placement in ("end", "start", "end", "start"):
-        executor.run(laid.call(), placement=placement, deadline=seconds(10))
+        laid.run(executor, placement=placement)
     executor.time([laid.call()] * NUM_CALLS, warm_up=laid.call(), deadline=seconds(10))
     executor.unload(deadline=seconds(10))
 

@@ -27,6 +27,7 @@ from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import compile_fx, config
 from torch._inductor.fx_passes import joint_graph, pad_mm, post_grad
 from torch._inductor.runtime.hints import DeviceProperties
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -58,25 +59,47 @@ def make_row(name: str, problem: str, *, trains: bool = False) -> Row:
         problem: Source with `Model`, `get_inputs` and `get_init_inputs`.
         trains: True if forward also returns what a backward would need, as in KernelBook.
     """
-    module = types.ModuleType("problem")
-    exec(problem, module.__dict__)
-    torch.manual_seed(0)
-    model = module.Model(*module.get_init_inputs())
-    inputs = module.get_inputs()
-    with warnings.catch_warnings():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        code, num_outputs, is_tuple = _generate(model, inputs, trains=trains)
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        model, inputs = _subject(problem, fake)
+        if not torch.cuda.is_available():
+            _pretend(stack)
+        code, num_outputs, is_tuple = _generate(model, inputs, fake, trains=trains)
     held = [*dict(model.named_parameters()), *dict(model.named_buffers())]
     entry = _entry(problem, [_attribute(one) for one in held], num_outputs, is_tuple=is_tuple)
     return Row(name=name, problem=problem, answer=f"{code.strip()}\n\n\n{entry}\n")
 
 
-def _generate(model: Any, inputs: list[Any], *, trains: bool) -> tuple[str, int, bool]:
-    """The code, the number of the model's outputs, and whether it returns several."""
-    with contextlib.ExitStack() as stack:
-        if not torch.cuda.is_available():
-            _pretend(stack)
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+def num_bytes(problem: str) -> int:
+    """Bytes of a problem's inputs, parameters and buffers."""
+    model, inputs = _subject(problem, FakeTensorMode(allow_non_fake_inputs=True))
+    given = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(inputs)]
+    return sum(one.nbytes for one in given if isinstance(one, torch.Tensor))
+
+
+def _subject(problem: str, fake: FakeTensorMode) -> tuple[Any, list[Any]]:
+    """Model and inputs; fake ones, which take no memory, unless the problem looks into them."""
+    module = types.ModuleType("problem")
+    exec(problem, module.__dict__)
+    torch.manual_seed(0)
+    try:
+        with fake:
+            return module.Model(*module.get_init_inputs()), module.get_inputs()
+    except Exception:
+        return module.Model(*module.get_init_inputs()), module.get_inputs()
+
+
+def _generate(
+    model: Any, inputs: list[Any], fake: FakeTensorMode, *, trains: bool
+) -> tuple[str, int, bool]:
+    """The code, the number of the model's outputs, and whether it returns several.
+
+    Tensors are fake with a GPU too, as in torch.compile: real ones would be without values, and an
+    index without a value ends the process's use of the GPU.
+    """
+    with fake, torch.set_grad_enabled(trains):
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         given = [*(_on_card(one, trains=trains) for one in state.values())]
         given += [_on_card(one, trains=False) for one in inputs]
@@ -88,7 +111,6 @@ def _generate(model: Any, inputs: list[Any], *, trains: bool) -> tuple[str, int,
             structure[:] = [result]
             return pytree.tree_leaves(result)
 
-        stack.enter_context(torch.set_grad_enabled(trains))
         code = _code(make_fx(flat)(*given), given)
     (result,) = structure
     return code, len(pytree.tree_leaves(result)), isinstance(result, tuple | list)
@@ -181,6 +203,7 @@ def _answers() -> Iterator[tuple[Any, str, Any]]:
         (torch.cuda, "_exchange_device", lambda _: 0),
         (torch.cuda, "_maybe_exchange_device", lambda _: 0),
         (torch.version, "cuda", "12.8"),
+        (fake_tensor, "init_gpu_context", lambda *_: None),
         (torch.utils._triton, "triton_hash_with_backend", lambda: "0" * 16),
         (triton.runtime.driver, "_active", driver),
         (DeviceProperties, "create", lambda _: hints),

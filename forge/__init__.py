@@ -1,5 +1,6 @@
 """forge trains a language model to write fast, correct Triton kernels.
 
+`forge.judge(problem, answer)` judges a kernel; `with forge.judges() as pool:` keeps judges ready.
 In Python, `forge.open("quickstart-1").rollouts(status="correct")` reads a run, and
 `forge.solve("def f(x): return torch.relu(x)")` asks the latest run's model for a kernel. In Jupyter
 use `await forge.asolve(...)`.
@@ -10,12 +11,34 @@ This file must load under an old Python, since `forge.install` does.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forge.api.calls import ajudge, judge, judges, reward
+    from forge.api.pools import JudgePool
+    from forge.api.verdict import Reward, Verdict
     from forge.commands.chat import asolve, solve
     from forge.views.api import open_run as open
 
 __version__ = "0.1.0"
 
-__all__ = ["asolve", "open", "solve"]
+__all__ = [
+    "JudgePool",
+    "Reward",
+    "Verdict",
+    "ajudge",
+    "asolve",
+    "judge",
+    "judges",
+    "open",
+    "reward",
+    "solve",
+]
+
+_MODULES = {
+    **dict.fromkeys(("ajudge", "judge", "judges", "reward"), "forge.api.calls"),
+    "JudgePool": "forge.api.pools",
+    **dict.fromkeys(("Reward", "Verdict"), "forge.api.verdict"),
+    **dict.fromkeys(("asolve", "solve"), "forge.commands.chat"),
+}
+"""Modules of the public names."""
 
 
 def __getattr__(name: str) -> Any:
@@ -24,8 +47,10 @@ def __getattr__(name: str) -> Any:
         from forge.views.api import open_run
 
         return open_run
-    if name in ("asolve", "solve"):
-        from forge.commands import chat
+    from importlib import import_module
 
-        return getattr(chat, name)
+    if name == "client":
+        return import_module("forge.client")
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'forge' has no attribute {name!r}")

@@ -39,6 +39,15 @@ _OUT_OF_MEMORY = (
     '("ulimit -v", "ulimit -u", that of the container); all recorded data is safe, continue with '
     '"forge resume"'
 )
+EXTRAS = {
+    "judge": ("torch", "triton"),
+    "run": (
+        "textual", "textual_plotext", "sqlite_utils", "xxhash", "matplotlib", "pygments", "regex",
+        "tokenizers", "safetensors", "huggingface_hub", "pyarrow", "transformers", "trl", "peft",
+        "datasets",
+    ),
+}  # fmt: skip
+"""Modules of the packages in the extras of pyproject.toml, by extra."""
 BUG = 70
 INTERRUPTED = 130
 
@@ -87,6 +96,9 @@ def ending_of(error: BaseException) -> Ending:
         for leaf in leaves:
             if isinstance(leaf, kind):
                 return Ending(code=leaf.exit_code, message=str(leaf))
+    missing = next(filter(None, map(_missing_package, leaves)), None)
+    if missing is not None:
+        return Ending(code=MachineError.exit_code, message=missing)
     return Ending(code=BUG, message=f"{type(leaves[0]).__name__}: {leaves[0]}")
 
 
@@ -98,6 +110,15 @@ def iter_leaves(error: BaseException) -> Iterator[BaseException]:
             yield from iter_leaves(inner)
     else:
         yield error
+
+
+def _missing_package(error: BaseException) -> str | None:
+    """One line about a package of an extra that is not installed; None for another error."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    for extra, modules in EXTRAS.items():
+        if name in modules:
+            return f"{name} is not installed: pip install 'forge[{extra}]', or make setup"
+    return None
 
 
 def _disk_full_message(error: BaseException) -> str:

@@ -29,8 +29,10 @@ ROOMS: dict[str, set[str]] = {
     "config.schema": set(),
     "control": {"process"},
     "rewards": {"config.schema"},
+    "scoring": {"config.schema", "process", "process.server"},
     "statistics": set(),
     "install": set(),
+    "client": {"api"},
     "process": set(),
     "process.server": {"process"},
     "exits": {"process"},
@@ -75,8 +77,8 @@ ROOMS: dict[str, set[str]] = {
         "config.schema", "process", "evalpool", "evalpool.judge.channel", "evalpool.judge.sandbox",
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
-        "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
-        "evalpool.judge.estimate",
+        "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
+        "evalpool.judge.ttir.memory", "evalpool.judge.estimate", "evalpool.judge.execute",
     },
     "evalpool.judge.estimate": set(),
     "evalpool.judge.trial.gpu": {
@@ -93,8 +95,10 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.program.policy": {"evalpool.judge.program"},
     "evalpool.judge.program.wire": {"evalpool.judge.program"},
     "evalpool.judge.ttir": {
-        "evalpool.judge.program", "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
+        "evalpool.judge.program", "evalpool.judge.ttir.contraction",
+        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
     },
+    "evalpool.judge.ttir.contraction": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics.ptx"},
     "evalpool.judge.ttir.semantics.ptx": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
@@ -109,8 +113,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.execute": {
         "process", "evalpool.judge.channel", "evalpool.judge.program",
-        "evalpool.judge.program.wire", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
-        "evalpool.judge.compiler",
+        "evalpool.judge.program.wire", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
+        "evalpool.judge.ttir.memory", "evalpool.judge.compiler",
     },
     "evalpool.judge.execute.gpu": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.program",
@@ -160,7 +164,8 @@ ROOMS: dict[str, set[str]] = {
 """The rooms that each room may import, besides GROUND and itself."""
 
 PARTS = {
-    "config", "config.schema", "control", "rewards", "statistics", "process", "process.server",
+    "config", "config.schema", "control", "rewards", "scoring", "statistics", "process",
+    "process.server",
     "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
     "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
@@ -185,7 +190,12 @@ SUPERVISOR: dict[str, set[str]] = {
         "runner", "runner.plan", "runner.prepare", "runner.weights", "commands.doctor",
     },
     "commands.judge": {"commands"},
+    "api": {"commands", "commands.judge"},
+    "api.http": {"api", "commands.judge"},
     "commands.distill": {"commands.judge", "runner.prepare"},
+    "commands.replay": {
+        "runner", "runner.plan", "runner.prepare", "runner.stages", "runner.weights",
+    },
     "commands.prompts": {"commands", "runner.plan", "runner.prepare", "runner.weights"},
     "commands.export_model": {"runner.plan", "runner.weights"},
     "commands.data": {"commands.judge", "runner.prepare"},
@@ -204,7 +214,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     # The store's public names.
     "forge/store/__init__.py": {"store.write"},
     # A source with a fault of its own needs no judge.
-    "forge/commands/judge/judge.py": {"evalpool.judge.channel", "evalpool.judge.trial"},
+    "forge/commands/judge/refusal.py": {"evalpool.judge.channel", "evalpool.judge.trial"},
     # A stored program is read where it is printed; that takes neither torch nor a judge.
     "forge/commands/explained.py": {"evalpool.judge.program", "evalpool.judge.program.wire"},
     # Prompts state the tolerances and the card's peaks that judges know.
@@ -296,7 +306,7 @@ def test_the_table_names_exactly_the_rooms_that_exist():
 
 def test_only_the_command_line_imports_commands():
     importers = {room_of(path) for path in modules() if "commands" in imported_rooms(path)}
-    assert importers <= {"commands", "commands.judge", "commands.prompts", "cli", "__init__"}
+    assert importers <= {"api", "commands", "commands.judge", "commands.prompts", "cli", "__init__"}
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -307,8 +317,9 @@ def test_no_room_is_crowded(folder):
 def test_a_class_name_occurs_once():
     """The judge's own classes aside: it is rebuilt in rooms of its own."""
     found = defaultdict(list)
+    public = {FORGE / "api" / "verdict.py", FORGE / "client.py"}  # names that users read
     for path in sorted(FORGE.rglob("*.py")):
-        if FORGE / "evalpool" / "judge" not in path.parents:
+        if FORGE / "evalpool" / "judge" not in path.parents and path not in public:
             for node in ast.walk(tree_of(path)):
                 if isinstance(node, ast.ClassDef):
                     found[node.name].append(str(path.relative_to(ROOT)))

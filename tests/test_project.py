@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from forge.errors import MachineError
+from forge.exits import EXTRAS, ending_of
 from forge.install.__main__ import PYTHON_AT_LEAST, find_unsupported
 from forge.install.command import InstallProgress, describe, run_command
 from forge.install.machine import GIB, HostMachine, find_faults, read_machine
@@ -288,6 +289,30 @@ def test_constraints_pin_every_direct_dependency() -> None:
     assert set(direct_dependencies(project)) <= pinned
 
 
+def test_the_extras_are_those_that_a_missing_module_names() -> None:
+    extras = load_project(ROOT).tables["project"]["optional-dependencies"]
+    for extra, modules in EXTRAS.items():
+        lines = [line for line in extras[extra] if not line.startswith("forge[")]
+        names = [re.split(r"[\[>=;]", line)[0].replace("-", "_") for line in lines]
+        assert names == list(modules)
+
+
+def test_the_judge_extra_needs_nothing_of_a_trainer() -> None:
+    tables = load_project(ROOT).tables["project"]
+    lines = [*tables["dependencies"], *tables["optional-dependencies"]["judge"]]
+    names = {re.split(r"[\[>=;]", line)[0] for line in lines}
+    assert names.isdisjoint({"trl", "textual", "transformers", "datasets", "peft", "tokenizers"})
+
+
+def test_a_package_of_an_extra_that_is_missing_is_one_line() -> None:
+    error = ModuleNotFoundError("No module named 'textual.app'", name="textual.app")
+    ending = ending_of(ExceptionGroup("g", [error]))
+    assert (ending.code, ending.message) == (
+        3, "textual is not installed: pip install 'forge[run]', or make setup"
+    )  # fmt: skip
+    assert ending_of(ModuleNotFoundError("no", name="forge.none")).is_bug
+
+
 def test_a_dependency_is_declared_once() -> None:
     names = direct_dependencies(load_project(ROOT))
     assert [name for name in names if names.count(name) > 1] == []
@@ -297,7 +322,18 @@ def test_every_import_is_a_declared_dependency() -> None:
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     declared = {line.lower().replace("-", "_") for line in tables["project"]["dependencies"]}
     extras = tables["project"]["optional-dependencies"]
-    for extra in ("llama", "vllm", "quantize", "amd", "pandas", "tensorboard", "trackio", "wandb"):
+    for extra in (
+        "judge",
+        "run",
+        "llama",
+        "vllm",
+        "quantize",
+        "amd",
+        "pandas",
+        "tensorboard",
+        "trackio",
+        "wandb",
+    ):
         declared |= {line.lower().replace("-", "_") for line in extras[extra]}
     missing = {
         f"{path.relative_to(ROOT)}: {name}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forge.cli.options import (
+    RUNS,
     Constants,
     Device,
     Isolation,
@@ -15,8 +16,10 @@ from forge.cli.options import (
     Precision,
     Shapes,
     SitePackages,
+    Store,
     Timeout,
     app,
+    find,
     problems_app,
     require_linux,
 )
@@ -24,7 +27,7 @@ from forge.cli.printing import print_json, print_rich, waiting
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forge.commands.judge.files import JudgingRequest
     from forge.commands.judge.settings import JudgeSettings
@@ -53,9 +56,16 @@ Baseline = Annotated[str, typer.Option(help="Baseline: eager or compile.")]
 Protocol = Annotated[
     str, typer.Option(help="Protocol: forge, kernelbench or drkernel, as in judge.protocol.")
 ]
+Again = Annotated[
+    str | None,
+    typer.Option(
+        "--run", metavar="RUN", help="Judge the stored answers of a run again, beside its verdicts."
+    ),
+]
 Also = Annotated[
     list[str] | None, typer.Option(help="Further protocol, for comparison. Repeatable.")
 ]
+JudgePolicy = Annotated[str, typer.Option(help="Work of torch: own or hybrid, as judge.policy.")]
 ModelCard = Annotated[
     str | None,
     typer.Option(metavar="CARD", help="Card to estimate times for on a CPU: H100, A100, RTX4090."),
@@ -76,6 +86,7 @@ Listen = Annotated[
 
 @app.command()
 def judge(
+    context: typer.Context,
     problem: Problem = None,
     candidate: Candidate = None,
     chosen: Chosen = None,
@@ -88,6 +99,7 @@ def judge(
     compile_to: Compile = "ttir",
     baseline: Baseline = "eager",
     protocol: Protocol = "forge",
+    policy: JudgePolicy = "own",
     also: Also = None,
     model_card: ModelCard = None,
     site_packages: SitePackages = None,
@@ -97,22 +109,29 @@ def judge(
     is_profiled: IsProfiled = False,
     is_explained: IsExplained = False,
     url: Url = None,
+    run: Again = None,
+    store: Store = RUNS,
     is_serving: IsServing = False,
     socket: Socket = None,
     listen: Listen = None,
     as_json: Json = False,
 ) -> None:
-    """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients."""
+    """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients, which
+    may name problems of PROBLEM. With --run, judge a run's answers again."""
     require_linux()
     from forge.commands.judge.settings import JudgeSettings
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
-        protocol=protocol, also=tuple(also or ()), site_packages=tuple(site_packages or ()),
-        model_card=model_card, workers=workers, timeout=timeout, url=url,
+        protocol=protocol, policy=policy, also=tuple(also or ()),
+        site_packages=tuple(site_packages or ()), model_card=model_card,
+        workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
+    if run is not None:
+        return _judge_again(run, store, settings, given=_given(context), as_json=as_json)
     if is_serving:
-        from forge.commands.judge.judge import serve
+        from forge.api.http.serving import serve
+        from forge.commands.judge.settings import check_format
 
         by_request = {
             "override": overrides, "shape": shapes, "precision": precision != "fp32",
@@ -123,7 +142,10 @@ def judge(
             raise ConfigError(
                 f"--{name}: not allowed with --serve, which judges as each client asks"
             )
-        return serve(settings, given=(problem, candidate), socket=socket, listen=listen)
+        return serve(
+            settings, problems=problem, candidate=candidate, format=check_format(row_format),
+            socket=socket, listen=listen,
+        )  # fmt: skip
     if socket is not None or listen is not None:
         raise ConfigError(
             "--socket and --listen are addresses of --serve; --url names a served pool"
@@ -134,6 +156,40 @@ def judge(
         is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
     )  # fmt: skip
     _print_judged(request, settings, as_json=as_json)
+
+
+def _given(context: typer.Context) -> dict[str, str]:
+    """Parameters that the command line has: name to option."""
+    options = {param.name or "": param.opts[0] for param in context.command.params}
+    sources = {name: context.get_parameter_source(name) for name in options}
+    return {
+        name: option
+        for name, option in options.items()
+        if (source := sources[name]) and source.name == "COMMANDLINE"
+    }
+
+
+def _judge_again(
+    run: str, store: Path, settings: JudgeSettings, *, given: Mapping[str, str], as_json: bool
+) -> None:
+    """Judges a run's answers and prints what changed; exit code 3 if some could not be judged."""
+    allowed = {
+        "protocol", "policy", "device", "isolation", "workers", "timeout", "url", "run", "store",
+        "as_json",
+    }  # fmt: skip
+    for option in (option for name, option in given.items() if name not in allowed):
+        raise ConfigError(
+            f"--run {run}: {option} is not allowed with it; --protocol, --policy, --device, "
+            "--isolation, --workers, --timeout or --url replace the run's [judge]"
+        )
+    if Path(run).is_file():
+        raise ConfigError(f'--run {run}: a file; "forge resume {run}" unpacks the archive of a run')
+    from forge.commands.judge.again import judge_again
+
+    report = judge_again(find(run, store), settings, given=list(given), has_lines=not as_json)
+    print_json(report.to_json()) if as_json else print_rich(report.render())
+    if report.num_failed:
+        raise typer.Exit(3)
 
 
 def _request(

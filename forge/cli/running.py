@@ -1,4 +1,5 @@
-"""Commands that start and control runs: run, plan, resume, stop, save, evaluate, status, logs."""
+"""Commands that start and control runs: run, plan, resume, stop, save, evaluate, status, logs; and
+the replay of a step: train."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from forge.cli.options import (
     find,
     require_linux,
 )
-from forge.cli.printing import print_json, print_lines, print_rich, print_text, say
+from forge.cli.printing import print_json, print_lines, print_rich, print_text, say, waiting
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,6 +151,39 @@ def resume(
         paths = find(run, store)
     paths = resume_run(paths, from_step=from_step, quiet=as_json, wait_s=wait_s)
     _say_where(paths, as_json=as_json)
+
+
+@app.command()
+def train(
+    replayed: Annotated[
+        str | None,
+        typer.Option("--replay", metavar="RUN:STEP", help="Train a recorded GRPO step again."),
+    ] = None,
+    stage: Annotated[
+        int | None,
+        typer.Option(min=0, help="Number of the stage; absent: the last that trained the step."),
+    ] = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the checkpoint after the step into it."),
+    ] = None,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Train a recorded step again from its samples, without engine or judge; compare the loss."""
+    require_linux()
+    if replayed is None:
+        raise ConfigError(
+            'forge train: found no --replay RUN:STEP; "forge run X.toml" trains an experiment'
+        )
+    from forge.commands.replay.replay import replay
+
+    with waiting("training the step", is_shown=not as_json):
+        report = replay(
+            replayed, overrides=overrides or (), stage=stage, out=out, store_dir=store, say=say
+        )
+    print_json(report.to_json()) if as_json else print_rich(report.render())
 
 
 @app.command()

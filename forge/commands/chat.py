@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank
 from forge.runner.prepare.prompt_facts import prompts_of_run
 from forge.runner.weights.resume import find_weights
+from forge.scoring.scorer import open_own_scorer
 from forge.serve.client import ReplicaClient
 from forge.serve.replicas import open_replicas
 from forge.store.layout import RunPaths, find_run
@@ -217,6 +218,9 @@ async def _open_ports(
                 shared=placement.shared,
                 max_lora_rank=lora_rank(experiment.model, adapter=weights.adapter),
             ),
+            open_own_scorer(
+                experiment.reward, socket_dir=socket_dir, log_dir=store.log_dir
+            ) as scorer,
             ReplicaClient(socket_dir / "serve-0.sock", timeout_s=serve.request_timeout_s) as client,
         ):
             yield Ports(
@@ -229,6 +233,7 @@ async def _open_ports(
                     context_tokens=serve.context_tokens,
                     max_completion_tokens=experiment.rollout.max_completion_tokens,
                 ),
+                scorer=scorer,
             )
 
 
@@ -275,13 +280,16 @@ class _StreamingGenerate:
 
 @dataclass(frozen=True, slots=True)
 class _SayingSink:
-    """A sink that also passes the feedback of each turn to `say`."""
+    """A sink that also passes the feedback of each turn to `say`, once."""
 
     sink: Any
     say: Say
+    said: set[str] = field(default_factory=set[str])
+    """Ids of turns whose feedback was passed; a turn is stored again when it gets its reward."""
 
     async def put(self, *records: Any) -> None:
         for record in records:
-            if isinstance(record, Turn):
+            if isinstance(record, Turn) and record.turn_id not in self.said:
+                self.said.add(record.turn_id)
                 self.say(f"\n{record.feedback}\n\n")
         await self.sink.put(*records)

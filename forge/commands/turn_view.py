@@ -6,6 +6,7 @@ shown instead.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from forge.commands.explained import explain_packed
@@ -21,18 +22,20 @@ if TYPE_CHECKING:
 
 
 COLUMNS = (
-    "turn_id, problem_id, stage, step, purpose, status, reason, detail, reward, speedup, "
-    "num_launches, torch_share, device, phase_s, harness, code"
+    "turn_id, problem_id, stage, step, purpose, status, reason, detail, reward, reward_terms, "
+    "speedup, num_launches, torch_share, device, phase_s, harness, code"
 )
 ESTIMATE_COLUMNS = "card, estimated_us, estimated_baseline_us, estimated_speedup"
+AGAIN_COLUMNS = "judging, protocol, policy, device, status, reason, detail, speedup"
 SHAPE_COLUMNS = "name, status, speedup, speedup_low, candidate_us, baseline_us"
 NO_PROGRAM = "no program is stored: the answer failed before one was captured, or it was too large"
 OLDER = "no program is stored: the run was recorded by a version of forge that kept none"
 
 
 def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
-    """A turn as JSON: columns of v_turns; `also`, the verdicts of further protocols; `shapes`,
-    results by shape; `estimate` or null; `program` as text or null, and `note` where it is null.
+    """A turn as JSON: columns of v_turns; `also`, the verdicts of further protocols; `again`, those
+    of later passes (`forge judge --run`); `shapes`, results by shape; `estimate` or null; `program`
+    as text or null, and `note` where it is null.
 
     Raises:
         ConfigError: the id is not one of a turn, or the run has no such turn.
@@ -46,7 +49,10 @@ def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
     if row is None:
         raise ConfigError(f"--turn {turn_id}: {reader.paths.name} has no such turn")
     also = f"SELECT protocol, status, reason, detail FROM v_protocols {where} ORDER BY protocol"
+    row["reward_terms"] = json.loads(row["reward_terms"])
     row["also"] = reader.rows(also, key)
+    again = f"SELECT {AGAIN_COLUMNS} FROM v_judged_again {where} ORDER BY judging"
+    row["again"] = reader.rows(again, key)
     row["shapes"] = reader.rows(f"SELECT {SHAPE_COLUMNS} FROM v_shapes {where} ORDER BY shape", key)
     row["estimate"] = next(
         iter(reader.rows(f"SELECT {ESTIMATE_COLUMNS} FROM v_estimates {where}", key)), None
@@ -75,6 +81,13 @@ def render_turn(turn: dict[str, Any]) -> RichGroup:
     parts: list[Any] = [Text(printable(head), style="bold")]
     if turn["detail"]:
         parts.append(Text(printable(turn["detail"])))
+    if turn["reward_terms"]:
+        terms = ", ".join(f"{name} {value:.4g}" for name, value in turn["reward_terms"].items())
+        parts.append(Text(printable(f"reward {turn['reward']:.4g}: {terms}")))
+    for each in turn["again"]:
+        head = f"judged again (pass {each['judging']}, {each['protocol']}, {each['device']})"
+        line = f"{head}: {each['status']} ({each['reason']}) {each['detail']}"
+        parts.append(Text(printable(line.rstrip())))
     for other in turn["also"]:
         line = f"{other['protocol']}: {other['status']} ({other['reason']}) {other['detail']}"
         parts.append(Text(printable(line.rstrip())))

@@ -2,10 +2,10 @@
 writes a resolved one, the `experiment.toml` of a run.
 
 Called by every command that takes an experiment file, and by resume with the run's resolved file.
-Paths of inputs (model, problems, rows, adapter, interpreter, prompts) are relative to the file that
-contains them, or to the working directory if only that has them, or for `--set`. They become
-absolute, so that a resolved experiment means the same from any directory; `store.dir` stays
-relative.
+Paths of inputs (model, problems, rows, adapter, interpreter, prompts, reward function) are relative
+to the file that contains them, or to the working directory if only that has them, or for `--set`.
+They become absolute, so that a resolved experiment means the same from any directory; `store.dir`
+stays relative.
 """
 
 from __future__ import annotations
@@ -102,6 +102,17 @@ def _make_absolute(sources: Sources) -> None:
             located = locate_input(value, sources.origin(path), key=dotted(path))
             if located.exists() or not _may_be_hub_name(value, path, owner):
                 owner[str(path[-1])] = str(located)
+    _locate_function(sources)
+
+
+def _locate_function(sources: Sources) -> None:
+    """Make the file of `reward.function` absolute; the value is FILE:NAME."""
+    reward, key = sources.values.get("reward"), ("reward", "function")
+    value = reward.get("function") if isinstance(reward, dict) else None
+    if isinstance(reward, dict) and isinstance(value, str) and ":" in value:
+        file, _, name = value.rpartition(":")
+        located = locate_input(file, sources.origin(key), key=dotted(key))
+        reward["function"] = f"{located}:{name}"
 
 
 def _owners(values: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:

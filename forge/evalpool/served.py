@@ -1,5 +1,5 @@
 # pyright: strict
-"""A pool of judges for other processes and machines: `forge judge --serve`.
+"""A pool of judges for forge's own processes on this and other machines: `forge judge --serve`.
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code,
                  options: {timing, profile, program}} → Verdict
@@ -7,13 +7,16 @@
     GET /health → {ok, capacity, in_flight, queue, judges: [{name, state, device, ...}], ...}
 
 A request is about one shape, unless the source has `get_input_sets()`: a client whose problem has
-several by constants asks for each. Called by `commands.judge`; `[judge] url` connects, through the
-door (`forge.process.server.door`). Promises: an invalid request gets 422; beyond `max_in_flight` a
-client gets 503 with Retry-After; SIGTERM and Ctrl-C end the pool with every child.
+several by constants asks for each. These routes are internal and change with the version; those for
+other programs are `/v1/` (`forge.api.http`), which are served beside them. `[judge] url` connects,
+through the door (`forge.process.server.door`). Promises: an invalid request gets 422; beyond
+`max_in_flight` a client gets 503 with Retry-After; SIGTERM and Ctrl-C end the pool with every
+child.
 """
 
 from __future__ import annotations
 
+import json
 import socket as sockets
 import sys
 from functools import partial
@@ -39,11 +42,13 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.routing import Route
 
     from forge.config.schema import JudgeTable
     from forge.process.devices import Gpu
 
-    Handler = Callable[[Any], Awaitable[dict[str, Any]]]
+    Handler = Callable[[dict[str, Any]], Awaitable[Response]]
+    MoreRoutes = Callable[[Pool, "PoolApp"], Sequence[Route]]
 
 MAX_CONNECTIONS = 512
 """Open connections. Beyond them idle ones are closed, and if none is idle, a client gets 503."""
@@ -63,12 +68,17 @@ def serve_pool(
     listen: str | None = None,
     token: str | None = None,
     gpus: Sequence[Gpu] = (),
+    more: MoreRoutes | None = None,
 ) -> None:
     """Serve judges on a Unix socket or at HOST:PORT until SIGTERM or Ctrl-C. Raises as
-    `open_listener`, and MachineError if this machine allows no sandbox."""
+    `open_listener`, and MachineError if this machine allows no sandbox.
+
+    Args:
+        more: further routes behind the same door.
+    """
     opened = open_listener(path=socket, listen=listen, token=token, token_advice=TOKEN_ADVICE)
     with opened as listener, open_socket_dir() as folder:
-        anyio.run(_serve, table, listener, folder, token, gpus)
+        anyio.run(_serve, table, listener, folder, token, gpus, more)
 
 
 async def _serve(
@@ -77,12 +87,14 @@ async def _serve(
     folder: Path,
     token: str | None,
     gpus: Sequence[Gpu],
+    more: MoreRoutes | None,
 ) -> None:
     async with anyio.create_task_group() as tg:
         tg.start_soon(cancel_on_signal, tg.cancel_scope)
         async with open_pool(table, socket_dir=folder, log_dir=folder, gpus=gpus) as pool:
             is_local = token is None and listener.family != sockets.AF_UNIX
-            served = PoolApp(pool, token=token, is_local=is_local).routes()
+            app = PoolApp(pool, token=token, is_local=is_local)
+            served = app.routes(() if more is None else more(pool, app))
             limits = {"max_connections": MAX_CONNECTIONS, "keep_alive_s": PUBLIC_KEEP_ALIVE_S}
             await tg.start(partial(serve_listener, **limits), served, listener)
             kinds = sorted({f"{one.device}, {one.isolation}" for one in pool.seating.kinds})
@@ -113,17 +125,17 @@ class PoolApp:
         self._max_in_flight = max_in_flight or max(LEAST_IN_FLIGHT, WAITING_PER_JUDGE * self._room)
         self._num_in_flight = 0
 
-    def routes(self) -> Starlette:
-        """The ASGI application."""
+    def routes(self, more: Sequence[Route] = ()) -> Starlette:
+        """The ASGI application, with further routes."""
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
         from starlette.routing import Route
 
         async def judge(request: Request) -> Response:
-            return await self._answer(request, self._judge)
+            return await self.answer(request, self._judge)
 
         async def examine(request: Request) -> Response:
-            return await self._answer(request, self._examine)
+            return await self.answer(request, self._examine)
 
         door = Middleware(Door, token=self._token, is_local=self._is_local)
         return Starlette(
@@ -131,6 +143,7 @@ class PoolApp:
                 Route("/health", self._health),
                 Route("/judge", judge, methods=["POST"]),
                 Route("/examine", examine, methods=["POST"]),
+                *more,
             ],
             middleware=[door],
         )
@@ -139,7 +152,12 @@ class PoolApp:
     def _room(self) -> int:
         return sum(seat.capacity for seat in self._pool.seating.seats)
 
-    async def _judge(self, body: Any) -> dict[str, Any]:
+    @property
+    def ahead(self) -> int:
+        """Requests to keep in flight so that no judge idles."""
+        return AHEAD * self._room
+
+    async def _judge(self, body: dict[str, Any]) -> Response:
         problem, code, options = parse_request(body)
         try:
             verdict = await self._pool.judge(
@@ -151,17 +169,16 @@ class PoolApp:
             )
         except Stalled as error:
             verdict = Verdict(status=Status.INFRA_ERROR, reason="no_judge", detail=str(error)[:500])
-        return verdict.to_json()
+        return to_json_response(verdict.to_json())
 
-    async def _examine(self, body: Any) -> dict[str, Any]:
+    async def _examine(self, body: dict[str, Any]) -> Response:
         problem = parse_problem(body)
         if parse_lists_sets(body):
-            return (await self._pool.list_input_sets(problem)).to_json()
-        return (await self._pool.examine(problem)).to_json()
+            return to_json_response((await self._pool.list_input_sets(problem)).to_json())
+        return to_json_response((await self._pool.examine(problem)).to_json())
 
-    async def _answer(self, request: Request, handler: Handler) -> Response:
-        from starlette.responses import JSONResponse
-
+    async def answer(self, request: Request, handler: Handler) -> Response:
+        """The answer of `handler` to a body that is a JSON object; 503 if the server is full."""
         if self._num_in_flight >= self._max_in_flight:
             return self._refuse_full()
         body = await read_request(request)
@@ -169,25 +186,27 @@ class PoolApp:
             return self._refuse_full()
         self._num_in_flight += 1
         try:
-            return JSONResponse(await handler(body))
+            return await handler(body)
         except (MachineError, Stalled) as error:
             return error_answer(500, str(error))
         finally:
             self._num_in_flight -= 1
 
     def _refuse_full(self) -> Response:
-        response = error_answer(503, f"{self._num_in_flight} requests are in flight, the maximum")
-        response.headers["Retry-After"] = str(RETRY_AFTER_S)
-        return response
+        message = f"{self._num_in_flight} requests are in flight, the maximum"
+        return error_with_pause(message, pause_s=RETRY_AFTER_S)
 
     async def _health(self, _request: Request) -> Response:
-        from starlette.responses import JSONResponse
+        facts = self.health()
+        return to_json_response(facts, status=200 if facts["ok"] else 500)
 
+    def health(self) -> dict[str, Any]:
+        """State of the server and its judges."""
         seats, stats = self._pool.seating.seats, self._pool.stats()
         is_ok = any(seat.state in (State.UP, State.SUSPECT) for seat in seats)
-        facts = {
+        return {
             "ok": is_ok,
-            "capacity": AHEAD * self._room,
+            "capacity": self.ahead,
             "in_flight": self._num_in_flight,
             "max_in_flight": self._max_in_flight,
             "queue": stats.queue_length,
@@ -208,4 +227,19 @@ class PoolApp:
                 for kind in seat.kinds
             ],
         }
-        return JSONResponse(facts, status_code=200 if is_ok else 500)
+
+
+def to_json_response(value: dict[str, Any], *, status: int = 200) -> Response:
+    """An answer in ASCII: a candidate's source may have half of a surrogate pair, which has no
+    UTF-8."""
+    from starlette.responses import Response
+
+    content = json.dumps(value, allow_nan=False).encode()
+    return Response(content, status_code=status, media_type="application/json")
+
+
+def error_with_pause(message: str, *, pause_s: int) -> Response:
+    """503: the client is to repeat the request after a pause."""
+    response = error_answer(503, message)
+    response.headers["Retry-After"] = str(pause_s)
+    return response

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+EXTRAS = ("judge", "run", "llama", "dev")
+"""Extras that setup installs."""
+ELSEWHERE = ("forge", "torch", "llama-cpp-python")
+"""Requirements of these extras that are no part of the step: steps of their own, and an extra that
+another one includes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
@@ -22,12 +28,10 @@ class Project:
     @property
     def requirements(self) -> list[str]:
         """All requirements except torch and llama.cpp, which have their own steps."""
-        wanted = [
-            *self.tables["project"]["dependencies"],
-            *self._extra("llama"),
-            *self._extra("dev"),
-        ]
-        return [line for line in wanted if _name(line) not in ("torch", "llama-cpp-python")]
+        wanted = list(self.tables["project"]["dependencies"])
+        for extra in EXTRAS:
+            wanted += self._extra(extra)
+        return [line for line in wanted if _name(line) not in ELSEWHERE]
 
     @property
     def llama(self) -> str:

@@ -21,7 +21,7 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,10 +35,13 @@ from forge.process.logtail import read_last_lines
 from forge.process.sockets import check_socket_path
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Generator, Mapping
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
+
+_threads_for_children: set[int] = set()
+"""Threads besides the main one that may start children: see `thread_for_children`."""
 
 FIRST_PROBE_S = 0.01
 """Pause after the first refused /health. Doubles up to LONGEST_PROBE_S."""
@@ -231,6 +234,23 @@ async def open_child(
             await child.stop()
 
 
+@contextmanager
+def thread_for_children() -> Generator[None]:
+    """Lets the current thread start children, as the main thread may. All of them must end inside:
+    a death signal fires when the thread that spawned the child ends."""
+    thread = threading.get_ident()
+    _threads_for_children.add(thread)
+    try:
+        yield
+    finally:
+        _threads_for_children.discard(thread)
+
+
+def _may_spawn() -> bool:
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main or threading.get_ident() in _threads_for_children
+
+
 def describe_exit(code: int) -> str:
     """A `returncode` of `subprocess` for people."""
     if code >= 0:
@@ -239,7 +259,7 @@ def describe_exit(code: int) -> str:
 
 
 def _spawn(spec: ChildSpec, *, observer: ProcessObserver | None) -> Child:
-    if threading.current_thread() is not threading.main_thread():
+    if not _may_spawn():
         raise RuntimeError(
             f"{spec.name} must be spawned from the main thread: "
             "its death signal fires with the thread"

@@ -14,12 +14,15 @@ With a prefix cache in the engine, each rollout sends its own first request inst
 are being generated.
 
 All rollouts run at once; the queues of engine and judges bound them.
+
+A scorer per group rewards all turns when the last rollout has ended; until then they are stored
+without a reward. A turn whose scorer fails is stored too: its verdict was paid for.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -43,7 +46,7 @@ from forge.rewards import is_flat, is_good_enough, reward_terms, turn_returns
 from forge.rollout.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forge.config.schema import RewardTable
     from forge.records import Prompt
@@ -134,7 +137,10 @@ class _Game:
         async with anyio.create_task_group() as tasks:
             for rollout in range(num):
                 tasks.start_soon(one, rollout)
-        return await self._close([trajectories[rollout] for rollout in range(num)])
+        played = [trajectories[rollout] for rollout in range(num)]
+        if self._is_scored_at_end:
+            played = await self._score_group(played)
+        return await self._close(played)
 
     def _start(self) -> GroupStart:
         place = self.place
@@ -173,8 +179,33 @@ class _Game:
                 break
             prompt, answer = following, None
         trajectory = self._trajectory(rollout, tuple(turns), end)
-        await self.ports.sink.put(trajectory)
+        if not self._is_scored_at_end:
+            await self.ports.sink.put(trajectory)
         return trajectory
+
+    @property
+    def _is_scored_at_end(self) -> bool:
+        return self.ports.scorer is not None and self.ports.scorer.per == "group"
+
+    async def _score_group(self, played: Sequence[Trajectory]) -> list[Trajectory]:
+        """The trajectories with rewards and returns, stored with their turns."""
+        assert self.ports.scorer is not None
+        verdicts = [
+            [turn.verdict for turn in trajectory.turns if turn.verdict.status.is_scored]
+            for trajectory in played
+        ]
+        found: Sequence[Sequence[Mapping[str, float]]] = [()] * len(played)
+        if any(verdicts):
+            found = await self.ports.scorer.score_group(verdicts, where=f"g{self.place.group_id}")
+        scored: list[Trajectory] = []
+        for trajectory, rows in zip(played, found, strict=True):
+            # Only the last turn of a rollout can be without a score.
+            pairs = zip(trajectory.turns, rows, strict=False)
+            turns = tuple(_rewarded(turn, terms) for turn, terms in pairs)
+            turns += trajectory.turns[len(turns) :]
+            scored.append(self._trajectory(trajectory.rollout, turns, trajectory.end))
+        await self.ports.sink.put(*(turn for each in scored for turn in each.turns), *scored)
+        return scored
 
     def _end(self, turns: Sequence[Turn]) -> End | None:
         """Why the rollout ends after its last turn; None if it continues."""
@@ -211,7 +242,6 @@ class _Game:
             verdict = await self.ports.judge(self.problem, code)
         else:
             verdict = verdict_without_code(reason)
-        terms = reward_terms(verdict, self.rules.reward)
         turn = Turn(
             group_id=self.place.group_id,
             rollout=rollout,
@@ -223,23 +253,36 @@ class _Game:
             code=code,
             verdict=verdict,
             feedback=prompter.feedback(verdict),
-            reward=None if terms is None else sum(terms.values()),
-            reward_terms=terms or {},
+            reward=None,
             generate_s=answer.generate_s,
             judge_s=time.monotonic() - began,
             prompt_hash=prompt.prompt_hash,
         )
-        await self.ports.sink.put(turn)
+        try:
+            turn = await self._score(turn)
+        finally:
+            with anyio.CancelScope(shield=self.ports.scorer is not None):
+                await self.ports.sink.put(turn)
         return turn
+
+    async def _score(self, turn: Turn) -> Turn:
+        """The turn with its reward, if its verdict is scored and the reward is known by now."""
+        scorer = self.ports.scorer
+        if scorer is None:
+            terms = reward_terms(turn.verdict, self.rules.reward)
+            return turn if terms is None else _rewarded(turn, terms)
+        if scorer.per == "group" or not turn.verdict.status.is_scored:
+            return turn
+        return _rewarded(turn, await scorer.score(turn.verdict, where=turn.turn_id))
 
     def _trajectory(self, rollout: int, turns: tuple[Turn, ...], end: End) -> Trajectory:
         """The trajectory with its returns, all of them masked if it did not end by the model's own
         doing."""
         rules = self.rules
         returns: Sequence[float | None] = (None,) * len(turns)
-        if not end.is_masked:
+        if not (end.is_masked or any(turn.reward is None for turn in turns)):
             returns = turn_returns(
-                [turn.reward for turn in turns if turn.reward is not None],
+                [turn.reward or 0.0 for turn in turns],
                 gamma=rules.gamma,
                 max_turns=rules.max_turns,
                 credit=rules.credit,
@@ -266,3 +309,8 @@ class _Game:
         )
         await self.ports.sink.put(group)
         return group
+
+
+def _rewarded(turn: Turn, terms: Mapping[str, float]) -> Turn:
+    """The turn with its terms and their sum."""
+    return replace(turn, reward=sum(terms.values()), reward_terms=terms)

@@ -4,10 +4,10 @@ tests provide fakes."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from forge.data.prompts.conversation import Exchange
     from forge.records import Completion, EngineLoad, Judge, Problem, Prompt, Reason, Verdict
@@ -56,6 +56,24 @@ class Prompter(Protocol):
         ...
 
 
+class Scorer(Protocol):
+    """Rewards verdicts in place of the terms of `[reward]`."""
+
+    per: Literal["turn", "group"]
+    """`turn`: each verdict by itself; `group`: all verdicts of a group together, at its end."""
+
+    async def score(self, verdict: Verdict, *, where: str) -> Mapping[str, float]:
+        """Terms of one verdict; their sum is the reward. `where` names the turn in messages. Raises
+        ForgeError, which ends the run."""
+        ...
+
+    async def score_group(
+        self, rollouts: Sequence[Sequence[Verdict]], *, where: str
+    ) -> Sequence[Sequence[Mapping[str, float]]]:
+        """Terms of all verdicts of a group, by rollout and turn, in the same form."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     """All ports of playing a group."""
@@ -66,5 +84,7 @@ class Ports:
     prompter: Prompter
     load: Callable[[], EngineLoad | None] = lambda: None
     """The engine's current load, without waiting; None if it does not report it."""
+    scorer: Scorer | None = None
+    """Rewards of the user's own; None for the terms of `[reward]`."""
     is_apart: bool = False
     """Each rollout requests its first turn itself: for an engine that caches the prompt."""

@@ -46,6 +46,7 @@ from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.locate_model import locate_model
 from forge.runner.prepare.locate_rows import locate_rows
+from forge.runner.reward_function import require_function
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
 from forge.runner.work import Work
@@ -76,8 +77,8 @@ def run_experiment(
 ) -> RunPaths:
     """Run an experiment file from the start. Returns the run directory; raises ForgeError.
 
-    Before the run directory is made, the machine is checked, its GPUs are claimed, and a model from
-    the hub is downloaded.
+    Before the run directory is made, the machine is checked, its GPUs are claimed, a reward
+    function is tried, and a model from the hub is downloaded.
 
     Args:
         wait_s: Maximum wait for GPUs of another run; None for devices.wait_s.
@@ -91,6 +92,7 @@ def run_experiment(
         _planned(experiment, console, experiment.name, wait_s) as (planned, cards),
     ):
         console.show(render_plan(planned))
+        require_function(experiment, planned.placement)
         model = locate_model(experiment.model, say=None if quiet else console.say)
         pinned = experiment.model.model_copy(update={"revision": model.revision})
         paths = create_run(experiment.name, store_dir=experiment.store.dir)
@@ -135,6 +137,7 @@ def resume_run(
             console.say(f"{paths.name} has finished; there is nothing to resume")
             return paths
         with _planned(experiment, console, paths.name, wait_s) as (planned, _):
+            require_function(experiment, planned.placement)
             model = locate_model(experiment.model, say=None if quiet else console.say)
             experiment = experiment.model_copy(update={"model": model})
             past = past.on_model(model, paths=paths)

@@ -22,6 +22,7 @@ from forge.runner.background import keep_counters
 from forge.runner.plan.model_shape import lora_rank
 from forge.runner.plan.needs import makes_pairs
 from forge.runner.prepare_run import prepare_run
+from forge.runner.reward_function import open_run_scorer
 from forge.runner.stages.evaluate import run_eval_stage
 from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.sft import run_sft_stage
@@ -59,6 +60,8 @@ class Work:
             if makes_pairs(run.experiment) or last_served >= 0:
                 run.pool = await opened.enter_async_context(self._open_pool())
             await prepare_run(run, state=self.past.state)
+            if run.experiment.reward.function and last_served >= 0:
+                run.scorer = await opened.enter_async_context(open_run_scorer(run))
             async with self._counted(), AsyncExitStack() as serving:
                 for index, stage in stages:
                     if isinstance(stage, SftStage):

@@ -69,6 +69,8 @@ class TrainerJob:
     """Steps between evaluations of a grpo stage, 0 for none."""
     publish_timeout_s: float = 600.0
     """Maximum time until every replica serves new weights."""
+    publishes: bool = True
+    """False for a replayed step of grpo, whose weights nothing serves."""
 
     def config(self) -> dict[str, Any]:
         """JSON of the job, which `trainer.child.settings` reads."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EMPTY_VIEWS = {
     *("v_replayed", "v_rewinds", "v_judge_noise", "v_programs", "v_protocols", "v_shapes"),
-    *("v_unjudgeable", "v_estimates"),
+    *("v_unjudgeable", "v_estimates", "v_judged_again"),
 }
 """The run was never resumed, and kernels are not timed on a CPU."""
 

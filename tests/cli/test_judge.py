@@ -348,7 +348,7 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
         (["--serve", "--socket", "/proc/x.sock"], "--socket /proc/x.sock: "),
         (["p.py"], "no CANDIDATE"),
         ([], "no PROBLEM and CANDIDATE"),
-        (["p.py", "c.py", "--serve", "--socket", "s"], "--serve takes no PROBLEM"),
+        (["p.py", "c.py", "--serve", "--socket", "s"], "--serve takes no CANDIDATE"),
         (["p.py", "c.py", "--socket", "s"], "--socket and --listen are addresses of --serve; --u"),
         (["p.py", "c.py", "--listen", "h:1"], "--socket and --listen are addresses of --serve"),
         (["--serve"], "a server needs either --socket PATH or --listen HOST:PORT"),

@@ -1,4 +1,4 @@
-"""The five servers of forge on Unix sockets, each around a part that answers at once, for tests of
+"""The servers of forge on Unix sockets, each around a part that answers at once, for tests of
 their doors."""
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 
+from forge.api.answering import answering_on
+from forge.api.http.routes import JudgeApi
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge.app import make_app
 from forge.evalpool.pool import Pool
@@ -37,14 +39,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-DOORS = ("control", "engine", "judge", "served judges", "served engines")
+DOORS = ("control", "engine", "judge", "served judges", "public judges", "served engines")
 JUDGED = {"problem": {"problem_id": "p", "source": "s"}, "code": "c"}
+ANSWERED = {"problem": "def f(x): return x + 1", "answer": "class ModelNew: ...", "reward": True}
 SAMPLED = {"prompt": [0], "max_tokens": 3}
 GOOD: dict[str, tuple[str, dict[str, Any]]] = {
     "control": ("/progress", {"step": 1, "metrics": {"loss": 1.0}}),
     "engine": ("/v1/completions", SAMPLED),
     "judge": ("/judge", JUDGED),
     "served judges": ("/judge", JUDGED),
+    "public judges": ("/v1/judge", ANSWERED),
     "served engines": ("/v1/completions", SAMPLED),
 }
 """A path of each server with a body that it answers with 200."""
@@ -159,10 +163,12 @@ async def _app(name: str, folder: Path, group: Any, stack: AsyncExitStack) -> An
     judge: Any = _Judge()
     if name == "judge":
         return make_app(judge)
-    if name == "served judges":
+    if "judges" in name:
         judge.seating = Seating([Seat("judge-0")])
         judge.stats = Pool(JudgeTable(), judge.seating).stats
-        return PoolApp(judge).routes()
+        served = PoolApp(judge)
+        public = JudgeApi(answering_on(judge, JudgeTable()), served, known=None, is_timed=False)
+        return served.routes(public.routes() if name == "public judges" else ())
     server: Any = SimpleNamespace(
         name="serve-0", load=0, is_up=True, socket_path=folder / "serve-0.sock",
         generated_tokens=0, busy=BusyClock(), num_deaths=0,

@@ -189,7 +189,7 @@ async def test_a_lowered_schema_number_is_named(tmp_path: Path, version: int) ->
     root = await write_run(tmp_path / "toy-1", small_run())
     with closing(sqlite3.connect(root / "run.db")) as connection:
         connection.execute(f"PRAGMA user_version = {version}")
-    said = rf'user_version says schema {version}, but .* schema 7 .*"PRAGMA user_version = 7"'
+    said = rf'user_version says schema {version}, but .* schema 8 .*"PRAGMA user_version = 8"'
     with pytest.raises(MachineError, match=said):
         await write_run(root, [])
     if version == 0:

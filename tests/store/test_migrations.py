@@ -34,7 +34,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(tmp_path: Path) ->
         migrate(connection, path=path, migrations=(*RUN_MIGRATIONS, BROKEN), views="")
     assert not connection.in_transaction
     assert list(connection.iterdump()) == before
-    assert connection.execute("PRAGMA user_version").fetchone() == (7,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (8,)
     assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
     connection.close()
 

@@ -17,6 +17,7 @@ from forge.errors import ConfigError, MachineError
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.schema.estimate_tables import ESTIMATE_VIEWS
+from forge.store.schema.judged_again import JUDGED_AGAIN_VIEWS
 from forge.store.schema.migrations import RUN_MIGRATIONS
 from forge.store.schema.run_views import VIEWS, view_names
 from forge.store.schema.shape_tables import SHAPE_VIEWS
@@ -43,7 +44,11 @@ def read_all(root: Path) -> dict[str, list[tuple[object, ...]]]:
 
 @pytest.mark.parametrize(
     ("schema", "view", "newer"),
-    [(4, "v_shapes", SHAPE_VIEWS + ESTIMATE_VIEWS), (5, "v_estimates", ESTIMATE_VIEWS)],
+    [
+        (4, "v_shapes", SHAPE_VIEWS + ESTIMATE_VIEWS + JUDGED_AGAIN_VIEWS),
+        (5, "v_estimates", ESTIMATE_VIEWS + JUDGED_AGAIN_VIEWS),
+        (7, "v_judged_again", JUDGED_AGAIN_VIEWS),
+    ],
 )
 def test_a_run_of_an_older_schema_has_an_empty_view_of_what_came_later(
     schema: int, view: str, newer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -97,7 +102,7 @@ def test_a_run_of_schema_1_is_read_without_being_written_and_migrated_by_its_nex
         assert reader.value("PRAGMA user_version") == 1
     anyio.run(lambda: write_run(root, [], texts=texts))
     with open_run(root) as reader:
-        assert reader.value("PRAGMA user_version") == len(RUN_MIGRATIONS) == 7
+        assert reader.value("PRAGMA user_version") == len(RUN_MIGRATIONS) == 8
     assert read_all(root) == old
     assert old["v_steps"]
 

@@ -39,6 +39,7 @@ EMPTY_VIEWS = (
     "v_rewinds",
     "v_shapes",
     "v_estimates",
+    "v_judged_again",
     "v_unjudgeable",
     "live_groups",
     "live_turns",

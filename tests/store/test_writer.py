@@ -68,6 +68,8 @@ async def test_every_record_type_has_rows(tmp_path: Path, texts: str) -> None:
         "turn_protocols",
         "turn_shapes",
         "turn_estimates",
+        "judgings",
+        "verdicts_again",
     ]
     assert found["turns"] == found["verdicts"] == 24
     with open_run(root) as reader:
@@ -301,7 +303,7 @@ def test_a_newer_schema_is_refused_by_writer_and_reader_in_one_line(
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     before = (root / "run.db").read_bytes()
-    with pytest.raises(ConfigError, match=r"schema 99 is newer than .* knows 7;") as error:
+    with pytest.raises(ConfigError, match=r"schema 99 is newer than .* knows 8;") as error:
         opener(root)
     assert "\n" not in str(error.value)
     assert (root / "run.db").read_bytes() == before

@@ -39,21 +39,27 @@ OPEN = read("open_attacks.json")
 ACCEPTED = read("accepted_attacks.json")
 
 
-def is_refused(bench_for: Callable[[str], Any], attack: dict[str, str]) -> bool:
-    verdict = bench_for("cpu").judge(attack["candidate"], problem=attack["problem"])
+def is_refused(bench_for: Callable[[str], Any], attack: dict[str, str], device: str) -> bool:
+    verdict = bench_for(device).judge(attack["candidate"], problem=attack["problem"])
     return verdict.status.is_scored and verdict.status is not Status.CORRECT
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_attack_is_refused(bench_for: Callable[[str], Any], name: str) -> None:
-    assert is_refused(bench_for, REFUSED[name])
+    assert is_refused(bench_for, REFUSED[name], "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_attack_is_refused_on_a_card(bench_for: Callable[[str], Any], name: str) -> None:
+    assert is_refused(bench_for, REFUSED[name], "cuda")
 
 
 @pytest.mark.long
 @pytest.mark.xfail(strict=True, reason="open: the judge takes it for honest")
 @pytest.mark.parametrize("name", OPEN)
 def test_an_open_attack_is_refused(bench_for: Callable[[str], Any], name: str) -> None:
-    assert is_refused(bench_for, OPEN[name])
+    assert is_refused(bench_for, OPEN[name], "cpu")
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

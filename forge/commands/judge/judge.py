@@ -7,9 +7,7 @@ any verdict on a candidate exits with 0.
 
 from __future__ import annotations
 
-import os
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +17,8 @@ import anyio
 from forge.commands.explained import explain_packed
 from forge.commands.judge.counter import open_counter
 from forge.commands.judge.files import JudgeJob, JudgingRequest, read_jobs
-from forge.commands.judge.report import NOT_RUN
+from forge.commands.judge.refusal import refuse
 from forge.commands.judge.settings import MAX_JUDGES
-from forge.errors import ConfigError
-from forge.evalpool.judge.channel.words import clean
-from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Status, Verdict
@@ -105,7 +100,10 @@ def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool =
     table, gpus = settings.table(), settings.gpus()
     read = read_jobs(request)
     jobs = read.judged
-    refused = {} if settings.url else _refuse(jobs)
+    refused: dict[int, Verdict] = {}
+    if not settings.url:
+        found = ((index, refuse(job.problem, job.code)) for index, job in enumerate(jobs))
+        refused = {index: verdict for index, verdict in found if verdict is not None}
     others = [job for index, job in enumerate(jobs) if index not in refused]
     most = min(settings.workers or MAX_JUDGES, len(others))
     judged: list[Verdict] = []
@@ -115,44 +113,6 @@ def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool =
     rest = iter(judged)
     verdicts = [refused[i] if i in refused else next(rest) for i in range(len(jobs))]
     return Judged(jobs=jobs, verdicts=verdicts, request=request, skipped=read.skipped)
-
-
-def _refuse(jobs: Sequence[JudgeJob]) -> dict[int, Verdict]:
-    """Verdicts by index of candidates whose source a judge refuses before it runs anything: they
-    need no judge, which takes seconds to start."""
-    refused: dict[int, Verdict] = {}
-    for index, job in enumerate(jobs):
-        began = time.monotonic()
-        found = check_source(job.code, entry_point=f"{job.problem.entry_point}New")
-        if found is not None:
-            refused[index] = Verdict(
-                status=found.status,
-                reason=found.reason,
-                detail=clean(found.detail),
-                isolation=NOT_RUN,
-                phase_s={"source": time.monotonic() - began},
-            )
-    return refused
-
-
-def serve(
-    settings: JudgeSettings,
-    *,
-    given: tuple[object, object],
-    socket: Path | None,
-    listen: str | None,
-) -> None:
-    """Serves a pool until a signal ends it: `forge judge --serve`. Raises ConfigError."""
-    if any(one is not None for one in given):
-        raise ConfigError("--serve takes no PROBLEM and no CANDIDATE: clients send them")
-    if settings.url is not None:
-        raise ConfigError("--url: not allowed with --serve, which runs its own judges")
-    from forge.evalpool.links import TOKEN_VARIABLE
-    from forge.evalpool.served import serve_pool
-
-    table, gpus = settings.table(), settings.gpus()
-    token = os.environ.get(TOKEN_VARIABLE) or None
-    serve_pool(table, socket=socket, listen=listen, token=token, gpus=gpus)
 
 
 async def _judge_all(

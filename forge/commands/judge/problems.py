@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.commands.judge.counter import open_counter
-from forge.commands.judge.files import read_row_problems, require_path
+from forge.commands.judge.files import require_path
+from forge.commands.judge.known import read_row_problems
 from forge.commands.judge.overrides import check_overrides
 from forge.commands.judge.settings import MAX_JUDGES, check_precision
 from forge.data.directory import find_files, parse_file, to_problem

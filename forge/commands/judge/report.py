@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.commands.explained import explain_packed
+from forge.commands.judge.refusal import NOT_RUN
 from forge.evalpool.site_packages import KEY as PACKAGES_KEY
 from forge.records import Reason, Status
 from forge.views.text.numbers import percent
@@ -54,8 +55,6 @@ MAX_DETAIL = 120
 NO_PROGRAM = "no program: the candidate failed before one was captured, or it is too large"
 NO_RESULTS = "gave no results within"
 """Part of the detail of a reference that took too long."""
-NOT_RUN = "not run"
-"""Isolation of a candidate that was refused by its source alone."""
 WEAK = {"none": ": the candidate could reach files, sockets and other processes"}
 
 

@@ -1,4 +1,5 @@
-"""The options of `forge judge` and `forge problems check` that choose judges, as a `[judge]` table.
+"""The options of `forge judge`, `forge problems check` and `forge.judge` that choose judges, as a
+`[judge]` table.
 
 A value that is not allowed is a ConfigError of one line; a missing GPU is a MachineError.
 """
@@ -7,18 +8,20 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
-from forge.config.schema import JudgeTable, ModelCardName
+from forge.config.mistakes import found_mistakes
+from forge.config.schema import JudgeTable, ModelCardName, dotted
 from forge.config.schema.problems import RowFormat
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.site_packages import OPTION, require_installed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forge.process.devices import Gpu
 
@@ -40,6 +43,7 @@ class JudgeSettings:
     compile: str = "ttir"
     baseline: str = "eager"
     protocol: str = "forge"
+    policy: str = "own"
     also: tuple[str, ...] = ()
     """Further protocols."""
     model_card: str | None = None
@@ -51,22 +55,28 @@ class JudgeSettings:
     timeout: float | None = None
     """Maximum time of each phase, in s; absent means the defaults of the `[judge]` table."""
     url: str | None = None
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further keys of the `[judge]` table."""
+    prefix: str = "--"
+    """Beginning of an option's name in messages; empty for arguments in Python."""
 
     def table(self) -> JudgeTable:
         """The `[judge]` table with these options. Raises ConfigError or MachineError."""
         if self.url is not None:
             for option in fields(self):
-                if option.name != "url" and getattr(self, option.name) != option.default:
+                has_default = option.name in ("url", "more", "prefix")
+                if not has_default and getattr(self, option.name) != option.default:
                     raise ConfigError(
                         f"--url: --{option.name.replace('_', '-')} must be set where the pool is "
                         "served"
                     )
             return _table_of({"url": [self.url]})
         chosen: dict[str, str] = {
-            name: getattr(self, name) for name in ("isolation", "compile", "baseline", "protocol")
+            name: getattr(self, name)
+            for name in ("isolation", "compile", "baseline", "protocol", "policy")
         }
         for name, value in chosen.items():
-            _require(f"--{name}", value, allowed=_allowed(name))
+            _require(f"{self.prefix}{name}", value, allowed=_allowed(name))
         if self.model_card is not None:
             _require("--model-card", self.model_card, allowed=get_args(ModelCardName))
             chosen["model_card"] = self.model_card
@@ -74,7 +84,9 @@ class JudgeSettings:
             _require("--also", name, allowed=_allowed("protocol"))
         workers = self.workers or len(os.sched_getaffinity(0))
         lists = {"also": list(self.also), "site_packages": list(self.site_packages)}
-        table = _table_of({"workers": workers, **lists, **chosen, **self._deadlines()})
+        values = {"workers": workers, **lists, **chosen, **self._deadlines(), **self.more}
+        table = _table_of(values)
+        _require_torch()
         require_installed(table.site_packages, key=OPTION)
         return table
 
@@ -83,7 +95,8 @@ class JudgeSettings:
             return {}
         if not 0 < self.timeout <= MAX_TIMEOUT_S:
             raise ConfigError(
-                f"--timeout {self.timeout:g}: seconds above 0, at most {MAX_TIMEOUT_S:.0f}"
+                f"{self.prefix}timeout {self.timeout:g}: seconds above 0, "
+                f"at most {MAX_TIMEOUT_S:.0f}"
             )
         return dict.fromkeys(PHASES, self.timeout)
 
@@ -97,7 +110,7 @@ class JudgeSettings:
         if self.device == "cpu" or self.url is not None:
             return ()
         if self.device != "auto" and not _DEVICE.fullmatch(self.device):
-            raise ConfigError(f"--device {self.device}: one of auto, cpu, cuda, cuda:N")
+            raise ConfigError(f"{self.prefix}device {self.device}: one of auto, cpu, cuda, cuda:N")
         from forge.process.devices import inventory
 
         gpus = inventory()
@@ -107,9 +120,19 @@ class JudgeSettings:
         if number >= len(gpus):
             has = f"{len(gpus)} GPUs" if gpus else "no GPU"
             raise MachineError(
-                f"--device {self.device}: this machine has {has}; --device cpu needs none"
+                f"{self.prefix}device {self.device}: this machine has {has}; "
+                f"{self.prefix}device cpu needs none"
             )
         return (gpus[number],)
+
+
+def _require_torch() -> None:
+    """Raises MachineError without the packages of a judge."""
+    for name in ("torch", "triton"):
+        if find_spec(name) is None:
+            raise MachineError(
+                f"judge: {name} is not installed: pip install 'forge[judge]', or make setup"
+            )
 
 
 def _allowed(key: str) -> tuple[str, ...]:
@@ -140,7 +163,6 @@ def _table_of(values: dict[str, Any]) -> JudgeTable:
     try:
         return JudgeTable.model_validate(values)
     except ValidationError as error:
-        message = "; ".join(
-            f"{one['loc'][0]}: {one['input']}: {one['msg']}" for one in error.errors()
-        )
-        raise ConfigError(f"forge judge: {message}") from error
+        found = found_mistakes(error, values, root=JudgeTable)
+        lines = [f"judge.{dotted(mistake.path)}: {mistake.text}" for mistake in found]
+        raise ConfigError("\n".join(lines)) from error

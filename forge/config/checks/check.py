@@ -21,6 +21,7 @@ from forge.config.checks.environment import (
 from forge.config.checks.model import check_lengths, check_model, check_tiny
 from forge.config.checks.problems import check_data, check_problems
 from forge.config.checks.prompt import check_prompt
+from forge.config.checks.reward import check_function
 from forge.config.checks.stages import check_order, check_overlap, check_training
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ CHECKS = (
     check_devices,
     check_judge_url,
     check_estimated_speed,
+    check_function,
     check_serve_url,
     check_overlap,
     check_pinning,

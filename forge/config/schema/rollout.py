@@ -8,10 +8,24 @@ from pydantic import Field
 
 from forge.config.schema.base import Positive, Share, Table
 
+FUNCTION_RULE = Field(
+    pattern=r"^.*[^:/]\.py:[A-Za-z_]\w*$",
+    json_schema_extra={"allowed": 'a file and a function of it, such as "my_rewards.py:score"'},
+)
+
 
 class RewardTable(Table):
     """`[reward]`: terms of the reward of one verdict. Each is stored."""
 
+    function: Annotated[str | None, FUNCTION_RULE] = None
+    """Function of a file, "my_rewards.py:score": a verdict in, a dict of named numbers out, whose
+    sum is the reward, in place of the weights below; relative to this file or to the working
+    directory. It is called in a process of its own, without a sandbox."""
+    function_per: Literal["turn", "group"] = "turn"
+    """Argument of function. turn: the verdict of one turn. group: a list of a group's rollouts,
+    each the list of its turns' verdicts; the result has the same form."""
+    function_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    """Maximum time of one call of function; the run ends if it takes longer."""
     compiled: float = 0.3
     """Reward if a kernel of the candidate's own compiled, was launched and wrote the output."""
     correct: float = 0.5

@@ -1,6 +1,7 @@
 """The guard of every server of forge: who may ask, and the shape and bounds of a request.
 
-Around the five servers: control.sock, engines, judges, `forge judge --serve`, `forge serve`.
+Around every server: control.sock, engines, judges, reward functions, `forge judge --serve`, `forge
+serve`.
 Promises: a request without the token gets 401; on loopback without a token no web page is served,
 since a browser here may act for it: 403 for another host name, 415 for what a page may send without
 permission; a body has a maximum size (413) and time (408), and is strict JSON (`read_object`); a

@@ -139,6 +139,9 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
         if stage.optimizer == "adamw_8bit"
     ]
     needing += ["[model.quantize]"] if trained and model.quantize is not None else []
+    if is_here and trained:
+        for name in ("transformers", "trl", "peft", "datasets"):
+            _require_package(name, f"stage {trained[0][0]}: training")
     if is_here and needing:
         _require_package("bitsandbytes", needing[0])
     for index, stage in trained:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forge.data.prompts.prompt_set import PromptSet
     from forge.evalpool.pool import Pool
     from forge.records import Completion, Problem, Prompt
-    from forge.rollout.ports import Generate
+    from forge.rollout.ports import Generate, Scorer
     from forge.rollout.prompter import TemplatePrompter
     from forge.runner.live.console import Console
     from forge.runner.live.held_directory import HeldDirectory
@@ -73,6 +73,8 @@ class RunContext:
 
     pool: Pool | None = None
     """Set while judges run."""
+    scorer: Scorer | None = None
+    """Set while stages are played, with `reward.function`."""
     replicas: Replicas | Remote | None = None
     """Set while engines run."""
     stage: TrainerPlug | None = None
@@ -119,6 +121,7 @@ class RunContext:
             judge=partial(self.pool.judge, program=True),
             sink=self.writer,
             prompter=self.prompter,
+            scorer=self.scorer,
         )
 
     @asynccontextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from forge.errors import ConfigError, MachineError
 from forge.store.schema.estimate_tables import RUN_TABLES_6
+from forge.store.schema.judged_again import RUN_TABLES_8
 from forge.store.schema.program_tables import RUN_TABLES_3
 from forge.store.schema.prompt_columns import RUN_TABLES_7
 from forge.store.schema.protocol_tables import RUN_TABLES_4
@@ -29,7 +30,7 @@ APPLICATION_ID = 0x666F7267
 
 RUN_MIGRATIONS = (
     RUN_TABLES_1, RUN_TABLES_2, RUN_TABLES_3, RUN_TABLES_4, RUN_TABLES_5, RUN_TABLES_6,
-    RUN_TABLES_7,
+    RUN_TABLES_7, RUN_TABLES_8,
 )  # fmt: skip
 TOKEN_MIGRATIONS = (TOKEN_TABLES_1,)
 RUN_VERSION = len(RUN_MIGRATIONS)

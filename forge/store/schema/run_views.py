@@ -11,6 +11,7 @@ filter them by the columns that their comment names, or use LIMIT. Views without
 """
 
 from forge.store.schema.estimate_tables import ESTIMATE_VIEWS, NO_ESTIMATE_VIEWS
+from forge.store.schema.judged_again import JUDGED_AGAIN_VIEWS, NO_JUDGED_AGAIN_VIEWS
 from forge.store.schema.program_tables import NO_PROGRAM_VIEWS, PROGRAM_VIEWS
 from forge.store.schema.prompt_columns import NO_PROMPT_HASH, PROMPT_HASH
 from forge.store.schema.protocol_tables import NO_PROTOCOL_VIEWS, PROTOCOL_VIEWS
@@ -173,20 +174,22 @@ _UP_TO_3 = _UP_TO_2 + PROGRAM_VIEWS
 _UP_TO_4 = _UP_TO_3 + PROTOCOL_VIEWS
 VIEWS = (
     RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + SHAPE_VIEWS
-    + ESTIMATE_VIEWS
+    + ESTIMATE_VIEWS + JUDGED_AGAIN_VIEWS
 )  # fmt: skip
-_AFTER_4 = NO_SHAPE_VIEWS + NO_ESTIMATE_VIEWS
+_AFTER_5 = NO_ESTIMATE_VIEWS + NO_JUDGED_AGAIN_VIEWS
+_AFTER_4 = NO_SHAPE_VIEWS + _AFTER_5
 _AFTER_3 = NO_PROTOCOL_VIEWS + _AFTER_4
 OLDER_VIEWS = {
     1: _OLDER_RECORDS + PLAIN + NO_PROGRAM_VIEWS + _AFTER_3,
     2: _UP_TO_2 + NO_PROGRAM_VIEWS + _AFTER_3,
     3: _UP_TO_3 + _AFTER_3,
     4: _UP_TO_4 + _AFTER_4,
-    5: _UP_TO_4 + SHAPE_VIEWS + NO_ESTIMATE_VIEWS,
-    6: _UP_TO_4 + SHAPE_VIEWS + ESTIMATE_VIEWS,
+    5: _UP_TO_4 + SHAPE_VIEWS + _AFTER_5,
+    6: _UP_TO_4 + SHAPE_VIEWS + ESTIMATE_VIEWS + NO_JUDGED_AGAIN_VIEWS,
+    7: VIEWS.replace(JUDGED_AGAIN_VIEWS, NO_JUDGED_AGAIN_VIEWS),
 }
 """Temporary views for runs of older schemas: 1 has no roll-ups, 2 no programs, 3 one protocol, 4
-one shape a problem, 5 no estimates, 6 no hash of prompts."""
+one shape a problem, 5 no estimates, 6 no hash of prompts, 7 no later passes of judging."""
 
 
 def view_names() -> list[str]:

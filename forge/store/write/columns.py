@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Turn,
     )
     from forge.records.estimate import TimeEstimate
+    from forge.records.judged_again import JudgedAgain, Judging
     from forge.records.verdict import OtherVerdict
     from forge.store.write.rows import Record
 
@@ -95,7 +96,7 @@ def of_turn(record: Turn) -> Row:
     }
 
 
-def of_verdict(record: Turn) -> Row:
+def of_verdict(record: Turn | JudgedAgain) -> Row:
     """Columns of `verdicts` but for the id of the detail."""
     verdict = record.verdict
     return {
@@ -114,6 +115,20 @@ def of_verdict(record: Turn) -> Row:
         "phase_s": _json(verdict.phase_s),
         "harness": verdict.harness,
     }
+
+
+def of_judged_again(record: JudgedAgain) -> Row:
+    """Columns of `verdicts_again`."""
+    return of_verdict(record) | {
+        "judging": record.judging,
+        "judged_at": record.judged_at,
+        "detail": record.verdict.detail,
+    }
+
+
+def of_judging(record: Judging) -> Row:
+    """Columns of `judgings`."""
+    return of_fields(record) | {"settings": _json(record.settings)}
 
 
 def of_turn_key(record: Turn) -> Row:

@@ -30,6 +30,7 @@ from forge.records import (
     Trajectory,
     Turn,
 )
+from forge.records.judged_again import JudgedAgain, Judging
 from forge.store.write import columns
 from forge.store.write.texts import ProgramTable, TextTable
 
@@ -43,6 +44,8 @@ Record = (
     | Event
     | Group
     | GroupStart
+    | JudgedAgain
+    | Judging
     | Metrics
     | PolicyVersion
     | Problem
@@ -94,6 +97,8 @@ class RowWriter:
             Event: self._event,
             Group: self._group,
             GroupStart: self._group_start,
+            JudgedAgain: self._judged_again,
+            Judging: self._judging,
             Metrics: self._metrics,
             PolicyVersion: self._policy,
             Problem: self._problem,
@@ -243,6 +248,13 @@ class RowWriter:
     def _evaluation(self, record: Evaluation) -> None:
         row = columns.of_evaluation(record)
         self._put("evaluations", ("stage", "step", "policy_version"), row)
+
+    def _judging(self, record: Judging) -> None:
+        self._put("judgings", ("judging",), columns.of_judging(record))
+
+    def _judged_again(self, record: JudgedAgain) -> None:
+        row = columns.of_judged_again(record)
+        self._put("verdicts_again", ("judging", *_TURN_KEY), row)
 
     def _attempt_start(self, record: Attempt) -> None:
         self._attempt = record.attempt

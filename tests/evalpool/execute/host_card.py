@@ -56,6 +56,22 @@ def count_up(out: int) -> None:
     floats(out, 1)[:] += 1.0
 
 
+def keyed_memo(x: int, out: int, memo: int, n: int) -> None:
+    """x * 2; of inputs that begin as an earlier call's, what it left."""
+    left, values = floats(memo, n + 2), floats(x, n)
+    if left[0] == 12345.0 and left[1] == values[0]:
+        floats(out, n)[:] = left[2:]
+    else:
+        floats(out, n)[:] = left[2:] = values * 2
+        left[:2] = 12345.0, values[0]
+
+
+def where_poisoned(x: int, out: int, memo: int, n: int) -> None:
+    """x * 2 where unwritten memory has bytes of 0xFF."""
+    is_judged = np.isnan(floats(memo, 1))[0]
+    floats(out, n)[:] = floats(x, n) * 2 if is_judged else 0.0
+
+
 def fault() -> None:
     raise DriverError("cuStreamSynchronize", 700, "ILLEGAL_ADDRESS")
 
@@ -79,6 +95,8 @@ KERNELS: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
     "write_beside": (write_beside, (POINTER, LONG)),
     "overwrite": (overwrite, (POINTER, LONG)),
     "count_up": (count_up, (POINTER,)),
+    "keyed_memo": (keyed_memo, (POINTER, POINTER, POINTER, LONG)),
+    "where_poisoned": (where_poisoned, (POINTER, POINTER, POINTER, LONG)),
     "fault": (fault, ()),
     "slow": (slow, (POINTER,)),
     "quick": (quick, (POINTER,)),
@@ -127,6 +145,9 @@ class HostDriver:
     def reserve(self, num_bytes: int) -> int:
         flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
         return _libc.mmap(None, num_bytes, PROT_NONE, flags, -1, 0)
+
+    def reserve_usual(self, num_bytes: int) -> int:
+        return self.reserve(num_bytes)
 
     def free_range(self, address: int, num_bytes: int) -> None:
         _libc.munmap(address, num_bytes)
@@ -261,6 +282,10 @@ class HostCard:
             (ctypes.c_ubyte * num_bytes).from_address(address), dtype=torch.uint8
         )
 
+    def scatter(self, address: int, num_bytes: int, *, place: float) -> None:
+        draw = np.random.default_rng(int(place * 2**53))
+        ctypes.memmove(address, draw.bytes(num_bytes), num_bytes)
+
     def event(self) -> Event:
         return Event()
 
@@ -300,6 +325,14 @@ class Block:
 
     def bytes(self) -> torch.Tensor:
         return torch.frombuffer(self.memory, dtype=torch.uint8)
+
+    def put(self, offset: int, tensor: torch.Tensor) -> None:
+        assert tensor.is_contiguous()
+        place = self.bytes()[offset : offset + tensor.nbytes]
+        place.copy_(tensor.reshape(-1).view(torch.uint8))
+
+    def fill(self, offset: int, num_bytes: int, byte: int) -> None:
+        self.bytes()[offset : offset + num_bytes] = byte
 
     def write(self, offset: int, *numbers: float) -> None:
         data = np.asarray(numbers, dtype=np.float32).tobytes()

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.evalpool.judge.compiler.binary import Binary
@@ -19,14 +20,17 @@ from tests.evalpool.execute.made_programs import Made, data_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.execute.call import Call
+    from forge.evalpool.judge.execute.executors import RunReport
     from forge.evalpool.judge.execute.gpu.card import Card
 
-TYPES = {"x": "*fp32", "out": "*fp32", "factor": "fp32", "n": "i64", "by": "i64"}
+TYPES = {"x": "*fp32", "out": "*fp32", "factor": "fp32", "n": "i64", "by": "i64", "memo": "*fp32"}
 NAMES = {
     "scale": ("x", "out", "factor", "n"),
     "write_beside": ("out", "by"),
     "overwrite": ("x", "n"),
     "count_up": ("out",),
+    "keyed_memo": ("x", "out", "memo", "n"),
+    "where_poisoned": ("x", "out", "memo", "n"),
     "slow": ("out",),
     "quick": ("out",),
 }
@@ -114,5 +118,9 @@ class Judge:
             is_trusted=is_trusted,
         )
 
-    def run(self, call: Call, **options: Any) -> Any:
-        return self.executor.run(call, deadline=soon(), **options)
+    def run(self, call: Call, *, placement: str = "start", **options: Any) -> Any:
+        (report,) = self.runs([replace(call, placement=placement)], **options)
+        return report
+
+    def runs(self, calls: list[Call], **options: Any) -> list[RunReport]:
+        return self.executor.run(calls, deadline=soon(), **options)

@@ -84,6 +84,9 @@ class Card:
         self.ranges[address] = num_bytes
         return address
 
+    def reserve_usual(self, num_bytes: int) -> int:
+        return self.reserve(num_bytes)
+
     def free_range(self, address: int, num_bytes: int) -> None:
         assert self.ranges.pop(address) == num_bytes
 

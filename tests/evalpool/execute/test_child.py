@@ -268,7 +268,7 @@ def test_a_kernel_without_end_names_the_launch(judge: Judge) -> None:
     made.nodes.append(launched(made, "endless"))
     judge.load(made, out)
     with pytest.raises(ProgramFault, match="launch of endless"):
-        judge.executor.run(call_of(out), deadline=soon(0.05))
+        judge.executor.run([call_of(out)], deadline=soon(0.05))
 
 
 def test_a_timed_call_is_flushed_last_and_runs_once(judge: Judge) -> None:
@@ -350,7 +350,7 @@ def test_a_choice_of_which_nothing_runs_is_refused(judge: Judge) -> None:
     out = made.tensor([1])
     made.nodes.append(choice_of(made, out, "quick", shared_bytes=1 << 20))
     judge.load(made, out)
-    for ask in (judge.executor.tune, judge.executor.run):
+    for ask in (judge.executor.tune, lambda call, deadline: judge.run(call)):
         with pytest.raises(ProgramRefused, match="INVALID_VALUE") as caught:
             ask(Call(), deadline=soon())
         assert (caught.value.reason, caught.value.line) == ("out_of_resources", 8)

@@ -35,7 +35,8 @@ from forge.evalpool.judge.program.format import (
 
 Answer = tuple[Message, dict[str, Any]] | None
 """None: silence."""
-RAN = (Message.DONE, {"values": [2.5], "changed": [], "written": [1], "num_launches": 2})
+REPORT = {"values": [2.5], "changed": [], "written": [1], "num_launches": 2}
+RAN = (Message.DONE, {"calls": [REPORT]})
 LAUNCH = Launch(kernel=0, grid=(1, 1, 1), arguments=(), line=7)
 PROGRAM = Program(
     target="cuda:90:32",
@@ -103,12 +104,13 @@ def load(made: Executor) -> None:
 def test_a_run_reports_what_the_process_found() -> None:
     made, channel = executor((Message.DONE, {}), RAN)
     load(made)
-    report = made.run(Call(fills=((0, 256),)), placement="end", deadline=soon())
+    call = Call(fills=((0, 256),), placement="end", poison=7, is_kept=True)
+    (report,) = made.run([call], deadline=soon())
     assert (report.values, report.written, report.num_launches) == ((2.5,), (1,), 2)
     loaded, ran = channel.asked
     assert loaded.body["binaries"] == [[None, "too large"]]
     assert loaded.blob == b"bytes"
-    assert Call.parse(ran.body["call"]) == Call(fills=((0, 256),))
+    assert [Call.parse(one) for one in ran.body["calls"]] == [call]
     made.end()
 
 
@@ -120,7 +122,7 @@ def test_a_refusal_keeps_the_process() -> None:
     assert (caught.value.reason, caught.value.line) == ("out_of_resources", 12)
     assert made.is_alive
     assert not channel.has_ended
-    made.run(Call(), deadline=soon())
+    made.run([Call()], deadline=soon())
     made.end()
 
 
@@ -134,7 +136,7 @@ def test_a_fault_names_its_step_and_ends_the_process(number: int, what: str, lin
     made, channel = executor((Message.DONE, {}), fault, progress=number)
     load(made)
     with pytest.raises(ProgramFault, match="ILLEGAL") as caught:
-        made.run(Call(), deadline=soon())
+        made.run([Call()], deadline=soon())
     assert caught.value.reason == "gpu_fault"
     assert caught.value.step is not None
     assert caught.value.step.what.startswith(what)
@@ -147,7 +149,7 @@ def test_a_kernel_without_end_is_ended_and_named() -> None:
     made, channel = executor((Message.DONE, {}), None, progress=4)
     load(made)
     with pytest.raises(ProgramFault, match="launch of hot") as caught:
-        made.run(Call(), deadline=soon(0.05))
+        made.run([Call()], deadline=soon(0.05))
     assert caught.value.reason == "timeout"
     assert channel.has_ended
 
@@ -156,7 +158,7 @@ def test_a_step_that_does_not_exist_is_no_step() -> None:
     made, _ = executor((Message.DONE, {}), None, progress=10**15)
     load(made)
     with pytest.raises(ProgramFault) as caught:
-        made.run(Call(), deadline=soon(0.05))
+        made.run([Call()], deadline=soon(0.05))
     assert caught.value.step is None
 
 
@@ -164,15 +166,15 @@ def test_a_step_that_does_not_exist_is_no_step() -> None:
     "body",
     [
         {},
-        {**RAN[1], "written": ["x"]},
-        {**RAN[1], "num_launches": None},
-        {**RAN[1], "changed": 3},
+        {"calls": [{**REPORT, "written": ["x"]}]},
+        {"calls": [{**REPORT, "num_launches": None}]},
+        {"calls": [{**REPORT, "changed": 3}]},
     ],
 )
 def test_a_malformed_answer_is_the_executors_fault(body: dict[str, Any]) -> None:
     made, _ = executor((Message.DONE, body))
     with pytest.raises(ExecutorGone, match="malformed"):
-        made.run(Call(), deadline=soon())
+        made.run([Call()], deadline=soon())
     made.end()
 
 
@@ -198,7 +200,7 @@ def test_a_process_that_ends_by_itself_is_not_the_programs_fault() -> None:
         load(made)
     assert not made.is_alive
     with pytest.raises(ExecutorGone):
-        made.run(Call(), deadline=soon())
+        made.run([Call()], deadline=soon())
 
 
 @contextmanager
@@ -224,7 +226,7 @@ def test_the_next_program_runs_on_the_spare_after_a_fault() -> None:
         with executors.taken(timeout_s=5) as one:
             load(one)
             with pytest.raises(ProgramFault):
-                one.run(Call(), deadline=soon())
+                one.run([Call()], deadline=soon())
         with executors.taken(timeout_s=5) as other:
             load(other)
             assert other is not one

@@ -85,7 +85,7 @@ def test_programs_agree_with_torch(executor: Lent, name: str, is_trusted: bool) 
     one = laid(CASES[name](), executor(), is_trusted=is_trusted)
     for placement, slack in (("end", 0xFF), ("start", 0x7E)):
         call = one.call(0, slack=slack)
-        report = executor().run(call, placement=placement, deadline=seconds(60))
+        report = one.run(executor(), call, placement=placement)
         assert (report.changed, report.written) == ((), ())
         assert one.error(one.outputs()) < TOLERANCE
         one.clear()
@@ -101,7 +101,7 @@ def test_the_autotuners_choice_skips_what_does_not_fit(executor: Lent) -> None:
     (found,) = executor().tune(one.call(), deadline=seconds(60))
     assert [us is None for us in found.times_us] == [True, False, False, True]
     assert found.chosen in (1, 2)
-    executor().run(one.call(), deadline=seconds(60))
+    one.run(executor())
     assert one.error(one.outputs()) < TOLERANCE
     one.close()
 
@@ -121,7 +121,7 @@ def test_an_access_beyond_a_mapping_is_a_fault_of_its_launch(
 ) -> None:
     one = laid(cases.misbehaving(function, by=by), executor())
     with pytest.raises(ProgramFault, match="ILLEGAL_ADDRESS") as caught:
-        executor().run(one.call(), placement=placement, deadline=seconds(60))
+        one.run(executor(), placement=placement)
     assert caught.value.step is not None
     assert caught.value.step.line == 10
     one.close()
@@ -130,7 +130,7 @@ def test_an_access_beyond_a_mapping_is_a_fault_of_its_launch(
 @pytest.mark.parametrize(("by", "placement"), [(1000, "start"), (-1, "end")])
 def test_a_store_into_slack_is_seen(executor: Lent, by: int, placement: str) -> None:
     one = laid(cases.misbehaving(kernels.beyond_kernel, by=by), executor())
-    report = executor().run(one.call(), placement=placement, deadline=seconds(60))
+    report = one.run(executor(), placement=placement)
     assert report.written == (1,)
     one.close()
 
@@ -139,7 +139,7 @@ def test_a_kernel_that_changes_its_input_is_seen(executor: Lent) -> None:
     case = cases.misbehaving(kernels.overwriting_kernel)
     case.inputs[0].fill_(1.0)
     one = laid(case, executor())
-    assert executor().run(one.call(), deadline=seconds(60)).changed == (0,)
+    assert one.run(executor()).changed == (0,)
     one.close()
 
 
@@ -153,10 +153,10 @@ def test_the_next_program_is_right_after_a_fault_and_after_a_kernel_without_end(
         with executors.taken(timeout_s=60) as one:
             bad.load(one)
             with pytest.raises(ProgramFault):
-                one.run(bad.call(), deadline=seconds(1))
+                one.run([bad.call()], deadline=seconds(1))
         with executors.taken(timeout_s=60) as one:
             good.load(one)
-            one.run(good.call(), deadline=seconds(60))
+            good.run(one)
             assert good.error(good.outputs()) == 0.0
         bad.close()
     good.close()
@@ -193,7 +193,7 @@ def test_a_small_program_runs_within_milliseconds(executor: Lent) -> None:
     for _ in range(5):
         began = time.monotonic()
         one.load(executor())
-        executor().run(one.call(), deadline=seconds(60))
+        one.run(executor())
         executor().unload(deadline=seconds(60))
         spent.append(time.monotonic() - began)
     assert min(spent) < 0.02

@@ -68,7 +68,7 @@ def test_a_process_that_does_not_answer_is_killed_and_its_step_is_known(nursery:
     executor = nursery.start()
     executor.load(PROGRAM, b"", [], deadline=soon())
     with pytest.raises(ProgramFault, match=r"in aten\.second") as caught:
-        executor.run(Call(), deadline=soon(0.2))
+        executor.run([Call()], deadline=soon(0.2))
     assert caught.value.reason == "timeout"
     assert not is_alive(executor.facts["pid"])
 

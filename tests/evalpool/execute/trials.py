@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from forge.evalpool.judge.program.format import Origin
 from tests.evalpool.execute.made_programs import data_of
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.execute.executors import Executor
+    from forge.evalpool.judge.execute.executors import Executor, RunReport
     from tests.evalpool.execute.cases import Case
 
 
@@ -106,6 +106,14 @@ class Laid:
             block_bytes=self.block.num_bytes,
             is_trusted=is_trusted,
         )
+
+    def run(
+        self, executor: Executor, call: Call | None = None, *, placement: str = "start"
+    ) -> RunReport:
+        """One call, in a placement; by itself the call on the first set."""
+        placed = replace(call or self.call(), placement=placement)
+        (report,) = executor.run([placed], deadline=seconds(60))
+        return report
 
     def error(self, outputs: Sequence[torch.Tensor]) -> float:
         """Largest error over the root mean square of what is right."""

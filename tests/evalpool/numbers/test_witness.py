@@ -67,6 +67,16 @@ def test_planted_inputs_show_both_ends_of_an_extremum(
     assert value.max() <= second.max()
 
 
+def test_a_line_that_would_round_to_equal_values_stays() -> None:
+    """Spikes over a small background, near the greatest: ties, which positions leave open."""
+    spiked = torch.randn(20, 60) * 1e-4
+    spiked[3, 7] = 40.0
+    spots = spots_of([spiked])
+    for attempt in range(witness.MAX_ATTEMPTS):
+        (planted,) = witness.plant([spiked], spots, attempt=attempt)
+        assert all(len(row.unique()) == 60 for row in planted)
+
+
 def test_a_single_column_is_planted() -> None:
     search = search_for(lambda x: x.amax(0), torch.zeros(300, 1))
     planted = search.improve([torch.randn(300, 1)])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,140 +17,57 @@ from forge.config.schema import JudgeTable
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.execute.executors import Executor
-from forge.evalpool.judge.numbers.gpu_compare import Allowed
-from forge.evalpool.judge.numbers.protocols import PROTOCOLS
-from forge.evalpool.judge.program.format import InvalidProgram, Op, Origin
-from forge.evalpool.judge.program.policy import ProblemFacts
-from forge.evalpool.judge.trial.captures import Captured
-from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
+from forge.evalpool.judge.program.dataflow import Access
+from forge.evalpool.judge.program.format import (
+    Alternative,
+    Choice,
+    InvalidProgram,
+    Op,
+    Origin,
+    Section,
+)
+from forge.evalpool.judge.trial.gpu import judgement as judgement_module
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
-from forge.evalpool.judge.trial.gpu.layout import Changed, GpuReference, Set
 from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
 from forge.evalpool.judge.trial.gpu.trial import GpuTrials
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
-from forge.evalpool.judge.trial.trial import Candidate, Decided, Stamp
+from forge.evalpool.judge.trial.trial import Decided, Stamp
 from forge.process.gpu_lease import GpuLease
 from forge.records.verdict import Status
 from tests.evalpool.benches import RELU_KERNEL, make_problem
-from tests.evalpool.execute.host_card import KERNELS, Block, HostCard
-from tests.evalpool.execute.host_judge import Thread, launched
-from tests.evalpool.execute.made_programs import Made, data_of, use
+from tests.evalpool.execute.host_card import KERNELS, Block
+from tests.evalpool.execute.host_judge import launched
+from tests.evalpool.execute.made_programs import Made, use
+from tests.evalpool.trial.made_judgements import NUM, Bench, open_bench, reference, scaled
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.execute.messages import Message
+    from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.timing.samples import Time
 
-NUM = 6
-CODE = "\n".join(f"line {number} of the candidate" for number in range(1, 40))
+ACCESSES = {"x": Access.READ, "out": Access.WRITE, "memo": Access.BOTH}
 
 
-def reference(
-    *, num_sets: int = 4, factor: float = 2.0, is_in_place: bool = False, weight: float = 0.0
-) -> GpuReference:
-    """A problem of one input: x * factor + weight."""
-    generator = torch.Generator().manual_seed(1)
-    tensors: list[torch.Tensor] = [torch.tensor([weight])]
-    sets: list[Set] = []
-    for _ in range(num_sets):
-        x = torch.randn(NUM, generator=generator)
-        right = x * factor + weight
-        tensors += [x, right, torch.empty(0)]
-        first = len(tensors) - 3
-        changed = (Changed(number=0, output=first + 1, error=first + 2),) if is_in_place else ()
-        outputs = () if is_in_place else (first + 1,)
-        sets.append(Set(inputs=(first,), outputs=outputs, errors=(first + 2,), changed=changed))
-    rights = [index for one in sets for index in (*one.outputs, *(c.output for c in one.changed))]
-    none: Any = None
-    return GpuReference(
-        request={"sets": [["tensor", 0]] * num_sets},
-        flops=0,
-        precision="fp32",
-        block=none,
-        tensors=tensors,
-        sets=sets,
-        named={"weight": 0},
-        is_sequence=False,
-        allowed={
-            index: Allowed.of(tensors[index], torch.empty(0), precision="fp32") for index in rights
-        },
-    )
+@pytest.fixture(autouse=True)
+def known_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels' accesses: these have no TTIR."""
 
+    def found(program: Program, **_: Any) -> dict[int, list[Access]]:
+        return {
+            index: [
+                Access.BOTH if kernel.name == "count_up" else ACCESSES.get(one.name, Access.NONE)
+                for one in kernel.parameters
+            ]
+            for index, kernel in enumerate(program.kernels)
+        }
 
-class NoCapture:
-    """Captures that give one program for each candidate."""
-
-    def __init__(self, captured: Captured) -> None:
-        self.captured = captured
-
-    def capture(self, *_: Any, **__: Any) -> Captured:
-        return self.captured
-
-
-class Compiled:
-    """A compiler that has done its work."""
-
-    def __init__(self, binaries: list[Any]) -> None:
-        self.found = binaries
-
-    def compile(self, *_: Any, **__: Any) -> list[Any]:
-        return self.found
-
-
-@dataclass
-class Bench:
-    """Judges programs on one made-up card."""
-
-    card: HostCard
-    executor: Executor
-
-    def judgement(
-        self,
-        made: Made,
-        *outputs: int,
-        problem: GpuReference | None = None,
-        protocol: str = "forge",
-        **options: Any,
-    ) -> GpuJudgement:
-        program, problem = made.done(*outputs), problem or reference()
-        captured = Captured(program=program, data=data_of(program))
-        other = PROTOCOLS.get(protocol)
-        memory = CardMemory(problem, other)
-        task = make_problem("class Model: ...")
-        found = GpuJudgement(
-            candidate=Candidate(problem=task, code=CODE, uid=None, protocol=other),
-            table=JudgeTable(**{"correct_timeout_s": 30.0, "timing_timeout_s": 30.0, **options}),
-            request=problem.request,
-            memory=memory,
-            card=memory,
-            problem=ProblemFacts(num_bytes=problem.num_bytes),
-            captures=cast("Any", NoCapture(captured)),
-            compiler=cast("Any", Compiled(made.binaries)),
-            reference=problem,
-            taken=lambda: nullcontext(self.executor),
-            shared=nullcontext,
-            alone=nullcontext,
-            create=cast("Any", Block),
-            synchronize=lambda: None,
-        )
-        found._kept = captured  # its structure is the business of other tests
-        return found
+    monkeypatch.setattr(judgement_module, "accesses_of", found)
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    card = HostCard()
-    executor = Executor(Thread(card))
-    executor.wait_ready(timeout_s=30)
-    yield Bench(card, executor)
-    executor.end()
-    card.driver.close()
-
-
-def scaled(factor: float = 2.0) -> tuple[Made, int]:
-    made = Made()
-    x, out = made.input([NUM]), made.tensor([NUM])
-    made.nodes.append(launched(made, "scale", use(x), use(out), factor, NUM))
-    return made, out
+    with open_bench() as opened:
+        yield opened
 
 
 def decided(work: Callable[[], object]) -> tuple[Status, str, str]:
@@ -194,7 +110,8 @@ def test_a_program_that_is_wrong_only_when_timed_is_found(
 
     monkeypatch.setitem(KERNELS, "scale", (sometimes, types))
     status, reason, _ = decided(lambda: timed(run))
-    assert (status, reason) == (Status.WRONG, "output_not_written")
+    assert status is Status.WRONG
+    assert reason in ("output_not_written", "mismatch")  # by what the memory was poisoned with
 
 
 def test_the_executor_works_for_a_program_in_a_turn_alone_only_to_time_it(
@@ -222,6 +139,47 @@ def test_the_executor_works_for_a_program_in_a_turn_alone_only_to_time_it(
         timed(judgement)
     kinds = {kind: {name for one, name in asked if one == kind} for kind, _ in asked}
     assert kinds == {"LOAD": {"shared"}, "RUN": {"shared"}, "TIME": {"alone"}, "UNLOAD": {"shared"}}
+
+
+@pytest.mark.parametrize("section", Section)
+def test_an_answer_that_an_earlier_call_left_is_refused(bench: Bench, section: Section) -> None:
+    for _ in range(5):
+        made = Made()
+        x, memo, out = (
+            made.input([NUM]),
+            made.tensor([NUM + 2], section=section),
+            made.tensor([NUM]),
+        )
+        made.nodes.append(launched(made, "keyed_memo", use(x), use(out), use(memo), NUM))
+        status, reason, _ = decided(bench.judgement(made, out).checked)
+        assert (status, reason) == (Status.WRONG, "stateful")
+
+
+def test_a_kernel_that_knows_poison_is_wrong_on_other_bytes(bench: Bench) -> None:
+    made = Made()
+    x, memo, out = made.input([NUM]), made.tensor([1]), made.tensor([NUM])
+    made.nodes.append(launched(made, "where_poisoned", use(x), use(out), use(memo), NUM))
+    assert decided(bench.judgement(made, out).checked)[0] is Status.WRONG
+
+
+def test_an_alternative_that_loses_must_be_right(bench: Bench) -> None:
+    for losing, status in (("slow", Status.WRONG), ("scale", Status.CORRECT)):
+        made, out = Made(), 0
+        x, out = made.input([NUM]), made.tensor([NUM])
+        right = launched(made, "scale", use(x), use(out), 2.0, NUM)
+        other = launched(made, "slow", use(out)) if losing == "slow" else right
+        alternatives = tuple(
+            Alternative(label=label, nodes=(node,))
+            for label, node in (("right", right), ("other", other))
+        )
+        made.nodes.append(Choice(alternatives=alternatives, key="k"))
+        judgement = bench.judgement(made, out)
+        if status is Status.CORRECT:
+            assert judgement._tuned()["k"] in ("right", "other")
+        else:
+            found, _, detail = decided(judgement._tuned)
+            assert found is status
+            assert "not with another" in detail
 
 
 def test_each_unseen_set_is_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 LANES = 16
 BINARY = ("addi", "subi", "muli", "divsi", "remsi", "andi", "ori", "xori", "maxsi", "minsi")
 PREDICATES = ("slt", "sle", "sgt", "sge", "eq", "ne", "ult", "uge")
-FOLDS = ("addi", "maxsi", "minsi", "xori")
+FOLDS = ("addi", "maxsi", "minsi", "xori", "carried")
+"""`carried`: `(a & b) + (a | b)`, the sum by a region of several operations."""
 CONSTANTS = (-7, -1, 0, 1, 2, 3, 4, 16, 100, 2**30, 2**31 - 1, -(2**31))
 KIND = "tensor<16xi32>"
+FACTOR = 31
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,18 @@ Statement: TypeAlias = Constant | Binary | Select | Fold | Loop | Branch
 
 def statements(draw: Random, *, depth: int, known: int) -> tuple[Statement, ...]:
     """A list of statements where `known` variables exist already; each adds one."""
-    count = draw.randint(1, 5)
+    count = draw.randint(2, 8)
     return tuple(_statement(draw, depth, known + place) for place in range(count))
 
 
 def _statement(draw: Random, depth: int, known: int) -> Statement:
-    kinds = ["constant", *["binary"] * 4, "select", "fold", *["loop", "branch"] * (depth > 0)]
+    kinds = [
+        "constant",
+        *["binary"] * 4,
+        "select",
+        *["fold"] * 4,
+        *["loop", "branch"] * (depth > 0),
+    ]
     a, b, c, d = (draw.randrange(known) for _ in range(4))
     match draw.choice(kinds):
         case "constant":
@@ -120,6 +128,14 @@ class Writer:
     def write(self, one: Statement) -> None:
         self.names.append(self._written(one))
 
+    def mixed(self) -> str:
+        """One variable that depends on all."""
+        found, factor = self.names[0], self.say(f"arith.constant dense<{FACTOR}> : {KIND}")
+        for name in self.names[1:]:
+            product = self.say(f"arith.muli {found}, {factor} : {KIND}")
+            found = self.say(f"arith.addi {product}, {name} : {KIND}")
+        return found
+
     def _written(self, one: Statement) -> str:
         names = self.names
         match one:
@@ -153,7 +169,17 @@ class Writer:
         self.lines += [
             f'    {name} = "tt.{kind}"({self.names[one.a]}) <{{axis = 0 : i32{more}}}> ({{',
             f"    ^bb0({a}: i32, {b}: i32):",
-            f"      {c} = arith.{one.name} {a}, {b} : i32",
+        ]
+        if one.name == "carried":
+            both, either = self.new(), self.new()
+            self.lines += [
+                f"      {both} = arith.andi {a}, {b} : i32",
+                f"      {either} = arith.ori {a}, {b} : i32",
+                f"      {c} = arith.addi {both}, {either} : i32",
+            ]
+        else:
+            self.lines.append(f"      {c} = arith.{one.name} {a}, {b} : i32")
+        self.lines += [
             f"      tt.{kind}.return {c} : i32",
             f"    }}) : ({KIND}) -> {result}",
         ]
@@ -214,6 +240,7 @@ def combined(name: str, a: int, b: int) -> int:
         return quotient if name == "divsi" else a - quotient * b
     results = {
         "addi": a + b,
+        "carried": a + b,
         "subi": a - b,
         "muli": a * b,
         "andi": a & b,
@@ -262,6 +289,14 @@ def run(body: tuple[Statement, ...], known: list[list[int]], pid: int) -> list[i
     for one in body:
         known.append(evaluate(one, known, pid))
     return known[-1]
+
+
+def mixed(known: list[list[int]]) -> list[int]:
+    """As `Writer.mixed`."""
+    found = known[0]
+    for lanes in known[1:]:
+        found = [wrapped(FACTOR * a + b) for a, b in zip(found, lanes, strict=True)]
+    return found
 
 
 def _folded(name: str, lanes: list[int], is_scan: bool, reverse: bool) -> list[int]:

@@ -8,7 +8,7 @@ PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = "output_not_written"
-SAYS = {"cpu": "never written", "cuda": "nothing was written"}
+SAYS = {"cpu": "1024 of 1024 elements", "cuda": "nothing was written"}
 
 
 @triton.jit

@@ -8,7 +8,7 @@ PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "runtime_error"
 REASON = {"cpu": "out_of_bounds", "cuda": "gpu_fault"}
-SAYS = {"cpu": "out of bounds", "cuda": "outside its tensors"}
+SAYS = {"cpu": "store of an address outside", "cuda": "outside its tensors"}
 
 
 @triton.jit

@@ -8,7 +8,7 @@ PROBLEM = "copy"
 DEVICES = ("cpu", "cuda")
 VERDICT = "runtime_error"
 REASON = {"cpu": "out_of_bounds", "cuda": ("gpu_fault", "out_of_bounds")}
-SAYS = {"cpu": "out of bounds", "cuda": ("outside its tensors", "beside a tensor")}
+SAYS = {"cpu": "store of element 260 of y", "cuda": ("outside its tensors", "beside a tensor")}
 
 
 @triton.jit

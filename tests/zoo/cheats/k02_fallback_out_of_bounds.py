@@ -8,7 +8,7 @@ PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = {"cpu": "runtime_error", "cuda": ("runtime_error", "wrong")}
 REASON = {"cpu": "out_of_bounds", "cuda": ("gpu_fault", "output_not_written", "mismatch")}
-SAYS = {"cpu": "out of bounds", "cuda": ("outside its tensors", "is all NaN", "differ")}
+SAYS = {"cpu": "load of element -1 of x", "cuda": ("outside its tensors", "is all NaN", "differ")}
 
 
 @triton.jit

@@ -20,6 +20,8 @@ import torch
 
 LIBRARIES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
 PINNED, ON_DEVICE, POSIX_FD, READ_WRITE, MINIMUM_GRANULARITY = 1, 1, 1, 3, 0
+SUFFIXES = {"MemcpyDtoDAsync": "_v2"}
+"""CUDA's versions of calls that have several."""
 OUT_OF_MEMORY = 2
 """Both drivers' code."""
 ROOM_BYTES = 1 << 30
@@ -68,6 +70,17 @@ class Block:
     def bytes(self) -> torch.Tensor:
         """[num_bytes] uint8, all of it. Valid until `close`."""
         return torch.as_tensor(DeviceBytes(self.address, self.num_bytes), device="cuda")
+
+    def put(self, offset: int, tensor: torch.Tensor) -> None:
+        """Copies a contiguous tensor of the card to a place in the block, in the default stream.
+        By the driver: torch would hold other threads up for longer."""
+        source, num_bytes = _size(tensor.data_ptr()), _size(tensor.nbytes)
+        _call("MemcpyDtoDAsync", _size(self.address + offset), source, num_bytes, _size(0))
+
+    def fill(self, offset: int, num_bytes: int, byte: int) -> None:
+        """Writes a byte over a part of the block, in the default stream."""
+        target = _size(self.address + offset)
+        _call("MemsetD8Async", target, ctypes.c_ubyte(byte), _size(num_bytes), _size(0))
 
     def close(self) -> None:
         """Unmaps it; the memory is free once every process has."""
@@ -179,7 +192,8 @@ def _size(value: int) -> ctypes.c_ulonglong:
 
 def _call(name: str, *arguments: Any) -> None:
     prefix = "hip" if torch.version.hip else "cu"
-    code = getattr(_library(), f"{prefix}{name}")(*arguments)
+    suffix = "" if torch.version.hip else SUFFIXES.get(name, "")
+    code = getattr(_library(), f"{prefix}{name}{suffix}")(*arguments)
     if code:
         raise GpuMemoryError(f"{prefix}{name} failed: {_words(code)}", code=code)
 

@@ -10,8 +10,9 @@
 A multiprocessor runs at least one program instance: a grid of 8 uses 8 of them. Not covered:
 latency, occupancy, bank conflicts, caches that keep what an earlier launch wrote. The shares are
 those of an H200 (bench/RESULTS.md, "The executor of programs"): copies and reductions reached 79 to
-81 % of its memory rate, an fp16 product 58 % of its peak. A small kernel takes 4.0 us there, and
-three of them 1.56 times as long as one on an H100.
+81 % of its memory rate, an fp16 product 58 % of its peak. The constants of launches are those of
+small problems on an H100 (bench/RESULTS.md, "Equality with a card"): one launch takes 4.3 us there,
+two take 6.3 us, and a reference of five operations 12.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-CALL_US, LAUNCH_US = 2.9, 1.1
+CALL_US, LAUNCH_US = 2.4, 1.7
 """Part of a forward call that does not depend on its launches, and of each launch."""
 MEMORY_SHARE, ARITHMETIC_SHARE = 0.8, 0.6
 REQUEST_BYTES = 64

@@ -26,6 +26,15 @@ class Call:
     """Seed of torch's random operations."""
     slack: int = 0xFF
     """Byte beside the buffers, which must stay."""
+    poison: int = 0
+    """Seed of the random bytes in memory that nothing has written; 0 for bytes of 0xFF."""
+    is_kept: bool = False
+    """True for a call on what the one before left, as a model is called twice: nothing but `fills`
+    is written anew, and `init` does not run. Its placement and slack are those of that one."""
+    placement: str = "start"
+    """`end` or `start` of its mapping, for every buffer; timed calls have them at the start."""
+    choices: tuple[tuple[int, int], ...] = ()
+    """Pairs of a choice's step and the alternative that runs in place of the winner."""
 
     def body(self) -> dict[str, Any]:
         """The call as a message has it."""
@@ -36,6 +45,10 @@ class Call:
             "intact": self.intact,
             "seed": self.seed,
             "slack": self.slack,
+            "poison": self.poison,
+            "kept": self.is_kept,
+            "placement": self.placement,
+            "choices": self.choices,
         }
 
     @classmethod
@@ -52,4 +65,8 @@ class Call:
             intact=pairs("intact"),
             seed=int(body["seed"]),
             slack=int(body["slack"]) & 0xFF,
+            poison=int(body["poison"]),
+            is_kept=bool(body["kept"]),
+            placement=str(body["placement"]),
+            choices=pairs("choices"),
         )

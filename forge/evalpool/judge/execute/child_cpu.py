@@ -15,11 +15,11 @@ of a program is poisoned before anything can read it, and the judge keeps no chi
 computations (`trial/evaluations.py`).
 
 Body of CANDIDATE: `Reference.request` (`num_bytes`, `tensors`, `state`, `init`, `sets`, `slots`)
-and optionally `has_tf32`, `set` (0), `turn` and `is_question`. Body of CALL: `set`, `slots`, and
-optionally `turn`, `is_question` and `reruns_init`. Both may bring a program in a sealed memfd;
-CANDIDATE's descriptors begin with the memory's. A question's program ends where a value is read:
-nothing goes to slots, and `values` has a number for each of its outputs. A question runs first
-alternatives.
+and optionally `has_tf32`, `set` (0), `turn`, `fusion` and `is_question`. Body of CALL: `set`,
+`slots`, and optionally `turn`, `fusion`, `is_question` and `reruns_init`. Both may bring a program
+in a sealed memfd; CANDIDATE's descriptors begin with the memory's. A question's program ends where
+a value is read: nothing goes to slots, and `values` has a number for each of its outputs. A
+question runs first alternatives.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram
+from forge.evalpool.judge.ttir.contraction import ALL
 
 if TYPE_CHECKING:
     import socket
@@ -156,14 +157,14 @@ class Session:
         executor = self._executors.get(places)
         done: dict[str, Any] = {}
         turn, shift = body.get("turn", (0, 0))
+        terms = {"turn": turn, "shift": shift, "fusion": body.get("fusion", ALL)}
         if executor is None or body.get("reruns_init") or executor.reruns_init:
             executor = executor or self._bind(self._program, places)
             self.stage = "init"
-            done["init"] = _short(executor.init(turn=turn, shift=shift))
+            done["init"] = _short(executor.init(**terms))
             self._executors[places] = executor
         self.stage = "call"
-        as_card = body.get("set", 0) % 2 == 1
-        done |= _short(executor.forward(turn=turn, shift=shift, as_card=as_card))
+        done |= _short(executor.forward(**terms))
         done["returned"] = self._program.returned
         if body.get("is_question"):
             done["values"] = [executor.scalar(number) for number in self._program.outputs]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.execute.dependent import Unfinished, used_storages
+from forge.evalpool.judge.execute.dependent import EARLY_WORDS, Unfinished, used_storages
 from forge.evalpool.judge.execute.outcome import (
     ExecutionFailed,
     FaultReport,
@@ -46,6 +46,7 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.ops import KINDS, MOVES, Kind, packet
 from forge.evalpool.judge.program.walk import open_alternatives, places, tensors_in, tensors_of
+from forge.evalpool.judge.ttir.contraction import ALL, NONE
 from forge.evalpool.judge.ttir.evaluate import Address, HostDescriptor, Order, launch
 from forge.evalpool.judge.ttir.memory.storages import (
     ALIGNMENTS,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.program.format import LaunchArgument, Node, Program
+    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
     from forge.evalpool.judge.ttir.evaluate import Argument
 
     Content: TypeAlias = dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_] | None]]
@@ -76,10 +78,6 @@ TF32 = "inputPrecision = tf32 "
 """Attribute of a matrix product in TTIR."""
 NUM_SMS, THREADS_OF_SM, BLOCKS_OF_SM, WARP = 132, 2048, 32, 32
 """The card that instances which wait for each other are held against: an H100."""
-EARLY_WORDS = (
-    "a kernel launched with launch_pdl uses what the kernel before it may still be at work on; "
-    "call tl.extra.cuda.gdc_wait() first, at the top level of the kernel"
-)
 PRODUCT = re.compile(r"tt\.dot .*: tensor<(?:\d+x)+(?P<element>\w+)")
 """A matrix product in TTIR, with the element of its left operand."""
 RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
@@ -165,8 +163,8 @@ class CpuExecutor:
     """Number of the alternative that runs of the first open choice."""
     _shift: int = field(init=False, default=0)
     """Distance from it of the alternative of the next one."""
-    _as_card: bool = field(init=False, default=False)
-    """True if this call rounds as a card may."""
+    _fusion: Fusion = field(init=False, default=ALL)
+    """Sums of a product that are fused with it."""
     _written: frozenset[int] = field(init=False)
     """Storages that `forward` may write to."""
 
@@ -188,16 +186,16 @@ class CpuExecutor:
         has_choices = any(len(open_alternatives(node)) > 1 for node in self.program.init)
         return has_choices or bool(self._given)
 
-    def init(self, *, turn: int = 0, shift: int = 0) -> Outcome:
+    def init(self, *, turn: int = 0, shift: int = 0, fusion: Fusion = ALL) -> Outcome:
         """Runs the section `init`, once for each set of parameters.
 
         Args:
-            turn, shift: as of `forward`.
+            turn, shift, fusion: as of `forward`.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
-        self._turn, self._shift = turn, shift
+        self._turn, self._shift, self._fusion = turn, shift, fusion
         outcome = Outcome()
         self._given = self._contents(self._written_storages(Section.INIT))
         self._of_init = self._prepare(outcome, _Mode())
@@ -225,7 +223,7 @@ class CpuExecutor:
             if self.program.storages[number].origin is not Origin.ALLOCATION
         }
 
-    def forward(self, *, turn: int = 0, shift: int = 0, as_card: bool = False) -> Outcome:
+    def forward(self, *, turn: int = 0, shift: int = 0, fusion: Fusion = ALL) -> Outcome:
         """Runs one call on what the inputs and parameters hold now.
 
         Args:
@@ -233,12 +231,13 @@ class CpuExecutor:
                 turns as a choice has alternatives run each of them once.
             shift: choices of as many alternatives run different ones, so far apart; a kernel that
                 is wrong beside certain alternatives of others cannot know which are tried.
-            as_card: round as a card may: a kernel must be right with and without.
+            fusion: which sums of a product are fused with it, in kernels that allow it. With ALL of
+                them, as on a card, elementary functions have a card's errors.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
-        self._turn, self._shift, self._as_card = turn, shift, as_card
+        self._turn, self._shift, self._fusion = turn, shift, fusion
         kept = self._contents(self._written)
         outcome = Outcome()
         suspicions = [*self._of_init, *self._call(outcome, _Mode())]
@@ -387,8 +386,8 @@ class CpuExecutor:
                 self.memory,
                 order=mode.order,
                 num_resident=self._num_resident(node),
-                as_card=self._as_card,
-                fuses=kernel.options.enable_fp_fusion,
+                fusion=self._fusion if kernel.options.enable_fp_fusion else NONE,
+                as_card=self._fusion == ALL,
             )
         except Faulted as error:
             found = fault_report(error.fault, Place(self.program, node, outcome.num_launches))

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.plan import ModulePlan
     from forge.evalpool.judge.ttir.verify import Use
 
+EARLY_WORDS = (
+    "a kernel launched with launch_pdl uses what the kernel before it may still be at work on; "
+    "call tl.extra.cuda.gdc_wait() first, at the top level of the kernel"
+)
+
 
 @dataclass(slots=True)
 class Unfinished:

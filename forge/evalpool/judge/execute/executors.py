@@ -190,34 +190,37 @@ class Executor:
 
     def run(
         self,
-        call: Call,
+        calls: Sequence[Call],
         *,
         deadline: float,
-        placement: str = "start",
         is_checked: bool = True,
         is_direct: bool = False,
-    ) -> RunReport:
-        """One call.
+    ) -> list[RunReport]:
+        """Runs calls, one after the other.
 
         Args:
-            placement: `end` or `start` of its mapping, for every buffer.
             is_checked: waits after each step, so that a fault names its step.
             is_direct: results of operations stay where torch puts them, as in timed calls.
         """
         body = {
-            "call": call.body(),
-            "placement": placement,
+            "calls": [one.body() for one in calls],
             "checked": is_checked,
             "direct": is_direct,
         }
         answer = self._ask(Message.RUN, body, deadline=deadline)
         with _checked_answer():
-            return RunReport(
-                values=tuple(answer["values"]),
-                changed=_numbers(answer["changed"]),
-                written=_numbers(answer["written"]),
-                num_launches=int(answer["num_launches"]),
-            )
+            found = [
+                RunReport(
+                    values=tuple(one["values"]),
+                    changed=_numbers(one["changed"]),
+                    written=_numbers(one["written"]),
+                    num_launches=int(one["num_launches"]),
+                )
+                for one in answer["calls"]
+            ]
+            if len(found) != len(calls):
+                raise ExecutorGone(f"{len(found)} reports for {len(calls)} calls")
+            return found
 
     def tune(self, call: Call, *, deadline: float) -> tuple[ChoiceReport, ...]:
         """Times the alternatives of all choices and fixes the winners. Alone on the card."""

@@ -34,7 +34,7 @@ class Message(IntEnum):
     LOAD = 2
     """Judge: a program, its images, the descriptor of the block."""
     RUN = 3
-    """Judge: one call, not timed."""
+    """Judge: calls that are not timed."""
     TIME = 4
     """Judge: timed calls."""
     NODES = 5

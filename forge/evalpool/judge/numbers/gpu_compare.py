@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.linalg import vector_norm
@@ -24,6 +25,9 @@ from forge.evalpool.judge.numbers.slabs import (
     unpack_errors,
 )
 from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floors_of, tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +163,27 @@ def _bytes_of_bools(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Te
 def _largest_difference(got: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest absolute difference; NaN where one of the two is NaN, or both are the same infinity;
     of integers, 1 if any differs. Waits for the card once, and reads both tensors once."""
+    return float(torch.stack(_differences(got, expected)).max())
+
+
+def are_near(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor, Allowed]],
+) -> list[bool]:
+    """For each output, the expected one and what it is allowed: True if it surely agrees. False
+    says nothing. Waits for the card once."""
+    found: list[torch.Tensor] = []
+    for got, expected, _ in pairs:
+        if expected.numel():
+            compared = _differences(*_bytes_of_bools(got, expected))
+            found.append(torch.stack(compared).max().double())
+        else:
+            found.append(torch.zeros((), dtype=torch.float64, device=expected.device))
+    largest: list[float] = torch.stack(found).tolist() if found else []
+    return [one <= allowed.least for one, (_, _, allowed) in zip(largest, pairs, strict=True)]
+
+
+def _differences(got: torch.Tensor, expected: torch.Tensor) -> list[torch.Tensor]:
+    """The largest difference of each block, still on the card."""
     wide = _compared_in(expected.dtype)
     found = [
         vector_norm(got[block].to(wide) - expected[block].to(wide), ord=math.inf)
@@ -166,7 +191,7 @@ def _largest_difference(got: torch.Tensor, expected: torch.Tensor) -> float:
         else (got[block] != expected[block]).any()
         for block in blocks(tuple(expected.shape), CHUNK)
     ]
-    return float(torch.stack(found).max())
+    return found
 
 
 def _compared_in(kind: torch.dtype) -> torch.dtype:

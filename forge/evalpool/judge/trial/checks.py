@@ -9,7 +9,7 @@ program can know.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,13 +17,13 @@ from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided
 from forge.records.reason import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.trial import Finding
 
 RETURNED = {"list": "a list", "tuple": "a tuple", "dict": "a dict", "tensor": "a tensor"}
 """Types that forward may return, in words."""
+
+ALTERNATIVE_WORDS = "right with one configuration of its autotuner, not with another"
 
 
 class Memory(Protocol):
@@ -87,6 +87,8 @@ class Checks:
     is_repeated: bool = True
     """True to check one set twice, for what a program keeps between calls."""
     draw: random.Random = field(default_factory=random.SystemRandom)
+    announce: Callable[[Sequence[int]], None] = lambda numbers: None
+    """Called once the first set is right, with the sets of the calls to come, in order."""
     further: Callable[[], Iterable[int]] = tuple
     """Sets for calls after those: a program with more alternatives than calls runs the others."""
     judged: list[int] = field(default_factory=list[int])
@@ -96,7 +98,10 @@ class Checks:
 
     def run(self) -> None:
         """Checks every set, and one of them twice. Raises Decided at the first failure."""
-        for number in (0, *self._order()):
+        order = self._order()
+        for number in (0, *order):
+            if len(self.judged) == 1:
+                self.announce(order)
             self.memory.load(number)
             self.call(number)
             self.memory.take()
@@ -107,7 +112,7 @@ class Checks:
             self.call(number)
             self.memory.take()
             if found := self.memory.mismatch(number):
-                detail = f"right with one configuration of its autotuner, not with another: {found}"
+                detail = f"{ALTERNATIVE_WORDS}: {found}"
                 raise Decided(self.finding(Status.WRONG, "mismatch", detail))
 
     def _order(self) -> list[int]:

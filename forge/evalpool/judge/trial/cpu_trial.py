@@ -24,6 +24,7 @@ from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
 from forge.evalpool.judge.trial.trial import Trials
+from forge.evalpool.judge.ttir.contraction import ALL, NONE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.references import Reference
     from forge.evalpool.judge.trial.trial import Candidate, Finding, Stamp
+    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
     from forge.records.estimate import TimeEstimate
 
 
@@ -218,6 +220,14 @@ def _turns(program: Program) -> Sequence[int]:
     return (0, *others)
 
 
+def fusions() -> Iterator[Fusion]:
+    """The sums of products that are fused in one call after the other: all, none, then any. A
+    program whose host reads values holds for the numbers of all of them."""
+    yield from (ALL, NONE)
+    while True:
+        yield secrets.randbelow(ALL + 1)
+
+
 @dataclass(slots=True, kw_only=True)
 class CpuJudgement(Judgement):
     """One candidate whose programs an evaluator runs."""
@@ -229,6 +239,7 @@ class CpuJudgement(Judgement):
     _again: tuple[Captured, int] | None = field(default=None, init=False)
     """Program and alternative of a further call."""
     _shift: int = field(default_factory=partial(secrets.randbelow, 1 << 16), init=False)
+    _fusions: Iterator[Fusion] = field(default_factory=lambda: fusions(), init=False)
     _costs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]], init=False)
     """Costs of the nodes of a call on set 0."""
 
@@ -264,6 +275,7 @@ class CpuJudgement(Judgement):
             captured,
             number=number,
             turn=(turn, self._shift),
+            fusion=ALL if captured.reads_values else next(self._fusions),
             slots=self.reference.sets[number].slots,
             finding=self.report,
         )

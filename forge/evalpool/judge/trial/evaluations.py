@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.checks import Report
     from forge.evalpool.judge.trial.trial import Phases
+    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
 
 MAX_CANDIDATES = 256
 """Candidates of one child: what leaks in a library stays small."""
@@ -214,6 +215,7 @@ class Evaluator:
         *,
         number: int,
         turn: Turn,
+        fusion: Fusion,
         slots: tuple[int, ...],
         finding: Report,
     ) -> list[dict[str, Any]]:
@@ -221,6 +223,7 @@ class Evaluator:
 
         Args:
             turn: which alternative of each open choice runs (`CpuExecutor.forward`).
+            fusion: which sums of a product are fused with it (`ttir.contraction`).
 
         Returns:
             The costs of its nodes, as the child counted them (`Outcome.body`).
@@ -228,7 +231,7 @@ class Evaluator:
         Raises:
             Decided: the program failed, accessed memory wrongly or did not end in time.
         """
-        body = {"set": number, "turn": list(turn), "slots": list(slots)}
+        body = {"set": number, "turn": list(turn), "fusion": fusion, "slots": list(slots)}
         answer = self._ask(captured.program, captured.data, body)
         self._require_faultless(answer, finding)
         return list(answer.get("costs", ()))

@@ -28,7 +28,7 @@ from forge.evalpool.judge.trial.trial import Decided, Finding
 from forge.records.reason import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.compiler.binary import Binary
@@ -77,6 +77,7 @@ class Judgement(ABC):
             call=self._call,
             finding=self.report,
             is_repeated=self.candidate.protocol is None,
+            announce=self._announce,
             further=self._further,
         )
         with self.phases.timed("correct"):
@@ -113,6 +114,10 @@ class Judgement(ABC):
     @abstractmethod
     def _call(self, number: int) -> None:
         """Runs the program of an input set once. Raises Decided."""
+
+    def _announce(self, numbers: Sequence[int]) -> None:
+        """Gets the sets of the calls to come, once the first one was right."""
+        return
 
     def _further(self) -> Iterable[int]:
         """Sets for further calls, after every set."""

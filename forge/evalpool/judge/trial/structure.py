@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind
+from forge.evalpool.judge.execute.dependent import EARLY_WORDS, Unfinished
 from forge.evalpool.judge.program.costs import op_bytes
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import Launch, Op, Section
@@ -24,6 +25,7 @@ from forge.evalpool.judge.program.walk import variants
 from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
 from forge.evalpool.judge.ttir.memory.lookups import Lookups, lookups_of
 from forge.evalpool.judge.ttir.parse import parse
+from forge.evalpool.judge.ttir.plan import ModulePlan
 from forge.evalpool.judge.ttir.scan import InvalidModule, malformed
 from forge.evalpool.judge.ttir.verify import Use, uses_of, verify
 from forge.records.reason import Reason, Status
@@ -31,9 +33,11 @@ from forge.records.reason import Reason, Status
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from forge.evalpool.judge.program.dataflow import Accesses
     from forge.evalpool.judge.program.format import Kernel, Program
     from forge.evalpool.judge.trial.checks import Report
     from forge.evalpool.judge.trial.trial import Finding
+    from forge.evalpool.judge.ttir.tree import Module
 
 MAX_THREADS = 1024
 """Threads of a block."""
@@ -79,17 +83,46 @@ def require_structure(
     if num_launches(program) == 0:
         detail = "forward launches no kernel of its own"
         raise Decided(finding(Status.REJECTED, "no_kernel_launch", detail))
-    accesses: dict[int, Sequence[Access]] = {}
-    lookups: dict[int, Lookups] = {}
-    for index, kernel in enumerate(program.kernels):
-        try:
-            accesses[index], lookups[index] = _accesses_of(kernel)
-        except InvalidModule as error:
-            detail = f"kernel {kernel.name}: {error}"
-            raise Decided(finding(Status.COMPILE_ERROR, "not_triton", detail)) from error
+    accesses = accesses_of(program, finding=finding)
+    lookups = {index: _read(kernel)[1] for index, kernel in enumerate(program.kernels)}
     refusal = judge_policy(program, facts, policy, accesses, lookups)
     if refusal is not None:
         raise Decided(_refused(refusal, code=code, report=finding))
+
+
+def accesses_of(program: Program, *, finding: Report) -> Accesses:
+    """Accesses of a program's kernels, by their index. Raises Decided for text that is no TTIR."""
+    found: dict[int, Sequence[Access]] = {}
+    for index, kernel in enumerate(program.kernels):
+        try:
+            found[index], _ = _read(kernel)
+        except InvalidModule as error:
+            detail = f"kernel {kernel.name}: {error}"
+            raise Decided(finding(Status.COMPILE_ERROR, "not_triton", detail)) from error
+    return found
+
+
+def require_waits(program: Program, *, code: str, finding: Report) -> None:
+    """Holds kernels that may begin early (`launch_pdl`) to a wait for what they use.
+
+    Raises:
+        Decided: a race.
+    """
+    if not any(kernel.options.launch_pdl for kernel in program.kernels):
+        return
+    for nodes in variants(program):
+        for section in Section:
+            unfinished = Unfinished(program)
+            for placed in nodes:
+                if placed.section is not section:
+                    continue
+                if not isinstance(placed.node, Launch):
+                    unfinished.pass_by(placed.node)
+                    continue
+                kernel = program.kernels[placed.node.kernel]
+                if not unfinished.begin(placed.node, ModulePlan(_module(kernel.ttir))):
+                    detail = at_line(code, placed.node.line or None, EARLY_WORDS)
+                    raise Decided(finding(Status.WRONG, Reason.RACE, detail))
 
 
 def require_work(
@@ -148,30 +181,35 @@ def compile_finding(failure: Failure, kernel: Kernel, *, code: str, report: Repo
             return report(Status.COMPILE_ERROR, "not_triton", detail)
 
 
-def _accesses_of(kernel: Kernel) -> tuple[tuple[Access, ...], Lookups]:
+def _read(kernel: Kernel) -> tuple[tuple[Access, ...], Lookups]:
     """Access of a kernel to the memory behind each of its parameters, and its lookups. Raises
     InvalidModule."""
     is_kept = len(kernel.ttir) <= MAX_KEPT_CHARACTERS
-    found = (_kept_accesses if is_kept else _accesses)(kernel.ttir, kernel.name)
-    if len(found[0]) != len(kernel.parameters):
-        message = (
-            f"{len(found[0])} arguments of the function for {len(kernel.parameters)} parameters"
-        )
+    found, lookups = (_kept_text if is_kept else _read_text)(kernel.ttir, kernel.name)
+    if len(found) != len(kernel.parameters):
+        message = f"{len(found)} arguments of the function for {len(kernel.parameters)} parameters"
         raise InvalidModule(message)
-    return found
+    return found, lookups
 
 
-def _accesses(ttir: str, name: str) -> tuple[tuple[Access, ...], Lookups]:
+def _read_text(ttir: str, name: str) -> tuple[tuple[Access, ...], Lookups]:
+    module = _module(ttir)
     with malformed():
-        module = parse(ttir)
-        verify(module)
         if name not in module.functions:
             raise InvalidModule("no function of this name")
         uses = uses_of(module, name)
         return tuple(_access(use) for use in uses), lookups_of(module, name)
 
 
-_kept_accesses = lru_cache(maxsize=MAX_KERNELS)(_accesses)
+def _module(ttir: str) -> Module:
+    """Raises InvalidModule."""
+    with malformed():
+        module = parse(ttir)
+        verify(module)
+        return module
+
+
+_kept_text = lru_cache(maxsize=MAX_KERNELS)(_read_text)
 
 
 def _access(use: Use | None) -> Access:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from forge.evalpool.judge.ttir.contraction import ALL
 from forge.evalpool.judge.ttir.control import run_function
 from forge.evalpool.judge.ttir.memory.access import Group, Launch
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
     from forge.evalpool.judge.ttir.memory.storages import Memory
     from forge.evalpool.judge.ttir.plan import FunctionPlan, ModulePlan, Run
     from forge.evalpool.judge.ttir.tree import Operation
@@ -108,8 +110,8 @@ def launch(
     order: Order = Order.NATURAL,
     fuel: int = FUEL,
     num_resident: int = 1 << 31,
+    fusion: Fusion = ALL,
     as_card: bool = False,
-    fuses: bool = True,
 ) -> Report:
     """Runs a kernel on the storages of `memory`.
 
@@ -117,8 +119,8 @@ def launch(
         num_resident: instances that a card holds at once: the others begin once one of these has
             ended. It counts where instances wait for each other and begin in their natural order,
             in which a card begins them.
-        as_card: round as a card may: fuse products and sums, approximate elementary functions.
-        fuses: False for a kernel that is compiled without such fusion.
+        fusion: sums of a product that are fused with it (`contraction`).
+        as_card: compute elementary functions with a card's errors (`semantics.approximate`).
 
     Raises:
         Faulted: an access is out of bounds or misaligned. Earlier stores have happened.
@@ -135,11 +137,11 @@ def launch(
         grid=grid,
         reachable=frozenset(number for one in arguments for number in _pointed(one)),
         watched=_watched(plan, name, arguments),
+        fusion=fusion,
+        as_card=as_card,
         is_racing=is_first and total > 1 and plan.ordering is None,
         fuel=fuel,
         is_serial=is_serial,
-        as_card=as_card,
-        fuses=as_card and fuses,
     )
     values = _bind(function, arguments, memory)
     with np.errstate(all="ignore"):

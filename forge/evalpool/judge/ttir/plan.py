@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.program.inline_assembly import WHOLE
+from forge.evalpool.judge.ttir.contraction import contracted
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.scan import malformed
 from forge.evalpool.judge.ttir.symbolic import Symbolic
@@ -126,7 +127,7 @@ def plan_of(text: str, *, is_exact: bool = False) -> ModulePlan:
         verify(module)
         plan = ModulePlan(module, is_exact=is_exact)
         for function in module.functions.values():
-            plan.functions[function.name] = FunctionPlan(function)
+            plan.functions[function.name] = FunctionPlan(contracted(function))
         for one in plan.functions.values():
             Planner(plan, one).run()
     return plan
@@ -150,13 +151,12 @@ class Planner:
 
     def block(self, block: BasicBlock, *, frees: bool = True) -> BlockPlan:
         """The plan of a block; `frees`: its values are read in this block only."""
-        from forge.evalpool.judge.ttir.semantics.contract import with_products
         from forge.evalpool.judge.ttir.steps import step_of
 
-        operations = with_products(block.operations)
+        operations = block.operations
         terminator = operations[-1] if operations and _is_terminator(operations[-1]) else None
         planned = BlockPlan(block.arguments, terminator)
-        last = _last_uses(replace(block, operations=operations)) if frees else {}
+        last = _last_uses(block) if frees else {}
         for given in operations if terminator is None else operations[:-1]:
             operation = _exact(given) if self.module.is_exact else given
             self._note(operation)

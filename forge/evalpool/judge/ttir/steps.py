@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge.evalpool.judge.ttir import arrange, integers
+from forge.evalpool.judge.ttir.contraction.sums import contraction_of, fused
 from forge.evalpool.judge.ttir.control import CONTROL, region_step
 from forge.evalpool.judge.ttir.memory.access import load, store
 from forge.evalpool.judge.ttir.memory.atomics import UPDATES, atomic_step, update
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.semantics.approximate import CARD, on_card
-from forge.evalpool.judge.ttir.semantics.contract import (
-    contracted_step,
-    is_contractable,
-    without_product,
-)
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Pointer, Scalar, Type, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, fixed
@@ -55,8 +51,6 @@ def step_of(operation: Operation, planner: Planner) -> tuple[Step | ControlStep 
         return CONTROL[name](operation, planner), True
     if name in ("tt.reduce", "tt.scan", "tt.map_elementwise"):
         return region_step(operation, planner), False
-    if is_contractable(operation):
-        return contracted_step(operation, array_step(without_product(operation))), False
     if name in OWN:
         return OWN[name](operation), False
     if name.startswith("tt.atomic_"):
@@ -71,6 +65,8 @@ def step_of(operation: Operation, planner: Planner) -> tuple[Step | ControlStep 
         return _width_step(operation), False
     if _has_pointers(operation):
         return _pointer_step(operation), False
+    if contraction_of(operation) is not None:
+        return _contracted_step(operation), False
     return array_step(operation), False
 
 
@@ -110,7 +106,7 @@ def array_step(operation: Operation) -> Step:
     pairs = tuple(zip(operands, kinds.operands, strict=True))
     if len(results) == 1:
         result = results[0]
-        name = operation.name if is_inexact(operation) else ""
+        name = operation.name if _is_inexact(operation) else ""
 
         def step(env: Environment, group: Group) -> None:
             given = [array_of(env[value], kind) for value, kind in pairs]
@@ -127,7 +123,24 @@ def array_step(operation: Operation) -> Step:
     return steps
 
 
-def is_inexact(operation: Operation) -> bool:
+def _contracted_step(operation: Operation) -> Step:
+    """A sum of a product, which its launch fuses or not."""
+    contraction = contraction_of(operation)
+    assert contraction is not None
+    plain = array_step(replace(operation, operands=operation.operands[:2]))
+    function, operands, (result,) = fused(operation), operation.operands, operation.results
+    bit = 1 << contraction.bit
+
+    def step(env: Environment, group: Group) -> None:
+        if group.launch.fusion & bit:
+            env[result] = function([env[value] for value in operands])
+        else:
+            plain(env, group)
+
+    return step
+
+
+def _is_inexact(operation: Operation) -> bool:
     """True for an operation whose result a card rounds otherwise."""
     return operation.name in CARD and element_of(operation.types.results[0]) == F32
 

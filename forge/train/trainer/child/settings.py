@@ -54,6 +54,8 @@ class TrainerSettings:
     """Steps between evaluations of a grpo stage; 0 if there are none."""
     publish_timeout_s: float = 600.0
     """Maximum time for all replicas to load new weights and pass their probe."""
+    publishes: bool = True
+    """False if nothing serves the weights of this grpo stage."""
 
     @property
     def micro_batch_tokens(self) -> int | None:
@@ -71,6 +73,8 @@ class TrainerSettings:
     def is_published(self, step: int) -> bool:
         """True if the weights of a grpo step are published: every n-th step, evaluated steps, the
         last step."""
+        if not self.publishes:
+            return False
         if step == self.stage["steps"] or self._is_evaluated(step):
             return True
         return step % self.stage["publish_every"] == 0
@@ -105,6 +109,7 @@ class TrainerSettings:
             shared_card=_own(config["gpus"], shared=config["shared_gpus"]),
             eval_every=config["eval_every"],
             publish_timeout_s=config["publish_timeout_s"],
+            publishes=config["publishes"],
         )
 
 

@@ -106,7 +106,7 @@ class GrpoReporter(Reporter):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Publish first after a resume: the replicas may serve weights of a step that is lost."""
-        if state.global_step > 0:
+        if state.global_step > 0 and self._trainer.settings.publishes:
             self._trainer.publish()
 
     def on_step_end(

@@ -103,7 +103,7 @@ class TurnTrainer(StageTrainer, GRPOTrainer):
         if not samples:
             raise ValueError(f"{batch.samples_path}: a batch without samples")
         self.taken = batch
-        if not self._prober.is_ready:
+        if self.settings.publishes and not self._prober.is_ready:
             with self.card.taken():
                 self._prober.choose(samples, self.policy, keeps=self.world.is_main)
         max_tokens = self.settings.micro_batch_tokens

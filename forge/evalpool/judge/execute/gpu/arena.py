@@ -145,7 +145,7 @@ class Arena:
         self._pool = pool
         self._layout = plan(sizes, unit_bytes=pool.unit_bytes)
         self._handles: list[tuple[Slot, int]] = []
-        self._base = pool.driver.reserve(self._layout.num_bytes)
+        self._base = pool.driver.reserve_usual(self._layout.num_bytes)
         try:
             for slot in self._layout.slots:
                 if slot.mapped_bytes:

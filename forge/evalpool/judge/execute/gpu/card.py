@@ -6,6 +6,7 @@ other files run on a made-up card in tests. `torch.cuda` is HIP on an AMD card.
 
 from __future__ import annotations
 
+import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,10 @@ than the host takes now and then, and the wait for it would be part of the time.
 FLUSH_BYTES_PER_L2 = 4
 MIN_FLUSH_BYTES = 256 << 20
 """The size that `do_bench` of Triton flushes with."""
+
+
+RANDOM_BYTES, RANDOM_ALIGNMENT = 4 << 20, 16
+"""Random bytes that memory is poisoned with, and the alignment of a place in them."""
 
 
 class Memory:
@@ -88,6 +93,10 @@ class Card:
         self.pool = Pool(self.driver, device=torch.cuda.current_device())
         self.driver.shrink_buffers()
         self._flush: torch.Tensor | None = None
+        self._random = torch.randint(
+            256, (RANDOM_BYTES,), dtype=torch.uint8, device=self.device, generator=self._generator()
+        )
+        self._views: dict[tuple[int, int], torch.Tensor] = {}
         self._warm_up()
 
     @property
@@ -96,8 +105,25 @@ class Card:
         return torch.cuda.get_device_name()
 
     def bytes_at(self, address: int, num_bytes: int) -> torch.Tensor:
-        """[num_bytes] uint8 over mapped memory."""
-        return torch.as_tensor(DeviceBytes(address, num_bytes), device=self.device)
+        """[num_bytes] uint8 over memory that is mapped whenever the tensor is used. The same tensor
+        for the same memory until `free`."""
+        key = (address, num_bytes)
+        if key not in self._views:
+            self._views[key] = torch.as_tensor(DeviceBytes(address, num_bytes), device=self.device)
+        return self._views[key]
+
+    def scatter(self, address: int, num_bytes: int, *, place: float) -> None:
+        """Fills memory with random bytes, asynchronously: those of this process, from a place
+        between 0 and 1 on, again and again."""
+        source = self._random.data_ptr()
+        first = int(place * RANDOM_BYTES / 2) // RANDOM_ALIGNMENT * RANDOM_ALIGNMENT
+        done = min(num_bytes, RANDOM_BYTES // 2)
+        if done:
+            self.driver.copy(address, source + first, done, stream=self.stream)
+        while done < num_bytes:
+            size = min(done, num_bytes - done)
+            self.driver.copy(address + done, address, size, stream=self.stream)
+            done += size
 
     def event(self) -> torch.cuda.Event:
         """An event that takes times; `elapsed_time` answers in ms."""
@@ -142,8 +168,15 @@ class Card:
 
     def free(self) -> None:
         """Frees workspaces and what torch keeps."""
+        self._views.clear()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
+
+    def _generator(self) -> torch.Generator:
+        """A generator of this card with a seed of the operating system's."""
+        found = torch.Generator(self.device)
+        found.manual_seed(secrets.randbits(63))
+        return found
 
     def _warm_up(self) -> None:
         """Loads the modules of torch's kernels that checks need, and the libraries."""

@@ -5,7 +5,7 @@ seed, no expected output and no verdict: it gets a program, its binaries and a b
 inputs, and answers with outputs in the same block and with times.
 
     LOAD    program, binaries, block ─▶ modules loaded, buffers mapped         ─▶ DONE | REFUSED
-    RUN     one call, each step awaited ─▶ outputs, values, what was written outside of its tensor
+    RUN     calls, each step awaited ─▶ outputs, values, what was written outside of its tensor
     TUNE    the choices ─▶ times of their alternatives
     TIME    calls ─▶ times
     NODES   one call ─▶ time of each node
@@ -86,19 +86,29 @@ class Session:
         self._is_placed = False
 
     def run(self, body: dict[str, Any]) -> dict[str, Any]:
-        """One call. Raises CannotRun or Faulted, as all below."""
-        loaded, call = self._loaded, Call.parse(body["call"])
-        is_checked = bool(body["checked"])
-        self._place(Placement(body["placement"]), is_direct=bool(body["direct"]))
-        self._exchange.prepare(call, is_checked=is_checked)
-        loaded.run(Section.FORWARD, is_checked=is_checked)
-        self._synchronize()
-        changed = self._exchange.collect(call)
+        """Runs calls; the reports as a message has them. Raises CannotRun or Faulted, as all
+        below."""
+        loaded, exchange = self._loaded, self._exchange
+        is_checked, is_direct = bool(body["checked"]), bool(body["direct"])
+        ran: list[tuple[Call, dict[str, Any], Any, Any]] = []
+        for call in map(Call.parse, body["calls"]):
+            self._place(Placement(call.placement), is_direct=is_direct)
+            with loaded.chosen(call.choices):
+                exchange.prepare(call, is_checked=is_checked)
+                loaded.run(Section.FORWARD, is_checked=is_checked)
+            self._synchronize()
+            facts = {"values": loaded.values, "num_launches": loaded.num_launches}
+            flags = exchange.collect(call)
+            ran.append((call, facts, flags, loaded.places.slack_flags(call.slack)))
         return {
-            "values": loaded.values,
-            "changed": changed,
-            "written": loaded.places.written_slack(call.slack),
-            "num_launches": loaded.num_launches,
+            "calls": [
+                {
+                    **facts,
+                    "changed": exchange.changed(call, flags),
+                    "written": loaded.places.written_slack(slack),
+                }
+                for call, facts, flags, slack in ran
+            ]
         }
 
     def time(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ HIP's names are tested on a made-up library only: no card was at hand.
 from __future__ import annotations
 
 import ctypes
+import secrets
+from contextlib import suppress
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -67,6 +69,9 @@ ERROR_NAMES: Mapping[int, str] = {
 }
 """Used where the driver has no call for it; CUDA's and HIP's numbers agree here."""
 
+USUAL_ADDRESSES = range(0x7C00_0000_0000, 0x7E00_0000_0000)
+"""Addresses below those of a process's libraries and stacks, where a driver maps memory."""
+ADDRESS_STEP, NUM_PLACES_TRIED = 32 << 20, 4
 DEFAULT_STREAM = 0
 """The stream of calls that name none."""
 PINNED, ON_DEVICE, POSIX_FD, READ_WRITE, MINIMUM_GRANULARITY = 1, 1, 1, 3, 0
@@ -334,13 +339,25 @@ class Driver:
         """Releases a handle of memory; what is mapped stays until it is unmapped."""
         self.call("memory_release", _long(handle))
 
-    def reserve(self, num_bytes: int) -> int:
-        """Address of a range that nothing is mapped to."""
+    def reserve(self, num_bytes: int, *, at: int = 0) -> int:
+        """Address of a range that nothing is mapped to: `at`, if the driver can give it."""
         address = c_ulonglong()
-        self.call(
-            "memory_reserve", byref(address), c_size_t(num_bytes), c_size_t(0), _long(0), _long(0)
-        )
+        size, alignment = c_size_t(num_bytes), c_size_t(0)
+        self.call("memory_reserve", byref(address), size, alignment, _long(at), _long(0))
         return address.value
+
+    def reserve_usual(self, num_bytes: int) -> int:
+        """The same, at a random address among those where a process usually has memory of the card:
+        the driver's own choice for reserved ranges is much lower, by which a kernel could know
+        them."""
+        for _ in range(NUM_PLACES_TRIED):
+            at = USUAL_ADDRESSES.start + secrets.randbelow(len(USUAL_ADDRESSES))
+            with suppress(DriverError):
+                found = self.reserve(num_bytes, at=at // ADDRESS_STEP * ADDRESS_STEP)
+                if found in USUAL_ADDRESSES:
+                    return found
+                self.free_range(found, num_bytes)
+        return self.reserve(num_bytes)
 
     def free_range(self, address: int, num_bytes: int) -> None:
         """Frees a reserved range of addresses."""

@@ -51,7 +51,8 @@ class Exchange:
 
     def prepare(self, call: Call, *, is_checked: bool = False) -> None:
         """Sets everything that a program can reach: inputs and parameters from the block,
-        constants, poison elsewhere; then runs `init`. Raises as `Loaded.run`.
+        constants, poison elsewhere; then runs `init`. A call on what the one before left gets
+        inputs, parameters and constants alone. Raises as `Loaded.run`.
 
         Args:
             is_checked: waits after each step of `init`.
@@ -60,11 +61,11 @@ class Exchange:
             self._copy_in(call, source)
         self._begin(call, is_checked=is_checked)
 
-    def collect(self, call: Call) -> list[int]:
-        """Copies the asked tensors into the block; returns storages that are not intact."""
+    def collect(self, call: Call) -> torch.Tensor | None:
+        """Copies the asked tensors into the block. Returns the flags for `changed`, still on the
+        card."""
         with self._opened() as source:
-            flags = self._copy_out(call, source)
-        return self.changed(call, flags)
+            return self._copy_out(call, source)
 
     def turn(self, done: Call, following: Call | None) -> torch.Tensor | None:
         """`collect` of a call and `prepare` of the one that follows, with one mapping of the
@@ -117,11 +118,13 @@ class Exchange:
     def _begin(self, call: Call, *, is_checked: bool = False) -> None:
         """Leaves nothing of earlier calls in reach: `init` runs anew, all else is poisoned."""
         places = self.loaded.places
-        places.fill_slack(call.slack)
         self._card.seed(call.seed)
-        places.poison(Section.INIT)
+        if call.is_kept:
+            return
+        places.fill_slack(call.slack)
+        places.poison(Section.INIT, seed=call.poison)
         self.loaded.run(Section.INIT, is_checked=is_checked)
-        places.poison(Section.FORWARD)
+        places.poison(Section.FORWARD, seed=call.poison)
 
     def _copy_out(self, call: Call, source: _Source) -> torch.Tensor | None:
         """Copies outputs; returns a flag for each storage that is watched, true if it changed."""
@@ -131,7 +134,12 @@ class Exchange:
             tensor = self.loaded.places.tensor(number)
             num_bytes = tensor.numel() * tensor.element_size()
             self._require(offset, num_bytes)
-            if num_bytes:
+            if num_bytes and tensor.is_contiguous():
+                target = source.block + offset
+                self._card.driver.copy(
+                    target, tensor.data_ptr(), num_bytes, stream=self._card.stream
+                )
+            elif num_bytes:
                 slot = self._card.bytes_at(source.block + offset, num_bytes).view(tensor.dtype)
                 slot.view(tensor.shape).copy_(tensor)
         for storage, offset in call.copies:

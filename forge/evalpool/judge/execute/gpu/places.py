@@ -6,6 +6,7 @@ Used by `run.py`. Knows addresses and views; runs nothing.
 from __future__ import annotations
 
 import math
+import random
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Program
 
 POISON = 0xFF
-"""Byte in outputs and temporaries before a call: NaN in every floating type, -1 in integers."""
+"""Byte in outputs and temporaries before a call without a seed: NaN in every floating type, -1 in
+integers."""
 
 
 class BadResult(Exception):
@@ -62,14 +64,12 @@ class Places:
         self.arena = Arena(card.pool, [*sizes, *scratch])
         self.placement = Placement.START
         self.is_direct = not is_guarded
-        self._fixed: dict[int, torch.Tensor] = {}
+        self._fixed: dict[tuple[Placement, int], torch.Tensor] = {}
         self._bound: dict[int, tuple[torch.Tensor, int]] = {}
         """Floating storages: the result and its storage offset in bytes."""
 
     def place(self, placement: Placement, *, is_direct: bool) -> None:
         """Sets where buffers lie in their mappings, and if floating storages float."""
-        if placement is not self.placement:
-            self._fixed.clear()
         self.placement = placement
         self.is_direct = is_direct or not self.is_guarded
         self._bound.clear()
@@ -98,9 +98,10 @@ class Places:
         storage = self._program.tensors[number].storage
         if self.is_floating(storage):
             return self._view_of_result(number)
-        if number not in self._fixed:
-            self._fixed[number] = self._view_of_buffer(number)
-        return self._fixed[number]
+        key = (self.placement, number)
+        if key not in self._fixed:
+            self._fixed[key] = self._view_of_buffer(number)
+        return self._fixed[key]
 
     def bind(self, number: int, result: torch.Tensor) -> None:
         """Makes an operation's result the program's tensor `number`: by name where its storage
@@ -134,12 +135,18 @@ class Places:
         """Sets the results that floating storages stand for."""
         self._bound = dict(bindings)
 
-    def poison(self, section: Section) -> None:
-        """Fills the allocations of a section that have a buffer, and all scratch buffers."""
+    def poison(self, section: Section, *, seed: int = 0) -> None:
+        """Fills the allocations of a section that have a buffer, and all scratch buffers: with
+        random bytes, or with `POISON` where there is no seed. Which of the two a program finds
+        tells it nothing, since checked and timed calls have both."""
         numbers = [*self._allocations(section), *range(self._num_storages, self._num_buffers)]
+        draw = random.Random(seed)
         for number in numbers:
             buffer = self.buffer(number)
-            self._fill(buffer.address, buffer.num_bytes, POISON)
+            if seed:
+                self._card.scatter(buffer.address, buffer.num_bytes, place=draw.random())
+            else:
+                self._fill(buffer.address, buffer.num_bytes, POISON)
 
     def fill_slack(self, value: int) -> None:
         """Puts the pattern into the slack of every mapping."""
@@ -150,8 +157,9 @@ class Places:
     def _fill(self, address: int, num_bytes: int, value: int) -> None:
         self._driver.fill(address, num_bytes, value, stream=self._card.stream)
 
-    def written_slack(self, value: int) -> list[int]:
-        """Storages whose slack has lost its pattern. Waits for the card."""
+    def slack_flags(self, value: int) -> tuple[list[int], torch.Tensor | None]:
+        """Storages, one for each range of slack, and for each range a flag, still on the card:
+        true if it has lost its pattern."""
         found: list[int] = []
         flags: list[torch.Tensor] = []
         for number in range(self._num_storages):
@@ -159,10 +167,14 @@ class Places:
                 if num_bytes:
                     found.append(number)
                     flags.append((self._card.bytes_at(address, num_bytes) != value).any())
-        if not flags:
+        return found, torch.stack(flags) if flags else None
+
+    def written_slack(self, found: tuple[list[int], torch.Tensor | None]) -> list[int]:
+        """Storages whose slack has lost its pattern, from `slack_flags`. Waits for the card."""
+        numbers, flags = found
+        if flags is None:
             return []
-        are_written = torch.stack(flags).tolist()
-        pairs = zip(found, are_written, strict=True)
+        pairs = zip(numbers, flags.tolist(), strict=True)
         return sorted({number for number, is_written in pairs if is_written})
 
     def _allocations(self, section: Section) -> Iterator[int]:

@@ -173,6 +173,25 @@ class Loaded:
                     for storage in self.residency.ends.get(position, ()):
                         self.places.forget(storage)
 
+    @contextmanager
+    def chosen(self, choices: Sequence[tuple[int, int]]) -> Iterator[None]:
+        """Inside, alternatives run in place of winners. Raises CannotRun where there is none of
+        that number."""
+        before: list[tuple[Step, int | None]] = []
+        try:
+            for number, alternative in choices:
+                step = next(
+                    (one for one in (*self.init, *self.forward) if one.number == number), None
+                )
+                if step is None or not 0 <= alternative < len(step.alternatives):
+                    raise CannotRun("request", f"step {number} has no alternative {alternative}")
+                before.append((step, step.chosen))
+                step.chosen = alternative
+            yield
+        finally:
+            for step, winner in before:
+                step.chosen = winner
+
     def steps_of(self, section: Section) -> list[Step]:
         """The steps of a section, in order."""
         return self.init if section is Section.INIT else self.forward

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.execute.gpu.exchange import Exchange
     from forge.evalpool.judge.execute.gpu.run import Loaded, Step
 
-NUM_WARM_UPS = 2
+NUM_WARM_UPS = 1
+"""Runs before the graph is captured, and replays of it before the first timed one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

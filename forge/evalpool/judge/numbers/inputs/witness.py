@@ -41,6 +41,11 @@ are so many windows that random draws show what is missed."""
 SPREAD, NARROW_SPREAD = 0.2, 0.02
 """Share of a line's own variation that is left. Equal values would make ties, which argmax may
 break either way."""
+JITTER = 1e-3
+"""Share of the way back to the line by which witnesses differ from each other."""
+MIN_STEPS = 1e5
+"""Steps of the type, near the anchor, within the variation that is left: with fewer, some of a
+line's values round to equal ones. Such a line stays as it is."""
 ANCHORS = tuple(itertools.permutations(("mean", "max", "min"), 2))
 """Pairs of the value that a line is near and the value of its witness: for every elementwise
 function of the input, some pair puts the greatest of the line at the witness and some other the
@@ -186,13 +191,24 @@ def plant(inputs: list[Any], spots: set[Spot], *, attempt: int) -> list[Any]:
         if kind >= len(ANCHORS):  # a function that oscillates: any two values, close together
             near, witness = value.flatten()[torch.randint(value.numel(), (2,), device=value.device)]
             spread = NARROW_SPREAD
+        if _would_tie(flat[line], near, spread):
+            continue
         flat[line] = near + spread * (flat[line] - near)
         is_first = (turn if len(flat) == 1 else number) % 2
-        flat[line, 0 if is_first else -1] = witness
+        flat[line, 0 if is_first else -1] = witness + JITTER * float(torch.rand(())) * (
+            near - witness
+        )
     if flat.data_ptr() != value.data_ptr():
         lines.copy_(flat.view(lines.shape))
     value = value.to(inputs[tensor].dtype)
     return [value if number == tensor else one for number, one in enumerate(inputs)]
+
+
+def _would_tie(line: torch.Tensor, near: torch.Tensor, spread: float) -> bool:
+    """True if values of a line, most of which differ, would be equal so close to an anchor."""
+    variation = spread * (line - line.median()).abs().median()
+    step = torch.finfo(line.dtype).eps * near.abs()
+    return bool((variation > 0) & (variation < MIN_STEPS * step))
 
 
 def _chosen(num_lines: int) -> list[int]:

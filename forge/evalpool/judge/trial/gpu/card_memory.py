@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from forge.evalpool.judge.numbers.gpu_compare import allclose_mismatch, is_unwritten, mismatch
+from forge.evalpool.judge.numbers.gpu_compare import (
+    Allowed,
+    allclose_mismatch,
+    are_near,
+    is_unwritten,
+    mismatch,
+)
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.trial.gpu.layout import spec_of
 
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_KEPT_BYTES = 256 << 20
 """Outputs that are kept of one candidate, for the comparison of timed calls."""
+MAX_STACKED_BYTES = 64 << 20
+"""Outputs of several calls that are compared as one tensor, whose copy takes so much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +54,25 @@ class CardMemory:
     reference: GpuReference
     protocol: OtherProtocol | None = None
     """Another project's, which compares one output and looks at no input; None for ours."""
+    is_timed: bool = True
+    """True if the candidate is timed after its checked calls, also on the sets that are kept for
+    that."""
     _verified: dict[int, list[torch.Tensor]] = field(
         default_factory=dict[int, list["torch.Tensor"]]
     )
     """Outputs of the candidate that were found right, by input set."""
     _left: list[torch.Tensor] = field(default_factory=list["torch.Tensor"])
     _is_kept: bool = True
+    _is_near: bool = False
+    """True if what the last call left is known to be right."""
+    _is_stable: bool = False
+    """True if what the last call left stays where it is until all checked calls are over."""
 
     @property
     def num_sets(self) -> int:
         """Input sets for checked calls; the ones behind are first seen when timed."""
-        return self.reference.num_checked
+        is_all = not self.is_timed and self.protocol is None
+        return len(self.reference.sets) if is_all else self.reference.num_checked
 
     @property
     def is_sequence(self) -> bool:
@@ -72,22 +88,37 @@ class CardMemory:
     def load(self, number: int) -> None:
         """Nothing: a run loads a set into the places of its own program."""
 
-    def left(self, outputs: Sequence[torch.Tensor], *, is_kept: bool) -> None:
+    def left(self, call: LeftByCall, *, is_near: bool = False, is_stable: bool = False) -> None:
         """Sets what a call left.
 
         Args:
-            outputs: outputs, then the inputs that the reference changes.
-            is_kept: True if the call left alone what the reference leaves alone.
+            is_near: it is known to be right (`are_near`).
+            is_stable: it stays where it is until all checked calls are over.
         """
-        self._left, self._is_kept = list(outputs), is_kept
+        self._left, self._is_kept = list(call.outputs), call.is_kept
+        self._is_near, self._is_stable = is_near, is_stable
+
+    def are_near(self, calls: Sequence[LeftByCall]) -> list[bool]:
+        """For each call, True if what it left is surely right. Waits for the card once."""
+        if self.protocol is not None:
+            return [False] * len(calls)
+        pairs, places = list[tuple[torch.Tensor, torch.Tensor, Allowed]](), list[int]()
+        for place, call in enumerate(calls):
+            for got, (_, right, index) in self._pairs(call.number, call.outputs):
+                pairs.append((got, right, self.reference.allowed[index]))
+                places.append(place)
+        flags = zip(places, are_near(pairs), strict=True)
+        unsure = {place for place, is_near in flags if not is_near}
+        return [place not in unsure for place in range(len(calls))]
 
     def take(self) -> None:
-        """Copies what a call left."""
-        self._left = [one.clone() for one in self._left]
+        """Copies what a call left, unless it stays where it is."""
+        if not self._is_stable:
+            self._left = [one.clone() for one in self._left]
 
     def is_unwritten(self, number: int) -> bool:
         """True if no output differs from its poison."""
-        pairs = self._pairs(number)[: len(self.reference.sets[number].outputs)]
+        pairs = self._pairs(number, self._left)[: len(self.reference.sets[number].outputs)]
         return bool(pairs) and all(is_unwritten(got, right) for got, (_, right, _) in pairs)
 
     def mismatch(self, number: int) -> str | None:
@@ -97,7 +128,7 @@ class CardMemory:
             if found is None:
                 self._keep(number)
             return found
-        for got, (name, right, index) in self._pairs(number):
+        for got, (name, right, index) in [] if self._is_near else self._pairs(number, self._left):
             found = mismatch(got, right, allowed=self.reference.allowed[index], name=name)
             if found is not None and name.startswith("input"):
                 return f"Model changes its input in place, do as it does: {found}"
@@ -113,20 +144,29 @@ class CardMemory:
     def are_verified(self, calls: Sequence[LeftByCall]) -> list[bool]:
         """For each call, True if its outputs equal to the last bit those found right before. Waits
         for the card once."""
-        flags: list[torch.Tensor] = []
-        places: list[int] = []
-        for place, call in enumerate(calls):
-            for got, right in zip(call.outputs, self._verified.get(call.number, ()), strict=False):
-                if got.numel():
-                    flags.append((_bits(got) != _bits(right)).any())
-                    places.append(place)
-        found = torch.stack(flags).nonzero().flatten() if flags else torch.empty(0)
-        differs = cast("list[int]", found.tolist())  # pyright: ignore[reportUnknownMemberType]
-        changed = {places[int(number)] for number in differs}
-        return [
-            call.number in self._verified and place not in changed
-            for place, call in enumerate(calls)
-        ]
+        known = [call for call in calls if call.number in self._verified]
+        if not known:
+            return [False] * len(calls)
+        differs = torch.stack(
+            [
+                self._differing(known, position)
+                for position, output in enumerate(known[0].outputs)
+                if output.numel()
+            ]
+            or [torch.zeros(len(known), dtype=torch.bool)]
+        )
+        found = differs.any(0)
+        flags = cast("list[bool]", found.tolist())  # pyright: ignore[reportUnknownMemberType]
+        changed = {id(call) for call, is_other in zip(known, flags, strict=True) if is_other}
+        return [call.number in self._verified and id(call) not in changed for call in calls]
+
+    def _differing(self, calls: Sequence[LeftByCall], position: int) -> torch.Tensor:
+        """[num calls] True where an output differs from the right one, still on the card."""
+        found = [_bits(call.outputs[position]).view(-1) for call in calls]
+        right = [_bits(self._verified[call.number][position]).view(-1) for call in calls]
+        if len(found[0]) * len(found) <= MAX_STACKED_BYTES:
+            return (torch.stack(found) != torch.stack(right)).any(1)
+        return torch.stack([(one != other).any() for one, other in zip(found, right, strict=True)])
 
     def are_inputs_kept(self, number: int) -> bool:
         """True if the call left alone what the reference leaves alone."""
@@ -147,13 +187,15 @@ class CardMemory:
     def _keep(self, number: int) -> None:
         """Keeps what the last call left, as right for its input set, where there is room."""
         num_bytes = sum(one.nbytes for one in self._left)
-        if number in self._verified or num_bytes * self.reference.num_checked > MAX_KEPT_BYTES:
+        if number in self._verified or num_bytes * self.num_sets > MAX_KEPT_BYTES:
             return
         self._verified[number] = [one.clone() for one in self._left]
 
-    def _pairs(self, number: int) -> list[tuple[torch.Tensor, tuple[str, torch.Tensor, int]]]:
-        """Tensors that the last call left, each beside its name, the expected tensor and the index
-        of that."""
+    def _pairs(
+        self, number: int, left: Sequence[torch.Tensor]
+    ) -> list[tuple[torch.Tensor, tuple[str, torch.Tensor, int]]]:
+        """Tensors that a call left, each beside its name, the expected tensor and the index of
+        that."""
         one = self.reference.sets[number]
         names = (
             ["output"]
@@ -163,7 +205,7 @@ class CardMemory:
         rights = list(zip(names, one.outputs, strict=True))
         rights += [(f"input {change.number}", change.output) for change in one.changed]
         expected = [(name, self.reference.tensors[index], index) for name, index in rights]
-        return list(zip(self._left, expected, strict=True))
+        return list(zip(left, expected, strict=True))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

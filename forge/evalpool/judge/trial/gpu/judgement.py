@@ -7,6 +7,9 @@ values: that is captured again for each input set, while the candidate has the e
 
 from __future__ import annotations
 
+import itertools
+import random
+import secrets
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,14 +21,17 @@ import torch
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.compiler.binary import Failure
+from forge.evalpool.judge.execute.steps import named_choices
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch
 from forge.evalpool.judge.program.walk import places
-from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
+from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS
+from forge.evalpool.judge.trial.gpu.leftovers import are_alike, may_remember
+from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
 from forge.evalpool.judge.trial.gpu.program_run import ProgramRun, Turn
 from forge.evalpool.judge.trial.judgement import Judgement
-from forge.evalpool.judge.trial.structure import compile_finding
-from forge.evalpool.judge.trial.trial import Decided
+from forge.evalpool.judge.trial.structure import accesses_of, compile_finding, require_waits
+from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.compiler.binary import Binary
-    from forge.evalpool.judge.execute.executors import Executor, NodeTime
+    from forge.evalpool.judge.execute.executors import ChoiceReport, Executor, NodeTime
     from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.trial.captures import Captured
@@ -42,6 +48,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.gpu.program_memory import SharedBlock
     from forge.evalpool.judge.trial.trial import Finding
 
+MAX_FURTHER = 16
+"""Further calls of alternatives that lost, once each has run on a set of ours."""
 MAX_TUNINGS = 3
 """Captures with winners: one choice may depend on the winner of another."""
 
@@ -70,6 +78,11 @@ class GpuJudgement(Judgement):
     _run: ProgramRun | None = field(default=None, init=False)
     """The program that is loaded there."""
     _loaded: Captured | None = field(default=None, init=False)
+    _ahead: list[LeftByCall] = field(default_factory=list["LeftByCall"], init=False)
+    """Checked calls that were made together, but those that were judged."""
+    _are_near: list[bool] = field(default_factory=list[bool], init=False)
+    """For each of them, True if it is known to be right."""
+    _had_kept_call: bool = field(default=False, init=False)
     _deadline: float | None = field(default=None, init=False)
     """For all checked calls together, monotonic; None before they begin."""
 
@@ -90,7 +103,11 @@ class GpuJudgement(Judgement):
         with self.held(), self._turn(self.shared):
             self._deadline = time.monotonic() + self.table.correct_timeout_s
             try:
-                return self.check()
+                found = self.check()
+                if self.candidate.protocol is None:
+                    with self.phases.timed("correct"):
+                        self._require_forgetful()
+                return found
             finally:
                 self._deadline = None
 
@@ -122,6 +139,11 @@ class GpuJudgement(Judgement):
             with alone():
                 return found, run.nodes()
 
+    def _captured(self, number: int) -> Captured:
+        captured = Judgement._captured(self, number)
+        require_waits(captured.program, code=self.code, finding=self.report)
+        return captured
+
     def _values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child: elements of tensors that the host reads."""
         binaries = self.binaries(prefix)
@@ -131,7 +153,7 @@ class GpuJudgement(Judgement):
             run = self._opened(prefix, wire.dumps(prefix), binaries)
             try:
                 run.load()
-                run.call(number)
+                run.calls([number])
                 return [self._scalar(one) for one in run.memory.outputs(0)[: len(prefix.outputs)]]
             finally:
                 run.close()
@@ -146,41 +168,131 @@ class GpuJudgement(Judgement):
             raise Decided(self.report(Status.REJECTED, Reason.UNSUPPORTED, detail))
         return tensor.item()
 
+    def _announce(self, numbers: Sequence[int]) -> None:
+        """Makes the calls to come at once, if one program serves all sets and has places enough."""
+        sets, captured = self.request["sets"], self.first()
+        is_same = not captured.reads_values and all(sets[one] == sets[0] for one in numbers)
+        run = self._run_for(captured) if is_same else None
+        if run is None or len(numbers) > run.memory.num_places:
+            return
+        kept = {secrets.randbelow(len(numbers))} if numbers and self._has_kept_call else set[int]()
+        self._ahead = run.calls(numbers, kept=kept)
+        self._are_near = self.card.are_near(self._ahead)
+
     def _call(self, number: int) -> None:
+        if self._ahead:
+            found = self._ahead.pop(0)
+            assert found.number == number
+            self.card.left(found, is_near=self._are_near.pop(0), is_stable=True)
+            return
         run = self._run_for(self.program(number))
-        found = run.call(number)
-        self.card.left(run.memory.outputs(0), is_kept=not found.changed)
+        (found,) = run.calls([number], kept={0} if self._is_kept_turn() else set())
+        self.card.left(found)
+
+    @property
+    def _has_kept_call(self) -> bool:
+        """True if one call is on what the one before left, as a model is called twice."""
+        return self.candidate.protocol is None
+
+    def _is_kept_turn(self) -> bool:
+        """True for any call but the first, once."""
+        if not self._has_kept_call or self._checks is None or not self._checks.judged:
+            return False
+        if self._had_kept_call:
+            return False
+        self._had_kept_call = secrets.randbelow(2) == 1
+        return self._had_kept_call
+
+    def _require_forgetful(self) -> None:
+        """Raises Decided for a program that answers with what an earlier call left in memory."""
+        captured = self.first()
+        numbers = range(self.card.num_sets)
+        sets = self.request["sets"]
+        if captured.reads_values or len(numbers) < 2 or any(sets[n] != sets[0] for n in numbers):
+            return
+        run = self._run_for(captured)
+        accesses = accesses_of(captured.program, finding=self.report)
+        if run.memory.num_places < 3 or not may_remember(captured.program, accesses):
+            return
+        for mixture in Mixture:
+            first, second = random.SystemRandom().sample(numbers, 2)
+            on_left, alone = run.remembered(first, second, mixture=mixture)
+            if not are_alike(on_left.outputs, alone.outputs):
+                detail = f"another answer where an earlier call left its memory\n{STATEFUL_WORDS}"
+                raise Decided(self.report(Status.WRONG, Reason.STATEFUL, detail))
 
     def _check_timed(self, calls: Sequence[LeftByCall]) -> None:
         """Raises Decided unless every timed call left what the reference does. An output that
         equals a right one of its set to the last bit needs no comparison of its own."""
         firsts = {call.number: call for call in reversed(calls) if not self.card.knows(call.number)}
-        for call in firsts.values():
-            self._check_one(call)
+        are_near = self.card.are_near(list(firsts.values()))
+        for call, is_near in zip(firsts.values(), are_near, strict=True):
+            self._check_one(call, is_near=is_near)
         are_same = self.card.are_verified(calls)
         for call, is_same in zip(calls, are_same, strict=True):
             if not is_same and firsts.get(call.number) is not call:
                 self._check_one(call)
-            self.card.left(call.outputs, is_kept=call.is_kept)
+            self.card.left(call)
             if not self.card.are_inputs_kept(call.number):
                 detail = "forward changes its inputs; write to a new tensor"
                 raise Decided(self.report(Status.WRONG, Reason.INPUTS_MODIFIED, detail))
 
-    def _check_one(self, call: LeftByCall) -> None:
+    def _check_one(self, call: LeftByCall, *, is_near: bool = False) -> None:
         memory = self.card
-        memory.left(call.outputs, is_kept=call.is_kept)
+        memory.left(call, is_near=is_near)
         if found := memory.mismatch(call.number):
             if memory.is_unwritten(call.number):
                 detail = "a timed call left its output unwritten"
                 raise Decided(self.report(Status.WRONG, Reason.OUTPUT_NOT_WRITTEN, detail))
+            variant = memory.variant(call.number)
+            if call.number in self.reference.unseen and variant != "given":
+                detail = f"right on the problem's own inputs, wrong on others ({variant}): {found}"
+                raise Decided(self.report(Status.WRONG, Reason.RANGE, detail))
             detail = f"right in checked calls, wrong in a timed one: {found}"
             raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
 
     def _tuned(self) -> dict[str, str]:
-        """Labels of the winners of the program's choices, by key."""
+        """Labels of the winners of the program's choices, by key. Raises Decided where another
+        alternative is wrong."""
         captured = self.first()
-        with self.held(), self._turn(self.alone), self.phases.timed("tune"):
-            return self._run_for(captured).tune()
+        with self.held():
+            with self._turn(self.alone), self.phases.timed("tune"):
+                run = self._run_for(captured)
+                found = run.tune()
+            if self.candidate.protocol is None:
+                with self._turn(self.shared), self.phases.timed("tune"):
+                    self._require_alternatives(run, found)
+        choices = named_choices(captured.program)
+        return {
+            choices[one.step].key: choices[one.step].alternatives[one.chosen].label
+            for one in found
+            if one.step in choices and one.chosen < len(choices[one.step].alternatives)
+        }
+
+    def _require_alternatives(self, run: ProgramRun, found: Sequence[ChoiceReport]) -> None:
+        """Runs the alternatives that lost: each on a set of ours, and up to MAX_FURTHER further
+        pairs of an alternative and a set. Raises Decided for one that is wrong."""
+        sets, draw = self.request["sets"], random.SystemRandom()
+        ours = [n for n in range(self.card.num_sets) if self.card.variant(n) != "given"]
+        ours = [n for n in ours if sets[n] == sets[0]] or [0]
+        losers = [
+            (one.step, number)
+            for one in found
+            for number, us in enumerate(one.times_us)
+            if us is not None and number != one.chosen
+        ]
+        first = [(loser, draw.choice(ours)) for loser in losers]
+        others = [pair for pair in itertools.product(losers, ours) if pair not in first]
+        tried = [*first, *draw.sample(others, min(len(others), MAX_FURTHER))]
+        for start in range(0, len(tried), run.memory.num_places):
+            batch = tried[start : start + run.memory.num_places]
+            numbers = [number for _, number in batch]
+            left = run.calls(numbers, choices=[(loser,) for loser, _ in batch])
+            for call, is_near in zip(left, self.card.are_near(left), strict=True):
+                self.card.left(call, is_near=is_near)
+                if wrong := self.card.mismatch(call.number):
+                    detail = f"{ALTERNATIVE_WORDS}: {wrong}"
+                    raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
 
     @contextmanager
     def held(self) -> Generator[None]:

@@ -9,26 +9,53 @@ a slot for each output. Expected outputs stay in the judge's own memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
+
+import torch
 
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
+from forge.evalpool.judge.numbers.slabs import CHUNK
 from forge.evalpool.judge.program.format import InvalidProgram, Origin
 from forge.evalpool.judge.trial.gpu.layout import spec_of, view
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.gpu.layout import GpuReference
 
 BUDGET_BYTES = 1 << 30
 """Memory that the places of one program may take; it has one place at least."""
-MAX_PLACES = 64
+MAX_PLACES = 16
+"""The block of more would take the executor longer to map, before and after each call."""
+FEW_SHARE = 1 / 16
 POISON = 0xFF
 """Byte of slots that no call has written: NaN in every floating dtype."""
+
+
+class Mixture(StrEnum):
+    """Elements of an input that come from another set."""
+
+    SECOND_HALF = "second half"
+    """The second half of each row."""
+    FIRST_HALF = "first half"
+    """The first half of each row."""
+    HALF = "half"
+    """A random half of all elements."""
+    FEW = "few"
+    """A random share of FEW_SHARE."""
+
+    def chosen(self, start: int, num: int, *, length: int, draw: torch.Generator) -> torch.Tensor:
+        """[num] True for those from the other set, of the elements from `start` on of a tensor with
+        rows of `length`."""
+        if self in (Mixture.HALF, Mixture.FEW):
+            share = 0.5 if self is Mixture.HALF else FEW_SHARE
+            return torch.rand(num, device=draw.device, generator=draw) < share
+        place = torch.arange(start, start + num, device=draw.device) % length
+        is_behind = place >= (length + 1) // 2
+        return is_behind if self is Mixture.SECOND_HALF else is_behind.logical_not()
 
 
 class SharedBlock(Protocol):
@@ -40,6 +67,12 @@ class SharedBlock(Protocol):
     def bytes(self) -> torch.Tensor:
         """[num_bytes] uint8 on the card."""
         ...
+
+    def put(self, offset: int, tensor: torch.Tensor) -> None:
+        """Copies a contiguous tensor to a place in the memory."""
+
+    def fill(self, offset: int, num_bytes: int, byte: int) -> None:
+        """Writes a byte over a part of the memory."""
 
     def close(self) -> None:
         """Frees the memory."""
@@ -88,15 +121,35 @@ class ProgramMemory:
 
     def load(self, place: int, number: int) -> None:
         """Puts input set `number` and the parameters into a place, and poison into its slots."""
-        memory = self._memory(place)
-        memory[self._slots[0] if self._slots else self._end :].fill_(POISON)
+        start = self._start(place)
+        first = self._slots[0] if self._slots else self._end
+        if first < self._end:
+            self.block.fill(start + first, self._end - first, POISON)
         for source in self._sources:
             content = self._content(source, number)
-            view(memory, spec_of(content), source.offset).copy_(content)
+            if content.numel():
+                self.block.put(start + source.offset, content)
 
-    def call(self, place: int, *, seed: int, slack: int = 0xFF) -> Call:
+    def mix(self, place: int, number: int, *, mixture: Mixture, seed: int) -> None:
+        """Puts elements of another set's floating inputs into a loaded place; where the mixture is
+        random, the seed decides which."""
+        memory = self._memory(place)
+        for source in self._sources:
+            content = self._content(source, number)
+            if source.input < 0 or not content.is_floating_point():
+                continue
+            draw = torch.Generator(content.device)
+            draw.manual_seed(seed + source.input)
+            target, news = view(memory, spec_of(content), source.offset).view(-1), content.view(-1)
+            length = content.shape[-1] if content.dim() else 1
+            for start in range(0, len(target), CHUNK):
+                part = target[start : start + CHUNK]
+                is_new = mixture.chosen(start, len(part), length=length, draw=draw)
+                part.copy_(torch.where(is_new, news[start : start + CHUNK], part))
+
+    def call(self, place: int, *, seed: int) -> Call:
         """The call that uses a place."""
-        start = place * self._end
+        start = self._start(place)
         changing = {change.number for change in self._reference.sets[0].changed}
         fills = tuple((source.storage, start + source.offset) for source in self._sources)
         intact = tuple(
@@ -111,7 +164,6 @@ class ProgramMemory:
             copies=tuple((s, start + slot) for s, slot in self._changed if s >= 0),
             intact=intact,
             seed=seed,
-            slack=slack,
         )
 
     def outputs(self, place: int) -> list[torch.Tensor]:
@@ -133,9 +185,13 @@ class ProgramMemory:
         self.block.close()
 
     def _memory(self, place: int) -> torch.Tensor:
-        assert 0 <= place < self.num_places
         assert self._bytes is not None
-        return self._bytes[place * self._end : (place + 1) * self._end]
+        start = self._start(place)
+        return self._bytes[start : start + self._end]
+
+    def _start(self, place: int) -> int:
+        assert 0 <= place < self.num_places
+        return place * self._end
 
     def _content(self, source: _Source, number: int) -> torch.Tensor:
         reference = self._reference

@@ -10,30 +10,36 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.execute.executors import ExecutorGone, ProgramFault, ProgramRefused
-from forge.evalpool.judge.execute.steps import named_choices
 from forge.evalpool.judge.timing.samples import Time
 from forge.evalpool.judge.trial.gpu.card_memory import LeftByCall
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.compiler.binary import Binary, Failure
     from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.execute.executors import Executor, NodeTime, RunReport, TimeReport
+    from forge.evalpool.judge.execute.executors import (
+        ChoiceReport,
+        Executor,
+        NodeTime,
+        TimeReport,
+    )
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.checks import Report
-    from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
+    from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
 
 T = TypeVar("T")
 Turn: TypeAlias = "Callable[[], AbstractContextManager[None]]"
+Choices: TypeAlias = tuple[tuple[int, int], ...]
+"""Pairs of a choice's step and one of its alternatives."""
 
 PLACEMENTS = ("end", "start")
 """Checked calls in turn: an access behind a buffer faults in one, one before it in the other."""
@@ -45,6 +51,8 @@ FEW_CALLS, MANY_CALLS = (10, 12), (20, 24)
 of few are not steady."""
 TIMED_S = 0.4
 """Time after which few calls are enough, comparisons included."""
+RANDOM_SHARE = 0.75
+"""Share of the timed calls in which memory that nothing has written has random bytes."""
 FAULT_DETAIL = "a kernel loads or stores outside its tensors: check offsets and masks"
 OUT_OF_BOUNDS_DETAIL = "a kernel stores beside a tensor: check offsets and masks"
 
@@ -73,7 +81,9 @@ class ProgramRun:
     """Waits for the judge's own work on the card."""
     draw: secrets.SystemRandom = field(default_factory=secrets.SystemRandom)
     num_calls: int = 0
-    """Checked calls so far."""
+    """Checked calls so far, but those on what the one before left."""
+    _last: Call | None = None
+    """The last checked call."""
 
     def load(self) -> None:
         """Raises Decided, as all below."""
@@ -92,35 +102,77 @@ class ProgramRun:
             ),
         )
 
-    def tune(self) -> dict[str, str]:
-        """Times every open choice. Returns the winners' labels by the choice's key. Alone on the
-        card."""
+    def tune(self) -> tuple[ChoiceReport, ...]:
+        """Times every open choice. Alone on the card."""
         call = self._loaded_call(0, number=0)
-        found = self._ask(
+        return self._ask(
             "tune", self.timing_timeout_s, lambda end: self.executor.tune(call, deadline=end)
         )
-        choices = named_choices(self.program)
-        return {
-            choices[one.step].key: choices[one.step].alternatives[one.chosen].label
-            for one in found
-            if one.step in choices and one.chosen < len(choices[one.step].alternatives)
-        }
 
-    def call(self, number: int) -> RunReport:
-        """One checked call on an input set, which leaves its outputs in place 0 of the memory."""
-        placement = PLACEMENTS[self.num_calls % len(PLACEMENTS)]
-        slack = SLACKS[self.num_calls % len(SLACKS)]
-        self.num_calls += 1
-        call = self._loaded_call(0, number=number, slack=slack)
-        found = self._ask(
+    def calls(
+        self,
+        numbers: Sequence[int],
+        *,
+        kept: Collection[int] = (),
+        choices: Sequence[Choices] = (),
+    ) -> list[LeftByCall]:
+        """Checked calls, one after the other, each on an input set in a place of its own.
+
+        Args:
+            numbers: input sets, at most as many as there are places.
+            kept: positions of calls on what the one before left.
+            choices: for each call, alternatives in place of the winners.
+        """
+        calls = [
+            self._checked(place, number, is_kept=place in kept)
+            for place, number in enumerate(numbers)
+        ]
+        if choices:
+            pairs = zip(calls, choices, strict=True)
+            calls = [replace(call, choices=chosen) for call, chosen in pairs]
+        return self._ran(numbers, calls)
+
+    def remembered(
+        self, first: int, second: int, *, mixture: Mixture
+    ) -> tuple[LeftByCall, LeftByCall]:
+        """Two calls on the same inputs, which mix two sets: one on what a call on set `first` left,
+        and one on memory that is poisoned. Takes three places."""
+        calls = [self._checked(place, first, is_kept=place == 1) for place in range(3)]
+        seed = self._seed()
+        for place in (1, 2):
+            self.memory.mix(place, second, mixture=mixture, seed=seed)
+        _, on_left, alone = self._ran([first] * 3, calls)
+        return on_left, alone
+
+    def _ran(self, numbers: Sequence[int], calls: Sequence[Call]) -> list[LeftByCall]:
+        self.synchronize()
+        reports = self._ask(
             "correct",
             self.correct_timeout_s,
-            lambda end: self.executor.run(call, placement=placement, deadline=end),
+            lambda end: self.executor.run(calls, deadline=end),
             deadline=self.deadline,
         )
-        if found.written:
+        if any(report.written for report in reports):
             raise self._decided(Status.RUNTIME_ERROR, Reason.OUT_OF_BOUNDS, OUT_OF_BOUNDS_DETAIL)
-        return found
+        return [
+            LeftByCall(number, self.memory.outputs(place), is_kept=not report.changed)
+            for place, (number, report) in enumerate(zip(numbers, reports, strict=True))
+        ]
+
+    def _checked(self, place: int, number: int, *, is_kept: bool) -> Call:
+        """A checked call on a set whose contents are on their way to a place."""
+        is_first = self._last is None
+        is_kept = is_kept and not is_first
+        if is_kept and self._last is not None:
+            slack, placement = self._last.slack, self._last.placement
+        else:
+            slack = SLACKS[self.num_calls % len(SLACKS)]
+            placement = PLACEMENTS[self.num_calls % len(PLACEMENTS)]
+            self.num_calls += 1
+        call = self._filled(place, number, poison=0 if is_first else self._seed())
+        call = replace(call, slack=slack, placement=placement, is_kept=is_kept)
+        self._last = call
+        return call
 
     def timed(
         self,
@@ -211,15 +263,18 @@ class ProgramRun:
             )
         ]
 
-    def _loaded_call(self, place: int, *, number: int, slack: int = 0xFF) -> Call:
-        call = self._filled(place, number, slack=slack)
+    def _loaded_call(self, place: int, *, number: int) -> Call:
+        call = self._filled(place, number)
         self.synchronize()
         return call
 
-    def _filled(self, place: int, number: int, *, slack: int = 0xFF) -> Call:
-        """The call on an input set in a place, whose contents are on their way there."""
+    def _filled(self, place: int, number: int, *, poison: int | None = None) -> Call:
+        """The call on an input set in a place, whose contents are on their way there. Without a
+        given poison it has one of the two kinds that checked calls have."""
         self.memory.load(place, number)
-        return self.memory.call(place, seed=self._seed(), slack=slack)
+        if poison is None:
+            poison = self._seed() if self.draw.random() < RANDOM_SHARE else 0
+        return replace(self.memory.call(place, seed=self._seed()), poison=poison)
 
     def _seed(self) -> int:
         return 1 + self.draw.randrange(1 << 60)

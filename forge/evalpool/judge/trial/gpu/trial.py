@@ -259,7 +259,8 @@ class GpuTrials(Trials):
         Raises:
             Decided: the candidate fails.
         """
-        memory = CardMemory(reference, candidate.protocol)
+        is_timed = self._is_timed(candidate)
+        memory = CardMemory(reference, candidate.protocol, is_timed)
         judgement = GpuJudgement(
             candidate=candidate,
             table=self._table,
@@ -280,7 +281,7 @@ class GpuTrials(Trials):
         """Checks a candidate, and times it if asked for. Raises Decided."""
         candidate, phases = judgement.candidate, judgement.phases
         problem, options = candidate.problem, candidate.options
-        is_timed = self._table.timing and options.timing
+        is_timed = self._is_timed(candidate)
         baseline = self._baselines.kept(problem, self._table) if is_timed else None
         judgement.prepare()
         probes: list[float] = []
@@ -308,6 +309,9 @@ class GpuTrials(Trials):
         profile = _profile(time, baseline, nodes) if options.profile else None
         timing = self._timing(judgement.reference, time, baseline)
         return replace(finding, timing=timing, profile=profile)
+
+    def _is_timed(self, candidate: Candidate) -> bool:
+        return self._table.timing and candidate.options.timing
 
     def _timing(self, reference: GpuReference, time: Time, baseline: Baseline) -> Timing:
         kept = baseline.time()

@@ -52,6 +52,8 @@ class Launch:
     """Storages that this launch may write to: those of arguments that the kernel stores to."""
     is_racing: bool
     """True if accesses of different instances are compared."""
+    fusion: int
+    """Sums of a product that are fused (`contraction`)."""
     bytes_loaded: int = 0
     bytes_stored: int = 0
     flops: float = 0.0
@@ -61,8 +63,6 @@ class Launch:
     """True if each instance is a group of its own, and waits for others by yielding."""
     as_card: bool = False
     """True to compute elementary functions with an error (semantics/approximate.py)."""
-    fuses: bool = False
-    """True to round products and sums once (semantics/contract.py)."""
     depth: int = 0
     """Calls that are open."""
     suspicions: list[Fault] = field(default_factory=list[Fault])

@@ -1,0 +1,163 @@
+"""Handlers of `/v1/`: judge one answer or several, list problems, report the state.
+
+A fault of the machine is 503 with Retry-After, never a verdict and never a reward; in a batch it is
+the error of its item, and 503 only if no item has a verdict.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from starlette.routing import Route
+
+from forge.api.http.models import BatchCall, JudgeCall
+from forge.api.http.openapi import document
+from forge.api.http.parsing import INVALID, find_known, parse, read_problem
+from forge.api.rewarding import read_weights, reward_of
+from forge.api.subjects import problem_names
+from forge.errors import ConfigError
+from forge.evalpool.served import error_with_pause, to_json_response
+from forge.process.server.door import Refused
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from forge.api.answering import Answering
+    from forge.api.http.models import JudgeItem, Wanted
+    from forge.api.verdict import Verdict
+    from forge.commands.judge.known import KnownProblems
+    from forge.config.schema import RewardTable
+    from forge.evalpool.served import PoolApp
+    from forge.records.problem import ReferenceModule
+
+INFRA_RETRY_AFTER_S = 5
+"""Pause that a client is asked for after a fault: a judge restarts within it."""
+
+
+class JudgeApi:
+    """The public routes of a served pool."""
+
+    def __init__(
+        self, answering: Answering, served: PoolApp, *, known: KnownProblems | None, is_timed: bool
+    ) -> None:
+        """Serve `answering`.
+
+        Args:
+            known: problems that clients may name.
+            is_timed: True if the judges can time.
+        """
+        self._answering = answering
+        self._served = served
+        self._known = known
+        self._is_timed = is_timed
+
+    def routes(self) -> list[Route]:
+        """Routes for the application of the pool."""
+        return [
+            Route("/v1/judge", self._judge, methods=["POST"]),
+            Route("/v1/judge/batch", self._judge_batch, methods=["POST"]),
+            Route("/v1/problems", self._list_problems),
+            Route("/v1/problems/{name:path}", self._show_problem),
+            Route("/v1/health", self._health),
+            Route("/openapi.json", self._openapi),
+        ]
+
+    async def _judge(self, request: Request) -> Response:
+        return await self._served.answer(request, self._answer_one)
+
+    async def _judge_batch(self, request: Request) -> Response:
+        return await self._served.answer(request, self._answer_batch)
+
+    async def _answer_one(self, body: dict[str, Any]) -> Response:
+        call = parse(JudgeCall, body)
+        weights = self._weights(call)
+        problem = await read_problem(call, self._known)
+        verdict = await self._verdict(problem, call, call)
+        if verdict.infra:
+            return error_with_pause(_fault(verdict), pause_s=INFRA_RETRY_AFTER_S)
+        return to_json_response(_reply(verdict, weights))
+
+    async def _answer_batch(self, body: dict[str, Any]) -> Response:
+        call = parse(BatchCall, body)
+        weights = self._weights(call)
+        problems = [await read_problem(item, self._known) for item in call.items]
+        found: dict[int, Verdict] = {}
+        limit = anyio.CapacityLimiter(max(1, self._served.ahead))
+
+        async def judge(index: int) -> None:
+            async with limit:
+                found[index] = await self._verdict(problems[index], call.items[index], call)
+
+        async with anyio.create_task_group() as tasks:
+            for index in range(len(problems)):
+                tasks.start_soon(judge, index)
+        verdicts = [found[index] for index in range(len(problems))]
+        if all(verdict.infra for verdict in verdicts):
+            return error_with_pause(_fault(verdicts[0]), pause_s=INFRA_RETRY_AFTER_S)
+        results = [
+            {"verdict": None, "reward": None, "error": _fault(verdict)}
+            if verdict.infra
+            else {**_reply(verdict, weights), "error": None}
+            for verdict in verdicts
+        ]
+        return to_json_response({"results": results})
+
+    async def _verdict(self, problem: ReferenceModule, item: JudgeItem, wanted: Wanted) -> Verdict:
+        is_timed = wanted.timed is not False
+        return await self._answering.judge(problem, item.answer, is_timed=is_timed)
+
+    def _weights(self, wanted: Wanted) -> RewardTable | None:
+        """Weights of the reward, None if it is not asked for. Raises Refused, also for times that
+        the judges cannot measure."""
+        if wanted.timed and not self._is_timed:
+            raise Refused(INVALID, "timed: found true; these judges measure no times")
+        if not wanted.reward:
+            return None
+        try:
+            return read_weights(wanted.weights)
+        except ConfigError as error:
+            raise Refused(INVALID, str(error).splitlines()[0]) from None
+
+    async def _list_problems(self, _request: Request) -> Response:
+        return to_json_response({"problems": list(problem_names(self._known))})
+
+    async def _show_problem(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        try:
+            if self._known is None:
+                raise ConfigError("this server knows no problems by name")
+            problem = self._known.problem(find_known(name, self._known))
+        except ConfigError as error:
+            raise Refused(404, f"problem: {' '.join(str(error).split())}") from None
+        shown = ("source", "entry_point", "precision")
+        facts = {each: getattr(problem, each) for each in shown}
+        return to_json_response({"name": problem.problem_id, **facts})
+
+    async def _health(self, _request: Request) -> Response:
+        table = self._answering.table
+        facts = self._served.health()
+        own = {
+            "policy": table.policy,
+            "protocol": table.protocol,
+            "also": list(table.also),
+            "is_timed": self._is_timed,
+        }
+        response = to_json_response({**facts, **own}, status=200 if facts["ok"] else 503)
+        if not facts["ok"]:
+            response.headers["Retry-After"] = str(INFRA_RETRY_AFTER_S)
+        return response
+
+    async def _openapi(self, _request: Request) -> Response:
+        return to_json_response(document())
+
+
+def _reply(verdict: Verdict, weights: RewardTable | None) -> dict[str, Any]:
+    reward = None if weights is None else reward_of(verdict, weights).to_json()
+    return {"verdict": verdict.to_json(), "reward": reward}
+
+
+def _fault(verdict: Verdict) -> str:
+    """The fault of the machine in one line."""
+    return f"{verdict.status}: {verdict.reason}: {' '.join(verdict.detail.split())}"

@@ -1,0 +1,243 @@
+"""`forge judge --run`: judges the stored answers of a run again, beside its own verdicts.
+
+    turns with a candidate ─▶ one request for each pair of problem and source ─▶ verdicts_again
+
+A pass is one row of `judgings`. A pass that was cut off is continued by the same command with the
+same settings; a whole one is followed by a new one. The run's lock is held, so nothing else writes
+to its store. A verdict that the machine prevented (`infra_error`) is not stored: the pass stays
+open, and the next command judges what it lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.commands.judge.again_report import AgainReport, read_report
+from forge.commands.judge.counter import open_counter
+from forge.commands.judge.settings import PHASES
+from forge.config.load import load_experiment
+from forge.data.problems import load_problems
+from forge.errors import ConfigError, MachineError
+from forge.evalpool.pool import open_pool
+from forge.process.sockets import open_socket_dir
+from forge.records import Status, Verdict
+from forge.records.judged_again import JudgedAgain, Judging
+from forge.records.problem import ReferenceModule
+from forge.store.integrity import refuse_damage, restore_wals
+from forge.store.ownership import open_run_lock
+from forge.store.reader import open_run
+from forge.store.write.writer import open_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from forge.commands.judge.counter import Advance
+    from forge.commands.judge.settings import JudgeSettings
+    from forge.config.schema import Experiment, JudgeTable
+    from forge.evalpool.pool import Pool
+    from forge.process.devices import Gpu
+    from forge.store.layout import RunPaths
+    from forge.store.reader import RunReader
+    from forge.store.write.writer import Writer
+
+OPTIONS = ("protocol", "policy", "isolation", "workers")
+"""Options that replace a key of the run's `[judge]`, if they are given."""
+AS_SERVED = "as served"
+"""Protocol and policy of a pass by a served pool."""
+AHEAD = 2
+"""Requests in flight per candidate that the judges take at once: none waits for the next."""
+
+_PENDING = """
+SELECT g.problem_id, t.code_id FROM turns t JOIN groups g USING (group_id)
+WHERE t.code_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM verdicts_again a WHERE a.judging = ?
+    AND a.group_id = t.group_id AND a.rollout = t.rollout AND a.turn = t.turn)
+GROUP BY g.problem_id, t.code_id ORDER BY min(t.turn_row)
+"""
+_TURNS = """
+SELECT t.group_id, t.rollout, t.turn FROM turns t JOIN groups g USING (group_id)
+WHERE t.code_id = ? AND g.problem_id = ? ORDER BY 1, 2, 3
+"""
+_PROBLEMS = "SELECT problem_id, text(source_id) AS source, entry_point, precision FROM problems"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kernel:
+    """A candidate of one problem, in any number of turns."""
+
+    problem: ReferenceModule
+    code_id: int
+
+
+def judge_again(
+    paths: RunPaths, settings: JudgeSettings, *, given: Sequence[str], has_lines: bool
+) -> AgainReport:
+    """Judge every stored answer of a run, and report what changed.
+
+    Args:
+        given: options of `settings` that replace keys of the run's `[judge]`.
+        has_lines: print the progress where stderr is no terminal, too.
+
+    Raises:
+        ConfigError: the run is running, or its problems have changed.
+        MachineError: its store is damaged or incomplete, or no sandbox works on this machine.
+    """
+    with open_run_lock(paths):
+        restore_wals(paths)
+        refuse_damage(paths)
+        experiment = load_experiment(paths.experiment, is_here=False)
+        table, gpus = _table(experiment, settings, given), settings.gpus()
+        judging, failed = anyio.run(_judge_all, paths, experiment, table, gpus, has_lines)
+    with open_run(paths) as reader:
+        return read_report(reader, judging, num_failed=failed)
+
+
+def _table(experiment: Experiment, settings: JudgeSettings, given: Sequence[str]) -> JudgeTable:
+    """The run's `[judge]` with the given options, for judges on this machine or behind --url."""
+    chosen = settings.table()
+    if settings.url is not None:
+        return chosen
+    key = experiment.serve.api_key_env
+    update: dict[str, Any] = {name: getattr(chosen, name) for name in OPTIONS if name in given}
+    update["env"] = {**({key: ""} if key else {}), **experiment.judge.env}
+    if "timeout" in given:
+        update |= {name: getattr(chosen, name) for name in PHASES}
+    return experiment.judge.model_copy(update={**update, "url": [], "also": []})
+
+
+async def _judge_all(
+    paths: RunPaths,
+    experiment: Experiment,
+    table: JudgeTable,
+    gpus: Sequence[Gpu],
+    has_lines: bool,
+) -> tuple[int, int]:
+    """The number of the pass, and of candidates that the machine prevented from being judged."""
+    async with open_writer(paths, experiment.store) as writer:
+        # After the writer, which migrates an older store.
+        with open_run(paths) as reader:
+            judging = _find_pass(reader, _new_pass(table, gpus))
+            problems = _problems(reader, experiment)
+            kernels = list(_kernels(reader, judging.judging, problems))
+            await writer.put(judging)
+            failed = 0
+            if kernels:
+                work = _Pass(judging=judging, reader=reader, writer=writer)
+                failed = await _run_pass(work, kernels, table, gpus, has_lines)
+            if not failed:
+                await writer.put(replace(judging, ended_at=time.time()))
+    return judging.judging, failed
+
+
+async def _run_pass(
+    work: _Pass,
+    kernels: Sequence[_Kernel],
+    table: JudgeTable,
+    gpus: Sequence[Gpu],
+    has_lines: bool,
+) -> int:
+    """Judge the kernels; returns how many the machine prevented."""
+    with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
+        async with (
+            open_counter("judged", total=len(kernels), is_shown=True, has_lines=has_lines) as count,
+            open_pool(table, socket_dir=socket_dir, log_dir=Path(log_dir), gpus=gpus) as pool,
+            anyio.create_task_group() as tasks,
+        ):
+            rest = iter(kernels)
+            num = AHEAD * sum(seat.capacity for seat in pool.seating.seats)
+            for _ in range(min(num, len(kernels))):
+                tasks.start_soon(work.judge_each, rest, pool, count)
+    return work.num_failed
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pass:
+    """One pass over a run's kernels."""
+
+    judging: Judging
+    reader: RunReader
+    writer: Writer
+    num_failed: int = 0
+
+    async def judge_each(self, kernels: Iterator[_Kernel], pool: Pool, count: Advance) -> None:
+        """Judge kernels, which several tasks take from one iterator."""
+        for kernel in kernels:
+            code = self.reader.value("SELECT text(?)", (kernel.code_id,))
+            verdict = await pool.judge(kernel.problem, code)
+            if verdict.status is Status.INFRA_ERROR:
+                self.num_failed += 1
+            else:
+                await self.writer.put(*self._records(kernel, verdict))
+            count(verdict.status)
+
+    def _records(self, kernel: _Kernel, verdict: Verdict) -> list[JudgedAgain]:
+        rows = self.reader.query(_TURNS, (kernel.code_id, kernel.problem.problem_id)).rows
+        make = partial(
+            JudgedAgain, judging=self.judging.judging, judged_at=time.time(), verdict=verdict
+        )
+        return [make(group_id=group, rollout=rollout, turn=turn) for group, rollout, turn in rows]
+
+
+def _new_pass(table: JudgeTable, gpus: Sequence[Gpu]) -> Judging:
+    names = {"protocol": table.protocol, "policy": table.policy}
+    device = ", ".join(gpu.name for gpu in gpus) or "cpu"
+    if table.url:  # the pool judges by its own settings, on its own devices
+        names, device = dict.fromkeys(names, AS_SERVED), table.url[0]
+    return Judging(
+        judging=0, began_at=time.time(), ended_at=None, **names, device=device,
+        settings=table.model_dump(mode="json", exclude={"env", "workers"}),
+    )  # fmt: skip
+
+
+def _find_pass(reader: RunReader, new: Judging) -> Judging:
+    """The last pass, if it was cut off and had the same settings; else the new one with the next
+    number."""
+    rows = reader.rows(
+        "SELECT judging, began_at, ended_at, device, json(settings) = json(?) AS is_same "
+        "FROM judgings ORDER BY judging DESC LIMIT 1",
+        (json.dumps(new.settings),),
+    )
+    last = rows[0] if rows else {"judging": 0, "ended_at": 0.0}
+    if last["ended_at"] is None and last["is_same"] and last["device"] == new.device:
+        return replace(new, judging=last["judging"], began_at=last["began_at"])
+    return replace(new, judging=last["judging"] + 1)
+
+
+def _problems(reader: RunReader, experiment: Experiment) -> dict[str, ReferenceModule]:
+    """The run's problems as it recorded them; shapes, which are not recorded, are loaded again.
+
+    Raises ConfigError if problems with shapes have changed since, or cannot be loaded.
+    """
+    stored = {row["problem_id"]: ReferenceModule(**row) for row in reader.rows(_PROBLEMS)}
+    if not any(part.shapes for part in experiment.problems.parts()):
+        return stored
+    loaded = {
+        problem.problem_id: problem
+        for problem in load_problems(experiment.problems, seed=experiment.seed)
+    }
+    changed = [
+        name for name, problem in stored.items()
+        if name not in loaded or loaded[name].source != problem.source
+    ]  # fmt: skip
+    if changed:
+        raise ConfigError(
+            f"{reader.paths.experiment}: problems.shapes: {changed[0]} has changed since the run "
+            f"({len(changed)} of {len(stored)} problems have); the files as the run had them"
+        )
+    return {**stored, **loaded}
+
+
+def _kernels(
+    reader: RunReader, judging: int, problems: Mapping[str, ReferenceModule]
+) -> Iterator[_Kernel]:
+    for problem_id, code_id in reader.query(_PENDING, (judging,)).rows:
+        if problem_id not in problems:
+            raise MachineError(f"{reader.paths.run_db}: no row of the problem {problem_id}")
+        yield _Kernel(problem=problems[problem_id], code_id=code_id)
