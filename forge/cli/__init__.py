@@ -13,6 +13,7 @@ from io import TextIOWrapper
 # isort: off
 from forge.cli import running, judging, asking, seeing, querying, watching, exporting, prompting
 from forge.cli import preparing, distilling, knowing
+from forge.cli.outcomes import evaluating, kernels
 from forge.cli.options import app, opened
 
 # isort: on
@@ -22,7 +23,7 @@ __all__ = ["app", "main", "run_command"]
 
 COMMANDS = (
     running, judging, asking, seeing, querying, watching, exporting, prompting, preparing,
-    distilling, knowing,
+    distilling, knowing, evaluating, kernels,
 )  # fmt: skip
 """Modules that add their commands to the app when imported, in the order of --help."""
 

@@ -63,6 +63,10 @@ PriceOption = Annotated[
 IncludesHeldout = Annotated[
     bool, typer.Option("--include-heldout", help="Include held-out problems (leaks them).")
 ]
+Preset = Annotated[
+    str | None,
+    typer.Option(help="Prompts for a directory or file: a name of prompt.preset [standard]."),
+]
 Workers = Annotated[int | None, typer.Option(min=1, help="Number of judges without a GPU.")]
 JudgeUrl = Annotated[str | None, typer.Option(help="Use a served pool of judges instead.")]
 
@@ -86,6 +90,7 @@ def distill(
     price: PriceOption = None,
     includes_heldout: IncludesHeldout = False,
     overrides: Overrides = None,
+    preset: Preset = None,
     device: Device = "auto",
     workers: Workers = None,
     judge_url: JudgeUrl = None,
@@ -103,7 +108,7 @@ def distill(
         problems=problems, out=out, attempts=attempts, turns=turns, max_tokens=max_tokens,
         temperature=temperature, seed=seed, min_speedup=min_speedup, concurrency=concurrency,
         overrides=tuple(overrides or ()), includes_heldout=includes_heldout,
-        price=_parse_price(price),
+        price=_parse_price(price), preset=preset,
         judge=JudgeSettings(device=device, workers=workers, url=judge_url),
         teacher=TeacherSettings(
             url=url, model=model, api_key_env=api_key_env, timeout_s=timeout_s,

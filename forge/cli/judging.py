@@ -78,6 +78,10 @@ IsProfiled = Annotated[bool, typer.Option("--profile", help="Show GPU time by ke
 IsExplained = Annotated[bool, typer.Option("--explain", help="Print the captured program.")]
 Url = Annotated[str | None, typer.Option(help="Use a served pool instead.")]
 IsServing = Annotated[bool, typer.Option("--serve", help="Serve judges to clients.")]
+IsOpenEnv = Annotated[
+    bool, typer.Option("--openenv", help="--serve: serve PROBLEM as an OpenEnv environment too.")
+]
+Turns = Annotated[int | None, typer.Option(help="--openenv: answers in an episode, 3 if absent.")]
 Socket = Annotated[Path | None, typer.Option(help="--serve: Unix socket to create.")]
 Listen = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="--serve: address to listen on.")
@@ -112,6 +116,8 @@ def judge(
     run: Again = None,
     store: Store = RUNS,
     is_serving: IsServing = False,
+    is_openenv: IsOpenEnv = False,
+    turns: Turns = None,
     socket: Socket = None,
     listen: Listen = None,
     as_json: Json = False,
@@ -127,6 +133,10 @@ def judge(
         site_packages=tuple(site_packages or ()), model_card=model_card,
         workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
+    if is_openenv and not is_serving:
+        raise ConfigError("--openenv: belongs to --serve")
+    if turns is not None and not is_openenv:
+        raise ConfigError("--turns: belongs to --openenv")
     if run is not None:
         return _judge_again(run, store, settings, given=_given(context), as_json=as_json)
     if is_serving:
@@ -141,6 +151,16 @@ def judge(
         for name in (name for name, is_given in by_request.items() if is_given):
             raise ConfigError(
                 f"--{name}: not allowed with --serve, which judges as each client asks"
+            )
+        if is_openenv:
+            from forge.commands.openenv.serve import EnvironmentRequest, serve_environment
+
+            wanted = EnvironmentRequest(
+                problems=problem, format=check_format(row_format),
+                turns=3 if turns is None else turns,
+            )  # fmt: skip
+            return serve_environment(
+                wanted, settings, candidate=candidate, socket=socket, listen=listen
             )
         return serve(
             settings, problems=problem, candidate=candidate, format=check_format(row_format),

@@ -54,4 +54,6 @@ def prompt(
         return print_json(shown.to_json())
     if shown.note and not is_ids:
         say(f"messages without a chat template: {shown.note}")
+    if shown.unknown and not is_ids:
+        say(f"not in a first message: {shown.unknown}")
     print_text(shown.ids() if is_ids else shown.text())

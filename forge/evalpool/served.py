@@ -4,7 +4,7 @@
     POST /judge {problem: {problem_id, source, entry_point, precision}, code,
                  options: {timing, profile, program}} → Verdict
     POST /examine {problem, lists_sets} → Examination
-    GET /health → {ok, capacity, in_flight, queue, judges: [{name, state, device, ...}], ...}
+    GET /health → {ok, status, capacity, in_flight, queue, judges: [{name, device, ...}], ...}
 
 A request is about one shape, unless the source has `get_input_sets()`: a client whose problem has
 several by constants asks for each. These routes are internal and change with the version; those for
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.routing import Route
+    from starlette.routing import BaseRoute
 
     from forge.config.schema import JudgeTable
     from forge.process.devices import Gpu
 
     Handler = Callable[[dict[str, Any]], Awaitable[Response]]
-    MoreRoutes = Callable[[Pool, "PoolApp"], Sequence[Route]]
+    MoreRoutes = Callable[[Pool, "PoolApp"], Sequence[BaseRoute]]
 
 MAX_CONNECTIONS = 512
 """Open connections. Beyond them idle ones are closed, and if none is idle, a client gets 503."""
@@ -74,7 +74,8 @@ def serve_pool(
     `open_listener`, and MachineError if this machine allows no sandbox.
 
     Args:
-        more: further routes behind the same door.
+        more: further routes behind the same door; with a WebSocket among them, the package
+            websockets must be installed.
     """
     opened = open_listener(path=socket, listen=listen, token=token, token_advice=TOKEN_ADVICE)
     with opened as listener, open_socket_dir() as folder:
@@ -89,14 +90,21 @@ async def _serve(
     gpus: Sequence[Gpu],
     more: MoreRoutes | None,
 ) -> None:
+    from starlette.routing import WebSocketRoute
+
     async with anyio.create_task_group() as tg:
         tg.start_soon(cancel_on_signal, tg.cancel_scope)
         async with open_pool(table, socket_dir=folder, log_dir=folder, gpus=gpus) as pool:
             is_local = token is None and listener.family != sockets.AF_UNIX
             app = PoolApp(pool, token=token, is_local=is_local)
-            served = app.routes(() if more is None else more(pool, app))
-            limits = {"max_connections": MAX_CONNECTIONS, "keep_alive_s": PUBLIC_KEEP_ALIVE_S}
-            await tg.start(partial(serve_listener, **limits), served, listener)
+            routes = () if more is None else more(pool, app)
+            serve = partial(
+                serve_listener,
+                max_connections=MAX_CONNECTIONS,
+                keep_alive_s=PUBLIC_KEEP_ALIVE_S,
+                has_websockets=any(isinstance(route, WebSocketRoute) for route in routes),
+            )
+            await tg.start(serve, app.routes(routes), listener)
             kinds = sorted({f"{one.device}, {one.isolation}" for one in pool.seating.kinds})
             sys.stderr.write(
                 f"{len(pool.seating.seats)} judges ({', '.join(kinds)}) at"
@@ -125,7 +133,7 @@ class PoolApp:
         self._max_in_flight = max_in_flight or max(LEAST_IN_FLIGHT, WAITING_PER_JUDGE * self._room)
         self._num_in_flight = 0
 
-    def routes(self, more: Sequence[Route] = ()) -> Starlette:
+    def routes(self, more: Sequence[BaseRoute] = ()) -> Starlette:
         """The ASGI application, with further routes."""
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
@@ -198,7 +206,8 @@ class PoolApp:
 
     async def _health(self, _request: Request) -> Response:
         facts = self.health()
-        return to_json_response(facts, status=200 if facts["ok"] else 500)
+        status = "healthy" if facts["ok"] else "unhealthy"  # the words of OpenEnv's tools
+        return to_json_response({**facts, "status": status}, status=200 if facts["ok"] else 500)
 
     def health(self) -> dict[str, Any]:
         """State of the server and its judges."""

@@ -125,7 +125,8 @@ class Evaluation:
     """Share of first turns with a kernel that compiled and launched."""
     detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`by_family`, `by_level`, `by_turn`: name → {num, pass_at_1, compile_rate}; `pass_at_k_ci`;
-    `num_trained_problems`: problems that the run had trained on."""
+    `num_trained_problems`: problems that the run had trained on; `speed`: fast_p and geometric
+    means by turn (`forge.statistics.speed`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

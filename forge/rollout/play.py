@@ -82,6 +82,8 @@ class GroupPlace:
     purpose: Purpose
     stage: int
     step: int
+    seed_place: int | None = None
+    """Number that the seeds of its requests depend on; None for group_id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +120,8 @@ class _Game:
         prompt = self.ports.prompter.prompt(self.problem, ())
         if prompt is None:
             ended = [self._trajectory(i, (), End.CONTEXT_FULL) for i in range(num)]
-            name = self.problem.problem_id
-            message = f"{name}: its prompt alone does not fit serve.context_tokens"
-            event = Event(
-                at=time.time(), kind="context_full", message=message, data={"problem": name}
-            )
-            await self.ports.sink.put(*ended, event)
+            await self.ports.sink.put(*ended)
+            await self._note_full("its prompt alone does not fit serve.context_tokens")
             return await self._close(ended)
 
         answers: Sequence[TimedCompletion | None] = [None] * num
@@ -165,7 +163,14 @@ class _Game:
         turns: list[Turn] = []
         while True:
             if answer is None:
-                (answer,) = await self._generate(prompt, n=1, rollout=rollout, turn=len(turns))
+                try:
+                    (answer,) = await self._generate(prompt, n=1, rollout=rollout, turn=len(turns))
+                except self.ports.refused as error:
+                    if not turns:
+                        raise
+                    await self._note_full(f"turn {len(turns) + 1} was refused: {error}")
+                    end = End.CONTEXT_FULL
+                    break
             turns.append(await self._judge_turn(rollout, len(turns), prompt, answer))
             end = self._end(turns)
             if end is not None:
@@ -207,6 +212,13 @@ class _Game:
         await self.ports.sink.put(*(turn for each in scored for turn in each.turns), *scored)
         return scored
 
+    async def _note_full(self, message: str) -> None:
+        name = self.problem.problem_id
+        data = {"problem": name}
+        await self.ports.sink.put(
+            Event(at=time.time(), kind="context_full", message=f"{name}: {message}", data=data)
+        )
+
     def _end(self, turns: Sequence[Turn]) -> End | None:
         """Why the rollout ends after its last turn; None if it continues."""
         verdict = turns[-1].verdict
@@ -219,13 +231,14 @@ class _Game:
     async def _generate(
         self, prompt: Prompt, *, n: int, rollout: int, turn: int
     ) -> list[TimedCompletion]:
-        began = time.monotonic()
+        began, place = time.monotonic(), self.place
+        seed_place = place.group_id if place.seed_place is None else place.seed_place
         completions = await self.ports.generate(
             prompt,
             n=n,
             max_tokens=self.rules.max_completion_tokens,
             temperature=self.rules.temperature,
-            seed=derive_seed(self.rules.seed, self.place.group_id, rollout, turn),
+            seed=derive_seed(self.rules.seed, seed_place, rollout, turn),
         )
         generate_s = time.monotonic() - began
         return [TimedCompletion(completion=one, generate_s=generate_s) for one in completions]

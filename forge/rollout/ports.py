@@ -88,3 +88,6 @@ class Ports:
     """Rewards of the user's own; None for the terms of `[reward]`."""
     is_apart: bool = False
     """Each rollout requests its first turn itself: for an engine that caches the prompt."""
+    refused: tuple[type[Exception], ...] = ()
+    """Errors by which `generate` refuses one request, mostly as too long. After its first turn they
+    end a rollout as `context_full`; a refused first turn is raised."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio.to_thread
 
 from forge.data.chat import ChatTemplate
+from forge.data.plain_chat import CHARACTERS_PER_TOKEN, PlainChat
 from forge.data.splits import in_split
 from forge.records import Event, Pair, Split
 from forge.rollout.batches import count_from
@@ -56,20 +57,17 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
             )  # fmt: skip
         run.refused = frozenset(await _refused(run))
         run.progress.prepare("model")
-        model_dir = await prepare_model(
-            run.experiment, pairs, run.problems,
-            prompts=run.prompts, paths=run.paths, log_dir=run.log_dir, observer=run.observer,
-        )  # fmt: skip
+        model_dir = run.paths.weights / "absent"
+        if not run.experiment.model.is_absent:
+            model_dir = await prepare_model(
+                run.experiment, pairs, run.problems,
+                prompts=run.prompts, paths=run.paths, log_dir=run.log_dir, observer=run.observer,
+            )  # fmt: skip
     if run.stop.is_set:
         raise run.stop.stopped()
     run.weights = await _weights(run, model_dir, state)
     run.progress.policy_version = run.weights.version
-    run.prompter = TemplatePrompter(
-        prompts=run.prompts,
-        chat=ChatTemplate.load(model_dir),
-        context_tokens=run.experiment.serve.context_tokens,
-        max_completion_tokens=run.experiment.rollout.max_completion_tokens,
-    )
+    run.prompter = _prompter(run, model_dir)
     run.group_ids = count_from(state.group_id if state else -1)
     run.sample_ids = count_from(state.sample_id if state else -1)
 
@@ -104,6 +102,21 @@ async def _refused(run: RunContext) -> dict[str, str]:
         event = Event(at=time.time(), kind="problems_refused", message=line, data=data)
         await run.writer.put(event)
     return refused
+
+
+def _prompter(run: RunContext, model_dir: Path) -> TemplatePrompter:
+    """The model's template; without a model messages, whose lengths are counted in characters."""
+    if run.experiment.model.is_absent:
+        chat = cast("ChatTemplate", PlainChat(run.prompts.thinking))
+        unit = CHARACTERS_PER_TOKEN
+    else:
+        chat, unit = ChatTemplate.load(model_dir), 1
+    return TemplatePrompter(
+        prompts=run.prompts,
+        chat=chat,
+        context_tokens=run.experiment.serve.context_tokens * unit,
+        max_completion_tokens=run.experiment.rollout.max_completion_tokens * unit,
+    )
 
 
 async def _weights(run: RunContext, model_dir: Path, state: LastState | None) -> WeightSync:

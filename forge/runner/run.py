@@ -38,6 +38,7 @@ from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest, watch_signals
 from forge.runner.outlets.notify import open_notifier
 from forge.runner.outlets.report import report_at_end
+from forge.runner.outlets.results import write_results
 from forge.runner.outlets.sinks.opening import open_sinks
 from forge.runner.past import EarlierAttempts, back_to_step, load_past
 from forge.runner.plan.claiming import open_claimed
@@ -135,6 +136,8 @@ def resume_run(
         if past.state and len(past.state.finished_stages) == len(experiment.stage):
             remove_left_dirs()  # this run may have been killed after its last row
             console.say(f"{paths.name} has finished; there is nothing to resume")
+            if experiment.eval.suite is not None:
+                write_results(paths, experiment.model, console)
             return paths
         with _planned(experiment, console, paths.name, wait_s) as (planned, _):
             require_function(experiment, planned.placement)
@@ -200,6 +203,8 @@ async def _supervise(
     from forge.runner.outlets.summary import show_summary
 
     show_summary(paths, console, placement)
+    if experiment.eval.suite is not None:
+        write_results(paths, experiment.model, console)
 
 
 async def _record_all(run: RunContext, past: EarlierAttempts) -> None:

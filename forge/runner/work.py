@@ -19,6 +19,7 @@ from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
 from forge.records import Evaluation, Event
 from forge.runner.background import keep_counters
+from forge.runner.other_baseline import with_other_baseline
 from forge.runner.plan.model_shape import lora_rank
 from forge.runner.plan.needs import makes_pairs
 from forge.runner.prepare_run import prepare_run
@@ -123,6 +124,7 @@ class Work:
                 chat=run.prompter.chat,
                 say=run.console.say,
                 thinking=run.prompts.thinking,
+                by_messages=run.experiment.model.is_absent,
             )
         work_dir = run.paths.root / "serve"  # whole models: too large for a socket's /tmp
         shutil.rmtree(work_dir, ignore_errors=True)
@@ -178,7 +180,11 @@ class Work:
     async def _run_eval(self, stage: EvalStage, index: int) -> None:
         results: list[Evaluation] = []
         async with self.run.stop.dropping():
-            results.append(await run_eval_stage(self.run, stage, index))
+            result = await run_eval_stage(self.run, stage, index)
+            if self.run.experiment.eval.both_baselines and self.run.placement.judge:
+                judge = _without_key(self.run.experiment)
+                result = await with_other_baseline(self.run, result, judge, stage=index)
+            results.append(result)
         if not results:
             raise self.run.stop.stopped()
         (result,) = results

@@ -16,6 +16,7 @@ from typing import Any
 
 from forge.records import End, Evaluation, Group, Problem, Reason, Status, Trajectory, Turn
 from forge.statistics.passk import Estimate, Tally, estimate_mean, estimate_pass_at_k
+from forge.statistics.speed import measure_speed
 
 Rollouts = list[tuple[Problem, Trajectory]]
 
@@ -38,7 +39,8 @@ def evaluate_groups(
     If no turn was judged, the rates are 0 with the interval 0..1.
 
     Args:
-        groups: evaluation groups of one policy.
+        groups: evaluation groups of one policy. Their order has no effect: the same answers give
+            the same intervals.
         problems: all problems of the groups, or more.
         stage: name of the evaluation, such as `eval-0` or `grpo-3@5`.
         at: Unix time in seconds.
@@ -49,7 +51,7 @@ def evaluate_groups(
     by_id = {problem.problem_id: problem for problem in problems}
     sampled: Rollouts = []
     greedy: Rollouts = []
-    for group in groups:
+    for group in sorted(groups, key=lambda each: (each.problem_id, each.group_id)):
         into = greedy if group.is_greedy else sampled
         into.extend((by_id[group.problem_id], trajectory) for trajectory in group.trajectories)
     first, first_greedy = _first_answers(sampled), _first_answers(greedy)
@@ -78,6 +80,8 @@ def evaluate_groups(
             "by_turn": _rates_by_turn(sampled),
             "pass_at_k_ci": {str(k): [each.low, each.high] for k, each in at_k.items()},
             "multi": multi,
+            "compile_rate_ci": _interval_by_problem(first, _is_compiled),
+            "speed": measure_speed([(problem.problem_id, each) for problem, each in sampled]),
             "tallies": {name: [tally.num, tally.correct] for name, tally in tallies.items()},
             "num_judged_problems": len(judged),
             "unjudgeable": _unjudgeable(sampled + greedy, judged=judged),
@@ -144,6 +148,13 @@ def _mean_by_problem(answers: list[Answer], claim: Callable[[Turn], bool]) -> fl
     """Mean over problems of the share of first turns for which the claim holds."""
     means = [sum(each) / len(each) for each in _claims(answers, claim).values()]
     return sum(means) / len(means) if means else 0.0
+
+
+def _interval_by_problem(answers: list[Answer], claim: Callable[[Turn], bool]) -> list[float]:
+    """Interval of `_mean_by_problem`; 0..1 without answers."""
+    means = [sum(each) / len(each) for each in _claims(answers, claim).values()]
+    found = estimate_mean(means)
+    return [0.0, 1.0] if found is None else [found.low, found.high]
 
 
 def _parts(answers: list[Answer], name: Callable[[Problem], str]) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 
@@ -62,13 +62,13 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate | None:
     """
     if not values:
         return None
-    found = _estimate(values, seed=seed, span=(0.0, 1.0))
-    bound = 1.0 - TAIL ** (1.0 / len(values))
+    num = len(values)
+    bound = 1.0 - TAIL ** (1.0 / num)
     if all(value == 0.0 for value in values):
-        return replace(found, high=bound)
+        return Estimate(value=0.0, low=0.0, high=bound, num_problems=num)
     if all(value == 1.0 for value in values):
-        return replace(found, low=1.0 - bound)
-    return found
+        return Estimate(value=1.0, low=1.0 - bound, high=1.0, num_problems=num)
+    return _estimate(values, seed=seed, span=(0.0, 1.0))
 
 
 def compare_paired(

@@ -203,17 +203,22 @@ def _turn(row: dict[str, Any]) -> Turn:
         ),
         completion_text=row["completion"] or "",
         code=row["code"] or "",
-        verdict=Verdict.from_json(
-            {field: row[field] for field in Verdict.__dataclass_fields__ if field in row}
-            | {name: row[name] for name in TIMING_FIELDS}
-            | {
-                "timing": "none" if row["speedup"] is None else "measured",
-                "detail": row["detail"] or "",
-                "is_compiled": bool(row["is_compiled"]),
-                "phase_s": json.loads(row["phase_s"]),
-            }
-        ),
+        verdict=read_verdict(row),
         feedback=row["feedback"] or "",
         reward_terms=json.loads(row["reward_terms"]),
         prompt_hash=row["prompt_hash"] or "",
+    )
+
+
+def read_verdict(row: dict[str, Any]) -> Verdict:
+    """The verdict in a row of v_turns."""
+    return Verdict.from_json(
+        {field: row[field] for field in Verdict.__dataclass_fields__ if field in row}
+        | {name: row[name] for name in TIMING_FIELDS}
+        | {
+            "timing": "none" if row["speedup"] is None else "measured",
+            "detail": row["detail"] or "",
+            "is_compiled": bool(row["is_compiled"]),
+            "phase_s": json.loads(row["phase_s"]),
+        }
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench import inductor_workers
+from bench import inductor_problems, inductor_workers
 from bench.inductor import Result, Session, choose_tasks, report
 from bench.inductor_problems import lowered
 from bench.inductor_workers import Made, Task, make
@@ -28,7 +28,10 @@ def test_constants_above_the_largest_are_lowered() -> None:
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_half_of_the_rows_of_each_source_are_of_training(tmp_path: Path, missing: bool) -> None:
+def test_half_of_the_rows_of_each_source_are_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    monkeypatch.setattr(inductor_problems, "NUM_GENERATED", 128)
     for level in ("level1", "level2"):
         (tmp_path / level).mkdir()
         for number in range(20):

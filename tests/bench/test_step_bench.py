@@ -119,7 +119,7 @@ def test_the_replaced_names_are_those_that_a_run_uses(no_judge: ModuleType) -> N
     assert issubclass(no_judge.NoJudges, Pool)
     assert prepare_run.TemplatePrompter is TemplatePrompter, "importing the bench replaces nothing"
     assert "open_pool" in inspect.unwrap(work.Work._open_pool).__code__.co_names
-    assert "TemplatePrompter" in prepare_run.prepare_run.__code__.co_names
+    assert "TemplatePrompter" in prepare_run._prompter.__code__.co_names
 
 
 def test_nothing_under_forge_supports_a_run_without_judges() -> None:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 EMPTY_VIEWS = {
     *("v_replayed", "v_rewinds", "v_judge_noise", "v_programs", "v_protocols", "v_shapes"),
-    *("v_unjudgeable", "v_estimates", "v_judged_again"),
+    *("v_unjudgeable", "v_estimates", "v_judged_again", "v_fast_p_by_turn", "v_geomean"),
 }
-"""The run was never resumed, and kernels are not timed on a CPU."""
+"""The run was never resumed, kernels are not timed on a CPU, and its evaluations are of a version
+that stored no figures of speed."""
 
 
 def test_it_holds_every_stage_and_every_step(canned_run: RunPaths) -> None:

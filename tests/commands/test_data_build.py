@@ -25,16 +25,18 @@ from forge.cli import run_command
 from forge.commands.data import build as building
 from forge.commands.data import judging, preparing
 from forge.config.load_build import load_build
-from forge.config.schema import DataTable
+from forge.config.schema import DataTable, Experiment
 from forge.config.schema.build import DataBuild
 from forge.data.build.rows import find_row_files, plan_chunks, read_chunks
 from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError
-from forge.records import Status, Verdict
+from forge.records import Problem, Split, Status, Verdict
+from forge.runner.prepare.heldout_rows import without_heldout
 from tests.data.build.samples import (
     MODULE,
     build_of,
     kernelbook_row,
+    likeness,
     make_rows,
     write_jsonl,
     write_tokenizer,
@@ -73,6 +75,37 @@ def test_a_build_writes_rows_that_a_run_reads(tmp_path: Path) -> None:
         row["origin"] for n in ("train.jsonl", "heldout.jsonl") for row in written(tmp_path, n)
     }
     assert origins == {f"rows.jsonl:{number}" for number in range(1, 13)}
+
+
+def test_a_run_refuses_no_row_that_a_build_has_kept(tmp_path: Path) -> None:
+    held = MODULE.format(name="Model", op="sin", number=2)
+    (tmp_path / "held.py").write_text(held)
+    unused = "".join(
+        f"\ndef unused_{n}(x):\n    return torch.other_{n}(x) * {n}\n" for n in range(9)
+    )
+    planted = kernelbook_row("sin", number=2, name="Other")
+    planted["python_code"] += unused
+    rows = [kernelbook_row("exp"), planted]
+    assert likeness(held, planted["python_code"]) < 0.8, "only its normal form tells"
+
+    manifest = build(tmp_path, rows, heldout={"paths": [str(tmp_path / "held.py")]})
+    assert manifest["rows"]["train"] == 1
+    dropped = json.loads((tmp_path / "out" / "dropped.jsonl").read_text())
+    assert dropped["detail"] == "held.py (the same)"
+    problem = Problem(problem_id="held", source=held, family="", level=1, split=Split.HELDOUT)
+    experiment = Experiment.model_validate(
+        {
+            "name": "x", "model": {"init": "tiny"}, "problems": {}, "data": {"source": "file",
+            "path": tmp_path / "out" / "train.jsonl"},
+            "stage": [{"kind": "sft", "steps": 1, "learning_rate": 1e-3}, {"kind": "eval"}],
+        }
+    )  # fmt: skip
+    pairs = read_pairs(experiment.data, prompts=PROMPTS)
+    assert without_heldout(pairs, [problem], experiment) == pairs
+
+    raw = DataTable(source="file", path=tmp_path / "rows.jsonl", format="kernelbook")
+    with pytest.raises(ConfigError, match="is held out"):
+        without_heldout(read_pairs(raw, prompts=PROMPTS), [problem], experiment)
 
 
 def test_the_manifest_counts_rows_in_and_out_of_each_step(tmp_path: Path) -> None:

@@ -186,3 +186,15 @@ def test_what_does_not_fit_or_cannot_be_placed_is_one_line(
     assert "--assume names a machine" in said
     text = shown(capsys, *argv, *gpus, "--assume", "1xH100-80GB")
     assert "Device: H100, 80 GB of memory, 3352 GB/s" in text
+
+
+def test_a_time_that_a_first_message_cannot_state_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["data", "prompt", "1", "--experiment", str(folder / "x.toml")]
+    on_card = ["--set", "devices.gpus=auto", "--set", "devices.judge=1", "--assume", "1xH100-80GB"]
+    said = []
+    for more in (on_card, [*on_card, "--set", "prompt.baseline=false"], []):
+        assert run_command([*argv, *more]) == 0
+        said.append("not in a first message: the reference's time" in capsys.readouterr().err)
+    assert said == [True, False, False]

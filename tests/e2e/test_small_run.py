@@ -174,6 +174,26 @@ def test_ctrl_c_ends_a_run_that_a_resume_finishes(killed: Path) -> None:
 
 
 @pytest.mark.long
+def test_forge_eval_gives_the_figures_of_the_runs_own_evaluation(finished: Path) -> None:
+    cwd = finished.parents[1]
+    evaluated = forge("eval", "small-1", "--json", cwd=cwd)
+    assert evaluated.returncode == 0, evaluated.stderr
+    first = (
+        "SELECT problem_id, is_greedy, rollout, completion, status FROM v_turns "
+        "WHERE purpose = 'eval' AND turn = 0 AND stage = (SELECT max(stage_index) FROM evaluations)"
+        " ORDER BY 1, 2, 3"
+    )
+    figures = "SELECT pass_at_1, ci_low, ci_high, pass_at_1_greedy, compile_rate FROM evaluations"
+    with opened(finished) as own, opened(finished.parent / "eval-small-1-heldout-1") as again:
+        assert own.execute(first).fetchall() == again.execute(first).fetchall() != []
+        last = own.execute(f"{figures} ORDER BY evaluation_id DESC LIMIT 1").fetchall()
+        assert last == again.execute(figures).fetchall()
+    result = json.loads(evaluated.stdout)
+    assert result["metrics"]["pass_at_k"]["1"][0] == last[0][0]
+    assert len(result["weights_sha256"]) == 64
+
+
+@pytest.mark.long
 def test_a_chat_is_judged_and_stored_beside_the_run_which_stays_as_it_was(finished: Path) -> None:
     cwd = finished.parents[1]
     before = forge("show", "small-1", "--json", cwd=cwd).stdout

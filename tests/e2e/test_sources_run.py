@@ -1,15 +1,18 @@
-"""One experiment from a user's data: SFT on KernelBook-shaped rows, then GRPO on a directory in
-KernelBench's layout with levels to train on and a level that is held out."""
+"""A user's data from end to end: KernelBook-shaped rows that Inductor made are built into training
+rows, and one experiment does SFT on them, an evaluation, GRPO on a directory in KernelBench's
+layout with levels to train on and a level that is held out, and another evaluation."""
 
 from __future__ import annotations
 
 import json
+import warnings
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from forge.data.inductor import rewrite
 from tests.e2e.commands import forge, opened
 
 if TYPE_CHECKING:
@@ -22,23 +25,23 @@ name = "full"
 [model]
 init = "tiny"
 [model.tiny]
-hidden_size = 32
+hidden_size = 64
 num_layers = 2
 num_heads = 2
 num_kv_heads = 1
-intermediate_size = 64
+intermediate_size = 128
 vocab_size = 400
 [problems]
 source = "dir"
 path = "bench"
 train_levels = [1, 2]
 heldout_levels = [3]
-overrides = { dim = 8 }
+overrides = {{ dim = 8 }}
 allow_flagged = true
 [data]
 source = "file"
-path = "book.parquet"
-format = "kernelbook"
+path = "{path}"
+format = "{format}"
 [judge]
 workers = 1
 [reward]
@@ -47,7 +50,7 @@ compile_error = -1.0
 group_size = 4
 groups_per_step = 2
 max_turns = 1
-max_completion_tokens = 48
+max_completion_tokens = 400
 max_replacements = 4.0
 max_staleness = 1
 [eval]
@@ -57,10 +60,10 @@ max_turns = 1
 texts = "plain"
 [[stage]]
 kind = "sft"
-steps = 120
+steps = 160
 batch_size = 8
-learning_rate = 1e-2
-save_every = 60
+learning_rate = 4e-3
+save_every = 80
 [[stage]]
 kind = "eval"
 [[stage]]
@@ -72,45 +75,57 @@ save_every = 2
 kind = "eval"
 """
 
+BUILD = """\
+[input]
+path = "book.parquet"
+format = "kernelbook"
+[filters]
+length = false
+judged = true
+[heldout]
+paths = ["bench/level3"]
+[judge]
+workers = 1
+[output]
+dir = "built"
+"""
+
 MODULE = """\
 import torch
 
-class {name}(torch.nn.Module):
+class Model(torch.nn.Module):
     def forward(self, x):
-        return torch.{op}(x)
+        return {result}
 
 dim = {dim}
 
 def get_inputs():
-    return [torch.randn(dim)]
+    return [torch.randn(dim, 8)]
 
 def get_init_inputs():
-    return {arguments}
+    return [[], {{}}]
 """
-ANSWERS = (
-    "import torch\nclass {name}New(torch.nn.Module):\n    def forward(self, x):\n        return x",
-    "class {name}New(\n",
-)
-"""An answer without a kernel and one that does not compile: rewards 0 and -1, so groups have a
-signal."""
+PRODUCT = "x @ x"
+"""Inductor leaves it to cuBLAS: no kernel, so no row."""
 TRAINED, HELDOUT = ("abs", "exp", "tanh", "sin"), ("cos", "neg")
 
 
-def module(op: str, *, name: str = "Model", dim: int = 4096, arguments: str = "[]") -> str:
-    return MODULE.format(op=op, name=name, dim=dim, arguments=arguments)
+def module(op: str, *, dim: int = 8) -> str:
+    return MODULE.format(result=op if " " in op else f"torch.{op}(x)", dim=dim)
 
 
-def book(ops: tuple[str, ...]) -> list[dict[str, object]]:
+def book(*ops: str) -> list[dict[str, object]]:
+    """A row for each operation, with the code that Inductor makes of it."""
+    with warnings.catch_warnings(action="ignore"):  # of torch's own imports
+        from bench.inductor_rows import make_row
     return [
         {
-            "python_code": module(op, name=name, dim=4, arguments="[[], {}]"),
-            "entry_point": name,
-            "triton_code": answer.format(name=name),
-            "uuid": f"{op}-{name}-{number}",
+            "python_code": module(op),
+            "entry_point": "Model",
+            "triton_code": make_row(op, module(op).replace("[[], {}]", "[]")).answer,
+            "uuid": op,
         }
         for op in ops
-        for name in ("Model", "Net")
-        for number, answer in enumerate(ANSWERS)
     ]
 
 
@@ -120,48 +135,65 @@ def project(tmp_path: Path) -> Path:
         for number, op in enumerate(ops, start=1):
             path = tmp_path / "bench" / f"level{level}" / f"{number}_{op}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(module(op))
-    write_rows(tmp_path, book(TRAINED))
-    (tmp_path / "x.toml").write_text(EXPERIMENT)
+            path.write_text(module(op, dim=4096))
+    (tmp_path / "build.toml").write_text(BUILD)
     return tmp_path
+
+
+def write_experiment(project: Path, *, path: str, format: str) -> None:
+    (project / "x.toml").write_text(EXPERIMENT.format(path=path, format=format))
 
 
 def write_rows(project: Path, rows: list[dict[str, object]]) -> None:
     parquet.write_table(pa.Table.from_pylist(rows), project / "book.parquet")
 
 
-def test_sft_on_rows_then_grpo_on_problems_is_one_run(project: Path) -> None:
-    planted = book(TRAINED) + book(("cos",))
-    write_rows(project, planted)
-    refused = forge("run", "x.toml", cwd=project)
-    assert refused.returncode == 2
-    (line,) = [line for line in refused.stderr.splitlines() if "held out" in line]
-    assert "row kernelbook/cos-Model-0" in line
-    assert "level3/1_cos is held out" in line
-    assert "(and 3 more)" in line
+def test_rows_of_inductor_teach_a_model_kernels_in_one_experiment(project: Path) -> None:
+    write_rows(project, book(*TRAINED, HELDOUT[0], PRODUCT))
+    built = forge("data", "build", "build.toml", cwd=project)
+    assert built.returncode == 0, built.stderr[-3000:]
+    manifest = json.loads((project / "built" / "manifest.json").read_text())
+    reasons = {step["step"]: step["reasons"] for step in manifest["steps"] if step["reasons"]}
+    assert list(reasons) == ["rewrite", "contamination"]
+    assert list(reasons["rewrite"].values()) == list(reasons["contamination"].values()) == [1]
+    assert manifest["rows"]["train"] == len(TRAINED)
 
-    done = forge("run", "x.toml", "--set", "problems.duplicates=drop", cwd=project)
+    write_experiment(project, path="built/train.parquet", format="messages")
+    done = forge("run", "x.toml", cwd=project)
     assert done.returncode == 0, done.stderr[-3000:]
-    run = project / "runs" / "full-2"
-    pairs = [json.loads(line) for line in (run / "data" / "pairs.jsonl").read_text().splitlines()]
-    assert len(pairs) == 16, "four rows ask for the code of a held-out problem"
-    with opened(run) as db:
+    with opened(project / "runs" / "full-1") as db:
         splits = dict(db.execute("SELECT problem_id, split FROM problems"))
         evaluations = db.execute(
             "SELECT stage, num_problems, num_trained_problems FROM v_evaluations ORDER BY stage"
         ).fetchall()
         (steps,) = db.execute("SELECT count(DISTINCT step) FROM sample_uses").fetchone()
-    assert sorted(name for name, split in splits.items() if split == "heldout") == [
-        "level3/1_cos",
-        "level3/2_neg",
-    ]
+        (correct,) = db.execute(
+            "SELECT count(*) FROM v_turns WHERE purpose = 'train' AND is_correct"
+        ).fetchone()
+    heldout = sorted(name for name, split in splits.items() if split == "heldout")
+    assert heldout == ["level3/1_cos", "level3/2_neg"]
     assert len(splits) == 6
     assert evaluations == [("eval-1", 2, 0), ("eval-3", 2, 0)]
     assert steps == 2
+    assert correct, "the kernels of the built rows are what the judge takes"
+
+
+def test_rows_with_a_heldout_problem_are_refused(project: Path) -> None:
+    write_rows(project, book(TRAINED[0], HELDOUT[0]))
+    write_experiment(project, path="book.parquet", format="kernelbook")
+    refused = forge("run", "x.toml", cwd=project)
+    assert refused.returncode == 2
+    (line,) = [line for line in refused.stderr.splitlines() if "held out" in line]
+    assert "row kernelbook/cos" in line
+    assert "level3/1_cos is held out" in line
 
 
 def test_an_evaluation_on_problems_of_rows_says_so(project: Path) -> None:
-    write_rows(project, book(HELDOUT))
+    rows = book(*HELDOUT)
+    for row in rows:  # Inductor's own answers are longer than a tiny model's context
+        row["triton_code"] = rewrite(str(row["triton_code"])).code
+    write_rows(project, rows)
+    write_experiment(project, path="book.parquet", format="kernelbook")
     done = forge(
         "run", "x.toml", "--set", "problems.duplicates=allow",
         "--set", 'stage=[{ kind = "sft", steps = 2, learning_rate = 1e-3 }, { kind = "eval" }]',

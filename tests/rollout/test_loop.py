@@ -6,6 +6,7 @@ import math
 import random
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
@@ -111,6 +112,32 @@ async def test_a_conversation_that_outgrows_the_context_is_stored_and_masked() -
     assert len(sink.of(Turn)) == 8
     assert group.is_flat
     assert all(r is None for t in group.trajectories for r in t.returns)
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+async def test_a_server_that_refuses_a_later_turn_ends_the_rollout_and_not_the_run(
+    turn: int,
+) -> None:
+    class Refused(Exception): ...
+
+    class Policy(FakePolicy):
+        async def __call__(self, prompt: Prompt, **asked: Any) -> list[Completion]:
+            if len(prompt.ids) > turn:
+                raise Refused("too long")
+            return await super().__call__(prompt, **asked)
+
+    use, sink, _ = ports(lambda seed, i, length: 2)
+    policy = Policy(lambda *_: 2)
+    use = replace(use, generate=policy, refused=(Refused,), is_apart=True)
+    playing = partial(play_group, problem(), place=PLACE, rules=rules(), ports=use)
+    if turn == 0:
+        with pytest.raises(ExceptionGroup) as raised:
+            await playing()
+        assert raised.group_contains(Refused)
+        return
+    group = await playing()
+    assert [(t.end, len(t.turns)) for t in group.trajectories] == [(End.CONTEXT_FULL, 1)] * 4
+    assert [event.message for event in sink.of(Event)] == ["p: turn 2 was refused: too long"] * 4
 
 
 async def test_a_problem_that_does_not_fit_ends_context_full_without_turns() -> None:

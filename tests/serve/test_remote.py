@@ -23,6 +23,7 @@ from starlette.routing import Route
 import forge.serve.remote.remote
 import forge.serve.remote.url_client
 from forge.config.schema import ServeTable
+from forge.data.plain_chat import PlainChat
 from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.ask import error_message
 from forge.process.server.serving import serve_task
@@ -224,6 +225,23 @@ async def test_vllm_gets_token_ids_and_explicit_sampling_settings(tmp_path: Path
             "seed": 3, "top_p": 1.0, "top_k": 0, "stop_token_ids": [7], "return_token_ids": True,
         }  # fmt: skip
         assert wanted.items() <= body.items()
+
+
+async def test_without_a_tokenizer_every_server_is_asked_by_messages(tmp_path: Path) -> None:
+    server = Server(tmp_path / "s", models=[("qwen", "vllm")])
+    server.answers |= {"/v1/completions": like_vllm, "/v1/chat/completions": like_chat}
+    chat, said = PlainChat("think"), list[str]()
+    table = ServeTable(url=[server.url])
+    async with (
+        running(server),
+        open_remote(table, chat=chat, say=said.append, by_messages=True) as remote,
+    ):
+        assert remote.servers[0].found.dialect is Dialect.CHAT
+        prompt = chat.prompt([Message(role="user", content="né")])
+        (answer,) = await remote.generate(prompt, n=1, seed=4, **HOW)
+    assert (chat.decode(answer.token_ids), len(prompt.ids)) == ("né4", 2)
+    assert server.bodies.keys() == {"/v1/chat/completions"}
+    assert "is asked by messages" in said[0]
 
 
 async def test_sglang_is_asked_at_its_generate_route(tmp_path: Path) -> None:

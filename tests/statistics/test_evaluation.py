@@ -46,6 +46,21 @@ def test_pass_at_1_counts_first_turns_and_the_multi_turn_rate_counts_any() -> No
     assert result.pass_at_1_greedy is None
 
 
+def test_the_order_in_which_groups_end_has_no_effect() -> None:
+    problems = [problem(number) for number in range(12)]
+    groups = [
+        group(number, rows, problem_id=each.problem_id, purpose=Purpose.EVAL)
+        for number, each in enumerate(problems)
+        for rows in [[[GOOD if number % 3 else BAD]] * (1 + number % 2) + [[BAD]]]
+    ]
+    one, other = (
+        evaluate_groups(each, problems, stage="eval-0", step=0, version=1, max_turns=2, at=5.0)
+        for each in (groups, groups[::-1])
+    )
+    assert asdict(one) == asdict(other)
+    assert 0 < one.ci_low < one.ci_high < 1
+
+
 def test_machine_faults_count_neither_for_nor_against() -> None:
     clean = evaluate(played(0, [[GOOD], [BAD, BAD]]))
     masked = evaluate(played(0, [[GOOD], [BAD, BAD], [INFRA], [INFRA]]))

@@ -255,7 +255,8 @@ CREATE VIEW v_fast_p AS
         count(*) AS num_rollouts,
         CASE WHEN p.value = 0 THEN avg(coalesce(t.is_correct, 0))
              WHEN sum(t.is_correct AND t.speedup IS NULL) > 0 THEN NULL
-             ELSE avg(coalesce(t.is_correct AND t.speedup > p.value, 0)) END AS fast_p
+             ELSE avg(coalesce(t.is_correct AND t.speedup > p.value, 0)) END AS fast_p,
+        NULL AS ci_low, NULL AS ci_high
     FROM json_each('[0, 0.8, 1, 1.5, 2, 3, 5]') AS p, groups g JOIN trajectories r USING (group_id)
     LEFT JOIN v_turns t ON t.group_id = g.group_id AND t.rollout = r.rollout AND t.turn = 0
     WHERE g.purpose = 'eval' AND g.num_rollouts > 0 AND NOT g.is_greedy

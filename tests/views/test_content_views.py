@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.errors import ConfigError
-from forge.records import Purpose, Status
+from forge.records import Event, Purpose, Status
 from forge.store.reader import open_run
 from forge.views.run.conversation import (
     MAX_DIFF_LINES,
@@ -264,6 +264,25 @@ def test_an_answer_is_split_into_thinking_text_and_code() -> None:
         (AnswerPart.CODE, "x = 1\n~~~\n"),
         (AnswerPart.TEXT, "```\nend"),
     ]
+
+
+def test_an_answer_is_split_by_the_tag_of_its_prompts() -> None:
+    answer = "<plan>\na\n</plan>\n<think>b</think>\n"
+    plan = [(AnswerPart.THINKING, "<plan>\na\n</plan>\n"), (AnswerPart.TEXT, "<think>b</think>\n")]
+    assert split_answer(answer, thinking="plan") == plan
+    assert split_answer(answer, thinking="") == [(AnswerPart.TEXT, answer)]
+
+
+def test_a_conversation_has_the_tag_of_its_attempt(tmp_path: Path) -> None:
+    def prompts(tag: str) -> Event:
+        return Event(at=1.0, kind="prompts", message="", data={"thinking": tag})
+
+    records = [attempt(), prompts("plan"), problem(), turn(3, 0, 0, status=WRONG)]
+    anyio.run(write_run, tmp_path / "toy-1", records)
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(2), prompts("x"), turn(4, 0, 0)])
+    with open_run(tmp_path / "toy-1") as reader:
+        tags = [found.thinking for n in (3, 4) if (found := load_conversation(reader, n))]
+    assert tags == ["plan", "x"]
 
 
 @given(st.text(alphabet="`~<>/thinkpy\n \r\u2028x", max_size=200))

@@ -66,7 +66,7 @@ def answer_of(found: Conversation, turn: PlayedTurn) -> Group:
         parts.append(_heading(f"the problem ({tokens} tokens; t shows them)"))
     parts.append(_heading("answer"))
     completion = turn.row["completion"] or ""
-    for kind, text in split_answer(completion[:MAX_SHOWN]):
+    for kind, text in split_answer(completion[:MAX_SHOWN], thinking=found.thinking):
         if kind is AnswerPart.CODE:
             parts.append(shown_code(text))
         else:

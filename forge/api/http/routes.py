@@ -6,6 +6,7 @@ the error of its item, and 503 only if no item has a verdict.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -21,6 +22,8 @@ from forge.evalpool.served import error_with_pause, to_json_response
 from forge.process.server.door import Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -40,14 +43,22 @@ class JudgeApi:
     """The public routes of a served pool."""
 
     def __init__(
-        self, answering: Answering, served: PoolApp, *, known: KnownProblems | None, is_timed: bool
+        self,
+        answering: Answering,
+        served: PoolApp,
+        *,
+        known: KnownProblems | None,
+        is_timed: bool,
+        more_paths: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Serve `answering`.
 
         Args:
             known: problems that clients may name.
             is_timed: True if the judges can time.
+            more_paths: paths of other routes, for `/openapi.json`.
         """
+        self._more_paths = more_paths
         self._answering = answering
         self._served = served
         self._known = known
@@ -150,7 +161,8 @@ class JudgeApi:
         return response
 
     async def _openapi(self, _request: Request) -> Response:
-        return to_json_response(document())
+        shown = document()
+        return to_json_response({**shown, "paths": {**shown["paths"], **self._more_paths}})
 
 
 def _reply(verdict: Verdict, weights: RewardTable | None) -> dict[str, Any]:

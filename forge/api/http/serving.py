@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from forge.api.answering import answering_on
 from forge.api.http.routes import JudgeApi
@@ -14,16 +14,15 @@ from forge.evalpool.links import TOKEN_VARIABLE
 from forge.evalpool.served import serve_pool
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from starlette.routing import Route
+    from starlette.routing import BaseRoute
 
-    from forge.commands.judge.known import KnownProblems
     from forge.commands.judge.settings import JudgeSettings
-    from forge.config.schema import JudgeTable
     from forge.config.schema.problems import RowFormat
     from forge.evalpool.pool import Pool
-    from forge.evalpool.served import PoolApp
+    from forge.evalpool.served import MoreRoutes, PoolApp
 
 
 def serve(
@@ -34,12 +33,15 @@ def serve(
     format: RowFormat,
     socket: Path | None,
     listen: str | None,
+    more: MoreRoutes | None = None,
+    more_paths: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Serves a pool until a signal ends it.
 
     Args:
         problems: a problem, a directory of them or a file of rows that clients may name.
         format: columns of a file of rows.
+        more: makes further routes, and `more_paths` describes them in `/openapi.json`.
 
     Raises:
         ConfigError: an argument that cannot be used.
@@ -51,13 +53,13 @@ def serve(
         raise ConfigError("--url: not allowed with --serve, which runs its own judges")
     table, gpus = settings.table(), settings.gpus()
     known = known_problems(problems, format=format)
-    serve_pool(
-        table, socket=socket, listen=listen, token=os.environ.get(TOKEN_VARIABLE) or None,
-        gpus=gpus, more=partial(_routes, table, known, bool(gpus) and table.timing),
-    )  # fmt: skip
+    is_timed = bool(gpus) and table.timing
 
+    def routes(pool: Pool, served: PoolApp) -> Sequence[BaseRoute]:
+        api = JudgeApi(
+            answering_on(pool, table), served, known=known, is_timed=is_timed, more_paths=more_paths
+        )
+        return [*api.routes(), *(() if more is None else more(pool, served))]
 
-def _routes(
-    table: JudgeTable, known: KnownProblems | None, is_timed: bool, pool: Pool, served: PoolApp
-) -> list[Route]:
-    return JudgeApi(answering_on(pool, table), served, known=known, is_timed=is_timed).routes()
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    serve_pool(table, socket=socket, listen=listen, token=token, gpus=gpus, more=routes)

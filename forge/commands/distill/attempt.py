@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.commands.distill.journal import StoredAnswer
-from forge.commands.distill.texts import answer_text, code_points, hash_messages, teacher_prompter
+from forge.commands.distill.texts import answer_text, hash_messages, teacher_prompter
+from forge.data.plain_chat import code_points
 from forge.errors import ForgeError, MachineError
 from forge.exits import iter_leaves
 from forge.records import Completion, Problem, Prompt, Purpose, Status, Turn, Verdict

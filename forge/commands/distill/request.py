@@ -1,20 +1,21 @@
 """The request of `forge data distill`, and the problems, judge and reward that it names.
 
 X.toml      [problems] [judge] [reward] [prompt] of an experiment, without its held-out problems
-folder/     every problem file below it, with the preset `standard` of prompts
-file.py     one problem, with the same preset
+folder/     every problem file below it, with the prompts of `--preset`
+file.py     one problem, with the same prompts
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from forge.commands.judge.files import require_path
 from forge.commands.judge.settings import JudgeSettings
 from forge.config.load import load_experiment
 from forge.config.schema import ProblemsTable, PromptTable, RewardTable
+from forge.config.schema.prompt import PresetName
 from forge.data.directory import parse_file, to_problem
 from forge.data.problems import load_problems
 from forge.errors import ConfigError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 MILLION = 1_000_000
 PRESET = "standard"
-"""Prompts without an experiment: a teacher knows neither our rules nor our format of an answer."""
+"""Default without an experiment: a teacher knows neither our rules nor our format of an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,8 @@ class DistillRequest:
     teacher: TeacherSettings
     overrides: Sequence[str] = ()
     """`--set` of an experiment."""
+    preset: str | None = None
+    """Preset of the prompts, for problems without an experiment."""
     includes_heldout: bool = False
     attempts: int = 1
     """Maximum attempts at a problem; the first accepted one ends it."""
@@ -111,7 +114,7 @@ def read_task(request: DistillRequest) -> DistillTask:
     """
     _check(request)
     path, gpus = request.problems, request.judge.gpus()
-    reward, prompt = RewardTable(), PromptTable(preset=PRESET)
+    reward, prompt = RewardTable(), _prompt(request)
     num_heldout = 0
     if path.suffix == ".toml":
         experiment = load_experiment(path, overrides=request.overrides, is_here=False)
@@ -139,8 +142,18 @@ def read_task(request: DistillRequest) -> DistillTask:
     )
 
 
+def _prompt(request: DistillRequest) -> PromptTable:
+    """The prompts of a request without an experiment. Raises ConfigError."""
+    name, allowed = request.preset or PRESET, get_args(PresetName)
+    if name not in allowed:
+        raise ConfigError(f"--preset {name}: one of {', '.join(allowed)}")
+    return PromptTable.model_validate({"preset": name})
+
+
 def _check(request: DistillRequest) -> None:
     require_path(request.problems)
+    if request.preset is not None and request.problems.suffix == ".toml":
+        raise ConfigError(f"--preset: {request.problems} has its own: --set prompt.preset=NAME")
     if request.min_speedup <= 0:
         raise ConfigError(f"--min-speedup {request.min_speedup:g}: must be above 0")
     if request.temperature is not None and request.temperature < 0:

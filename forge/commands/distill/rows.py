@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.commands.distill.texts import split_thinking
+from forge.data.plain_chat import split_thinking
 from forge.records import End, Finish, Message
 
 if TYPE_CHECKING:

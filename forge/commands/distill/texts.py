@@ -1,17 +1,17 @@
-"""Texts in place of tokens: the prompter of a teacher, whose tokenizer is the server's business.
+"""The prompter of a teacher, without tokens, and the texts of its answers.
 
-A token is a character here, so that the loop's ports stay as they are. All prompts come from
-`TemplatePrompter`, as in a run.
+All prompts come from `TemplatePrompter`, as in a run.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from hashlib import sha256
 from typing import TYPE_CHECKING, cast
 
-from forge.records import Finish, Message, Prompt
+from forge.data.plain_chat import PlainChat
+from forge.records import Finish
 from forge.rollout.prompter import TemplatePrompter
 
 if TYPE_CHECKING:
@@ -19,35 +19,12 @@ if TYPE_CHECKING:
 
     from forge.data.chat import ChatTemplate
     from forge.data.prompts.prompt_set import PromptSet
+    from forge.records import Message
     from forge.serve.remote.teacher import TeacherAnswer
 
 UNLIMITED = 1 << 40
 """Tokens of context: the server refuses what its own cannot hold."""
 HASH_DIGITS = 12
-NO_ANSWER = "(no answer)"
-"""Sent in place of an answer that was thinking alone: some servers refuse empty messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlainChat:
-    """The two methods of a ChatTemplate that a prompter calls."""
-
-    tag: str
-    """Tag of thinking; empty for none."""
-
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
-        """The messages, earlier answers without their thinking, as chat templates render them."""
-        return Prompt(ids=(), messages=tuple(map(self._without_thinking, messages)))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Inverse of `code_points`."""
-        return "".join(map(chr, ids))
-
-    def _without_thinking(self, message: Message) -> Message:
-        if message.role != "assistant":
-            return message
-        rest = split_thinking(message.content, tag=self.tag)[1]
-        return replace(message, content=rest or NO_ANSWER)
 
 
 def teacher_prompter(prompts: PromptSet) -> TemplatePrompter:
@@ -58,11 +35,6 @@ def teacher_prompter(prompts: PromptSet) -> TemplatePrompter:
         context_tokens=UNLIMITED,
         max_completion_tokens=0,
     )
-
-
-def code_points(text: str) -> tuple[int, ...]:
-    """One id per character."""
-    return tuple(map(ord, text))
 
 
 def answer_text(answer: TeacherAnswer, *, tag: str) -> str:
@@ -80,16 +52,6 @@ def answer_text(answer: TeacherAnswer, *, tag: str) -> str:
     if answer.finish is Finish.LENGTH and not answer.content.strip():
         return opened
     return f"{opened}{closing}\n\n{answer.content.strip()}"
-
-
-def split_thinking(text: str, *, tag: str) -> tuple[str, str]:
-    """Thinking without its tags, and the rest, of `answer_text`."""
-    if not tag:
-        return "", text.strip()
-    thinking, closed, rest = text.rpartition(f"</{tag}>")
-    if not closed and f"<{tag}>" in text:
-        thinking, rest = text, ""
-    return thinking.replace(f"<{tag}>", "", 1).strip(), rest.strip()
 
 
 def hash_messages(messages: Sequence[Message]) -> str:

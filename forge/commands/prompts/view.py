@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 
+BASELINE_UNKNOWN = (
+    "the reference's time is measured with the first correct kernel, and stated in the message "
+    "about it"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRequest:
     """A problem, and whose prompts are wanted: of an experiment, of a run, or the default ones."""
@@ -56,7 +62,9 @@ class ShownPrompt:
     is_rendered: bool
     """True if the tokenizer is known, so that text and ids are there."""
     note: str = ""
-    """Remark for people; empty if there is none."""
+    """Reason why the tokenizer is unknown; empty if it is known."""
+    unknown: str = ""
+    """Remark on what a later message states and this one cannot; empty if there is nothing."""
 
     def to_json(self) -> dict[str, Any]:
         """The output of `forge data prompt --json`; without a tokenizer, text and ids are null."""
@@ -106,10 +114,13 @@ def show_prompt(request: PromptRequest) -> ShownPrompt:
         request.attempts, problem, thinking=prompts.thinking, table=table, gpus=gpus
     )
     chat, note = _chat_template(request, experiment)
+    unknown = BASELINE_UNKNOWN if gpus and prompts.has_baseline and not attempts else ""
     if chat is None or experiment is None:
         messages = prompts.conversation(problem, attempts)
         plain = Prompt(ids=(), messages=messages)
-        return ShownPrompt(prompt_hash=prompts.hash, prompt=plain, is_rendered=False, note=note)
+        return ShownPrompt(
+            prompt_hash=prompts.hash, prompt=plain, is_rendered=False, note=note, unknown=unknown
+        )
     prompter = TemplatePrompter(
         prompts=prompts,
         chat=chat,
@@ -123,7 +134,7 @@ def show_prompt(request: PromptRequest) -> ShownPrompt:
             f"{experiment.serve.context_tokens} beside rollout.max_completion_tokens = "
             f"{experiment.rollout.max_completion_tokens}"
         )
-    return ShownPrompt(prompt_hash=prompts.hash, prompt=prompt, is_rendered=True)
+    return ShownPrompt(prompt_hash=prompts.hash, prompt=prompt, is_rendered=True, unknown=unknown)
 
 
 def _experiment(request: PromptRequest) -> Experiment | None:

@@ -18,7 +18,7 @@ def check_model(experiment: Experiment) -> Iterator[Mistake]:
     model = experiment.model
     if model.init and model.path:
         yield mistake("found both init and path; set exactly one of them", "model", "path")
-    if not model.init and not model.path:
+    if model.is_absent and not experiment.serve.url:
         yield mistake(
             "found no model to start from; "
             'set init = "tiny" for a random one, or path = a directory or a hub name',

@@ -69,7 +69,8 @@ class ModelTable(Table):
     init: Literal["tiny"] | None = None
     """Make a random model, with the sizes of [model.tiny], instead of loading one."""
     path: str | None = None
-    """Local directory or hub name of the model. Exactly one of init and path."""
+    """Local directory or hub name of the model. Exactly one of init and path; neither with
+    serve.url: the server is asked by messages, and forge needs no tokenizer."""
     revision: str | None = None
     """Hub revision of the model; recorded with the run."""
     adapter: PathValue | None = None
@@ -85,3 +86,8 @@ class ModelTable(Table):
     adapter."""
     trust_remote_code: bool = False
     """Run Python code from the model's directory."""
+
+    @property
+    def is_absent(self) -> bool:
+        """True if only a server has the model."""
+        return self.init is None and self.path is None

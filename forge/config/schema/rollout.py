@@ -100,3 +100,14 @@ class EvalTable(Table):
     """Steps between evaluations inside a grpo stage; 0 means none."""
     num_problems: Positive = 16
     """Held-out problems in evaluations inside a stage, always the same ones."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    """Seed of the answers in evaluations; absent means that of the experiment. Each answer's seed
+    also depends on its problem, sample and turn, on nothing else."""
+    both_baselines: bool = False
+    """Measure speed-ups against eager and torch.compile in eval stages: the best kernel of each
+    problem is judged again with the other judge.baseline. On GPUs with judges of the run's own."""
+    suite: str | None = None
+    """Name of the problems for results.json and leaderboard.md, which the run then writes at its
+    end. Set by "forge eval"."""
+    label: str | None = None
+    """Name of the model in these files; absent means model.path or serve.model_name."""

@@ -37,13 +37,15 @@ class Choice:
     """Numbers of the rows set apart for measuring."""
     _modules: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
     _answers: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+    _digests: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
 
     def drop_exact(self) -> None:
         """Leaves out conversations that occurred before."""
         seen: dict[int, int] = {}
         for shard in self.shards:
-            rows = zip(shard.numbers, shard.exact, shard.modules, shard.answers, strict=True)
-            for index, exact, module, answer in rows:
+            facts = (shard.exact, shard.modules, shard.answers, shard.digests)
+            rows = zip(shard.numbers, *facts, strict=True)
+            for index, exact, module, answer, digests in rows:
                 number = int(index)
                 first = seen.setdefault(exact, number)
                 if first != number:
@@ -51,16 +53,19 @@ class Choice:
                     continue
                 self.kept.append(number)
                 self._modules[number], self._answers[number] = module, answer
+                self._digests[number] = digests
 
     def drop_contaminated(self, problems: HeldoutProblems) -> None:
-        """Leaves out rows whose module is similar to a held-out problem."""
-        known: dict[bytes, str | None] = {}
+        """Leaves out rows whose module is similar to a held-out problem, or that ask for its
+        code."""
+        known: dict[tuple[bytes, ...], str | None] = {}
         gone: set[int] = set()
         for number in self.kept:
             module = self._modules[number]
-            key = module.tobytes()
+            digests = self._digests[number]
+            key = (module.tobytes(), *(one.encode() for one in digests))
             if key not in known:
-                known[key] = problems.match(module)
+                known[key] = problems.match(module, digests)
             if (match := known[key]) is not None:
                 gone.add(number)
                 self._drop(number, Step.CONTAMINATION, "similar to a held-out problem", match)

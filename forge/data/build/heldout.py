@@ -1,23 +1,29 @@
-"""Held-out problems as signatures: problem files, or rows with a column of code."""
+"""Held-out problems of a build: no training row may be similar to one, or ask for its code.
+
+A row is compared in two ways: by the signature of its module (`shingles.py`), and by the normal
+forms of the code in its messages, as a run compares its rows (`forge/data/sources/normal_form.py`).
+So a run does not refuse a row that a build with the same held-out problems has kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.data.build.near import SignatureIndex
 from forge.data.build.normalise import normalise_text
 from forge.data.build.quality import parse
-from forge.data.build.rows import Broken, read_all
 from forge.data.build.shingles import signature
 from forge.data.pairs.files import SUFFIXES
+from forge.data.sources.mixed import read_mixed
+from forge.data.sources.normal_form import normal_digest
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
 
-CODE_COLUMNS = ("code", "python_code", "pytorch_code")
+KEY = "heldout.paths"
 
 
 class HeldoutProblems:
@@ -27,63 +33,37 @@ class HeldoutProblems:
         """Reads them. Raises ConfigError for a path without problems, or a row without code."""
         self._index = SignatureIndex(threshold)
         self._names: list[str] = []
+        self._digests: dict[str, str] = {}
+        """Names of problems by the digests of their normal forms."""
         self.sources: list[str] = []
         """The source of every problem, in order."""
         for path in paths:
             before = len(self.sources)
-            for name, source in _sources(Path(path)):
-                self._add(name, normalise_text(source))
+            for one in read_mixed(Path(path), key=KEY):
+                self._add(one.problem_id, normalise_text(one.source), one.entry_point)
             if len(self.sources) == before:
-                raise ConfigError(
-                    f"heldout.paths: {path}: no problem in it; *.py, *{', *'.join(SUFFIXES)}"
-                )
+                raise ConfigError(f"{KEY}: {path}: no problem in it; *.py, *{', *'.join(SUFFIXES)}")
 
-    def match(self, module: np.ndarray) -> str | None:
-        """Name and similarity of the most similar problem; None if none is similar."""
+    def match(self, module: np.ndarray, digests: Iterable[str] = ()) -> str | None:
+        """Name of the problem whose code a row asks for, or name and similarity of the most similar
+        one; None if none is similar.
+
+        Args:
+            module: signature of the row's module.
+            digests: of the code in the row's messages.
+        """
+        same = min((self._digests[one] for one in digests if one in self._digests), default=None)
+        if same is not None:
+            return f"{same} (the same)"
         found = self._index.similar(module)
         if not found:
             return None
         index, share = max(found, key=lambda each: (each[1], -each[0]))
         return f"{self._names[index]} ({share:.2f})"
 
-    def _add(self, name: str, source: str) -> None:
+    def _add(self, name: str, source: str, entry_point: str) -> None:
         self.sources.append(source)
         if self._index.add(signature(source, parse(source))) == len(self._names):
             self._names.append(name)
-
-
-def _sources(path: Path) -> Iterator[tuple[str, str]]:
-    """Name and source of each problem."""
-    if path.is_dir():
-        files = [file for file in path.rglob("*") if file.suffix in (".py", *SUFFIXES)]
-        for file in sorted(files):
-            if not file.name.startswith(("_", ".")):
-                yield from _file_sources(file, file.relative_to(path).as_posix())
-    else:
-        yield from _file_sources(path, path.name)
-
-
-def _file_sources(file: Path, name: str) -> Iterator[tuple[str, str]]:
-    if file.suffix == ".py":
-        try:
-            yield name, file.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as err:
-            raise ConfigError(f"heldout.paths: {file}: cannot be read: {err}") from None
-        return
-    if file.suffix not in SUFFIXES:
-        raise ConfigError(
-            f"heldout.paths: {file}: found {file.suffix or 'no suffix'}; "
-            f"*.py, *{', *'.join(SUFFIXES)}"
-        )
-    for number, row in enumerate(read_all(file), start=1):
-        if isinstance(row, Broken):
-            raise ConfigError(f"heldout.paths: {file}, row {number}: {row.reason}: {row.detail}")
-        source = next(
-            (row[column] for column in CODE_COLUMNS if isinstance(row.get(column), str)), None
-        )
-        if source is None:
-            raise ConfigError(
-                f"heldout.paths: {file}, row {number}: found columns {', '.join(map(str, row))}; "
-                f"one of {', '.join(CODE_COLUMNS)}"
-            )
-        yield f"{name}:{number}", source
+        if digest := normal_digest(source, entry_point=entry_point):
+            self._digests.setdefault(digest, name)

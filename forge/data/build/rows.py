@@ -113,13 +113,6 @@ def read_chunks(file: RowFile, chunks: Sequence[RowChunk]) -> Iterator[tuple[Row
         yield chunk, [_parse(row) for row in islice(rows, chunk.stop - chunk.start)]
 
 
-def read_all(path: Path) -> Iterator[Row]:
-    """Every row of one file, in its order. Raises ConfigError."""
-    file = _row_file(path, path.name)
-    for _, rows in read_chunks(file, plan_chunks([file])):
-        yield from rows
-
-
 def _row_file(path: Path, name: str) -> RowFile:
     try:
         with path.open("rb") as file:

@@ -39,6 +39,8 @@ class Shard:
     """[N, PERMUTATIONS]"""
     answers: np.ndarray
     """[N, PERMUTATIONS]"""
+    digests: list[list[str]]
+    """Normal forms of the code that each row asks for."""
     dropped: list[Dropped]
 
 
@@ -65,7 +67,10 @@ class ShardFolder:
             modules=_stacked([each.module for each in kept]),
             answers=_stacked([each.answer for each in kept]),
             rest=np.frombuffer(
-                json.dumps([[f"{each.exact:x}" for each in kept], dropped]).encode(), np.uint8
+                json.dumps(
+                    [[f"{each.exact:x}" for each in kept], [each.digests for each in kept], dropped]
+                ).encode(),
+                np.uint8,
             ),
         )
         write_whole(self._facts(number), file.getvalue())
@@ -73,12 +78,13 @@ class ShardFolder:
     def facts(self, number: int) -> Shard:
         """The facts of a chunk that is done."""
         with np.load(self._facts(number)) as file:
-            exact, dropped = json.loads(file["rest"].tobytes())
+            exact, digests, dropped = json.loads(file["rest"].tobytes())
             return Shard(
                 numbers=file["numbers"],
                 exact=[int(each, 16) for each in exact],
                 modules=file["modules"],
                 answers=file["answers"],
+                digests=digests,
                 dropped=[Dropped(**each) for each in dropped],
             )
 

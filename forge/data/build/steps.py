@@ -20,6 +20,7 @@ from forge.data.build.rows import Broken, Row
 from forge.data.build.shingles import signature
 from forge.data.build.thinking import retag
 from forge.data.pairs.datasets import BadRow, Unfit
+from forge.data.sources.normal_form import digests_asked
 
 if TYPE_CHECKING:
     import ast
@@ -91,6 +92,8 @@ class Prepared:
     """Signature of the module. [PERMUTATIONS]"""
     answer: np.ndarray
     """Signature of the answer's code. [PERMUTATIONS]"""
+    digests: tuple[str, ...] = ()
+    """Normal forms of the code that the conversation asks for; empty without `heldout.paths`."""
 
 
 class NotRewritable(Exception):
@@ -152,6 +155,7 @@ class RowSteps:
             exact=exact_hash(example.messages),
             module=signature(example.source, parse(example.source)),
             answer=signature(example.code, tree),
+            digests=self._digests(example.messages),
         )
 
     def _retagged(self, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -173,6 +177,9 @@ class RowSteps:
         if found > filters.max_tokens:
             raise Unfit("too long")
         return found
+
+    def _digests(self, messages: Sequence[Message]) -> tuple[str, ...]:
+        return tuple(sorted(digests_asked(messages))) if self.build.heldout.paths else ()
 
     def _check_quality(self, example: Example, tree: ast.Module | None) -> None:
         if not self.build.filters.quality:

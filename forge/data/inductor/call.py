@@ -7,14 +7,13 @@ names of buffers that stand for the same memory become one.
 from __future__ import annotations
 
 import ast
-import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forge.data.inductor.launches import read_launch
 from forge.data.inductor.operations import counterpart, unknown
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import calls_of, dotted
+from forge.data.inductor.source import Transformer, calls_of, copied, dotted
 from forge.data.inductor.steps import Allocate, Compute, Step, Value
 from forge.data.inductor.tensors import Root, View, is_contiguous
 
@@ -162,7 +161,7 @@ class CallReader:
                 unknown(value)
         elif not (isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant)):
             unknown(value)
-        expr = _Placed(self, tensors).visit(copy.deepcopy(expr))
+        expr = _Placed(self, tensors).visit(copied(expr))
         for one in tensors:
             one.root.is_used = True
         if result is not None:
@@ -218,14 +217,14 @@ class CallReader:
 
     def _number(self, node: ast.expr) -> ast.expr:
         """An expression of numbers, with the names of `call` replaced."""
-        return _Placed(self, None).visit(copy.deepcopy(node))
+        return _Placed(self, None).visit(copied(node))
 
 
 _Asserted = dict[str, tuple[ast.expr, ast.expr]]
 
 
 @dataclass(slots=True)
-class _Placed(ast.NodeTransformer):
+class _Placed(Transformer):
     """Replaces names of `call`: tensors by placeholders, numbers by their expressions."""
 
     steps: CallReader
@@ -242,10 +241,10 @@ class _Placed(ast.NodeTransformer):
 
     def _place(self, value: Value, node: ast.expr) -> ast.expr:
         if not isinstance(value, View):
-            return copy.deepcopy(value)
+            return copied(value)
         if self.tensors is None:
             if value.root.is_input and value.size is None:
-                return copy.deepcopy(value.root.expr)
+                return copied(value.root.expr)
             unknown(node)
         self.tensors.append(value)
         return ast.Name(id=str(len(self.tensors) - 1), ctx=ast.Load())

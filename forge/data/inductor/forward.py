@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forge.data.inductor.call import CallReader
 from forge.data.inductor.operations import unknown
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import dotted, forward_of, literal, walk
+from forge.data.inductor.source import Transformer, copied, dotted, forward_of, literal, walk
 from forge.data.inductor.steps import Step, Value
 from forge.data.inductor.tensors import View
 
@@ -55,7 +54,7 @@ def _device(steps: CallReader) -> ast.expr:
     chosen = chosen or next(iter(tensors), None)
     if chosen is None:
         return ast.Constant("cuda")
-    return ast.Attribute(value=copy.deepcopy(chosen), attr="device", ctx=ast.Load())
+    return ast.Attribute(value=copied(chosen), attr="device", ctx=ast.Load())
 
 
 @dataclass(slots=True)
@@ -128,16 +127,16 @@ class _Forward:
     def _with_known(self, node: ast.expr) -> ast.expr:
         for one in walk(node):
             if isinstance(one, ast.Name) and one.id in self.known:
-                return _Replaced(self.known).visit(copy.deepcopy(node))
+                return _Replaced(self.known).visit(copied(node))
         return node
 
 
 @dataclass(slots=True)
-class _Replaced(ast.NodeTransformer):
+class _Replaced(Transformer):
     known: dict[str, ast.expr]
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return copy.deepcopy(self.known[node.id]) if node.id in self.known else node
+        return copied(self.known[node.id]) if node.id in self.known else node
 
 
 def _is_chain(node: ast.expr) -> bool:

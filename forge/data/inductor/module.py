@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import re
 import symtable
 from typing import TYPE_CHECKING
 
 from forge.data.inductor.kernel.runtime_functions import FUNCTIONS, translate
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import walk
+from forge.data.inductor.source import Transformer, copied, named, walk
 from forge.data.inductor.steps import Allocate, Compute, Launch, Step, Value
 from forge.data.inductor.tensors import View, as_tuple, is_contiguous
 from forge.data.inductor.text import print_module
@@ -66,12 +65,12 @@ def _kernel_names(kernels: dict[str, GeneratedKernel]) -> dict[str, str]:
 
 
 def _kernel(kernel: GeneratedKernel, name: str) -> ast.FunctionDef:
-    kinds = {True: _expr("tl.constexpr"), False: None}
+    kinds = {True: named("tl.constexpr"), False: None}
     given = [
         ast.arg(arg=one, annotation=kinds[one in kernel.constexprs])
         for one in (*kernel.arguments, *(p for p in kernel.params if p in kernel.constexprs))
     ]
-    return _function(name, given, kernel.body, decorators=[_expr("triton.jit")])
+    return _function(name, given, kernel.body, decorators=[named("triton.jit")])
 
 
 def _function(
@@ -95,7 +94,7 @@ def _functions(answer: GeneratedAnswer, kernels: Sequence[ast.FunctionDef]) -> l
         if name in FUNCTIONS:
             node: ast.AST = ast.parse(FUNCTIONS[name]).body[0]
         else:
-            node = _without_decorations(copy.deepcopy(answer.combines[name]))
+            node = _without_decorations(copied(answer.combines[name]))
         assert isinstance(node, ast.stmt)
         found[name] = node
         waiting.extend(sorted(_names([node])))
@@ -104,7 +103,7 @@ def _functions(answer: GeneratedAnswer, kernels: Sequence[ast.FunctionDef]) -> l
 
 def _without_decorations(node: ast.FunctionDef) -> ast.AST:
     """An operator of a scan in Triton's own words."""
-    node.decorator_list = [_expr("triton.jit")]
+    node.decorator_list = [named("triton.jit")]
     return translate(node)
 
 
@@ -118,13 +117,13 @@ def _entry(
     """The entry class with a forward that launches the kernels."""
     body = [_step(one, kernels, names, forward.device) for one in forward.steps]
     outputs = [one.write() for one in forward.outputs]
-    result = _Filled(outputs).visit(copy.deepcopy(forward.result))
+    result = _Filled(outputs).visit(copied(forward.result))
     body.append(ast.Return(value=result))
-    entry = _Renamed(answer.entry.name, name).visit(copy.deepcopy(answer.entry))
+    entry = _Renamed(answer.entry.name, name).visit(copied(answer.entry))
     for node in entry.body:
         if isinstance(node, ast.FunctionDef) and node.name == "forward":
             node.body = body
-    return ast.fix_missing_locations(entry)
+    return entry
 
 
 def _step(
@@ -135,7 +134,7 @@ def _step(
             return _assign(step.root.expr, _allocation(step, device))
         case Compute():
             tensors = [one.write() for one in step.tensors]
-            value = _Filled(tensors).visit(copy.deepcopy(step.call))
+            value = _Filled(tensors).visit(copied(step.call))
             return _assign(step.result.expr, value) if step.result else ast.Expr(value=value)
         case Launch():
             return ast.Expr(value=_launch(step, kernels[step.kernel], names[step.kernel]))
@@ -151,9 +150,9 @@ def _allocation(step: Allocate, device: ast.expr) -> ast.Call:
         given.append(as_tuple(root.stride))
     options = [
         ast.keyword(arg="device", value=device),
-        ast.keyword(arg="dtype", value=root.dtype or _expr("torch.float32")),
+        ast.keyword(arg="dtype", value=root.dtype or named("torch.float32")),
     ]
-    function = _expr("torch.empty" if is_plain else "torch.empty_strided")
+    function = named("torch.empty" if is_plain else "torch.empty_strided")
     return ast.Call(func=function, args=given, keywords=options)
 
 
@@ -162,22 +161,25 @@ def _launch(step: Launch, kernel: GeneratedKernel, name: str) -> ast.Call:
     options = {one: step.sizes[one] for one in kernel.params if one in kernel.constexprs}
     if step.num_warps != 4:
         options["num_warps"] = step.num_warps
-    has_loop = any(isinstance(one, ast.For) for node in kernel.body for one in walk(node))
-    if step.num_stages is not None and has_loop:
+    if step.num_stages is not None and _has_loop(kernel):
         options["num_stages"] = step.num_stages
     # `ast.unparse` leaves out the parentheses of a tuple in brackets; as a name it keeps them.
     grid = ast.Name(id=ast.unparse(ast.Tuple(elts=step.grid, ctx=ast.Load())), ctx=ast.Load())
     return ast.Call(
-        func=ast.Subscript(value=_expr(name), slice=grid, ctx=ast.Load()),
+        func=ast.Subscript(value=named(name), slice=grid, ctx=ast.Load()),
         args=given,
         keywords=[ast.keyword(arg=k, value=ast.Constant(v)) for k, v in options.items()],
     )
 
 
+def _has_loop(kernel: GeneratedKernel) -> bool:
+    return any(isinstance(one, ast.For) for one in walk(*kernel.body))
+
+
 def _argument(value: Value) -> ast.expr:
     if not isinstance(value, View):
         return value
-    return copy.deepcopy(value.root.expr) if value.starts_at_root() else value.write()
+    return copied(value.root.expr) if value.starts_at_root() else value.write()
 
 
 def _assign(target: ast.expr, value: ast.expr) -> ast.Assign:
@@ -262,7 +264,7 @@ def tables_top(table: symtable.SymbolTable) -> list[symtable.Symbol]:
     return table.get_symbols() if table.get_type() == "module" else []
 
 
-class _Filled(ast.NodeTransformer):
+class _Filled(Transformer):
     """Puts expressions where placeholders stand."""
 
     def __init__(self, values: list[ast.expr]) -> None:
@@ -272,7 +274,7 @@ class _Filled(ast.NodeTransformer):
         return self.values[int(node.id)] if node.id.isdecimal() else node
 
 
-class _Renamed(ast.NodeTransformer):
+class _Renamed(Transformer):
     """Renames a class and its mentions."""
 
     def __init__(self, old: str, new: str) -> None:
@@ -287,7 +289,3 @@ class _Renamed(ast.NodeTransformer):
         if node.id == self.old:
             node.id = self.new
         return node
-
-
-def _expr(name: str) -> ast.expr:
-    return ast.parse(name, mode="eval").body

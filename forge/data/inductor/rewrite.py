@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from forge.data.inductor.forward import Forward, read_forward
 from forge.data.inductor.kernel.body import (
-    access_of,
+    Access,
+    examined,
     plain,
-    pruned,
     with_sizes_as_arguments,
     without,
 )
@@ -77,21 +77,23 @@ def _read_only(
     forward: Forward, kernels: dict[str, GeneratedKernel]
 ) -> tuple[Forward, dict[str, GeneratedKernel]]:
     """Forward and kernels without what reaches no output: repeated, as one store needs others."""
+    accesses: dict[str, Access] = {}
     for _ in range(MAX_ROUNDS):
-        kernels = {name: pruned(one) for name, one in kernels.items()}
+        for name, one in kernels.items():
+            if name not in accesses:
+                kernels[name], accesses[name] = examined(one)
         for step in forward.steps:
             if isinstance(step, Launch):
                 step.keep(kernels[step.kernel].params)
-        accesses = {name: access_of(one) for name, one in kernels.items()}
         steps, unread = unread_stores(forward.steps, accesses, forward.outputs)
         launched = {one.kernel for one in steps if isinstance(one, Launch)}
         is_done = len(steps) == len(forward.steps) and not any(unread.values())
         forward = replace(forward, steps=steps)
-        kernels = {
-            name: without(one, unread[name]) if unread[name] else one
-            for name, one in kernels.items()
-            if name in launched
-        }
+        kernels = {name: one for name, one in kernels.items() if name in launched}
+        for name, one in kernels.items():
+            if unread[name]:
+                kernels[name] = without(one, unread[name])
+                del accesses[name]
         if is_done:
             break
     return forward, kernels

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from forge.data.inductor.source import copied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,7 @@ class View:
 
     def write(self) -> ast.expr:
         """The tensor as an expression."""
-        root, base = self.root, copy.deepcopy(self.root.expr)
+        root, base = self.root, copied(self.root.expr)
         if self.size is None or self.stride is None:
             return base
         if self.offset is None and root.size is not None and root.stride is not None:
@@ -70,7 +71,7 @@ class View:
         assert self.offset is not None
         if not self.root.is_input:
             return self.offset
-        start = _method(copy.deepcopy(self.root.expr), "storage_offset", [])
+        start = _method(copied(self.root.expr), "storage_offset", [])
         return ast.BinOp(left=start, op=ast.Add(), right=self.offset)
 
 
@@ -81,7 +82,7 @@ def same(left: Sequence[ast.expr], right: Sequence[ast.expr]) -> bool:
 
 def as_tuple(sizes: Sequence[ast.expr]) -> ast.Tuple:
     """Sizes as an expression."""
-    return ast.Tuple(elts=[copy.deepcopy(one) for one in sizes], ctx=ast.Load())
+    return ast.Tuple(elts=[copied(one) for one in sizes], ctx=ast.Load())
 
 
 def numbers(sizes: Sequence[ast.expr] | None) -> list[int] | None:
@@ -141,7 +142,7 @@ def _permutation(size: Sizes, stride: Sizes, of_size: Sizes, of_stride: Sizes) -
 
 
 def _unpacked(size: Sizes) -> list[ast.expr]:
-    return [copy.deepcopy(one) for one in size]
+    return [copied(one) for one in size]
 
 
 def _method(owner: ast.expr, name: str, given: list[ast.expr]) -> ast.Call:

@@ -89,7 +89,7 @@ def _header(node: ast.stmt, indent: int) -> Iterator[str]:
     for name, value in (("body", [ast.Pass()]), ("decorator_list", []), ("orelse", [])):
         if hasattr(bare, name):
             setattr(bare, name, value)
-    text = ast.unparse(ast.fix_missing_locations(bare))
+    text = ast.unparse(bare)
     yield from _wrapped(text[: text.rindex("\n")], indent)
 
 

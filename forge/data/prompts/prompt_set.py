@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from forge.data.prompts.conversation import Exchange
     from forge.records import Problem, Verdict
+    from forge.records.problem import ReferenceModule
 
 HASH_DIGITS = 12
 
@@ -54,7 +55,9 @@ class PromptSet:
         text = json.dumps({**self.to_json(), "preset": ""}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
 
-    def first_messages(self, problem: Problem, *, answer_name: str = "") -> tuple[Message, ...]:
+    def first_messages(
+        self, problem: ReferenceModule, *, answer_name: str = ""
+    ) -> tuple[Message, ...]:
         """The messages at the start of every conversation about a problem.
 
         Args:

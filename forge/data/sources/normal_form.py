@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from forge.records import Message
+
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 DROPPED = frozenset(
@@ -49,6 +51,12 @@ def digests_in(text: str) -> set[str]:
         if (tree := _parse(each)) is not None
         for digest in _digests(_Module(tree, each))
     }
+
+
+def digests_asked(messages: Iterable[Message]) -> set[str]:
+    """Digests of all models that a conversation asks for: in the messages of its user."""
+    asked = (message.content for message in messages if message.role == "user")
+    return set[str]().union(*map(digests_in, asked))
 
 
 def _digests(module: _Module) -> Iterator[str]:

@@ -5,7 +5,8 @@ a request's head may take.
 Used by `serving.py`. Promises: a connection on which no whole head has arrived for `HEAD_TIMEOUT_S`
 is closed; beyond the server's maximum, the connection that has been idle for longest is closed, so
 that a client with a request is served however many idle ones there are; bytes that are no HTTP get
-400 or end their connection, and cause no error. Not covered: a client that reads no answer.
+400 or end their connection, and cause no error. A WebSocket counts, and is never idle: its
+handler bounds its silence. Not covered: a client that reads no answer.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class GuardedConnection(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self.idle_since = 0.0
         """Time of the loop at which it was opened or sent its last bytes."""
+        self._is_websocket = False
+        """True once another protocol has taken over the connection."""
 
     @property
     def is_idle(self) -> bool:
@@ -50,6 +53,12 @@ class GuardedConnection(H11Protocol):
         self.idle_since = self.loop.time()
         super().data_received(data)
         self._watch_head()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """A client asks for a WebSocket, which the server allows."""
+        self._is_websocket = True
+        self._stop_timer()
+        super().handle_websocket_upgrade(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
@@ -72,7 +81,7 @@ class GuardedConnection(H11Protocol):
 
     def _watch_head(self) -> None:
         """Start the timer while a head is awaited, stop it once the request is being answered."""
-        if not self.is_idle:
+        if self._is_websocket or not self.is_idle:
             self._stop_timer()
         elif self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.close)
@@ -85,7 +94,7 @@ class GuardedConnection(H11Protocol):
     def _make_room(self) -> None:
         if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
             return
-        others = cast("set[GuardedConnection]", self.connections) - {self}
-        idle = [one for one in others if one.is_idle]
+        others = cast("set[object]", self.connections) - {self}
+        idle = [one for one in others if isinstance(one, GuardedConnection) and one.is_idle]
         if idle:
             min(idle, key=lambda one: one.idle_since).close()

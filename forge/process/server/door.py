@@ -3,10 +3,11 @@
 Around every server: control.sock, engines, judges, reward functions, `forge judge --serve`, `forge
 serve`.
 Promises: a request without the token gets 401; on loopback without a token no web page is served,
-since a browser here may act for it: 403 for another host name, 415 for what a page may send without
-permission; a body has a maximum size (413) and time (408), and is strict JSON (`read_object`); a
-client that hangs up causes no error. `connections.py` bounds connections and heads. Not covered: on
-loopback without a token, every user of this machine is served.
+since a browser here may act for it: 403 for another host name and for a page's WebSocket, 415 for
+what a page may send without permission; a body has a maximum size (413) and time (408), and is
+strict JSON (`read_object`); a client that hangs up causes no error. `connections.py` bounds
+connections and heads. Not covered: on loopback without a token, every user of this machine is
+served.
 
 Starlette's TrustedHostMiddleware is not used: it compares names, so it knows neither 127.0.0.2 nor
 other forms of ::1, and it answers in plain text, which no client of ours or of OpenAI's reads.
@@ -30,7 +31,7 @@ from forge.process.strict_json import BadJson, parse_json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from starlette.requests import Request
+    from starlette.requests import HTTPConnection, Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -81,6 +82,8 @@ class Door:
         from starlette.requests import ClientDisconnect, Request
         from starlette.responses import Response
 
+        if scope["type"] == "websocket":
+            return await self._serve_socket(scope, receive, send)
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         try:
@@ -93,13 +96,30 @@ class Door:
         except ClientDisconnect:
             await Response(status_code=CLIENT_CLOSED)(scope, receive, send)
 
-    def _check(self, request: Request) -> None:
-        """Raise Refused for a request that may not be served."""
-        if self._is_local and not _names_loopback(request.headers.get("Host", "")):
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from starlette.websockets import WebSocket
+
+        websocket = WebSocket(scope, receive, send)
+        try:
+            self._check_sender(websocket)
+            # A page opens a WebSocket anywhere without permission, and its browser names it.
+            if self._is_local and "Origin" in websocket.headers:
+                raise Refused(403, "Origin: no web page is served")
+        except Refused as error:
+            return await websocket.send_denial_response(self._refusal(error.status, str(error)))
+        await self._app(scope, receive, send)
+
+    def _check_sender(self, connection: HTTPConnection) -> None:
+        """Raise Refused for a sender that may not ask."""
+        if self._is_local and not _names_loopback(connection.headers.get("Host", "")):
             raise Refused(403, "Host: only a name of this machine's loopback is served")
-        given = request.headers.get("Authorization", "").encode()
+        given = connection.headers.get("Authorization", "").encode()
         if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             raise Refused(401, "a bearer token is needed")
+
+    def _check(self, request: Request) -> None:
+        """Raise Refused for a request that may not be served."""
+        self._check_sender(request)
         kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind != "application/json":
             raise Refused(415, "Content-Type: application/json is needed")

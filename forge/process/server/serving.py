@@ -36,6 +36,8 @@ PUBLIC_KEEP_ALIVE_S = 75
 during a request."""
 MAX_CONNECTIONS = 4096
 """Open connections of a server, if half of its descriptors are as many."""
+MAX_MESSAGE_BYTES = 16 << 20
+"""Maximum size of a message on a WebSocket; a larger one ends its connection."""
 GRACEFUL_S = 2
 """Seconds that requests in flight get after SIGTERM. Below every stop_grace_s."""
 
@@ -70,11 +72,18 @@ async def serve_listener(
     *,
     max_connections: int | None = None,
     keep_alive_s: int = KEEP_ALIVE_S,
+    has_websockets: bool = False,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve `app` on a socket that listens already, until cancelled. Beyond `max_connections` idle
-    ones are closed, and if none is idle, a client gets 503."""
-    server = _make_server(app, max_connections=max_connections, keep_alive_s=keep_alive_s)
+    ones are closed, and if none is idle, a client gets 503. With `has_websockets`, the package
+    websockets must be installed."""
+    server = _make_server(
+        app,
+        max_connections=max_connections,
+        keep_alive_s=keep_alive_s,
+        has_websockets=has_websockets,
+    )
     async with anyio.create_task_group() as tg:
         tg.start_soon(server.serve, [listener])
         try:
@@ -102,6 +111,7 @@ def _make_server(
     signals: tuple[signal.Signals, ...] = (),
     max_connections: int | None = None,
     keep_alive_s: int = KEEP_ALIVE_S,
+    has_websockets: bool = False,
 ) -> uvicorn.Server:
     import uvicorn
 
@@ -128,7 +138,8 @@ def _make_server(
             log_level="warning",
             access_log=False,
             lifespan="on",
-            ws="none",
+            ws="websockets-sansio" if has_websockets else "none",
+            ws_max_size=MAX_MESSAGE_BYTES,
         )
     )
 

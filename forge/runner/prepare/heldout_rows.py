@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
-from forge.data.sources.normal_form import digests_in
+from forge.data.sources.normal_form import digests_asked
 from forge.data.sources.splitting import clash, digests_of_heldout
 from forge.errors import ConfigError
 
@@ -36,8 +36,7 @@ def without_heldout(
         return list(pairs)
     clashes: dict[int, str] = {}
     for index, pair in enumerate(pairs):
-        asked = (message.content for message in pair.messages if message.role == "user")
-        found = set[str]().union(*map(digests_in, asked)) & heldout.keys()
+        found = digests_asked(pair.messages) & heldout.keys()
         if found:
             clashes[index] = heldout[min(found)]
     if not clashes:

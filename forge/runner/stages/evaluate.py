@@ -1,6 +1,7 @@
 """Evaluations: play held-out problems with one set of weights, measure, store.
 
-Called by `work.py` for an eval stage and by `midway.py` during a grpo stage.
+Called by `work.py` for an eval stage and by `midway.py` during a grpo stage. An eval stage that was
+interrupted keeps its finished groups and plays the others.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import anyio
 
 from forge.records import Evaluation, Group, Problem, Purpose, Split
 from forge.rollout.play import GroupPlace, Rules, play_group
+from forge.rollout.seeds import problem_place
 from forge.runner.live.progress import group_numbers
+from forge.runner.stages.finished_groups import keep_finished
 from forge.runner.stages.trained_problems import count_trained
 from forge.statistics.evaluation import evaluate_groups
 
@@ -58,6 +61,7 @@ async def evaluate(
     stage: int,
     step: int,
     show: bool,
+    kept: Sequence[Group] = (),
 ) -> Evaluation:
     """Play every problem `samples` times at temperature 1 and once greedily, and store the
     evaluation.
@@ -65,19 +69,26 @@ async def evaluate(
     Args:
         label: `eval-2`, or `grpo-3@5` for one between the steps of a grpo stage.
         show: Drive the progress display, which a training stage uses otherwise.
+        kept: Groups of an earlier attempt, which are not played again.
     """
-    groups: list[Group] = []
+    groups = [*kept]
+    done = {(group.problem_id, group.is_greedy) for group in kept}
     turns = settings.max_turns
-    rules = [run.rules(group_size=settings.samples, max_turns=turns, temperature=1.0)]
+    rules_of = partial(run.rules, max_turns=turns, seed=run.experiment.eval.seed)
+    rules = [rules_of(group_size=settings.samples, temperature=1.0)]
     if settings.greedy:
-        rules.append(run.rules(group_size=1, max_turns=turns, temperature=0.0))
+        rules.append(rules_of(group_size=1, temperature=0.0))
     sizes = [rule.group_size for rule in rules]
     limiter = anyio.CapacityLimiter(groups_in_flight(run.experiment.serve, sizes))
 
     async def play(problem: Problem, rule: Rules, ports: Ports) -> None:
         async with limiter:
             place = GroupPlace(
-                group_id=next(run.group_ids), purpose=Purpose.EVAL, stage=stage, step=step
+                group_id=next(run.group_ids),
+                purpose=Purpose.EVAL,
+                stage=stage,
+                step=step,
+                seed_place=problem_place(problem.problem_id),
             )
             groups.append(await play_group(problem, place=place, rules=rule, ports=ports))
             if show:
@@ -88,12 +99,14 @@ async def evaluate(
     if show:
         total = len(problems) * sum(sizes)
         run.progress.enter(label, stage=stage, total=total, unit="rollouts", busy=run.busy())
+        run.progress.done += sum(len(group.trajectories) for group in kept)
     async with run.pinned_ports() as ports:
         version = run.weights.version
         async with anyio.create_task_group() as tasks:
             for problem in problems:
                 for rule in rules:
-                    tasks.start_soon(play, problem, rule, ports)
+                    if (problem.problem_id, rule.temperature == 0.0) not in done:
+                        tasks.start_soon(play, problem, rule, ports)
     result = await anyio.to_thread.run_sync(
         lambda: evaluate_groups(
             groups,
@@ -106,7 +119,9 @@ async def evaluate(
         )
     )
     num_trained = await anyio.to_thread.run_sync(partial(count_trained, run, problems, stage=stage))
-    result = replace(result, detail={**result.detail, "num_trained_problems": num_trained})
+    detail = {**result.detail, "num_trained_problems": num_trained}
+    detail["baseline"] = run.experiment.judge.baseline
+    result = replace(result, detail=detail)
     await run.writer.put(result)
     return result
 
@@ -120,15 +135,19 @@ def groups_in_flight(serve: ServeTable, sizes: Sequence[int]) -> int:
 
 async def run_eval_stage(run: RunContext, stage: EvalStage, index: int) -> Evaluation:
     """Run a `[[stage]]` of kind eval."""
-    problems = run.problems_of(Split.HELDOUT)
+    heldout = run.problems_of(Split.HELDOUT)
+    problems = spread(heldout, stage.num_problems or len(heldout))
+    settings = EvalSettings.of(run.experiment.eval, stage)
+    kept = await keep_finished(run, problems, settings, stage=index)
     return await evaluate(
         run,
-        spread(problems, stage.num_problems or len(problems)),
-        EvalSettings.of(run.experiment.eval, stage),
+        problems,
+        settings,
         label=f"eval-{index}",
         stage=index,
         step=run.weights.step,
         show=True,
+        kept=kept,
     )
 
 

@@ -12,6 +12,7 @@ from forge.data.splits import in_split
 from forge.records import Split
 from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
+from forge.serve.remote.url_client import RefusedRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -122,6 +123,7 @@ class RunContext:
             sink=self.writer,
             prompter=self.prompter,
             scorer=self.scorer,
+            refused=(RefusedRequest,),
         )
 
     @asynccontextmanager
@@ -139,8 +141,10 @@ class RunContext:
         async with gate.pinned():
             yield self.ports(generate)
 
-    def rules(self, *, group_size: int, max_turns: int, temperature: float) -> Rules:
-        """Rules for playing a group under this experiment."""
+    def rules(
+        self, *, group_size: int, max_turns: int, temperature: float, seed: int | None = None
+    ) -> Rules:
+        """Rules for playing a group under this experiment; `seed`: None for the experiment's."""
         rollout = self.experiment.rollout
         return Rules(
             group_size=group_size,
@@ -150,7 +154,7 @@ class RunContext:
             temperature=temperature,
             max_completion_tokens=rollout.max_completion_tokens,
             reward=self.experiment.reward,
-            seed=self.experiment.seed,
+            seed=self.experiment.seed if seed is None else seed,
         )
 
     def busy(self) -> dict[str, float]:

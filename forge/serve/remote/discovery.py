@@ -38,12 +38,12 @@ class RemoteModel:
 async def discover(
     client: UrlClient,
     *,
-    split_ids: Sequence[int],
+    split_ids: Sequence[int] | None,
     stop_token_ids: Sequence[int],
     model_name: str | None,
 ) -> RemoteModel:
     """Find out a server's model and dialect. `split_ids` are SPLIT_ME in tokens of the experiment's
-    tokenizer.
+    tokenizer; None if it has none, so that the server is asked by messages.
 
     Raises:
         ConfigError: the model or a key is missing, or the server has another model.
@@ -54,14 +54,17 @@ async def discover(
         if isinstance(health, dict) and "features" in health:
             there = health.get("model")  # an engine alone reports none
             model = _choose(client.url, [there], model_name) if isinstance(there, str) else ""
-            found = RemoteModel(dialect=Dialect.FORGE, model=model)
+            dialect = Dialect.CHAT if split_ids is None else Dialect.FORGE
+            found = RemoteModel(dialect=dialect, model=model)
         else:
             entries = _entries(await client.json("GET", "/v1/models"))
             model = _choose(client.url, [entry["id"] for entry in entries], model_name)
             owner = str(entries[0].get("owned_by", "")) if entries else ""
             best = Dialect.SGLANG if owner == "sglang" else Dialect.TOKENS
-            speaks = await _splits_alike(client, model, split_ids) and await _speaks(
-                client, best, model, split_ids, stop_token_ids
+            speaks = (
+                split_ids is not None
+                and await _splits_alike(client, model, split_ids)
+                and await _speaks(client, best, model, split_ids, stop_token_ids)
             )
             found = RemoteModel(dialect=best if speaks else Dialect.CHAT, model=model)
     except (ChildDied, Stalled) as error:

@@ -201,10 +201,16 @@ class Remote(Served):
 
 @asynccontextmanager
 async def open_remote(
-    table: ServeTable, *, chat: ChatPort, say: Callable[[str], None], thinking: str = "think"
+    table: ServeTable,
+    *,
+    chat: ChatPort,
+    say: Callable[[str], None],
+    thinking: str = "think",
+    by_messages: bool = False,
 ) -> AsyncGenerator[Remote]:
     """Connect to every URL of the table. `chat` and `thinking`, the tag of `prompt.thinking`, are
-    for servers that only chat; `say` gets notes that affect the evaluation.
+    for servers that only chat; `say` gets notes that affect the evaluation. `by_messages`: ask all
+    servers by messages, since `chat` has no tokenizer.
 
     Raises ConfigError if a model or a key is missing or a server has another model, MachineError if
     no server answers.
@@ -219,7 +225,7 @@ async def open_remote(
             client = UrlClient(url, http, timeout_s=table.request_timeout_s)
             found = await discover(
                 client,
-                split_ids=chat.encode_plain(SPLIT_ME),
+                split_ids=None if by_messages else chat.encode_plain(SPLIT_ME),
                 stop_token_ids=chat.stop_token_ids,
                 model_name=table.model_name,
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from forge.store.schema.aggregates import BY_STEP, IS_TIMED, noise_of
 from forge.store.schema.rollup_tables import COLUMNS
+from forge.store.schema.speed_views import FAST_P
 
 _LAST_ATTEMPT = "(SELECT max(attempt) FROM attempts)"
 _IS_LIVE = "(SELECT ended_at IS NULL FROM attempts ORDER BY attempt DESC LIMIT 1)"
@@ -122,6 +123,7 @@ def _views(parts: dict[str, str], *, best: str, noise: str) -> str:
         "v_steps": _STEPS.format(parts=parts["steps"]),
         "v_problems": _PROBLEMS.format(parts=f"({parts['problems']})"),
         "v_best_kernels": _BEST_KERNELS.format(parts=best),
+        "v_fast_p": FAST_P.format(parts=parts["fast_p"]),
         "v_judge_noise": noise,
     }
     return "".join(

@@ -17,6 +17,7 @@ from forge.store.schema.prompt_columns import NO_PROMPT_HASH, PROMPT_HASH
 from forge.store.schema.protocol_tables import NO_PROTOCOL_VIEWS, PROTOCOL_VIEWS
 from forge.store.schema.rolled_views import PLAIN, ROLLED
 from forge.store.schema.shape_tables import NO_SHAPE_VIEWS, SHAPE_VIEWS
+from forge.store.schema.speed_views import SPEED_VIEWS
 
 RECORD_VIEWS = """
 CREATE VIEW v_turns AS
@@ -46,7 +47,14 @@ CREATE VIEW v_replayed AS
     -- groups of interrupted evaluations, which were played again when the run was resumed
     SELECT group_id, attempt, stage, step FROM groups g
     WHERE purpose = 'eval' AND attempt < (SELECT max(attempt) FROM groups l
-        WHERE l.purpose = 'eval' AND l.stage = g.stage AND l.step = g.step);
+        WHERE l.purpose = 'eval' AND l.stage = g.stage AND l.step = g.step)
+    AND NOT (num_rollouts > 0 AND EXISTS (SELECT 1 FROM events k  -- finished ones were kept
+            WHERE k.kind = 'evaluation_continued' AND k.attempt > g.attempt
+            AND json_extract(k.data, '$.stage') = g.stage
+            AND json_extract(k.data, '$.step') = g.step)
+        AND NOT EXISTS (SELECT 1 FROM groups l WHERE l.stage = g.stage AND l.step = g.step
+            AND l.purpose = 'eval' AND l.attempt > g.attempt AND l.problem_id = g.problem_id
+            AND l.is_greedy = g.is_greedy));
 
 CREATE VIEW v_rewinds AS
     -- stages that went back to a step: rows of earlier attempts past it no longer count
@@ -168,12 +176,13 @@ CREATE VIEW live_turns AS
     LEFT JOIN problems p ON p.problem_id = g.problem_id;
 """
 
-_OLDER_RECORDS = RECORD_VIEWS.replace(PROMPT_HASH, NO_PROMPT_HASH)
+_RECORDS = RECORD_VIEWS + SPEED_VIEWS
+_OLDER_RECORDS = _RECORDS.replace(PROMPT_HASH, NO_PROMPT_HASH)
 _UP_TO_2 = _OLDER_RECORDS + LIVE_VIEWS + ROLLED
 _UP_TO_3 = _UP_TO_2 + PROGRAM_VIEWS
 _UP_TO_4 = _UP_TO_3 + PROTOCOL_VIEWS
 VIEWS = (
-    RECORD_VIEWS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + SHAPE_VIEWS
+    _RECORDS + LIVE_VIEWS + ROLLED + PROGRAM_VIEWS + PROTOCOL_VIEWS + SHAPE_VIEWS
     + ESTIMATE_VIEWS + JUDGED_AGAIN_VIEWS
 )  # fmt: skip
 _AFTER_5 = NO_ESTIMATE_VIEWS + NO_JUDGED_AGAIN_VIEWS

@@ -10,7 +10,7 @@ RUN_TABLES_1 = """
 CREATE TABLE runs (
     -- the run itself: one row
     name TEXT PRIMARY KEY,           -- quickstart-1
-    kind TEXT NOT NULL,              -- experiment; judge or distill for bulk work outside one
+    kind TEXT NOT NULL,              -- experiment, or eval: a run of "forge eval"
     created_at REAL NOT NULL,
     experiment TEXT NOT NULL,        -- experiment.toml as resolved
     forge_version TEXT NOT NULL,

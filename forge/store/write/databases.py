@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import sqlite3
+import tomllib
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -148,9 +149,8 @@ class Databases:
         if self._paths.experiment.exists():
             experiment = self._paths.experiment.read_text(encoding="utf-8")
         self.run.execute(
-            "INSERT INTO runs SELECT ?, 'experiment', ?, '', ?, '' WHERE NOT EXISTS "
-            "(SELECT 1 FROM runs)",
-            (self._paths.name, now, __version__),
+            "INSERT INTO runs SELECT ?, ?, ?, '', ?, '' WHERE NOT EXISTS (SELECT 1 FROM runs)",
+            (self._paths.name, _kind_of(experiment), now, __version__),
         )
         # Earlier versions added a row for each name that the directory had.
         self.run.execute("DELETE FROM runs WHERE rowid > (SELECT min(rowid) FROM runs)")
@@ -158,6 +158,15 @@ class Databases:
             "UPDATE runs SET name = ?, experiment = coalesce(nullif(?, ''), experiment), texts = ?",
             (self._paths.name, experiment, texts),
         )
+
+
+def _kind_of(experiment: str) -> str:
+    """`eval` for a run of `forge eval`; otherwise `experiment`."""
+    try:
+        table = tomllib.loads(experiment).get("eval", {})
+    except tomllib.TOMLDecodeError:
+        return "experiment"
+    return "eval" if "suite" in table else "experiment"
 
 
 @contextmanager

@@ -27,7 +27,7 @@ SELECT stage, step, policy_version, k, pass_at_k, ci_low, ci_high FROM v_pass_at
 """
 
 FAST_P = """
-SELECT stage, step, p, fast_p FROM v_fast_p
+SELECT stage, step, p, fast_p, ci_low, ci_high FROM v_fast_p ORDER BY stage, step, p
 """
 
 PARTS = """
@@ -102,14 +102,22 @@ def fast_p_chart(asker: Asker, evaluations: Sequence[dict[str, Any]]) -> Chart:
         row["stage"] = names.get((row["stage"], row["step"]), fallback)
     timed = [row for row in rows if row["fast_p"] is not None]
     lines = [
-        Line(label=label(name), x=[r["p"] for r in of], y=[r["fast_p"] for r in of])
+        Line(
+            label=label(name),
+            x=[r["p"] for r in of],
+            y=[r["fast_p"] for r in of],
+            low=[r["ci_low"] for r in of if has_intervals],
+            high=[r["ci_high"] for r in of if has_intervals],
+        )
         for name, of in _chosen(timed)
+        for has_intervals in [all(r["ci_low"] is not None for r in of)]
         if len(of) > 1 and any(row["fast_p"] for row in of)
     ]
     return Chart(
         name="fast-p", title="fast_p", x_label="p, times as fast as the baseline",
         y_label="share of first turns", lines=tuple(lines), is_share=True,
-        note="First turns of evaluations that are correct and more than p times as fast.",
+        note="First turns of evaluations that are correct and more than p times as fast; the band "
+        "is the 95 % interval over problems.",
     )  # fmt: skip
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from forge.store.reader import RunReader
 
+THINKING = "think"
+"""Tag of runs that recorded no prompts."""
 MAX_SIBLINGS = 64
 MENTIONED_QUEUE_S = 0.1
 """Shortest queue time shown; less is the transfer to the judge and back."""
@@ -97,6 +99,8 @@ class Conversation:
     siblings: tuple[Sibling, ...]
     source: str | None
     """The problem's reference module."""
+    thinking: str
+    """Tag of thinking in the answers; empty for none."""
     before: int | None
     """Previous group, None for the first; `after` is the next."""
     after: int | None
@@ -147,9 +151,20 @@ def load_conversation(
             "(SELECT source_id FROM problems WHERE problem_id = ?)",
             (first["problem_id"],),
         ),
+        thinking=_load_thinking(reader, first["attempt"]),
         before=reader.value("SELECT max(group_id) FROM turns WHERE group_id < ?", (group_id,)),
         after=reader.value("SELECT min(group_id) FROM turns WHERE group_id > ?", (group_id,)),
     )
+
+
+def _load_thinking(reader: RunReader, attempt: int | None) -> str:
+    """The tag in the prompts of an attempt, which has those of the last one that recorded any."""
+    found = reader.value(
+        "SELECT json_extract(data, '$.thinking') FROM events WHERE kind = 'prompts' "
+        "AND attempt <= ? ORDER BY event_id DESC LIMIT 1",
+        (attempt,),
+    )
+    return THINKING if found is None else found
 
 
 def _load_turns(
@@ -216,10 +231,14 @@ class AnswerPart(StrEnum):
     CODE = "code"
 
 
-def split_answer(text: str) -> list[tuple[AnswerPart, str]]:
+def split_answer(text: str, *, thinking: str = THINKING) -> list[tuple[AnswerPart, str]]:
     """Splits an answer into text, thinking and fenced code, in order; joined, the parts are the
     answer. Takes linear time and never raises.
+
+    Args:
+        thinking: tag of thinking; with an empty one, nothing is thinking.
     """
+    opened, closed = f"<{thinking}>", f"</{thinking}>"
     parts: list[tuple[AnswerPart, list[str]]] = []
     fence: str | None = None
     is_thinking = False
@@ -232,8 +251,8 @@ def split_answer(text: str) -> list[tuple[AnswerPart, str]]:
                 and not line.strip().strip("`~")
             )
             kind, fence = (AnswerPart.TEXT, None) if is_end else (AnswerPart.CODE, fence)
-        elif is_thinking or "<think>" in line:
-            kind, is_thinking = AnswerPart.THINKING, "</think>" not in line
+        elif is_thinking or (thinking and opened in line):
+            kind, is_thinking = AnswerPart.THINKING, closed not in line
         else:
             kind = AnswerPart.TEXT
             fence = mark.group(1) if mark is not None else None

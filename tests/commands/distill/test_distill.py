@@ -100,6 +100,18 @@ async def test_traces_are_judged_turn_by_turn_and_kept_apart(
     assert not row["thinking"]
 
 
+async def test_a_folder_is_asked_about_with_the_prompts_of_a_preset(
+    teacher: FakeTeacher, tmp_path: Path
+) -> None:
+    folder = write_problems(tmp_path / "bench", "direct")
+    for preset in (None, "tiny"):
+        async with teacher.running():
+            await distilled(request_of(teacher, folder, tmp_path / f"{preset}", preset=preset))
+    first, second = (body["messages"][0]["content"] for body in teacher.bodies)
+    assert first.startswith("You write GPU kernels in Triton"), "standard is the default"
+    assert second == "Write ModelNew with Triton."
+
+
 async def test_the_sums_and_the_cost_of_each_problem_are_reported(
     teacher: FakeTeacher, tmp_path: Path, out: Path
 ) -> None:

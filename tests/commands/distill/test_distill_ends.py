@@ -227,6 +227,11 @@ async def test_an_experiment_gives_its_problems_without_the_held_out_ones(
         (["p.py", "--url", "http://x", "--price", "3"], "--price 3: two numbers of dollars"),
         (["p.py", "--url", "http://x", "--body", "[]"], "--body []: an object"),
         (["p.py", "--url", "http://x", "--set", "seed=1"], "p.py is no experiment file"),
+        (["p.py", "--url", "http://x", "--preset", "x"], "--preset x: one of tiny, standard, kern"),
+        (
+            ["x.toml", "--url", "http://x", "--preset", "tiny"],
+            "--preset: x.toml has its own: --set",
+        ),
         (["p.py", "--url", "http://x", "--min-speedup", "0"], "--min-speedup 0: must be above 0"),
     ],
 )
@@ -238,6 +243,7 @@ def test_an_option_that_cannot_be_used_is_one_line(
 
     monkeypatch.chdir(tmp_path)
     write_problems(tmp_path, "p")
+    (tmp_path / "x.toml").write_text(EXPERIMENT)
     assert cli.run_command(["data", "distill", *argv, "--out", "out"]) == 2
     printed = capsys.readouterr().err
     assert words in printed

@@ -10,6 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from forge.config.schema.build import DataBuild
+from forge.data.build.quality import parse
+from forge.data.build.shingles import signature, similarity
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,6 +68,12 @@ def kernelbook_row(op: str = "relu", *, number: int = 1, **changes: Any) -> dict
         "uuid": f"{op}-{number}",
     }
     return row | changes
+
+
+def likeness(one: str, other: str) -> float:
+    """Similarity of two codes by their signatures."""
+    signatures = [signature(code, parse(code)) for code in (one, other)]
+    return float(similarity(signatures[0], signatures[1][None])[0])
 
 
 def make_rows(num: int) -> list[dict[str, Any]]:

@@ -19,15 +19,16 @@ from forge.data.build.shards import ShardFolder
 from forge.data.build.shingles import PERMUTATIONS, signature, similarity
 from forge.data.build.steps import Prepared, RowSteps, Step
 from forge.errors import ConfigError
-from tests.data.build.samples import MODULE, build_of, kernelbook_row, make_rows, write_jsonl
+from tests.data.build.samples import (
+    MODULE,
+    build_of,
+    kernelbook_row,
+    likeness,
+    make_rows,
+    write_jsonl,
+)
 from tests.examples import examples
 from tests.prompting import PROMPTS
-
-
-def likeness(one: str, other: str) -> float:
-    signatures = [signature(code, parse(code)) for code in (one, other)]
-    return float(similarity(signatures[0], signatures[1][None])[0])
-
 
 RELU = MODULE.format(name="Model", op="relu", number=1)
 

@@ -42,7 +42,6 @@ def plain(kernel: GeneratedKernel) -> GeneratedKernel:
     body = [_translated(node) for node in kernel.body]
     fixed: dict[str, int] = {}
     left = [node for node in body if not _is_fixed(node, fixed) and not _is_assertion(node)]
-    _drop_no_masks(left)
     params = (*kernel.params, *(name for name in fixed if name not in kernel.params))
     constexprs = kernel.constexprs | fixed.keys()
     return replace(kernel, body=left, params=params, constexprs=constexprs, fixed=fixed)
@@ -53,11 +52,22 @@ def without(kernel: GeneratedKernel, unread: Set[str]) -> GeneratedKernel:
     return _cleaned(replace(kernel, body=list(_kept(kernel.body, unread))))
 
 
-def pruned(kernel: GeneratedKernel) -> GeneratedKernel:
-    """The kernel without the parameters that its body does not use."""
-    used = {one.id for one in walk(*kernel.body) if isinstance(one, ast.Name)}
-    params = tuple(name for name in kernel.params if name in used)
-    return replace(kernel, params=params, constexprs=kernel.constexprs & set(params))
+def examined(kernel: GeneratedKernel) -> tuple[GeneratedKernel, Access]:
+    """The kernel without the parameters that its body does not use, and its reads and writes.
+
+    A pointer outside `tl.load` and `tl.store` counts as both.
+    """
+    nodes = [one for one in walk(*kernel.body) if type(one) in (ast.Call, ast.Name)]
+    total = Counter(one.id for one in nodes if isinstance(one, ast.Name))
+    params = tuple(name for name in kernel.params if name in total)
+    kernel = replace(kernel, params=params, constexprs=kernel.constexprs & set(params))
+    written = _first_names([one for one in nodes if is_call(one, "tl.store")], kernel)
+    read = _first_names([one for one in nodes if is_call(one, "tl.load")], kernel)
+    for name in kernel.arguments:
+        if total[name] > written[name] + read[name]:
+            written[name] += 1
+            read[name] += 1
+    return kernel, Access(read=frozenset(read), written=frozenset(written))
 
 
 def with_sizes_as_arguments(kernel: GeneratedKernel, sizes: dict[str, int]) -> GeneratedKernel:
@@ -72,20 +82,6 @@ def with_sizes_as_arguments(kernel: GeneratedKernel, sizes: dict[str, int]) -> G
 
     left = [node for node in kernel.body if not is_repeated(node)]
     return _cleaned(replace(kernel, body=left))
-
-
-def access_of(kernel: GeneratedKernel) -> Access:
-    """Reads and writes of a kernel. A pointer outside `tl.load` and `tl.store` counts as both."""
-    stores = [one for one in walk(*kernel.body) if is_call(one, "tl.store")]
-    loads = [one for one in walk(*kernel.body) if is_call(one, "tl.load")]
-    written = _first_names(stores, kernel)
-    read = _first_names(loads, kernel)
-    total = Counter(one.id for one in walk(*kernel.body) if isinstance(one, ast.Name))
-    for name in kernel.arguments:
-        if total[name] > written[name] + read[name]:
-            written[name] += 1
-            read[name] += 1
-    return Access(read=frozenset(read), written=frozenset(written))
 
 
 def _first_names(calls: list[ast.AST], kernel: GeneratedKernel) -> Counter[str]:
@@ -138,39 +134,14 @@ def _stores_to(node: ast.expr, unread: Set[str]) -> bool:
     return any(isinstance(one, ast.Name) and one.id in unread for one in walk(node.args[0]))
 
 
-def _drop_no_masks(body: list[ast.stmt]) -> None:
-    """Removes masks that are None, and slices that take everything."""
-    for node in body:
-        for one in walk(node):
-            if isinstance(one, ast.Call) and dotted(one.func) in ("tl.load", "tl.store"):
-                place = 1 if dotted(one.func) == "tl.load" else 2
-                if len(one.args) == place + 1 and literal_none(one.args[place]):
-                    one.args.pop()
-            _shorten(one)
-
-
-def literal_none(node: ast.expr) -> bool:
-    """True for the constant None."""
-    return isinstance(node, ast.Constant) and node.value is None
-
-
-def _shorten(node: ast.AST) -> None:
-    """`x[:]` below a node becomes `x`."""
-    for name, value in ast.iter_fields(node):
-        match value:
-            case ast.Subscript(value=inner, slice=ast.Slice(lower=None, upper=None, step=None)):
-                setattr(node, name, inner)
-            case _:
-                pass
-
-
 def _cleaned(kernel: GeneratedKernel) -> GeneratedKernel:
-    body = kernel.body
+    body, is_swept = kernel.body, False
     for _ in range(MAX_ROUNDS):
         before = len(body)
         inlining = Inlining.of(body, kernel.params)
-        body = [one for node in body if (one := inlining.visit(node)) is not None]
-        body = sweep(body)
+        if inlining.is_done and is_swept:
+            break
+        body, is_swept = sweep(inlining.applied(body))
         if not inlining.known and len(body) == before:
             break
     return replace(kernel, body=body)

@@ -3,48 +3,62 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from forge.data.inductor.source import dotted, is_call, walk
+from forge.data.inductor.source import CHILDREN, Transformer, copied, dotted, is_call, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @dataclass(slots=True)
-class Inlining(ast.NodeTransformer):
+class Inlining(Transformer):
     """Replaces names that stand for another name or a constant."""
 
     known: dict[str, ast.expr] = field(default_factory=dict[str, ast.expr])
+    has_casts: bool = False
+    """True if the body has a cast of `tl.full`, which may become a `tl.full` of floats."""
+    names: dict[ast.stmt, set[str]] = field(default_factory=dict[ast.stmt, set[str]])
+    """Names in each statement of the body."""
 
     @classmethod
     def of(cls, body: list[ast.stmt], params: tuple[str, ...]) -> Inlining:
         """The aliases and constants of a body, but none that stands for another one of them."""
-        names = [one for one in walk(*body) if isinstance(one, ast.Name)]
-        stores = Counter(one.id for one in names if isinstance(one.ctx, ast.Store))
-        stores.update(params)
-        facts = _Facts.of(body, stores)
+        facts = _Facts.of(body, params)
         known: dict[str, ast.expr] = {}
+        for name, value in facts.assigned():
+            if facts.may_replace(name, value) and not _mentions(value, known):
+                is_cast = facts.has_attributes(name)
+                known[name] = value if is_cast else facts.as_operand(value)
+        return cls(known=known, has_casts=facts.has_casts, names=facts.names)
+
+    @property
+    def is_done(self) -> bool:
+        """True if a visit would change nothing."""
+        return not self.known and not self.has_casts
+
+    def applied(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        """The statements with all names replaced, without those that gave the names."""
+        if self.has_casts:
+            return [one for node in body if (one := self.visit(node)) is not None]
+        changed: list[ast.stmt] = []
         for node in body:
-            for name, value in facts.assigned(node):
-                if any(isinstance(one, ast.Name) and one.id in known for one in walk(value)):
-                    continue
-                if facts.may_replace(name, value):
-                    is_cast = facts.has_attributes(name)
-                    known[name] = value if is_cast else facts.as_operand(value)
-        return cls(known=known)
+            is_touched = not self.known.keys().isdisjoint(self.names[node])
+            new = self.visit(node) if is_touched else node
+            if new is not None:
+                changed.append(new)
+        return changed
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         return _as_full_of_floats(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        if isinstance(node.ctx, ast.Load) and node.id in self.known:
+        if node.id in self.known and isinstance(node.ctx, ast.Load):
             value = self.known[node.id]
-            return value if isinstance(value, ast.Name | ast.Constant) else copy.deepcopy(value)
+            return value if isinstance(value, ast.Name | ast.Constant) else copied(value)
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
@@ -60,43 +74,65 @@ class Inlining(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
+def _mentions(value: ast.expr, known: dict[str, ast.expr]) -> bool:
+    return any(isinstance(one, ast.Name) and one.id in known for one in walk(value))
+
+
 @dataclass(frozen=True, slots=True)
 class _Facts:
     """How often names are assigned, and where they are used."""
 
     stores: Counter[str]
+    assignments: list[tuple[str, ast.expr]]
+    """Names that a plain assignment gives a value, in order."""
     uses: dict[str, list[ast.AST]]
     """Parents of the uses of each name."""
     shapes: dict[str, str]
     """Shape to which a name was broadcast."""
+    has_casts: bool
+    """True if `tl.full(...)` is cast somewhere."""
+    names: dict[ast.stmt, set[str]]
+    """Names in each statement of the body."""
 
     @classmethod
-    def of(cls, body: list[ast.stmt], stores: Counter[str]) -> _Facts:
+    def of(cls, body: list[ast.stmt], params: tuple[str, ...]) -> _Facts:
+        """The facts of all statements, in one pass."""
+        stores: Counter[str] = Counter(params)
+        assignments: list[tuple[str, ast.expr]] = []
         uses: dict[str, list[ast.AST]] = {}
-        shapes: dict[str, str] = {}
-        for parent in (one for one in walk(*body)):
-            for child in ast.iter_child_nodes(parent):
-                if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load):
-                    uses.setdefault(child.id, []).append(parent)
-            match parent:
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(args=[_, shape])) if (
-                    is_call(parent.value, "tl.broadcast_to")
-                ):
-                    shapes[name] = ast.dump(shape)
-                case _:
-                    pass
-        return cls(stores, uses, shapes)
+        names: dict[ast.stmt, set[str]] = {}
+        mentioned: set[str] = set()
+        has_casts = False
+        top = set(body)
+        stack: list[Any] = [*reversed(body)]
+        while stack:
+            node = stack.pop()
+            kind = type(node)
+            if node in top:
+                mentioned = names[node] = set()
+            if kind is ast.Assign or kind is ast.AnnAssign:
+                target = node.target if kind is ast.AnnAssign else _only(node.targets)
+                if type(target) is ast.Name and node.value is not None:
+                    assignments.append((target.id, node.value))
+            elif kind is ast.Attribute and node.attr == "to":
+                has_casts = has_casts or is_call(node.value, "tl.full")
+            for name in CHILDREN[kind]:
+                value = getattr(node, name, None)
+                for child in value if type(value) is list else (value,):
+                    if type(child) is not ast.Name:
+                        if child is not None:
+                            stack.append(child)
+                        continue
+                    mentioned.add(child.id)
+                    if type(child.ctx) is ast.Load:
+                        uses.setdefault(child.id, []).append(node)
+                    elif type(child.ctx) is ast.Store:
+                        stores[child.id] += 1
+        return cls(stores, assignments, uses, _broadcast(assignments), has_casts, names)
 
-    def assigned(self, node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
-        """Names that are assigned once, below a statement, with their values."""
-        for one in walk(node):
-            match one:
-                case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    pass
-                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                    pass
-                case _:
-                    continue
+    def assigned(self) -> Iterator[tuple[str, ast.expr]]:
+        """Names that are assigned once, with their values."""
+        for name, value in self.assignments:
             if self.stores[name] == 1:
                 yield name, value
 
@@ -130,6 +166,21 @@ class _Facts:
     def has_attributes(self, name: str) -> bool:
         """True if a name is used as `name.to(...)`."""
         return any(isinstance(one, ast.Attribute) for one in self.uses.get(name, []))
+
+
+def _only(targets: list[ast.expr]) -> ast.expr | None:
+    return targets[0] if len(targets) == 1 else None
+
+
+def _broadcast(assignments: list[tuple[str, ast.expr]]) -> dict[str, str]:
+    """Shapes to which names are broadcast."""
+    return {
+        name: ast.dump(value.args[1])
+        for name, value in assignments
+        if isinstance(value, ast.Call)
+        and len(value.args) == 2
+        and is_call(value, "tl.broadcast_to")
+    }
 
 
 def _is_cast(parent: ast.AST) -> bool:

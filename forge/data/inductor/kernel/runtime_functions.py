@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import dotted
+from forge.data.inductor.source import CHILDREN, Transformer, dotted, named
 
 LANGUAGE = frozenset({
     "abs", "cdiv", "ceil", "cos", "div_rn", "erf", "exp", "exp2",
@@ -133,6 +133,9 @@ CALLS = {
 
 ALL = "tl.PropagateNan.ALL"
 
+MASKS = {"tl.load": 1, "tl.store": 2}
+"""Places of the masks of functions."""
+
 RANDOM = frozenset({
     "rand", "randn", "randint", "randint4x", "rand4x", "randn4x", "randint64", "rand_eager_kernel",
     "philox",
@@ -141,10 +144,19 @@ RANDOM = frozenset({
 
 def translate(node: ast.AST) -> ast.AST:
     """The node without Inductor's functions. Raises NotRewritten."""
-    return ast.fix_missing_locations(_Translator().visit(node))
+    return _Translator().visit(node)
 
 
-class _Translator(ast.NodeTransformer):
+class _Translator(Transformer):
+    """Also removes masks that are None, and slices that take everything."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        for name in CHILDREN[type(node)]:
+            value = getattr(node, name, None)
+            if type(value) is ast.Subscript and _takes_all(value.slice):
+                setattr(node, name, value.value)
+        return super().generic_visit(node)
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = dotted(node.func)
         owner, _, function = name.rpartition(".")
@@ -152,6 +164,8 @@ class _Translator(ast.NodeTransformer):
             node.func = self.visit(node.func)
         node.args = [self.visit(one) for one in node.args]
         node.keywords = [self.visit(one) for one in node.keywords]
+        if name in MASKS and len(node.args) == MASKS[name] + 1 and _is_none(node.args[-1]):
+            node.args.pop()
         if function in RANDOM and owner in ("tl", "triton_helpers"):
             raise NotRewritten(RewriteReason.RANDOM, name)
         match owner:
@@ -172,6 +186,15 @@ class _Translator(ast.NodeTransformer):
             if node.attr in given:
                 return ast.Name(id=given[node.attr], ctx=ast.Load())
         return node
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _takes_all(node: ast.expr) -> bool:
+    """True for the slice in `x[:]`."""
+    return isinstance(node, ast.Slice) and not (node.lower or node.upper or node.step)
 
 
 def _helper(function: str, node: ast.Call) -> ast.expr:
@@ -247,4 +270,4 @@ def _call(name: str, given: list[ast.expr]) -> ast.Call:
 
 
 def _name(name: str) -> ast.expr:
-    return ast.parse(name, mode="eval").body
+    return named(name)

@@ -1,0 +1,44 @@
+"""Rows of a dataset from problems: prompt, and the problem as the adapters' functions take it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge.api.subjects import known_problems, problem_names
+from forge.config.schema import PromptTable
+from forge.data.prompts.loading import make_prompts
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forge.config.schema.problems import RowFormat
+
+PRESETS = ("tiny", "standard", "kernelbench", "tritonforge")
+
+
+def kernel_rows(
+    problems: str | Path, *, preset: str = "standard", format: RowFormat = "kernelbench"
+) -> list[dict[str, Any]]:
+    """`name`, `problem` (its source) and `prompt` (messages) of each problem, in order.
+
+    Args:
+        problems: directory of problems, problem file, or file of rows.
+        preset: templates of the prompt, as prompt.preset.
+        format: columns of a file of rows.
+
+    Raises:
+        ConfigError: a path, preset or problem that cannot be used.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"preset: found {preset!r}; one of {', '.join(PRESETS)}")
+    known = known_problems(problems, format=format)
+    assert known is not None
+    prompts = make_prompts(PromptTable.model_validate({"preset": preset}))
+    rows: list[dict[str, Any]] = []
+    for name in problem_names(known):
+        problem = known.problem(known.file(name))
+        messages = prompts.first_messages(problem)
+        shown = [{"role": each.role, "content": each.content} for each in messages]
+        rows.append({"name": name, "problem": problem.source, "prompt": shown})
+    return rows

@@ -1,0 +1,194 @@
+"""`results.json` of a run with `eval.suite`: its last evaluation, and what repeating it needs.
+
+The file has a `schema` number, which changes if a field changes its meaning or goes away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+from forge.store.identity import read_identity
+from forge.views.run.show import load_evaluations
+
+if TYPE_CHECKING:
+    from forge.store.reader import RunReader
+
+SCHEMA = 1
+RESULTS = "results.json"
+"""Name of the file in the run directory."""
+CUT = ("notify", "sinks", "store")
+"""Tables of an experiment without an effect on results."""
+METHODS = {
+    "pass_at_k": "unbiased estimator 1 - C(n-c, k) / C(n, k), mean over problems "
+    "(Chen et al., arXiv 2107.03374, eq. 1)",
+    "fast_p": "share of answers that are correct and more than p times as fast as the baseline "
+    "(Ouyang et al., arXiv 2502.10517), mean over problems; p = 0: correct",
+    "geomean": "exp of the mean over problems of the mean log speed-up",
+    "roofline": "share of the card's peak rate that correct kernels reach, mean over problems",
+    "interval": "95 % percentile bootstrap over problems, 2000 resamples, seed 0",
+}
+
+_ATTEMPTS = "SELECT * FROM attempts ORDER BY attempt DESC LIMIT 1"
+_PROBLEMS = """
+SELECT p.problem_id, p.family, p.level, p.precision, lower(hex(s.sha256)) AS sha256,
+    (SELECT max(v.speedup) FROM groups g JOIN verdicts v USING (group_id)
+        WHERE g.problem_id = p.problem_id AND g.purpose = 'eval' AND g.stage = :stage
+        AND v.status = 'correct') AS best_speedup,
+    (SELECT u.reason FROM v_unjudgeable u WHERE u.problem_id = p.problem_id
+        AND u.stage = :stage AND u.purpose = 'eval' LIMIT 1) AS unjudgeable
+FROM problems p JOIN texts s ON s.text_id = p.source_id
+WHERE p.problem_id IN (SELECT problem_id FROM groups WHERE purpose = 'eval' AND stage = :stage)
+ORDER BY p.problem_id
+"""
+_JUDGES = """
+SELECT v.device, v.harness, v.isolation, count(*) AS num_verdicts
+FROM groups g JOIN verdicts v USING (group_id)
+WHERE g.purpose = 'eval' AND g.stage = :stage AND v.harness <> ''
+GROUP BY v.device, v.harness, v.isolation ORDER BY 4 DESC
+"""
+_STATUSES = """
+SELECT v.status, count(*) FROM groups g JOIN verdicts v USING (group_id)
+WHERE g.purpose = 'eval' AND g.stage = :stage AND NOT g.is_greedy
+    AND g.group_id NOT IN (SELECT group_id FROM v_replayed)
+GROUP BY v.status ORDER BY 2 DESC
+"""
+
+
+def load_result(reader: RunReader, *, weights_sha256: str | None) -> dict[str, Any] | None:
+    """The last evaluation of an eval stage as JSON; None before one has ended.
+
+    Args:
+        weights_sha256: digest of the model's weights; None if they are a server's.
+    """
+    found = [row for row in load_evaluations(reader) if "@" not in row["stage"]]
+    if not found:
+        return None
+    row = found[-1]
+    experiment = tomllib.loads(reader.value("SELECT experiment FROM runs"))
+    place = {"stage": row["stage_index"]}
+    identity = read_identity(reader.paths)
+    return {
+        "schema": SCHEMA,
+        "weights_sha256": weights_sha256,
+        "run": {"name": reader.paths.name, "id": identity.id if identity else None},
+        "at": row["at"],
+        "model": _model(experiment),
+        "suite": _suite(reader, experiment, row),
+        "sampling": _sampling(experiment, row),
+        "judge": {**_public(experiment["judge"]), "used": reader.rows(_JUDGES, place)},
+        "prompt": _prompt(reader, experiment),
+        "counts": _counts(reader, row),
+        "metrics": _metrics(row),
+        "other_baseline": row["detail"].get("speed_other"),
+        "by_turn": row["detail"]["speed"]["by_turn"],
+        "best_by_turn": row["detail"]["speed"]["best_by_turn"],
+        "parts": {name: row["detail"][name] for name in ("by_level", "by_family")},
+        "methods": METHODS,
+        "machine": _machine(reader),
+        "experiment": {name: _public(each) for name, each in experiment.items() if name not in CUT},
+    }
+
+
+def _public(table: Any) -> Any:
+    """A table of the experiment without `env`, whose values may be secrets."""
+    return {k: v for k, v in table.items() if k != "env"} if isinstance(table, dict) else table
+
+
+def _model(experiment: dict[str, Any]) -> dict[str, Any]:
+    model, serve, label = experiment["model"], experiment["serve"], experiment["eval"].get("label")
+    names = ("path", "revision", "adapter", "init")
+    return {
+        "label": label or serve.get("model_name") or model.get("path") or experiment["name"],
+        **{name: model[name] for name in names if name in model},
+        "url": serve.get("url") or None,
+        "model_name": serve.get("model_name"),
+    }
+
+
+def _suite(reader: RunReader, experiment: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The problems with the hashes of their sources and their results. `sha256` is the hash of the
+    lines `id hash`."""
+    tallies = row["detail"]["tallies"]
+    problems = {
+        each.pop("problem_id"): each
+        for each in reader.rows(_PROBLEMS, {"stage": row["stage_index"]})
+    }
+    for name, each in problems.items():
+        each["num_samples"], each["num_correct"] = tallies.get(name, (0, 0))
+    lines = "".join(f"{name} {each['sha256']}\n" for name, each in problems.items())
+    return {
+        "name": experiment["eval"].get("suite") or experiment["name"],
+        "num_problems": len(problems),
+        "sha256": hashlib.sha256(lines.encode()).hexdigest(),
+        "problems": problems,
+    }
+
+
+def _sampling(experiment: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "seed": experiment["eval"].get("seed", experiment["seed"]),
+        "samples": row["num_samples"],
+        "turns": row["max_turns"],
+        "temperature": 1.0,
+        "has_greedy": row["pass_at_1_greedy"] is not None,
+        "max_completion_tokens": experiment["rollout"]["max_completion_tokens"],
+        "context_tokens": experiment["serve"]["context_tokens"],
+        "stop_at_speedup": experiment["reward"]["stop_at_speedup"],
+    }
+
+
+def _prompt(reader: RunReader, experiment: dict[str, Any]) -> dict[str, Any]:
+    hashes = reader.query(
+        "SELECT DISTINCT prompt_hash FROM turns WHERE prompt_hash IS NOT NULL ORDER BY 1"
+    ).rows
+    return {**experiment["prompt"], "hashes": [each for (each,) in hashes]}
+
+
+def _counts(reader: RunReader, row: dict[str, Any]) -> dict[str, Any]:
+    """Problems that count and that do not, and sampled turns by status: `infra_error` and
+    `unjudgeable` are no scores."""
+    statuses = reader.query(_STATUSES, {"stage": row["stage_index"]}).rows
+    return {
+        "num_problems": row["num_problems"],
+        "num_judged_problems": row["num_judged_problems"],
+        "unjudgeable": row["unjudgeable"],
+        "num_cut_short": row["detail"]["multi"]["num_cut_short"],
+        "num_context_full": row["detail"]["num_context_full"],
+        "turns_by_status": dict(statuses),
+    }
+
+
+def _metrics(row: dict[str, Any]) -> dict[str, Any]:
+    """Figures of first answers, each [value, low, high] or None."""
+    first, detail = row["detail"]["speed"]["by_turn"]["0"], row["detail"]
+    multi = detail["multi"]
+    return {
+        "pass_at_k": {
+            k: [value, *detail["pass_at_k_ci"][k]] for k, value in row["pass_at_k"].items()
+        },
+        "pass_at_1_greedy": row["pass_at_1_greedy"],
+        "pass_at_1_multi": [multi["value"], multi["ci_low"], multi["ci_high"]],
+        "compile_rate": [row["compile_rate"], *detail["compile_rate_ci"]],
+        "fast_p": first["fast_p"],
+        "geomean_correct": first["geomean_correct"],
+        "geomean_all": first["geomean_all"],
+        "geomean_floor": detail["speed"]["floor"],
+        "roofline": first["roofline"],
+    }
+
+
+def _machine(reader: RunReader) -> dict[str, Any]:
+    """The last attempt: commit with a digest of uncommitted changes, versions, cores, GPUs."""
+    row = reader.one(_ATTEMPTS) or {}
+    diff: str = row["code_diff"]
+    return {
+        "forge_version": reader.value("SELECT forge_version FROM runs"),
+        "commit": row["code_commit"],
+        "code_diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
+        "num_attempts": row["attempt"],
+        "versions": json.loads(row["versions"]),
+        **json.loads(row["machine"]),
+    }

@@ -1,0 +1,211 @@
+"""Exported kernels: complete, tested by their own test, and in the layout of the kernel hub."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from forge.commands.kernels.export import export_kernels
+from forge.commands.kernels.hub import project_name
+from forge.errors import ConfigError
+from forge.records import Group, Problem, Status
+from forge.store.layout import RunPaths
+from tests.store.storefactory import attempt, group, problem, timing, write_run
+
+SOURCE = """\
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+def get_inputs():
+    return [torch.randn(16, 64)]
+
+def get_init_inputs():
+    return []
+"""
+RELU = """\
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.maximum(tl.load(x + i, mask=i < n), 0.0), mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y, n = torch.empty_like(x), x.numel()
+        kernel[(triton.cdiv(n, 256),)](x, y, n, BLOCK=256)
+        return y
+"""
+
+
+def solved(
+    group_id: int, each: Problem, *, code: str = RELU, speedup: float | None = None
+) -> Group:
+    made = group(
+        group_id, [[Status.CORRECT]], problem_id=each.problem_id,
+        speed=None if speedup is None else timing(speedup),
+    )  # fmt: skip
+    (trajectory,) = made.trajectories
+    turns = tuple(replace(turn, code=code) for turn in trajectory.turns)
+    return replace(made, trajectories=(replace(trajectory, turns=turns),))
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A run with kernels for two problems whose names end alike, one of them with times."""
+    one = replace(problem(0), problem_id="level1/19_ReLU", source=SOURCE)
+    two = replace(one, problem_id="level2/19_ReLU")
+    failed = group(4, [[Status.WRONG]], problem_id="softmax-0001")
+    faster = solved(3, two, code=RELU.replace("256", "128"), speedup=2.5)
+    records = [
+        attempt(), one, two, problem(1),
+        solved(1, one), solved(2, two, speedup=1.5), faster, failed,
+    ]  # fmt: skip
+    anyio.run(write_run, tmp_path / "runs" / "toy-1", records)
+    return RunPaths(tmp_path / "runs" / "toy-1")
+
+
+def files_of(root: Path) -> dict[str, str]:
+    return {
+        path.relative_to(root).as_posix(): path.read_text()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_each_problem_has_its_best_kernel_with_its_verdict(paths: RunPaths, tmp_path: Path) -> None:
+    found = export_kernels(paths, layout="files", out=tmp_path / "out", license="other")
+    files = files_of(tmp_path / "out")
+    kinds = ("kernel.py", "problem.py", "test_kernel.py", "verdict.json")
+    assert set(files) == {
+        "README.md", "NOTICE.md",
+        *(f"{name}/{kind}" for name in ("k19_relu", "k19_relu_2") for kind in kinds),
+    }  # fmt: skip
+    assert [each["speedup"] for each in found.to_json()["kernels"]] == [2.5, None]
+    first = json.loads(files["k19_relu/verdict.json"])
+    assert (first["problem_id"], first["speedup"], first["run"]) == ("level2/19_ReLU", 2.5, "toy-1")
+    assert "BLOCK=128" in files["k19_relu/kernel.py"]
+    assert files["k19_relu_2/problem.py"] == SOURCE
+    assert "2.50x (at least 2.25x)" in files["README.md"]
+    assert "No licence was chosen" in files["NOTICE.md"]
+    for name, text in files.items():
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+
+
+def test_the_hub_layout_is_a_project_and_its_build(paths: RunPaths, tmp_path: Path) -> None:
+    export_kernels(paths, layout="kernels-hub", out=tmp_path / "out", license="mit")
+    files = files_of(tmp_path / "out")
+    build = tomllib.loads(files["build.toml"])
+    assert build["general"]["backends"] == ["cuda"]
+    assert (build["general"]["edition"], build["general"]["license"]) == (5, "mit")
+    assert build["torch-noarch"] == {}
+    assert re.fullmatch(r"[a-z][-a-z0-9]*[a-z0-9]", build["general"]["name"])
+    metadata = json.loads(files["build/torch-cuda/metadata.json"])
+    assert metadata["id"].isidentifier()
+    built = {
+        name.removeprefix("build/torch-cuda/"): text
+        for name, text in files.items()
+        if name.startswith("build/torch-cuda/") and not name.endswith("metadata.json")
+    }
+    digests = {
+        name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for name, text in built.items()
+    }
+    assert metadata["digest"]["files"] == digests
+    package = {name: text for name, text in built.items() if "/" not in name}
+    assert package == {
+        name.removeprefix("torch-ext/toy_1/"): text
+        for name, text in files.items()
+        if name.startswith("torch-ext/")
+    }
+    assert set(package) == {"__init__.py", "k19_relu.py", "k19_relu_2.py"}
+    assert '__all__ = [\n    "k19_relu",' in package["__init__.py"]
+    for name, text in files.items():
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+
+
+@pytest.mark.parametrize("run", ["quickstart-1", "1", "-", "x", "Eval_Qwen3.8B-2"])
+def test_any_run_gives_a_valid_project_name(run: str) -> None:
+    assert re.fullmatch(r"[a-z][-a-z0-9]*[a-z0-9]", project_name(run))
+
+
+def test_bad_input_is_one_line(paths: RunPaths, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "x").write_text("")
+    anyio.run(write_run, tmp_path / "runs" / "bad-1", [attempt(), problem(0)])
+    for run, layout, out, license, message in (
+        (paths, "wheel", tmp_path / "a", "mit", "--layout wheel: one of files, kernels-hub"),
+        (paths, "files", full, "mit", "full: is not empty; a new or an empty directory"),
+        (paths, "files", full / "x", "mit", "x: is not empty"),
+        (paths, "files", tmp_path / "a", "my licence", "--license my licence: an identifier"),
+        (RunPaths(tmp_path / "runs" / "bad-1"), "files", tmp_path / "a", "mit", "bad-1: found no"),
+    ):
+        with pytest.raises(ConfigError, match=message) as raised:
+            export_kernels(run, layout=layout, out=out, license=license)
+        assert "\n" not in str(raised.value)
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_empty_directory_is_filled(paths: RunPaths, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    export_kernels(paths, layout="files", out=tmp_path / "out", license="mit")
+    assert (tmp_path / "out" / "README.md").is_file()
+    assert not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.long
+def test_the_exported_test_passes_and_fails_for_another_kernel(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    export_kernels(paths, layout="files", out=tmp_path / "out", license="mit")
+    folder = tmp_path / "out" / "k19_relu"
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "test_kernel.py"], cwd=folder, capture_output=True, text=True,
+            timeout=200, check=False,
+        )  # fmt: skip
+
+    passed = run()
+    assert passed.returncode == 0, passed.stdout
+    assert "1 passed" in passed.stdout
+    kernel = folder / "kernel.py"
+    kernel.write_text(kernel.read_text().replace("0.0)", "0.5)"))
+    failed = run()
+    assert failed.returncode == 1
+    assert "wrong" in failed.stdout
+
+
+@pytest.mark.long
+def test_the_build_is_imported_as_the_hub_imports_it(paths: RunPaths, tmp_path: Path) -> None:
+    export_kernels(paths, layout="kernels-hub", out=tmp_path / "out", license="mit")
+    for file in ("__init__.py", "toy_1/__init__.py"):
+        path = tmp_path / "out" / "build" / "torch-cuda" / file
+        code = (
+            "import importlib.util as u, sys\n"
+            f"s = u.spec_from_file_location('toy_1_ab', {str(path)!r})\n"
+            "m = u.module_from_spec(s); sys.modules['toy_1_ab'] = m; s.loader.exec_module(m)\n"
+            "print(m.k19_relu.ModelNew.__name__, m.__all__)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.stdout.strip() == "ModelNew ['k19_relu', 'k19_relu_2']", done.stderr

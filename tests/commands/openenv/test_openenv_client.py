@@ -1,0 +1,100 @@
+"""An OpenEnv client from PyPI plays against `forge judge --serve --openenv`, with real judges.
+
+Needs the packages websockets here, and openenv here or in the interpreter FORGE_OPENENV_PYTHON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.evalpool.judged import CODE, ROOT, SOURCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.long
+
+CLIENT = os.environ.get("FORGE_OPENENV_PYTHON", sys.executable)
+PLAYER = """
+import json, sys
+from openenv.core.generic_client import GenericEnvClient
+url, answers, num = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+envs = [GenericEnvClient(base_url=url).sync() for _ in range(num)]
+seen = [env.reset(problem_id="L1_1_AddOne") for env in envs]
+turns = [[(r.reward, r.done, r.observation["correctness_pass"])] for r in seen]
+for answer in answers:
+    for env, mine in zip(envs, turns):
+        r = env.step({"code": answer})
+        mine.append((r.reward, r.done, r.observation["correctness_pass"]))
+states = [env.state() for env in envs]
+for env in envs:
+    env.close()
+print(json.dumps({"turns": turns, "states": states}))
+"""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The URL of an environment with one problem."""
+    (folder / "level1").mkdir()
+    (folder / "level1" / "1_AddOne.py").write_text(SOURCE)
+    command = [
+        sys.executable, "-m", "forge", "judge", str(folder), "--serve", "--openenv",
+        "--listen", "127.0.0.1:0", "--workers", "1", "--device", "cpu",
+    ]  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            line = process.stderr.readline()
+            found = re.search(r'"(http://[^"]+)"', line)
+            assert found, line + process.stderr.read()
+            yield found[1]
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def play(url: str, *answers: str, num: int = 1) -> dict[str, Any]:
+    ran = subprocess.run(
+        [CLIENT, "-c", PLAYER, url, json.dumps(answers), str(num)],
+        capture_output=True, text=True, check=False, timeout=100, env={"PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    pytest.importorskip("websockets")
+    if subprocess.run(
+        [CLIENT, "-c", "import openenv"], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("openenv is not installed; FORGE_OPENENV_PYTHON names an interpreter with it")
+    with served(tmp_path) as at:
+        yield at
+
+
+def test_a_client_from_pypi_plays_three_turns(url: str) -> None:
+    answers = (CODE.replace("tl.store", "tl.stor"), CODE.replace("+ 1", "+ 2"), CODE)
+    played = play(url, *answers)
+    assert played["turns"] == [
+        [[0.0, False, None], [0.0, False, None], [0.3, False, False], [0.8, True, True]]
+    ]
+    assert played["states"][0]["solved"]
+    assert played["states"][0]["step_count"] == 3
+
+
+def test_clients_at_the_same_time_have_episodes_of_their_own(url: str) -> None:
+    played = play(url, CODE.replace("+ 1", "+ 2"), f"```python\n{CODE}```", num=16)
+    assert all(turns[-1] == [0.8, True, True] for turns in played["turns"])
+    assert len({state["episode_id"] for state in played["states"]}) == 16

@@ -1,0 +1,130 @@
+"""`forge eval` on a server as a user runs it: killed in the middle, resumed, and its results."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.e2e.commands import children_of_run, forge, opened, start, wait_for
+from tests.e2e.experiments import PROBLEM
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
+
+FUNCTIONS = ("relu", "sigmoid", "tanh", "exp", "abs", "neg")
+SIZES = "batch_size = 4\ndim = 64\n"
+RELU = """```python
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.maximum(tl.load(x + i, mask=i < n), 0.0), mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y, n = torch.empty_like(x), x.numel()
+        kernel[(triton.cdiv(n, 256),)](x, y, n, BLOCK=256)
+        return y
+```"""
+
+
+class ReluServer(BaseHTTPRequestHandler):
+    """Answers every request with a correct ReLU, after a pause."""
+
+    asked: ClassVar[Counter[str]] = Counter()
+    """Requests by the function in the problem."""
+
+    def do_GET(self) -> None:
+        self._send({"data": [{"id": "relu-1"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        problem = body["messages"][-1]["content"]
+        self.asked[next(each for each in FUNCTIONS if f"torch.{each}(" in problem)] += 1
+        time.sleep(0.5)
+        message = {"role": "assistant", "content": RELU}
+        self._send({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+    def _send(self, answer: dict[str, Any]) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), ReluServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def num_finished(root: Path) -> int:
+    """Groups that have ended."""
+    try:
+        with opened(root) as db:
+            (count,) = db.execute("SELECT count(*) FROM groups WHERE num_rollouts > 0").fetchone()
+    except sqlite3.OperationalError:
+        return 0
+    return count
+
+
+def test_an_evaluation_that_was_killed_plays_only_what_is_missing(tmp_path: Path) -> None:
+    for name in FUNCTIONS:
+        file = tmp_path / "problems" / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(PROBLEM.format(name).replace("batch_size = 4096\ndim = 393216\n", SIZES))
+    root = tmp_path / "runs" / "eval-relu-1-problems-1"
+    with served() as url:
+        options = (
+            "--suite",
+            "problems",
+            "--samples",
+            "2",
+            "--turns",
+            "1",
+            "--set",
+            "serve.slots=2",
+        )
+        run = start(tmp_path, "eval", url, *options)
+        wait_for(lambda: num_finished(root) >= 2, timeout_s=100, what="two groups")
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+        wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
+        with opened(root) as db:
+            finished = {
+                name
+                for (name,) in db.execute("SELECT problem_id FROM groups WHERE num_rollouts > 0")
+            }
+        before = Counter(ReluServer.asked)
+        resumed = forge("resume", root.name, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert 2 <= len(finished) < 6
+    later = ReluServer.asked - before
+    assert later == {name: 2 for name in FUNCTIONS if name not in finished}
+    result = json.loads((root / "results.json").read_text())
+    assert result["metrics"]["pass_at_k"]["1"][0] == pytest.approx(1 / 6)
+    assert result["counts"]["num_judged_problems"] == 6
+    assert {n: p["num_correct"] for n, p in result["suite"]["problems"].items()}["relu"] == 2
+    assert "| relu-1 | problems | 6 of 6 |" in (root / "leaderboard.md").read_text()
+    with opened(root) as db:
+        rows = db.execute("SELECT num_rollouts FROM v_fast_p WHERE p = 0").fetchall()
+        turns = db.execute("SELECT sum(num_turns) FROM v_problems WHERE purpose = 'eval'")
+        assert (rows, turns.fetchone()) == ([(12,)], (12,))

@@ -1,0 +1,125 @@
+"""Results of a suite: complete, finite, and the same figures as the evaluation."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from rich.console import Console
+
+from forge.config.load import dump_experiment, load_experiment
+from forge.records import Purpose, Status
+from forge.runner.live.console import Console as RunConsole
+from forge.runner.outlets.results import write_results
+from forge.statistics.evaluation import evaluate_groups
+from forge.store.layout import RunPaths
+from forge.store.reader import open_run
+from forge.store.write.writer import open_writer
+from forge.views.suite.leaderboard import leaderboard, render_result
+from forge.views.suite.result import load_result
+from tests.store.storefactory import Options, attempt, group, make_root, problem, timing, write_run
+
+EXPERIMENT = """\
+name = "eval-x"
+[model]
+[serve]
+url = ["http://localhost:1"]
+env = { HF_TOKEN = "secret" }
+[judge]
+env = { TOKEN = "secret" }
+[eval]
+suite = "mine|x"
+label = "a | model"
+seed = 4
+[[stage]]
+kind = "eval"
+"""
+CORRECT, WRONG, NONE, INFRA = Status.CORRECT, Status.WRONG, Status.UNJUDGEABLE, Status.INFRA_ERROR
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A run of three problems, one of which cannot be judged; one rollout is lost to a fault."""
+    problems = [problem(number) for number in range(3)]
+    rows = [[[CORRECT], [WRONG, CORRECT]], [[WRONG, WRONG], [INFRA]], [[NONE], [NONE]]]
+    groups = [
+        group(
+            i, each, problem_id=problems[i].problem_id, purpose=Purpose.EVAL, stage=0, step=0,
+            speed=timing(1.5),
+        )
+        for i, each in enumerate(rows)
+    ]  # fmt: skip
+    result = evaluate_groups(
+        groups, problems, stage="eval-0", step=0, version=0, max_turns=2, at=1.0
+    )
+    root = tmp_path / "eval-x-1"
+    file = tmp_path / "x.toml"
+    file.write_text(EXPERIMENT)
+    make_root(root)
+    (root / "experiment.toml").write_text(dump_experiment(load_experiment(file)))
+    anyio.run(put, root, [attempt(), *problems, *groups, result])
+    return RunPaths(root)
+
+
+async def put(root: Path, records: list[Any]) -> None:
+    async with open_writer(root, Options()) as writer:
+        await writer.put(*records)
+        await writer.flush()
+
+
+def test_the_result_has_the_figures_and_what_repeats_them(paths: RunPaths) -> None:
+    write_results(paths, load_experiment(paths.experiment).model, RunConsole(quiet=True))
+    result = json.loads((paths.root / "results.json").read_text())
+    metrics, counts = result["metrics"], result["counts"]
+    assert metrics["pass_at_k"]["1"][0] == metrics["fast_p"]["0"][0] == 0.25
+    assert metrics["fast_p"]["1.2"][0] == 0.25
+    assert metrics["fast_p"]["1.5"][0] == 0.0
+    assert metrics["geomean_correct"][0] == pytest.approx(1.5)
+    assert result["best_by_turn"]["1"]["fast_p"]["1"][0] == 0.5
+    assert (counts["num_problems"], counts["num_judged_problems"]) == (3, 2)
+    assert counts["unjudgeable"] == {"mismatch": 1}
+    assert counts["turns_by_status"]["infra_error"] == 1
+    assert result["sampling"]["seed"] == 4
+    assert result["machine"]["commit"] == "f369244"
+    assert result["machine"]["versions"] == {"torch": "2.13"}
+    problems = result["suite"]["problems"]
+    assert {each["unjudgeable"] for each in problems.values()} == {None, "mismatch"}
+    assert all(len(each["sha256"]) == 64 for each in problems.values())
+    assert result["judge"]["protocol"] == "forge"
+    assert result["judge"]["used"][0]["harness"] == "abc"
+    assert result["weights_sha256"] is None
+    assert "secret" not in json.dumps(result)
+
+
+def test_the_store_of_such_a_run_is_of_kind_eval(paths: RunPaths) -> None:
+    with open_run(paths) as reader:
+        assert reader.value("SELECT kind FROM runs") == "eval"
+
+
+def test_a_leaderboard_is_one_row_whatever_the_names_are(paths: RunPaths) -> None:
+    with open_run(paths) as reader:
+        result = load_result(reader, weights_sha256=None)
+    assert result is not None
+    head, rule, row, *rest = leaderboard(result).splitlines()
+    cells = row.replace("\\|", "").count("|")
+    assert head.count("|") == rule.count("|") == cells
+    assert "a \\| model" in row
+    assert "25.0 % (" in row
+    assert "1.50x" in row
+    assert "unjudgeable: 1 mismatch." in " ".join(rest)
+    assert "1 turns were lost to faults of the machine" in " ".join(rest)
+    console = Console(width=60, file=io.StringIO())
+    console.print(render_result(result))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "fast_1.2" in shown
+    assert "best by 2" in shown
+
+
+def test_without_an_evaluation_there_is_no_result(tmp_path: Path) -> None:
+    anyio.run(write_run, tmp_path / "toy-1", [attempt()])
+    with open_run(tmp_path / "toy-1") as reader:
+        assert load_result(reader, weights_sha256=None) is None
