@@ -80,7 +80,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
-        "evalpool.judge.estimate", "evalpool.judge.execute",
+        "evalpool.judge.ttir.memory", "evalpool.judge.estimate", "evalpool.judge.execute",
     },
     "evalpool.judge.estimate": set(),
     "evalpool.judge.trial.gpu": {

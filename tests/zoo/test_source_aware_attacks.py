@@ -3,6 +3,15 @@
 Found on a CPU on 2026-11-24. An open one is expected to fail, strictly: once a repair refuses it,
 it belongs to the others. Left out: one that wins by chance, one that is weak numerically, one that
 is a question of the problem's domain.
+
+Accepted by decision, since a rule would refuse what honest kernels do:
+
+    a13          A BatchNorm in training mode that leaves the running statistics alone. The output
+                 is right and most published kernels do so; one that writes them is held to the
+                 reference's.
+    tanh_approx  `tanh.approx.f32` for a tanh in fp32. The evaluator computes it exactly: with its
+                 documented error (2^-11) an honest kernel that is right on a card would be refused.
+                 A card compares what its own instruction gives.
 """
 
 from __future__ import annotations
@@ -27,6 +36,7 @@ def read(name: str) -> Attacks:
 
 REFUSED = read("refused_attacks.json") | read("refused_attacks_numbers.json")
 OPEN = read("open_attacks.json")
+ACCEPTED = read("accepted_attacks.json")
 
 
 def is_refused(bench_for: Callable[[str], Any], attack: dict[str, str], device: str) -> bool:
@@ -50,3 +60,12 @@ def test_an_attack_is_refused_on_a_card(bench_for: Callable[[str], Any], name: s
 @pytest.mark.parametrize("name", OPEN)
 def test_an_open_attack_is_refused(bench_for: Callable[[str], Any], name: str) -> None:
     assert is_refused(bench_for, OPEN[name], "cpu")
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_is_accepted_by_decision_is_correct(
+    bench_for: Callable[[str], Any], name: str
+) -> None:
+    attack = ACCEPTED[name]
+    verdict = bench_for("cpu").judge(attack["candidate"], problem=attack["problem"])
+    assert verdict.status is Status.CORRECT, verdict.detail

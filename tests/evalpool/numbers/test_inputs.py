@@ -278,6 +278,13 @@ def test_products_get_values_near_one_and_tf32_gets_huge_ones() -> None:
     assert len({plan(4)[3] for _ in range(100)}) == 4
 
 
+def test_bounds_of_norms_get_faint_inputs() -> None:
+    assert plan(4, operations={"linalg_vector_norm": 1, "clamp": 1})[3] == "faint"
+    assert all("faint" not in plan(8, operations={"linalg_vector_norm": 1}) for _ in range(20))
+    value = vary_(torch.randn(64, 256), "faint", Freedom())
+    assert 0 < float(value.norm()) < 0.5
+
+
 def test_an_input_that_is_given_transposed_stays_so_unless_the_reference_changes_it() -> None:
     drawn = draw(lambda x: x.relu().sum(1), lambda: [torch.randn(64, 32).t()])
     assert {one.inputs[0].stride() for one in drawn.sets} == {(1, 32)}

@@ -256,6 +256,43 @@ def test_the_whole_of_a_small_problem_is_not_a_partial_result() -> None:
     assert refusal.rule == Rule.COMBINE
 
 
+# --- tables
+
+
+LOOKS_UP = {1: {(1, 0)}}
+"""The second kernel reads its second argument at places that the first one has."""
+
+
+def looked_up(made: Program) -> Rule | None:
+    refusal = judge_policy(made, FACTS, "own", ACCESSES, LOOKS_UP)
+    return refusal.rule if refusal else None
+
+
+def test_inputs_choose_among_weights_but_not_among_computed_ones() -> None:
+    look = launch(1, X, PACKED, Y)
+    moved = [into("aten.copy_.default", PACKED, W, to=PACKED)]
+    computed = [into("aten.mul.Tensor", W, W, to=PACKED)]
+    assert looked_up(program(launch(1, X, W, Y))) is None
+    assert looked_up(program(look, init=moved)) is None
+    assert looked_up(program(look, init=computed)) == Rule.TABLE
+    assert looked_up(program(look, init=[launch(0, W, PACKED)])) == Rule.TABLE
+    assert judge_policy(program(look, init=computed), FACTS, "own", ACCESSES) is None
+
+
+def test_inputs_choose_among_what_a_launch_computes_of_inputs_and_computed_weights() -> None:
+    """Labels choose among logits."""
+    computed = [into("aten.mul.Tensor", W, W, to=PACKED)]
+    made = launch(1, X, PACKED, LIKE_X)
+    labels = {1: {(0, 1)}}
+    honest = program(made, launch(1, LIKE_X, X, Y), init=computed)
+    assert judge_policy(honest, FACTS, "own", ACCESSES, labels) is None
+    copied = into("aten.clone.default", PACKED, to=LIKE_X)
+    cheat = program(copied, launch(1, LIKE_X, X, Y), init=computed)
+    refusal = judge_policy(cheat, FACTS, "own", ACCESSES, labels)
+    assert refusal is not None
+    assert refusal.rule == Rule.TABLE
+
+
 # --- indices
 
 
@@ -438,3 +475,12 @@ def test_a_table_of_the_host_is_no_output_that_no_input_reaches() -> None:
         judge_policy(dataclasses.replace(made, storages=(*made.storages[:-1], small)), facts, "own")
         is None
     )
+
+
+def test_torch_rearranges_nothing_where_the_reference_moves_by_indices() -> None:
+    kinds = frozenset({Kind.INDEX, Kind.FILL})
+    flipped = into("aten.flip.default", X, [1], to=LIKE_X)
+    copied = into("aten.clone.default", X, to=LIKE_X)
+    assert rule(program(flipped, launch(0, LIKE_X, Y)), kinds=kinds) == Rule.MOVES
+    assert rule(program(copied, launch(0, LIKE_X, Y)), kinds=kinds) is None
+    assert rule(program(flipped, launch(0, LIKE_X, Y))) is None

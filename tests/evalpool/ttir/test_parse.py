@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.trial.structure import _accesses
+from forge.evalpool.judge.trial.structure import _read_text
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
@@ -190,6 +190,6 @@ def test_uses_of_a_long_chain_of_blocks_are_found_in_linear_time() -> None:
 def test_a_function_without_what_it_needs_is_refused(body: str) -> None:
     module = f"module {{\n tt.func public @k(%x: !tt.ptr<f32>) {{\n{body} }}\n}}\n"
     with pytest.raises(InvalidModule):
-        _accesses(module, "k")
+        _read_text(module, "k")
     with suppress(Unsupported), pytest.raises(InvalidModule):
         plan_of(module).uses("k")

@@ -231,7 +231,8 @@ class CpuExecutor:
                 turns as a choice has alternatives run each of them once.
             shift: choices of as many alternatives run different ones, so far apart; a kernel that
                 is wrong beside certain alternatives of others cannot know which are tried.
-            fusion: which sums of a product are fused with it, in kernels that allow it.
+            fusion: which sums of a product are fused with it, in kernels that allow it. With ALL of
+                them, as on a card, elementary functions have a card's errors.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
@@ -386,6 +387,7 @@ class CpuExecutor:
                 order=mode.order,
                 num_resident=self._num_resident(node),
                 fusion=self._fusion if kernel.options.enable_fp_fusion else NONE,
+                as_card=self._fusion == ALL,
             )
         except Faulted as error:
             found = fault_report(error.fault, Place(self.program, node, outcome.num_launches))

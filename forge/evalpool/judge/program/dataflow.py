@@ -9,7 +9,7 @@ more (from TTIR) pass an `Access` for each parameter.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Flag
 from typing import TYPE_CHECKING, TypeAlias
@@ -32,7 +32,7 @@ from forge.evalpool.judge.program.schema import bind
 from forge.evalpool.judge.program.walk import Placed, tensors_in, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 class Access(Flag):
@@ -46,6 +46,9 @@ class Access(Flag):
 
 Accesses: TypeAlias = Mapping[int, Sequence[Access]]
 """For kernels by index, an `Access` for each parameter. A kernel that is absent does both."""
+Lookups: TypeAlias = Mapping[int, Set[tuple[int, int]]]
+"""For kernels by index, pairs of parameters: values of the second choose the places at which the
+kernel reads the first."""
 
 HIDDEN_WRITES = dict.fromkeys(
     ["native_batch_norm", "batch_norm", "cudnn_batch_norm", "_batch_norm_with_update"],
@@ -164,12 +167,18 @@ class Content:
     """A launch of `forward` had a part in it."""
     is_prepared: bool = False
     """A launch or a computing operation of `init`, or large constants, had a part in it."""
+    is_table: bool = False
+    """It is prepared, and no launch of `forward` has computed with it and an input."""
+    has_parameters: bool = False
+    """A parameter had a part in it."""
 
     def __or__(self, other: Content) -> Content:
         return Content(
             inputs=self.inputs | other.inputs,
             is_launched=self.is_launched or other.is_launched,
             is_prepared=self.is_prepared or other.is_prepared,
+            is_table=self.is_table or other.is_table,
+            has_parameters=self.has_parameters or other.has_parameters,
         )
 
 
@@ -188,9 +197,17 @@ class Flow:
     """Storages that a later node reads, or an output shows, after one of `writers`."""
     live: frozenset[str]
     """Paths of the nodes that outputs, inputs or parameters depend on."""
+    looked_up: Sequence[tuple[Placed, Content, Content]] = ()
+    """Launches of `forward` that read a table at places that inputs choose, with the contents of
+    the table and of its index."""
 
 
-def trace(program: Program, nodes: Sequence[Placed], accesses: Accesses | None = None) -> Flow:
+def trace(
+    program: Program,
+    nodes: Sequence[Placed],
+    accesses: Accesses | None = None,
+    lookups: Lookups | None = None,
+) -> Flow:
     """The dataflow of a program along one of its variants.
 
     Args:
@@ -202,23 +219,45 @@ def trace(program: Program, nodes: Sequence[Placed], accesses: Accesses | None =
     prepared: set[int] = set()
     writers: dict[int, Placed] = {}
     reread: set[int] = set()
+    looked_up: list[tuple[Placed, Content, Content]] = []
     host = Content()
     for placed, step in steps:
         source = _joined([host, *(contents[storage] for storage in step.reads)])
         if isinstance(placed.node, Value):
             host = source
         reread |= step.reads & writers.keys()
+        if isinstance(placed.node, Launch) and placed.section == Section.FORWARD:
+            pairs = _looked_up(program, placed.node, contents, lookups or {})
+            looked_up += ((placed, table, index) for table, index in pairs)
         made = _through(program, placed, source)
         for storage in step.writes:
             before = Content() if storage in step.replaces else contents[storage]
-            contents[storage] = made | before
+            # A candidate's own parameter is the problem's: `copy_` of it to itself reads nothing.
+            is_parameter = program.storages[storage].origin == Origin.PARAMETER
+            contents[storage] = made | before | Content(has_parameters=is_parameter)
             if placed.section == Section.INIT:
                 prepared.add(storage)
             elif not isinstance(placed.node, Launch) or placed.node.kernel in known:
                 writers.setdefault(storage, placed)
     reread |= storages(program, program.outputs) & writers.keys()
     live = _live(program, steps)
-    return Flow(contents, frozenset(prepared), writers, frozenset(reread), live)
+    return Flow(contents, frozenset(prepared), writers, frozenset(reread), live, looked_up)
+
+
+def _looked_up(
+    program: Program, launch: Launch, contents: Mapping[int, Content], lookups: Lookups
+) -> Iterator[tuple[Content, Content]]:
+    """Contents of the tables that a launch reads where inputs choose, and of their indices."""
+    for pair in sorted(lookups.get(launch.kernel, ())):
+        passed = [launch.arguments[place] for place in pair]
+        table, index = (
+            contents[program.tensors[one.tensor].storage]
+            if isinstance(one, TensorUse | Descriptor)
+            else Content()
+            for one in passed
+        )
+        if table.is_table and index.inputs:
+            yield table, index
 
 
 def _first_contents(program: Program) -> dict[int, Content]:
@@ -228,7 +267,9 @@ def _first_contents(program: Program) -> dict[int, Content]:
         if held.origin == Origin.INPUT:
             contents[at] = Content(inputs=frozenset([held.index]))
         elif held.origin == Origin.CONSTANT and num_bytes > SMALL_CONSTANT_BYTES:
-            contents[at] = Content(is_prepared=True)
+            contents[at] = Content(is_prepared=True, is_table=True)
+        elif held.origin == Origin.PARAMETER:
+            contents[at] = Content(has_parameters=True)
     return contents
 
 
@@ -244,10 +285,12 @@ def _through(program: Program, placed: Placed, source: Content) -> Content:
     is_launch = isinstance(placed.node, Launch)
     computes = is_launch or computes_on_data(program, placed.node)
     in_init = placed.section == Section.INIT
+    is_made = computes and in_init
     return dataclasses.replace(
         source,
         is_launched=source.is_launched or (is_launch and not in_init),
-        is_prepared=source.is_prepared or (computes and in_init),
+        is_prepared=source.is_prepared or is_made,
+        is_table=is_made or (source.is_table and not (is_launch and source.inputs)),
     )
 
 

@@ -23,6 +23,7 @@ from forge.evalpool.judge.program.policy import (
 )
 from forge.evalpool.judge.program.walk import variants
 from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
+from forge.evalpool.judge.ttir.memory.lookups import Lookups, lookups_of
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.plan import ModulePlan
 from forge.evalpool.judge.ttir.scan import InvalidModule, malformed
@@ -54,6 +55,7 @@ VERDICTS: Mapping[Rule, tuple[Status, Reason]] = {
     Rule.INPUT: (Status.REJECTED, Reason.DECOY_KERNEL),
     Rule.STATE: (Status.WRONG, Reason.STATEFUL),
     Rule.INIT: (Status.WRONG, Reason.PARAMS_CACHED_IN_INIT),
+    Rule.TABLE: (Status.WRONG, Reason.PARAMS_CACHED_IN_INIT),
     Rule.HEAVY: (Status.REJECTED, Reason.TORCH_WORK),
     Rule.RANDOM: (Status.REJECTED, Reason.TORCH_WORK),
     Rule.MOVES: (Status.REJECTED, Reason.TORCH_WORK),
@@ -82,7 +84,8 @@ def require_structure(
         detail = "forward launches no kernel of its own"
         raise Decided(finding(Status.REJECTED, "no_kernel_launch", detail))
     accesses = accesses_of(program, finding=finding)
-    refusal = judge_policy(program, facts, policy, accesses)
+    lookups = {index: _read(kernel)[1] for index, kernel in enumerate(program.kernels)}
+    refusal = judge_policy(program, facts, policy, accesses, lookups)
     if refusal is not None:
         raise Decided(_refused(refusal, code=code, report=finding))
 
@@ -92,7 +95,7 @@ def accesses_of(program: Program, *, finding: Report) -> Accesses:
     found: dict[int, Sequence[Access]] = {}
     for index, kernel in enumerate(program.kernels):
         try:
-            found[index] = _accesses_of(kernel)
+            found[index], _ = _read(kernel)
         except InvalidModule as error:
             detail = f"kernel {kernel.name}: {error}"
             raise Decided(finding(Status.COMPILE_ERROR, "not_triton", detail)) from error
@@ -178,22 +181,24 @@ def compile_finding(failure: Failure, kernel: Kernel, *, code: str, report: Repo
             return report(Status.COMPILE_ERROR, "not_triton", detail)
 
 
-def _accesses_of(kernel: Kernel) -> tuple[Access, ...]:
-    """Access of a kernel to the memory behind each of its parameters. Raises InvalidModule."""
+def _read(kernel: Kernel) -> tuple[tuple[Access, ...], Lookups]:
+    """Access of a kernel to the memory behind each of its parameters, and its lookups. Raises
+    InvalidModule."""
     is_kept = len(kernel.ttir) <= MAX_KEPT_CHARACTERS
-    found = (_kept_accesses if is_kept else _accesses)(kernel.ttir, kernel.name)
+    found, lookups = (_kept_text if is_kept else _read_text)(kernel.ttir, kernel.name)
     if len(found) != len(kernel.parameters):
         message = f"{len(found)} arguments of the function for {len(kernel.parameters)} parameters"
         raise InvalidModule(message)
-    return found
+    return found, lookups
 
 
-def _accesses(ttir: str, name: str) -> tuple[Access, ...]:
+def _read_text(ttir: str, name: str) -> tuple[tuple[Access, ...], Lookups]:
     module = _module(ttir)
     with malformed():
         if name not in module.functions:
             raise InvalidModule("no function of this name")
-        return tuple(_access(use) for use in uses_of(module, name))
+        uses = uses_of(module, name)
+        return tuple(_access(use) for use in uses), lookups_of(module, name)
 
 
 def _module(ttir: str) -> Module:
@@ -204,7 +209,7 @@ def _module(ttir: str) -> Module:
         return module
 
 
-_kept_accesses = lru_cache(maxsize=MAX_KERNELS)(_accesses)
+_kept_text = lru_cache(maxsize=MAX_KERNELS)(_read_text)
 
 
 def _access(use: Use | None) -> Access:

@@ -111,6 +111,7 @@ def launch(
     fuel: int = FUEL,
     num_resident: int = 1 << 31,
     fusion: Fusion = ALL,
+    as_card: bool = False,
 ) -> Report:
     """Runs a kernel on the storages of `memory`.
 
@@ -119,6 +120,7 @@ def launch(
             ended. It counts where instances wait for each other and begin in their natural order,
             in which a card begins them.
         fusion: sums of a product that are fused with it (`contraction`).
+        as_card: compute elementary functions with a card's errors (`semantics.approximate`).
 
     Raises:
         Faulted: an access is out of bounds or misaligned. Earlier stores have happened.
@@ -136,6 +138,7 @@ def launch(
         reachable=frozenset(number for one in arguments for number in _pointed(one)),
         watched=_watched(plan, name, arguments),
         fusion=fusion,
+        as_card=as_card,
         is_racing=is_first and total > 1 and plan.ordering is None,
         fuel=fuel,
         is_serial=is_serial,

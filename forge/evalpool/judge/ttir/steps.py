@@ -14,6 +14,7 @@ from forge.evalpool.judge.ttir.control import CONTROL, region_step
 from forge.evalpool.judge.ttir.memory.access import load, store
 from forge.evalpool.judge.ttir.memory.atomics import UPDATES, atomic_step, update
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
+from forge.evalpool.judge.ttir.semantics.approximate import CARD, on_card
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Pointer, Scalar, Type, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, fixed
@@ -33,6 +34,7 @@ IGNORED = frozenset(
     }
 )
 """Operations without an effect on values. Instances have no threads that a barrier could order."""
+F32 = Scalar("f32")
 AXES = {"x": 0, "y": 1, "z": 2, 0: 0, 1: 1, 2: 2}
 
 
@@ -104,11 +106,12 @@ def array_step(operation: Operation) -> Step:
     pairs = tuple(zip(operands, kinds.operands, strict=True))
     if len(results) == 1:
         result = results[0]
+        name = operation.name if _is_inexact(operation) else ""
 
         def step(env: Environment, group: Group) -> None:
-            env[result] = function(
-                [array_of(env[value], kind) for value, kind in pairs], kinds, attributes
-            )[0]
+            given = [array_of(env[value], kind) for value, kind in pairs]
+            found = function(given, kinds, attributes)[0]
+            env[result] = on_card(name, found, given) if name and group.launch.as_card else found
 
         return step
 
@@ -135,6 +138,11 @@ def _contracted_step(operation: Operation) -> Step:
             plain(env, group)
 
     return step
+
+
+def _is_inexact(operation: Operation) -> bool:
+    """True for an operation whose result a card rounds otherwise."""
+    return operation.name in CARD and element_of(operation.types.results[0]) == F32
 
 
 # integers of blocks

@@ -11,7 +11,7 @@ from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.types import Descriptor, Pointer, element_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Set
 
     from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
 
@@ -93,29 +93,11 @@ class _Summary:
             for kind in function.arguments
         )
         self.known[name] = uses  # a recursive call finds what is known so far
-        sources = self._sources(function)
+        sources = addresses_of(function)
         for operation in operations_of(function):
             if until is None or operation.index < until:
                 self._note(operation, uses, sources)
         return uses
-
-    def _sources(self, function: Function) -> Mapping[int, frozenset[int]]:
-        """Arguments that each value may hold the address of: what each argument's flows reach."""
-        found: dict[int, frozenset[int]] = {}
-        num_left = MAX_REACHED
-        flows: dict[int, list[int]] = {}
-        for source, target in _flows(function):
-            flows.setdefault(source, []).append(target)
-        for place, value in enumerate(function.body.blocks[0].arguments):
-            kind = function.arguments[place]
-            if not isinstance(element_of(kind), Pointer) and not isinstance(kind, Descriptor):
-                continue
-            own = frozenset({place})
-            all_reached = _reached(value, flows, most=num_left)
-            num_left -= len(all_reached)
-            for reached in all_reached:
-                found[reached] = found.get(reached, frozenset()) | own
-        return found
 
     def _note(
         self,
@@ -155,9 +137,28 @@ NO_FLOW = READS | ATOMICS | WRITES
 """Operations whose results do not hold the address that they access."""
 
 
-def _reached(value: int, flows: Mapping[int, list[int]], *, most: int) -> set[int]:
-    """A value and those that its address flows into. Raises InvalidModule beyond `most`."""
-    found, waiting = {value}, [value]
+def addresses_of(function: Function) -> Mapping[int, frozenset[int]]:
+    """Arguments that each value may hold the address of: what each argument's flows reach."""
+    found: dict[int, frozenset[int]] = {}
+    num_left = MAX_REACHED
+    flows: dict[int, list[int]] = {}
+    for source, target in flows_of(function):
+        flows.setdefault(source, []).append(target)
+    for place, value in enumerate(function.body.blocks[0].arguments):
+        kind = function.arguments[place]
+        if not isinstance(element_of(kind), Pointer) and not isinstance(kind, Descriptor):
+            continue
+        own = frozenset({place})
+        all_reached = reached({value}, flows, most=num_left)
+        num_left -= len(all_reached)
+        for one in all_reached:
+            found[one] = found.get(one, frozenset()) | own
+    return found
+
+
+def reached(values: Set[int], flows: Mapping[int, list[int]], *, most: int) -> set[int]:
+    """Values and those that they flow into. Raises InvalidModule beyond `most`."""
+    found, waiting = set(values), list(values)
     while waiting:
         for target in flows.get(waiting.pop(), ()):
             if target not in found:
@@ -168,7 +169,7 @@ def _reached(value: int, flows: Mapping[int, list[int]], *, most: int) -> set[in
     return found
 
 
-def _flows(function: Function) -> Iterator[tuple[int, int]]:
+def flows_of(function: Function) -> Iterator[tuple[int, int]]:
     """Pairs of values: an address in the first one may be in the second one."""
     for operation in operations_of(function):
         yield from _flows_of(operation)

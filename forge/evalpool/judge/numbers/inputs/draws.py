@@ -55,6 +55,8 @@ unknown."""
 HUGE = "huge"
 """More, behind the first, where there are products in TF32: one for each continuous input."""
 MAX_HUGE = 4
+FAINT = "faint"
+"""Behind the first, where a norm may be bounded. Nothing is planted: all of it must be small."""
 PRODUCTS = ("prod", "cumprod")
 """Operations whose result vanishes or overflows."""
 POSITIONS = (torch.int64, torch.int32)
@@ -314,7 +316,7 @@ class Draws:
     def _has_edges(self, variant: str) -> bool:
         """True for variants that may have edge values: zeros would leave nothing of a product."""
         is_product = any(name in PRODUCTS for name in self._operations)
-        return variant not in ("given", HUGE) and not (is_product and variant == "near_one")
+        return variant not in ("given", HUGE, FAINT) and not (is_product and variant == "near_one")
 
     def _planned(self, variant: str) -> tuple[Kinds, Part]:
         """The kinds of edge values for the next set, and the part of constants drawn anew."""

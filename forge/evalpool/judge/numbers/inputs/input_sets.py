@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.numbers.called import call
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
-from forge.evalpool.judge.numbers.inputs.draws import HUGE, PRODUCTS, Draws, InputSet
+from forge.evalpool.judge.numbers.inputs.draws import FAINT, HUGE, PRODUCTS, Draws, InputSet
 from forge.evalpool.judge.numbers.inputs.edges import Edges
 from forge.evalpool.judge.numbers.shares import with_shares
 
@@ -27,6 +27,9 @@ FIRST = ("given", "spiked", "unlike")
 """Variants of every draw, in order."""
 OTHERS = ("centred", "shifted", "wide", "near_one")
 """Variants behind them, in random order."""
+NORMS, BOUNDS = ("norm", "sqrt"), ("clamp", "minimum", "maximum", "where", "hardtanh")
+"""Parts of names of operations: what takes norms and bounds something may bound a norm, which is
+above 1 in every other variant."""
 WITNESS_MARGIN = 4.0
 """A witness differs by so many tolerances: beside sigmoid(30), 1 is within two of them."""
 
@@ -37,10 +40,12 @@ def plan(num_sets: int, *, operations: Collection[str] = (), is_tf32: bool = Fal
     Args:
         operations: names of torch's operations that the reference runs.
     """
-    others = random.sample(OTHERS, len(OTHERS))
+    others: list[str] = random.sample(OTHERS, len(OTHERS))
     if any(name in PRODUCTS for name in operations):
         others.remove("near_one")
         others.insert(0, "near_one")
+    if all(any(part in name for name in operations for part in one) for one in (NORMS, BOUNDS)):
+        others.insert(0, FAINT)
     cycle = [*FIRST, *others]
     variants = [cycle[number % len(cycle)] for number in range(num_sets)]
     return [variants[0], HUGE, *variants[1:]] if is_tf32 else variants

@@ -9,12 +9,14 @@ again from its seed instead of being kept.
     unlike    rows, columns and every other axis of unlike scale
     near_one  positive values near 1: products of thousands neither vanish nor overflow
     centred, shifted, wide   other means and sizes
+    faint     norms below 1, which bounds of norms leave as they are
     huge      for products in TF32: one input overflows fp16, in which a candidate may compute
 """
 
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,8 @@ OUTER_RANGE, INNER_RANGE = 3.0, 1.5
 those between."""
 NEAR_ONE = 0.25
 """Largest standard deviation of the logarithms of `near_one`."""
+FAINT_NORM = (2.0**-6, 2.0**-2)
+"""Norm of a whole input of `faint`."""
 HUGE_VALUE = 2.0**17
 """The largest element of `huge`, twice that of fp16. Scores of attention stay below the 1e6 that
 honest kernels subtract to mask them."""
@@ -144,6 +148,12 @@ def _huge(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
         value.mul_(HUGE_VALUE / largest)
 
 
+def _faint(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
+    norm = size_of(value) * math.sqrt(value.numel())
+    if value.itemsize > 2:  # halves would lose their last bits
+        value.mul_(random.uniform(*FAINT_NORM) / norm)
+
+
 def _near_one(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
     spread = min(NEAR_ONE, 2 / math.sqrt(max(value.shape)))
     value.sub_(value.mean())
@@ -188,6 +198,7 @@ VARIANTS: dict[str, Callable[[torch.Tensor, bool, bool], None]] = {
     "centred": _centred,
     "shifted": _shifted,
     "wide": _wide,
+    "faint": _faint,
     "huge": _huge,
 }
 """By name. Each writes over a contiguous tensor; its flags say if values may change their signs and

@@ -38,6 +38,8 @@ class Rule(StrEnum):
     """`forward` writes to something that outlasts the call, and the reference does not."""
     INIT = "init"
     """`init` computes an output, or draws random numbers."""
+    TABLE = "table"
+    """A kernel looks up values of an input in a table that `init` or the host computes."""
     HEAVY = "heavy"
     RANDOM = "random"
     MOVES = "moves"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.program.costs import op_bytes
 from forge.evalpool.judge.program.dataflow import Content, Flow, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
-from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section
-from forge.evalpool.judge.program.ops import MOVES, Kind, kind_of, misuse
+from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section, Tensor
+from forge.evalpool.judge.program.ops import MOVES, Kind, is_integer, kind_of, misuse, packet
 from forge.evalpool.judge.program.policy.facts import (
     COMBINE_SHARE,
     INDEX_SHARE,
@@ -20,16 +20,23 @@ from forge.evalpool.judge.program.policy.facts import (
     Refusal,
     Rule,
 )
-from forge.evalpool.judge.program.walk import Placed, places, variants
+from forge.evalpool.judge.program.walk import Placed, places, tensors_of, variants
+
+PLAIN_COPIES = ("clone", "copy", "lift_fresh_copy")
+"""Copies to the same place in the order of the axes."""
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from forge.evalpool.judge.program.dataflow import Accesses
+    from forge.evalpool.judge.program.dataflow import Accesses, Lookups
 
 
 def judge_policy(
-    program: Program, facts: ProblemFacts, policy: Policy, accesses: Accesses | None = None
+    program: Program,
+    facts: ProblemFacts,
+    policy: Policy,
+    accesses: Accesses | None = None,
+    lookups: Lookups | None = None,
 ) -> Refusal | None:
     """The first rule that a program breaks; None if it may be judged.
 
@@ -37,12 +44,12 @@ def judge_policy(
 
     Args:
         program: from `wire.loads`.
-        accesses: reads and writes of kernels, where the caller knows them from TTIR.
+        accesses, lookups: of kernels, where the caller knows them from TTIR.
     """
     if refusal := _misused(program):
         return refusal
     for nodes in variants(program):
-        judged = _Variant(program, facts, nodes, trace(program, nodes, accesses))
+        judged = _Variant(program, facts, nodes, trace(program, nodes, accesses, lookups))
         if refusal := next(judged.refusals(policy), None):
             return refusal
     return None
@@ -67,6 +74,16 @@ def _misused(program: Program) -> Refusal | None:
     return None
 
 
+def is_as_it_lies(tensor: Tensor) -> bool:
+    """True if the elements of a tensor are one behind the other in memory, in its order."""
+    step = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
 def _refuse(program: Program, placed: Placed, rule: Rule, reason: str) -> Refusal:
     name = node_names(program)[placed.path]
     return Refusal(rule=rule, message=f"{name}: {reason}", path=placed.path, line=placed.node.line)
@@ -84,6 +101,7 @@ class _Variant:
     def refusals(self, policy: Policy) -> Iterator[Refusal]:
         """The rules that are broken, lazily."""
         yield from self._work_of_init()
+        yield from self._tables()
         if policy == "own":
             yield from self.own_work()
         yield from self._outputs(policy)
@@ -160,6 +178,25 @@ class _Variant:
                 message = f"output {at} is computed in init or on the host, which is not timed"
                 yield Refusal(rule=Rule.INIT, message=message)
 
+    def _tables(self) -> Iterator[Refusal]:
+        """A table of answers: its places are values of inputs, which makes what `init` or the host
+        computes on all of them the work of `forward`. Positions may choose among what no parameter
+        has a part in, as the sines of a rotary embedding."""
+        floats = self._float_inputs()
+        for placed, table, index in self.flow.looked_up:
+            if table.has_parameters or index.inputs & floats:
+                reason = "looks up values of an input in a table that init or the host computes"
+                yield _refuse(self.program, placed, Rule.TABLE, reason)
+
+    def _float_inputs(self) -> frozenset[int]:
+        """Positions of the inputs that some tensor reads as floats."""
+        return frozenset(
+            held.index
+            for tensor in self.program.tensors
+            if (held := self.program.storages[tensor.storage]).origin == Origin.INPUT
+            and not is_integer(tensor.dtype)
+        )
+
     def own_work(self) -> Iterator[Refusal]:
         """The rules about operations that are broken, where the kernels do the work."""
         forward = list(self._operations(Section.FORWARD))
@@ -178,6 +215,20 @@ class _Variant:
         yield from self._over(forward, Rule.COMBINE, {Kind.COMBINE}, COMBINE_SHARE)
         yield from self._over(forward, Rule.INDEX, {Kind.INDEX, Kind.COMBINE}, INDEX_SHARE)
         yield from self._over(forward, Rule.MOVES, self._moves_of_problem(), COMBINE_SHARE)
+        if self.facts.kinds <= MOVES | {Kind.INDEX}:
+            rearranged = [at for at in forward if self._rearranges(at)]
+            yield from self._over(rearranged, Rule.MOVES, {Kind.COPY}, COMBINE_SHARE)
+
+    def _rearranges(self, placed: Placed) -> bool:
+        """True for a copy of floats in another order: a reference that moves by constant indices
+        is a flip, say. To copy a whole tensor as it lies is honest there, too."""
+        node = placed.node
+        assert isinstance(node, Op)
+        read = [self.program.tensors[one] for one in tensors_of(node) if one not in node.results]
+        if not any("float" in one.dtype for one in read):
+            return False
+        is_plain = packet(node.name) in PLAIN_COPIES
+        return not (is_plain and all(is_as_it_lies(one) for one in read))
 
     def _moves_of_problem(self) -> frozenset[Kind]:
         """Kinds of moves that the problem is about: free for the candidate otherwise."""

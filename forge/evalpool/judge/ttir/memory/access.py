@@ -61,6 +61,8 @@ class Launch:
     """Steps that are left."""
     is_serial: bool = False
     """True if each instance is a group of its own, and waits for others by yielding."""
+    as_card: bool = False
+    """True to compute elementary functions with an error (semantics/approximate.py)."""
     depth: int = 0
     """Calls that are open."""
     suspicions: list[Fault] = field(default_factory=list[Fault])

@@ -4,7 +4,9 @@
 The `fast_*` functions of libdevice are less exact than the functions that they approximate, some by
 more than a tolerance: a sine of 1000, a power with a large exponent. The evaluator has the exact
 functions; the error added here takes any value up to the bound, the same one for the same operand.
-(A bias would be another thing: it adds up in sums, where a card's error cancels.)
+(A bias would be another thing: it adds up in sums, where a card's error cancels.) Operations of
+TTIR that a card computes with an error have it in launches `as_card`: a kernel that expects the
+evaluator's last bit is wrong there.
 
 Not `tanh`, whose documented bound (2^-11) is five tolerances: `tests/corpus` has an honest kernel
 with it, which is right on an H100 (bench/RESULTS.md) and would be wrong here with that bound.
@@ -101,6 +103,49 @@ FUNCTIONS: Mapping[str, Bound] = {
     "fast_fdividef": _relative(2.0**-22),
 }
 """Functions of libdevice."""
+
+
+def _scaled_exponential(
+    exact: NDArray[np.float64], operands: list[NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """`ex2(x * log2 e)`: the rounded product loses in proportion to x."""
+    return np.abs(exact) * (2.0**-22 + np.abs(operands[0]) * 2.0**-23)
+
+
+CARD: Mapping[str, Bound] = {
+    "math.exp": _scaled_exponential,
+    **dict.fromkeys(
+        (
+            *("arith.divf", "math.exp2", "math.sqrt", "math.rsqrt", "math.log", "math.log2"),
+            *("math.sin", "math.cos", "math.tan", "math.tanh", "math.erf", "math.log1p"),
+            *("math.expm1", "math.sinh", "math.cosh", "math.atan", "math.asin", "math.acos"),
+        ),
+        _relative(2.0**-22),
+    ),
+}
+"""Operations of TTIR on float32 that a card computes with an error, by instruction or library."""
+LARGEST_DIVISOR = 2.0**126
+"""`div.full.f32` by more gives 0."""
+
+
+def on_card(name: str, exact: Array, operands: list[Array]) -> Array:
+    """A result of `CARD` as a card may have it. Zeros, ones, quotients, roots and powers of two
+    that need no rounding stay: kernels rely on them, and cards have them."""
+    found = approximated(CARD[name], exact, operands).astype(np.float32)
+    with np.errstate(all="ignore"):
+        wide, first = exact.astype(np.float64), operands[0].astype(np.float64)
+        is_kept = np.isin(wide, (-1.0, 0.0, 1.0)) | ~np.isfinite(wide)
+        if name == "arith.divf":
+            divisor = operands[1].astype(np.float64)
+            is_kept = is_kept | (wide * divisor == first)
+            is_large = (np.abs(divisor) > LARGEST_DIVISOR) & np.isfinite(divisor)
+            lost = np.where(np.isinf(first), np.float32(np.nan), np.float32(0))
+            return np.where(is_large, lost, np.where(is_kept, exact, found))
+        if name == "math.sqrt":
+            is_kept = is_kept | (wide * wide == first)
+        elif name == "math.exp2":
+            is_kept = is_kept | (first == np.rint(first))
+    return np.where(is_kept, exact, found)
 
 
 def approximated(bound: Bound, exact: Array, operands: list[Array]) -> NDArray[np.float64]:
