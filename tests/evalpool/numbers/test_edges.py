@@ -208,6 +208,16 @@ def test_an_answer_that_is_wrong_at_an_edge_is_refused_in_every_draw(
         assert not drawn.refusals(reference)
 
 
+def test_a_witness_takes_no_edge_values_away() -> None:
+    """A ReLU hides the ends of rows, so that lines are replanted; the limit must still show."""
+
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        return torch.minimum(torch.relu(x), torch.tensor(1000.0))
+
+    for _ in range(60):  # without a set of its own, a witness hid the limit in one draw of 12
+        assert draw(limited, lambda: [torch.randn(64, 256)]).refusals(torch.relu)
+
+
 def test_edges_that_a_reference_does_not_bear_are_left_out() -> None:
     drawn = draw(lambda x: x / x.sum(-1, True), lambda: [torch.randn(8, 32)])
     (one,) = [one for one in drawn.sets if one.variant == "unlike"]

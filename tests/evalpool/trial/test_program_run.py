@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -220,6 +221,26 @@ def test_an_output_that_nothing_writes_is_named(bench: Bench) -> None:
     made.input([NUM])
     status, reason, _ = decided(bench.judgement(made, made.tensor([NUM])).checked)
     assert (status, reason) == (Status.WRONG, "output_not_written")
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_parameter_may_change_where_the_reference_writes_to_it(
+    bench: Bench, is_written: bool
+) -> None:
+    """A running mean, a counter of batches."""
+    made, out = scaled()
+    weight = made.tensor([1], origin=Origin.PARAMETER, name="weight")
+    made.nodes.append(launched(made, "overwrite", use(weight), 1))
+    problem = reference()
+    problem.tensors[0].fill_(5.0)
+    judgement = bench.judgement(made, out, problem=problem)
+    names = frozenset({"weight"} if is_written else ())
+    judgement.problem = replace(judgement.problem, written_parameters=names)
+    if is_written:
+        assert judgement.checked().status is Status.CORRECT
+        timed(judgement)
+    else:
+        assert decided(judgement.checked)[1] == "inputs_modified"
 
 
 def test_an_input_that_only_the_candidate_changes_is_refused(bench: Bench) -> None:

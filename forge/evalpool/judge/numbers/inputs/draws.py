@@ -149,6 +149,8 @@ class Draws:
         them."""
         self._again: Kinds = frozenset()
         """Kinds that were owed before."""
+        self.kinds: Kinds = frozenset()
+        """Kinds of edge values in the last set."""
         self._given: list[Any] | None = None
         """Discrete inputs of the first set, by which constants are recognised."""
         self._traits = _Traits()
@@ -219,6 +221,7 @@ class Draws:
     def make(self, variant: str) -> InputSet:
         """A set of a variant; of inputs as given where the reference bears no other. Raises
         Unjudgeable where it does not bear those either."""
+        self.kinds = frozenset()
         if self._given is None:
             return self._make_given()
         self._huge += variant == HUGE
@@ -231,6 +234,7 @@ class Draws:
                     if not freedom.is_mild and not is_inexact:
                         self._start = max(self._start, step)
                     self._owe(kinds - freedom.kinds)
+                    self.kinds = freedom.kinds
                     return made
                 is_inexact = is_inexact or self._is_inexact
             self._owe(kinds)

@@ -92,7 +92,11 @@ def make_sets(
             at = variants.index(HUGE)
             variants[at:at] = [HUGE] * (draws.num_huge - 1)
         if sets and (planted := search.improve(made.inputs, kept=draws.kept())) is not None:
-            made = draws.tried(planted, variant=made.variant) or made
+            improved = draws.tried(planted, variant=made.variant)
+            if improved is not None and draws.kinds:  # a witness may take the place of edge values
+                sets.append(made)
+                num_bytes += made.num_bytes()
+            made = improved or made
         if (variants or sets) and not terms.is_plain:
             search.note(made.inputs)
         sets.append(made)

@@ -362,7 +362,12 @@ class GpuJudgement(Judgement):
     ) -> ProgramRun:
         assert self._executor is not None
         try:
-            memory = ProgramMemory(program, self.reference, create=self.create)
+            memory = ProgramMemory(
+                program,
+                self.reference,
+                create=self.create,
+                written=self.problem.written_parameters,
+            )
         except InvalidProgram as error:
             detail = f"no program of this problem: {error}"
             raise Decided(self.report(Status.REJECTED, Reason.UNSUPPORTED, detail)) from error

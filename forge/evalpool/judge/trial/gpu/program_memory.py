@@ -21,7 +21,7 @@ from forge.evalpool.judge.program.format import InvalidProgram, Origin
 from forge.evalpool.judge.trial.gpu.layout import spec_of, view
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.gpu.layout import GpuReference
@@ -100,10 +100,21 @@ class ProgramMemory:
         reference: GpuReference,
         *,
         create: Callable[[int], SharedBlock],
+        written: Collection[str] = (),
         budget_bytes: int = BUDGET_BYTES,
     ) -> None:
-        """Raises InvalidProgram where the program has other inputs or parameters than the
-        reference, and GpuMemoryError."""
+        """
+        Args:
+            written: parameters that the reference writes to: running statistics. What a program
+                leaves in them is not compared on a card.
+
+        Raises:
+            InvalidProgram: the program has other inputs or parameters than the reference.
+            GpuMemoryError: there is no room.
+        """
+        self._written = frozenset(
+            index for name, index in reference.named.items() if name in written
+        )
         self._program, self._reference = program, reference
         self._end = 0
         self._sources = [
@@ -155,7 +166,7 @@ class ProgramMemory:
         intact = tuple(
             (source.storage, start + source.offset)
             for source in self._sources
-            if source.input not in changing
+            if source.input not in changing and source.tensor not in self._written
         )
         slots = (start + slot for slot in self._slots)
         return Call(
