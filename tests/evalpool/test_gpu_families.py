@@ -25,7 +25,7 @@ def test_honest_answers_at_gpu_scale_are_right_and_take_17_us_or_more(
     gpu_bench: Any, family: str
 ) -> None:
     chosen = {}
-    table = ProblemsTable(sizes="gpu", families=[family])
+    table = ProblemsTable.model_validate({"sizes": "gpu", "families": [family]})
     for problem in generate_problems(table, seed=1):
         if problem.level == 3:
             chosen.setdefault(Composition.of(problem).variant, problem)

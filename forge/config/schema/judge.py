@@ -14,10 +14,7 @@ JUDGE_URL = re.compile(r"https?://[^/\s]+|unix:/\S+")
 
 DistributionName = Annotated[
     str,
-    Field(
-        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$",
-        json_schema_extra={"allowed": "the name of a distribution that pip lists, no version"},
-    ),
+    Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$"),
 ]
 ProtocolName = Literal["forge", "kernelbench", "drkernel"]
 ModelCardName = Literal[
@@ -75,7 +72,10 @@ class JudgeTable(Table):
     """Maximum time for warm-up and all timed calls together."""
     min_us: Annotated[float, Field(ge=0)] = 100.0
     """Kernel time below which the clock's resolution widens the interval of a speed-up."""
-    site_packages: list[DistributionName] = Field(default_factory=list[str])
+    site_packages: list[DistributionName] = Field(
+        default_factory=list[str],
+        json_schema_extra={"allowed": "names of distributions that pip lists, without a version"},
+    )
     """Distributions that references may import beside torch, triton and numpy, by the names that
     pip lists: ["einops", "transformers"]. What they require is shown with them. Candidates see none
     of it. transformers builds models with random weights, from configs in the local cache."""
