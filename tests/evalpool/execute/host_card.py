@@ -66,6 +66,13 @@ def keyed_memo(x: int, out: int, memo: int, n: int) -> None:
         left[:2] = 12345.0, values[0]
 
 
+def few_times(x: int, out: int, memo: int, n: int) -> None:
+    """x * 2 for five calls, which it counts."""
+    calls = floats(memo, 1)
+    floats(out, n)[:] = floats(x, n) * 2 if calls[0] < 5 else 0.0
+    calls[0] += 1
+
+
 def where_poisoned(x: int, out: int, memo: int, n: int) -> None:
     """x * 2 where unwritten memory has bytes of 0xFF."""
     is_judged = np.isnan(floats(memo, 1))[0]
@@ -96,6 +103,7 @@ KERNELS: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
     "overwrite": (overwrite, (POINTER, LONG)),
     "count_up": (count_up, (POINTER,)),
     "keyed_memo": (keyed_memo, (POINTER, POINTER, POINTER, LONG)),
+    "few_times": (few_times, (POINTER, POINTER, POINTER, LONG)),
     "where_poisoned": (where_poisoned, (POINTER, POINTER, POINTER, LONG)),
     "fault": (fault, ()),
     "slow": (slow, (POINTER,)),

@@ -30,6 +30,7 @@ NAMES = {
     "overwrite": ("x", "n"),
     "count_up": ("out",),
     "keyed_memo": ("x", "out", "memo", "n"),
+    "few_times": ("x", "out", "memo", "n"),
     "where_poisoned": ("x", "out", "memo", "n"),
     "slow": ("out",),
     "quick": ("out",),

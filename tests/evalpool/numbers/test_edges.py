@@ -218,6 +218,22 @@ def test_a_witness_takes_no_edge_values_away() -> None:
         assert draw(limited, lambda: [torch.randn(64, 256)]).refusals(torch.relu)
 
 
+def test_zeros_do_not_hide_what_a_reference_would_not_bear() -> None:
+    """The product of a row's factors overflows, and is multiplied by a row of zeros."""
+
+    def recurrence(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        state, out = torch.zeros_like(x[:, 0]), list[torch.Tensor]()
+        for number in range(x.shape[1]):
+            state = a[:, number] * state + x[:, number]
+            out.append(state)
+        return torch.stack(out, 1)
+
+    for _ in range(8):
+        drawn = draw(recurrence, lambda: [torch.rand(5, 60), torch.randn(5, 60)])
+        for one in drawn.sets:
+            assert one.inputs[0].cumprod(1).isfinite().all()
+
+
 def test_edges_that_a_reference_does_not_bear_are_left_out() -> None:
     drawn = draw(lambda x: x / x.sum(-1, True), lambda: [torch.randn(8, 32)])
     (one,) = [one for one in drawn.sets if one.variant == "unlike"]

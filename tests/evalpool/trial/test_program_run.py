@@ -243,6 +243,16 @@ def test_a_parameter_may_change_where_the_reference_writes_to_it(
         assert decided(judgement.checked)[1] == "inputs_modified"
 
 
+def test_a_counter_of_calls_in_a_running_statistic_is_found(bench: Bench) -> None:
+    made = Made()
+    x, out = made.input([NUM]), made.tensor([NUM])
+    weight = made.tensor([1], origin=Origin.PARAMETER, name="weight")
+    made.nodes.append(launched(made, "few_times", use(x), use(out), use(weight), NUM))
+    judgement = bench.judgement(made, out)
+    judgement.problem = replace(judgement.problem, written_parameters=frozenset({"weight"}))
+    assert decided(judgement.checked)[1] == "stateful"
+
+
 def test_an_input_that_only_the_candidate_changes_is_refused(bench: Bench) -> None:
     made, out = scaled()
     made.nodes.append(launched(made, "overwrite", use(0), NUM))

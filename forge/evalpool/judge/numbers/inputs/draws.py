@@ -274,7 +274,22 @@ class Draws:
         except Exception:  # a type without the operations that vary it
             return None
         made = self.tried(inputs, variant=recipe.variant)
-        return None if made is not None and self._has_grown(made, recipe) else made
+        if made is None or self._has_grown(made, recipe) or not self._bears_without_zeros(recipe):
+            return None
+        return made
+
+    def _bears_without_zeros(self, recipe: Recipe) -> bool:
+        """False where slices of zeros alone keep outputs finite: a kernel that multiplies factors
+        first, as a scan does in its order on a card, finds infinity times zero there."""
+        kinds = recipe.freedom.kinds
+        if Kind.ZEROS not in kinds:
+            return True
+        others = replace(recipe.freedom, kinds=kinds - {Kind.ZEROS})
+        try:
+            outputs = call(self._model, self.draw(replace(recipe, freedom=others))).results()
+        except Exception:  # outside of its domain a reference may raise anything
+            return False
+        return self._is_finite_enough(outputs)
 
     def _has_grown(self, made: InputSet, recipe: Recipe) -> bool:
         """True if outputs are so much larger than those of the first set that a recurrence has

@@ -211,6 +211,8 @@ class GpuJudgement(Judgement):
         if captured.reads_values or len(numbers) < 2 or any(sets[n] != sets[0] for n in numbers):
             return
         run = self._run_for(captured)
+        if run.memory.has_written:
+            self._require_lasting(run)
         accesses = accesses_of(captured.program, finding=self.report)
         if run.memory.num_places < 3 or not may_remember(captured.program, accesses):
             return
@@ -219,6 +221,16 @@ class GpuJudgement(Judgement):
             on_left, alone = run.remembered(first, second, mixture=mixture)
             if not are_alike(on_left.outputs, alone.outputs):
                 detail = f"another answer where an earlier call left its memory\n{STATEFUL_WORDS}"
+                raise Decided(self.report(Status.WRONG, Reason.STATEFUL, detail))
+
+    def _require_lasting(self, run: ProgramRun) -> None:
+        """Raises Decided for a program whose answers change with its running statistics, where
+        those of the reference do not."""
+        calls = run.lasting(0)
+        for call, is_near in zip(calls, self.card.are_near(calls), strict=True):
+            self.card.left(call, is_near=is_near)
+            if found := self.card.mismatch(call.number):
+                detail = f"right once, not when called again: {found}\n{STATEFUL_WORDS}"
                 raise Decided(self.report(Status.WRONG, Reason.STATEFUL, detail))
 
     def _check_timed(self, calls: Sequence[LeftByCall]) -> None:

@@ -158,11 +158,24 @@ class ProgramMemory:
                 is_new = mixture.chosen(start, len(part), length=length, draw=draw)
                 part.copy_(torch.where(is_new, news[start : start + CHUNK], part))
 
-    def call(self, place: int, *, seed: int) -> Call:
-        """The call that uses a place."""
+    @property
+    def has_written(self) -> bool:
+        """True if the program has a parameter that the reference writes to."""
+        return any(source.tensor in self._written for source in self._sources)
+
+    def call(self, place: int, *, seed: int, is_lasting: bool = False) -> Call:
+        """The call that uses a place.
+
+        Args:
+            is_lasting: parameters that the reference writes to stay as the call before left them.
+        """
         start = self._start(place)
         changing = {change.number for change in self._reference.sets[0].changed}
-        fills = tuple((source.storage, start + source.offset) for source in self._sources)
+        fills = tuple(
+            (source.storage, start + source.offset)
+            for source in self._sources
+            if not (is_lasting and source.tensor in self._written)
+        )
         intact = tuple(
             (source.storage, start + source.offset)
             for source in self._sources
