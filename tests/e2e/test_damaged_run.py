@@ -125,6 +125,7 @@ def test_from_an_earlier_step_nothing_of_later_steps_is_reused_also_without_weig
     assert twice == (0,)
 
 
+@pytest.mark.long
 def test_a_fork_continues_the_checkpoint_in_a_run_of_its_own(killed: Path) -> None:
     done = forge("run", "--fork", "grpo-1:6", cwd=killed.parents[1])
     assert done.returncode == 0, done.stderr

@@ -253,7 +253,8 @@ def test_a_single_bool_or_integer_is_another_one_where_the_problem_does_not_draw
     ],
 )
 def test_where_the_reference_fails_other_sets_are_tried(reference: Any) -> None:
-    variants = [one.variant for one in draw(reference, lambda: [torch.rand(32, 64)]).sets]
+    made = [one.variant for one in draw(reference, lambda: [torch.rand(32, 64)]).sets]
+    variants = list(dict.fromkeys(made))  # a witness has a set of its own beside edge values
     assert variants[:3] == ["given", "spiked", "unlike"]
 
 

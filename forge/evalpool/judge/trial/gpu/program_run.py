@@ -144,15 +144,15 @@ class ProgramRun:
         _, on_left, alone = self._ran([first] * 3, calls)
         return on_left, alone
 
-    def lasting(self, number: int) -> list[LeftByCall]:
-        """Calls on one set, as many as there are places, each on what the one before left, also in
-        parameters that the reference writes to: running statistics."""
-        places = range(self.memory.num_places)
-        calls = [self._checked(place, number, is_kept=place > 0) for place in places]
-        for place in places[1:]:
+    def lasting(self, first: int, second: int) -> list[LeftByCall]:
+        """Calls on two sets by turns, as many as there are places, each on what the one before
+        left, also in parameters that the reference writes to: running statistics."""
+        numbers = [second if place % 2 else first for place in range(self.memory.num_places)]
+        calls = [self._checked(*one, is_kept=one[0] > 0) for one in enumerate(numbers)]
+        for place in range(1, len(calls)):
             fills = self.memory.call(place, seed=0, is_lasting=True).fills
             calls[place] = replace(calls[place], fills=fills)
-        return self._ran([number] * len(places), calls)
+        return self._ran(numbers, calls)
 
     def _ran(self, numbers: Sequence[int], calls: Sequence[Call]) -> list[LeftByCall]:
         self.synchronize()
