@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ import torch
 from torch.nn import functional
 
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
+from forge.evalpool.judge.numbers.inputs.draws import Draws, Recipe
 from forge.evalpool.judge.numbers.inputs.edges import RAISED_BY, Edges, Kind, fewer, planned
+from forge.evalpool.judge.numbers.inputs.given import Terms
+from forge.evalpool.judge.numbers.inputs.variants import Freedom
 from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.own_error import count_work
 from tests.evalpool.numbers.drawn import Function, draw
@@ -218,20 +222,28 @@ def test_a_witness_takes_no_edge_values_away() -> None:
         assert draw(limited, lambda: [torch.randn(64, 256)]).refusals(torch.relu)
 
 
-def test_zeros_do_not_hide_what_a_reference_would_not_bear() -> None:
-    """The product of a row's factors overflows, and is multiplied by a row of zeros."""
+@pytest.mark.parametrize(("factor", "is_borne"), [(0.5, True), (1e3, False)])
+def test_zeros_do_not_hide_what_a_reference_does_not_bear(
+    monkeypatch: pytest.MonkeyPatch, factor: float, is_borne: bool
+) -> None:
+    """Without its zeros the set would overflow: a product of all factors, times a row."""
 
-    def recurrence(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        state, out = torch.zeros_like(x[:, 0]), list[torch.Tensor]()
-        for number in range(x.shape[1]):
-            state = a[:, number] * state + x[:, number]
-            out.append(state)
-        return torch.stack(out, 1)
+    def product(factors: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return factors.cumprod(1) * x
 
-    for _ in range(8):
-        drawn = draw(recurrence, lambda: [torch.rand(5, 60), torch.randn(5, 60)])
-        for one in drawn.sets:
-            assert one.inputs[0].cumprod(1).isfinite().all()
+    terms = Terms(precision="fp32", device="cpu", is_tf32=False, max_bytes=1 << 30, is_plain=False)
+    draws = Draws(SimpleNamespace(), Function(product), terms=terms, edges=Edges())
+    with_zeros = Freedom(kinds=frozenset({Kind.ZEROS, Kind.RAISED}))
+    asked: list[Recipe] = []
+
+    def drawn(recipe: Recipe) -> list[Any]:
+        asked.append(recipe)
+        return [torch.full((4, 24), factor), torch.ones(4, 24)]
+
+    monkeypatch.setattr(draws, "draw", drawn)
+    recipe = Recipe(variant="wide", seed=b"1", freedom=with_zeros)
+    assert draws._bears_without_zeros(recipe) is is_borne
+    assert [one.freedom.kinds for one in asked] == [frozenset({Kind.RAISED})]
 
 
 def test_edges_that_a_reference_does_not_bear_are_left_out() -> None:
