@@ -283,8 +283,11 @@ class GpuJudgement(Judgement):
 
     def _require_alternatives(self, run: ProgramRun, found: Sequence[ChoiceReport]) -> None:
         """Runs the alternatives that lost: each on a set of ours, and up to MAX_FURTHER further
-        pairs of an alternative and a set. Raises Decided for one that is wrong."""
+        pairs of an alternative and a set, for half of the time of checked calls. Raises Decided for
+        one that is wrong."""
         sets, draw = self.request["sets"], random.SystemRandom()
+        began, limit_s = time.monotonic(), self.table.correct_timeout_s
+        run.deadline = began + limit_s
         ours = [n for n in range(self.card.num_sets) if self.card.variant(n) != "given"]
         ours = [n for n in ours if sets[n] == sets[0]] or [0]
         losers = [
@@ -294,9 +297,12 @@ class GpuJudgement(Judgement):
             if us is not None and number != one.chosen
         ]
         first = [(loser, draw.choice(ours)) for loser in losers]
+        draw.shuffle(first)
         others = [pair for pair in itertools.product(losers, ours) if pair not in first]
         tried = [*first, *draw.sample(others, min(len(others), MAX_FURTHER))]
         for start in range(0, len(tried), run.memory.num_places):
+            if time.monotonic() > began + limit_s / 2:
+                return
             batch = tried[start : start + run.memory.num_places]
             numbers = [number for _, number in batch]
             left = run.calls(numbers, choices=[(loser,) for loser, _ in batch])
