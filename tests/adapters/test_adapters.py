@@ -40,7 +40,7 @@ def server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def scorer(server: ScriptedServer) -> ServedScorer:
-    return ServedScorer(server.url, patience_s=0.1)
+    return ServedScorer(server.url, patience_s=1.0)
 
 
 def test_outcomes_come_in_the_order_of_the_answers(scorer: ServedScorer) -> None:

@@ -212,12 +212,17 @@ def ask(child: SandboxedChild, source: str) -> dict[str, Any]:
     return answer.body
 
 
+def forms_in(answer: dict[str, Any]) -> set[str]:
+    """Types and shapes; a draw has one set more where it finds a witness."""
+    return {str(form) for form in answer["tensors"]}
+
+
 def test_an_oracle_draws_one_problem_after_another(bench: Any) -> None:
     """New contents each time, nothing of the one before, and it ends with the first that fails."""
     child = bench.spawner.spawn(role="oracle", uid=oracle_uid())
     try:
         first, second = ask(child, RELU), ask(child, RELU)
-        assert first["tensors"] == second["tensors"]
+        assert forms_in(first) == forms_in(second)
         assert first["memory"] != second["memory"]
         other = ask(child, RELU.replace("16, 64", "8, 32"))
         assert [8, 32] in [shape for _, shape in other["tensors"]]
