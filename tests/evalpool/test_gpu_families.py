@@ -29,12 +29,16 @@ def test_honest_answers_at_gpu_scale_are_right_and_take_17_us_or_more(
     for problem in generate_problems(table, seed=1):
         if problem.level == 3:
             chosen.setdefault(Composition.of(problem).variant, problem)
-    assert chosen
+    num_judged = 0
     for problem, style in zip(chosen.values(), cycle(Style), strict=False):
         verdict = gpu_bench.judge(
             answer(problem, style=style), problem=problem.source, options=JudgeOptions()
         )
         what = f"{problem.problem_id} {style}: {verdict.reason} {verdict.detail}"
+        if verdict.status is Status.UNJUDGEABLE and "ill-conditioned" in verdict.detail:
+            logger.info(what)  # a cosine of a square, behind a product in TF32: nobody is judged
+            continue
+        num_judged += 1
         assert verdict.status is Status.CORRECT, what
         assert verdict.timing is not None, what
         logger.info(
@@ -43,3 +47,4 @@ def test_honest_answers_at_gpu_scale_are_right_and_take_17_us_or_more(
             *(verdict.timing.candidate_us, verdict.timing.baseline_us),
         )
         assert verdict.timing.candidate_us > 17, what
+    assert num_judged
