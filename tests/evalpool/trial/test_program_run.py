@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -42,6 +42,7 @@ from tests.evalpool.execute.made_programs import Made, use
 from tests.evalpool.trial.made_judgements import NUM, Bench, open_bench, reference, scaled
 
 if TYPE_CHECKING:
+    from forge.evalpool.judge.execute.call import Call
     from forge.evalpool.judge.execute.messages import Message
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.timing.samples import Time
@@ -154,6 +155,28 @@ def test_an_answer_that_an_earlier_call_left_is_refused(bench: Bench, section: S
         made.nodes.append(launched(made, "keyed_memo", use(x), use(out), use(memo), NUM))
         status, reason, _ = decided(bench.judgement(made, out).checked)
         assert (status, reason) == (Status.WRONG, "stateful")
+
+
+@pytest.mark.parametrize("is_together", [True, False])
+def test_one_call_is_on_what_the_one_before_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_together: bool
+) -> None:
+    """Also where the memory has no room for several calls at once."""
+    asked: list[bool] = []
+    run = Executor.run
+
+    def noted(self: Executor, calls: Sequence[Call], **options: Any) -> Any:
+        asked.extend(call.is_kept for call in calls)
+        return run(self, calls, **options)
+
+    monkeypatch.setattr(Executor, "run", noted)
+    if not is_together:
+        monkeypatch.setattr(GpuJudgement, "_announce", lambda self, numbers: None)
+    for _ in range(5):
+        asked.clear()
+        bench.judgement(*scaled()).checked()
+        assert not asked[0]
+        assert sum(asked) == 1
 
 
 def test_a_kernel_that_knows_poison_is_wrong_on_other_bytes(bench: Bench) -> None:

@@ -82,7 +82,8 @@ class GpuJudgement(Judgement):
     """Checked calls that were made together, but those that were judged."""
     _are_near: list[bool] = field(default_factory=list[bool], init=False)
     """For each of them, True if it is known to be right."""
-    _had_kept_call: bool = field(default=False, init=False)
+    _kept_turn: int = field(default_factory=partial(secrets.randbelow, 1 << 16), init=False)
+    """Decides which call is on what the one before left, where calls are made one by one."""
     _deadline: float | None = field(default=None, init=False)
     """For all checked calls together, monotonic; None before they begin."""
 
@@ -195,13 +196,10 @@ class GpuJudgement(Judgement):
         return self.candidate.protocol is None
 
     def _is_kept_turn(self) -> bool:
-        """True for any call but the first, once."""
-        if not self._has_kept_call or self._checks is None or not self._checks.judged:
+        """True for one call of those after the first."""
+        if not self._has_kept_call or self._checks is None:
             return False
-        if self._had_kept_call:
-            return False
-        self._had_kept_call = secrets.randbelow(2) == 1
-        return self._had_kept_call
+        return len(self._checks.judged) == 1 + self._kept_turn % self.card.num_sets
 
     def _require_forgetful(self) -> None:
         """Raises Decided for a program that answers with what an earlier call left in memory."""
