@@ -140,30 +140,14 @@ def judge(
     if run is not None:
         return _judge_again(run, store, settings, given=_given(context), as_json=as_json)
     if is_serving:
-        from forge.api.http.serving import serve
-        from forge.commands.judge.settings import check_format
-
         by_request = {
             "override": overrides, "shape": shapes, "precision": precision != "fp32",
             "no-timing": not is_timed, "profile": is_profiled, "explain": is_explained,
             "json": as_json, "problem": chosen,
         }  # fmt: skip
-        for name in (name for name, is_given in by_request.items() if is_given):
-            raise ConfigError(
-                f"--{name}: not allowed with --serve, which judges as each client asks"
-            )
-        if is_openenv:
-            from forge.commands.openenv.serve import EnvironmentRequest, serve_environment
-
-            wanted = EnvironmentRequest(
-                problems=problem, format=check_format(row_format),
-                turns=3 if turns is None else turns,
-            )  # fmt: skip
-            return serve_environment(
-                wanted, settings, candidate=candidate, socket=socket, listen=listen
-            )
-        return serve(
-            settings, problems=problem, candidate=candidate, format=check_format(row_format),
+        return _serve(
+            settings, problem, candidate, row_format=row_format, by_request=by_request,
+            num_turns=(3 if turns is None else turns) if is_openenv else None,
             socket=socket, listen=listen,
         )  # fmt: skip
     if socket is not None or listen is not None:
@@ -176,6 +160,39 @@ def judge(
         is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
     )  # fmt: skip
     _print_judged(request, settings, as_json=as_json)
+
+
+def _serve(
+    settings: JudgeSettings,
+    problem: Path | None,
+    candidate: str | None,
+    *,
+    row_format: str,
+    by_request: Mapping[str, object],
+    num_turns: int | None,
+    socket: Path | None,
+    listen: str | None,
+) -> None:
+    """Serves judges, and with `num_turns` problems as environments. Options that each request
+    chooses are refused."""
+    from forge.api.http.serving import serve
+    from forge.commands.judge.settings import check_format
+
+    for name in (name for name, is_given in by_request.items() if is_given):
+        raise ConfigError(f"--{name}: not allowed with --serve, which judges as each client asks")
+    if num_turns is not None:
+        from forge.commands.openenv.serve import EnvironmentRequest, serve_environment
+
+        wanted = EnvironmentRequest(
+            problems=problem, format=check_format(row_format), turns=num_turns
+        )
+        return serve_environment(
+            wanted, settings, candidate=candidate, socket=socket, listen=listen
+        )
+    return serve(
+        settings, problems=problem, candidate=candidate, format=check_format(row_format),
+        socket=socket, listen=listen,
+    )  # fmt: skip
 
 
 def _given(context: typer.Context) -> dict[str, str]:
