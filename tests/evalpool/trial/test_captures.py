@@ -107,7 +107,7 @@ def asked(answers: Answering) -> tuple[captures.Asked, Answer]:
     run = cast("Run", SimpleNamespace(finding=found))
     program = build(inputs=[(1,)], kernels=[], forward=[], outputs=[0])
     question = Answer(kind=Kind.ASK, body={"kind": "value"}, program=wire.dumps(program))
-    return captures.Asked(run=run, answers=answers, number=0), question
+    return captures.Asked(run=run, answers=answers, number=0, parse=captures._parsed), question
 
 
 def test_only_what_the_judge_waits_for_is_granted() -> None:

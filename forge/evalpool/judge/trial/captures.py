@@ -27,7 +27,7 @@ from forge.evalpool.judge.trial.trial import Decided, Run
 from forge.records.reason import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
@@ -126,7 +126,7 @@ class Captures:
     ) -> Captured:
         limit_s = self._table.compile_timeout_s
         deadline = time.monotonic() + limit_s
-        asked = Asked(run=run, answers=answers, number=number)
+        asked = Asked(run=run, answers=answers, number=number, parse=self._parsed)
         with run.answering(phase="capture", limit_s=limit_s):
             frames.send(run.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
             while True:
@@ -138,8 +138,20 @@ class Captures:
                 channel.answer(run.child.sock, value)
         if found.kind is Kind.FAILED:
             raise Decided(run.failed(found.body))
-        program = _parsed(run, found.program)
+        program = self._parsed(run, found.program)
         return Captured(program=program, data=found.program, questions=tuple(asked.questions))
+
+    def _parsed(self, run: Run, data: bytes) -> Program:
+        """A program for this judge's card and compiler, which compiles it for what it names. Raises
+        Decided."""
+        program = _parsed(run, data)
+        target = ":".join(str(self._target[name]) for name in ("backend", "arch", "warp_size"))
+        version = self._spawner.versions.get("triton")
+        if (program.target, program.triton) != (target, version):
+            found = f"a program for {program.target} by Triton {program.triton}"
+            detail = words.clean(f"{found}; here are {target} and {version}")
+            raise Decided(run.finding(Status.REJECTED, "unsupported", detail))
+        return program
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,6 +162,7 @@ class Asked:
     answers: Answers
     number: int
     """Input set that values are of."""
+    parse: Callable[[Run, bytes], Program]
     questions: list[Question] = field(default_factory=list[Question])
     _num_values: int = 0
     _num_facts: int = 0
@@ -166,7 +179,7 @@ class Asked:
         self._num_bytes += len(found.program)
         if self._num_bytes > MAX_ASKED_BYTES:
             raise self._refused(f"more than {MAX_ASKED_BYTES >> 20} MB of questions")
-        prefix = _parsed(self.run, found.program)
+        prefix = self.parse(self.run, found.program)
         began, own = time.monotonic(), time.thread_time()
         if found.body.get("kind") == "value":
             value = self._values(prefix)
