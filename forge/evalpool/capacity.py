@@ -26,8 +26,10 @@ MAX_ORACLES = 4
 EXECUTORS_SHARE = 0.02
 """The same for executors: checked calls of several candidates overlap, timed calls do not."""
 MAX_EXECUTORS = 3
-NUM_OTHER_CONTEXTS = 3
-"""Contexts of the judge, a spare executor and a baseline; oracles and executors come on top."""
+NUM_BASELINES = 2
+"""Processes of a card that time references: one prepares while another has the card alone."""
+NUM_OTHER_CONTEXTS = 2 + NUM_BASELINES
+"""Contexts of the judge, a spare executor and baselines; oracles and executors come on top."""
 
 
 def seat_cores(
