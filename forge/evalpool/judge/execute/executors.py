@@ -3,7 +3,9 @@
 
 Called by the judge, in its threads. A program that loses the context or does not end costs its
 process; the next program runs on the spare while another is made. Making a context is slow and the
-driver serialises it per host, so spares are made one at a time, under a turn of the GPU's lease.
+driver serialises it per host, so spares are made one at a time. No lease of the GPU is held
+meanwhile: times of kernels beside it keep their median and their quartiles (bench/RESULTS.md, "The
+judge on a GPU").
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import math
 import threading
 import time
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,7 +27,6 @@ from forge.evalpool.judge.execute.steps import NamedStep, named_steps
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Generator, Sequence
-    from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.execute.call import Call
     from forge.evalpool.judge.program.format import Program
@@ -317,19 +318,13 @@ class Executor:
 class Executors:
     """The executors of one card and their spare. Threads take turns."""
 
-    def __init__(
-        self,
-        start: Callable[[], Executor],
-        *,
-        num: int = 1,
-        turn: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
+    def __init__(self, start: Callable[[], Executor], *, num: int = 1) -> None:
         """
         Args:
-            start: makes a process and waits for its context, inside of `turn()`.
+            start: makes a process and waits for its context.
             num: executors that work at once.
         """
-        self._start, self._num, self._turn = start, num, turn
+        self._start, self._num = start, num
         self._free = threading.Semaphore(num)
         self._all = threading.Lock()
         """Held by the thread that takes every executor."""
@@ -345,8 +340,7 @@ class Executors:
 
     @contextmanager
     def taken(self, *, timeout_s: float, is_alone: bool = False) -> Generator[Executor]:
-        """A live executor for one program. Do not wait for it while timing: making a process needs
-        a turn on the card.
+        """A live executor for one program.
 
         Args:
             is_alone: no other executor has a program meanwhile.
@@ -420,9 +414,8 @@ class Executors:
                     break
             made, error = None, None
             try:
-                with self._turn():
-                    made = self._start()
-            except (ExecutorGone, Stalled, OSError) as found:
+                made = self._start()
+            except (ExecutorGone, OSError) as found:
                 logger.warning("no executor: %s", found)
                 error = found
             with self._changed:

@@ -117,9 +117,7 @@ def open_gpu_trials(
         facts=Facts(captures),
         compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
         nursery=nursery,
-        executors=Executors(
-            nursery.start, num=num_executors(memory_bytes=device.memory_bytes), turn=turn
-        ),
+        executors=Executors(nursery.start, num=num_executors(memory_bytes=device.memory_bytes)),
         stamp=replace(stamp, device=device.name),
         device=device,
         turns=turns,
