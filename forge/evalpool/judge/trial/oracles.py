@@ -67,8 +67,9 @@ class Oracles:
             is_clean: what is asked of it leaves nothing behind, whatever the problem is.
         """
         # Without a sandbox a candidate could enter the process that draws for the next one.
-        has_sandbox = self._spawner.isolation is not Isolation.NONE
-        is_shared = is_clean and has_sandbox and is_contained(problem)
+        is_shared = (
+            is_clean and is_contained(problem) and self._spawner.isolation is not Isolation.NONE
+        )
         one = self._take(problem) if is_shared else self._fresh(problem)
         is_kept = False
         try:

@@ -26,6 +26,7 @@ from forge.evalpool.capacity import (
     executor_timeout_s,
     num_executors,
     num_oracles,
+    num_spares,
 )
 from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.compiler.cache import Cache
@@ -117,7 +118,11 @@ def open_gpu_trials(
         facts=Facts(captures),
         compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
         nursery=nursery,
-        executors=Executors(nursery.start, num=num_executors(memory_bytes=device.memory_bytes)),
+        executors=Executors(
+            nursery.start,
+            num=num_executors(memory_bytes=device.memory_bytes),
+            num_spares=num_spares(memory_bytes=device.memory_bytes),
+        ),
         stamp=replace(stamp, device=device.name),
         device=device,
         turns=turns,
