@@ -106,7 +106,8 @@ def test_a_pointer_argument_says_what_is_done_with_it() -> None:
         ("    %a = arith.constant 1 : i999", "line 9: type i999 is not supported"),
         ("    %a = arith.constant dense<0> : tensor<9999999x99xi32>", "too large"),
         ("    cf.br ^bb7", "line 9: no block bb7"),
-        ("    %a = arith.constant dense<[1, 2]> : tensor<3xi32>", "2 numbers for"),
+        ("    %a = arith.constant dense<[1, 2]> : tensor<4xi32>", "2 numbers for"),
+        ("    %a = arith.constant dense<1> : tensor<3xi32>", "powers of two"),
     ],
 )
 def test_an_error_names_its_line(body: str, words: str) -> None:
