@@ -152,8 +152,13 @@ ROOMS: dict[str, set[str]] = {
     "views.text": {"store"},
     "views.sql": {"store", "views.text"},
     "views.run": {"store", "views.sql", "views.text"},
-    "views.compare": {"store", "views.run", "views.sql", "views.text", "statistics"},
-    "views.report": {"store", "views.run", "views.sql", "views.text", "statistics"},
+    "views.outcome": {"statistics", "store"},
+    "views.compare": {
+        "store", "views.outcome", "views.run", "views.sql", "views.text", "statistics",
+    },
+    "views.report": {
+        "store", "views.outcome", "views.run", "views.sql", "views.text", "statistics",
+    },
     # tui: the monitor
     "tui": {"control", "store", "tui.frame", "tui.dialogs", "tui.screens", "views.text"},
     "tui.frame": {"control", "store", "views.run", "views.text"},
@@ -172,8 +177,8 @@ PARTS = {
     "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
     "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
-    "views", "views.text", "views.sql", "views.run", "views.compare", "views.report",
-    "views.suite", "exits",
+    "views", "views.text", "views.sql", "views.run", "views.outcome", "views.compare",
+    "views.report", "views.suite", "exits",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""
 
