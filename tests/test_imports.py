@@ -163,10 +163,10 @@ ROOMS: dict[str, set[str]] = {
     "tui": {"control", "store", "tui.frame", "tui.dialogs", "tui.screens", "views.text"},
     "tui.frame": {"control", "store", "views.run", "views.text"},
     "tui.dialogs": set(),
-    "tui.widgets": {"control", "views.run", "views.text"},
+    "tui.widgets": {"control", "views.outcome", "views.run", "views.text"},
     "tui.screens": {
         "control", "store", "tui.frame", "tui.dialogs", "tui.widgets",
-        "views.compare", "views.run", "views.text",
+        "views.compare", "views.outcome", "views.run", "views.text",
     },
 }  # fmt: skip
 """The rooms that each room may import, besides GROUND and itself."""

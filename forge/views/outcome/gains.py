@@ -52,6 +52,10 @@ class Gain:
         """True if the interval excludes zero."""
         return self.estimate.low > 0 or self.estimate.high < 0
 
+    def short(self) -> str:
+        """`+25.0 pts`, with a question mark if the interval includes zero."""
+        return f"{_points(self.estimate.value)} pts{'' if self.is_clear else '?'}"
+
     def points(self) -> str:
         """`+25.0 points (95 %: +17.2 to +33.1)`."""
         each = self.estimate
