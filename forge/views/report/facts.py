@@ -25,6 +25,7 @@ from forge.views.report.measured import (
 )
 from forge.views.report.setup import kinds_of
 from forge.views.report.spent import TimeSpent
+from forge.views.run.duration import LAST_ROW, total_seconds
 from forge.views.run.standing import load_stages, run_state, stage_name
 from forge.views.text.numbers import NONE
 from forge.views.text.secrets import hide_in_diff, hide_secrets
@@ -72,11 +73,6 @@ FROM attempts ORDER BY attempt
 PROCESSES = """
 SELECT attempt, name, devices, started, lived_s, reason FROM v_processes
 ORDER BY attempt, started, name LIMIT 200
-"""
-
-LAST_ROW = """
-SELECT max(coalesce((SELECT at FROM events ORDER BY event_id DESC LIMIT 1), 0),
-    coalesce((SELECT recorded_at FROM turns ORDER BY turn_row DESC LIMIT 1), 0)) AS at
 """
 
 RUN = "SELECT name, created_at, experiment, forge_version FROM runs LIMIT 1"
@@ -132,14 +128,7 @@ class Facts:
     @property
     def seconds(self) -> float | None:
         """Duration of all attempts; a killed one ended with its last row."""
-        if not self.attempts:
-            return None
-        starts = [each["started_at"] for each in self.attempts]
-        total = 0.0
-        for attempt, after in zip(self.attempts, [*starts[1:], None], strict=True):
-            end = attempt["ended_at"] or min(self.last_row_at or 0.0, after or float("inf"))
-            total += max(0.0, end - attempt["started_at"])
-        return total
+        return total_seconds(self.attempts, self.last_row_at)
 
     def _compare(self, kinds: list[str]) -> tuple[list[Gain], BeforeAfter | None]:
         """Gains between evaluations and a pair of answers; none if the answers cannot be read."""
