@@ -208,6 +208,7 @@ SUPERVISOR: dict[str, set[str]] = {
         "runner", "runner.plan", "runner.prepare", "runner.stages", "runner.weights",
     },
     "commands.kernels": set(),
+    "commands.store": set(),
     "commands.suite": {"commands.judge", "runner", "runner.weights"},
     "commands.prompts": {"commands", "runner.plan", "runner.prepare", "runner.weights"},
     "commands.export_model": {"runner.plan", "runner.weights"},
@@ -216,7 +217,7 @@ SUPERVISOR: dict[str, set[str]] = {
 }  # fmt: skip
 """The rooms of the supervisor that each of its rooms may import, besides PARTS."""
 
-ANYTHING = {"cli", "cli.outcomes", "__init__", "__main__"}
+ANYTHING = {"cli", "cli.outcomes", "cli.housekeeping", "__init__", "__main__"}
 """The command line and the package's own names."""
 
 EXCEPTIONS: dict[str, set[str]] = {
