@@ -60,8 +60,10 @@ class RunStatus:
     standing: Standing
     live: LiveStatus | None
     """None if the run has ended, or its supervisor does not answer."""
+    took: str = ""
+    """Duration and end of an ended run; empty for another one."""
     results: tuple[str, ...] = ()
-    """Lines about an ended run: duration, gains, best kernel, and where to see more."""
+    """Lines about an ended run: gains, best kernel, and where to see more."""
     silence: Stalled | None = None
     """The deadline that the supervisor missed. The command ends with its exit code."""
 
@@ -82,6 +84,7 @@ class RunStatus:
         """The same as text: the state, the running stage, a table of processes."""
         lines = self.standing.to_lines()
         if self.live is None:
+            lines[0] += self.took
             lines += self.results or describe_steps(self.standing.played.to_json())
             if self.standing.state == "running":
                 lines.append("its supervisor does not answer, has just begun, or is ending")
@@ -94,21 +97,27 @@ def load_status(paths: RunPaths) -> RunStatus:
     """Reads the store, and asks the supervisor if there is one."""
     with open_run(paths) as reader:
         standing = load_standing(reader, now=time.time())
-        results = tuple(_results(reader)) if standing.state in ENDED else ()
+        has_ended = standing.state in ENDED
+        took = _took(reader) if has_ended else ""
+        results = tuple(_results(reader)) if has_ended else ()
     try:
-        return RunStatus(standing=standing, live=_ask_supervisor(paths), results=results)
+        live = _ask_supervisor(paths)
+        return RunStatus(standing=standing, live=live, took=took, results=results)
     except Stalled as error:
         return RunStatus(standing=standing, live=None, silence=error)
+
+
+def _took(reader: RunReader) -> str:
+    """`, took 6m23, ended 2026-11-21 18:14 UTC`."""
+    seconds = load_seconds(reader, now=time.time())
+    ended = reader.value("SELECT max(ended_at) FROM attempts")
+    at = f", ended {datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M} UTC" if ended else ""
+    return "" if seconds is None else f", took {duration(seconds)}{at}"
 
 
 def _results(reader: RunReader) -> list[str]:
     """Lines about a run that has ended; none of them without its numbers."""
     lines: list[str] = []
-    seconds = load_seconds(reader, now=time.time())
-    ended = reader.value("SELECT max(ended_at) FROM attempts")
-    if seconds is not None:
-        at = f", ended {datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M} UTC" if ended else ""
-        lines.append(f"took {duration(seconds)}{at}")
     kinds = [str(stage.get("kind")) for stage in load_stages(reader)]
     gains = load_gains(reader, reader.rows(EVALUATIONS), kinds)
     if gains:

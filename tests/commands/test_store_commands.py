@@ -39,6 +39,7 @@ def store(tmp_path: Path) -> Path:
     (tmp_path / "done-1" / ".report.html.999999999").write_text("half a report")
     (tmp_path / "done-1" / f".report.html.{os.getpid()}").write_text("being written")
     (tmp_path / "notes.txt").write_text("the user's own")
+    (tmp_path / "done-1" / ".notes-999999999").write_text("the user's own")
     return tmp_path
 
 

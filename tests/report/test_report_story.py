@@ -68,6 +68,15 @@ def test_a_gain_is_paired_by_problem_and_has_an_interval(trained: Facts) -> None
     assert "Paired by problem, grpo-1 gained +100.0 points" in " ".join(opening(trained))
 
 
+def test_a_loss_is_not_called_a_gain(tmp_path: Path) -> None:
+    metrics = Metrics(stage=1, step=1, values={"train/loss/mean": 0.1}, at=5.0)
+    before, after = evaluated(0, SOLVED, first_id=1), evaluated(2, FAILED, first_id=200)
+    run = [attempt(), *(problem(i) for i in range(12)), *before, metrics, *after]
+    words = " ".join(opening(facts_of(tmp_path / "l-1", run)))
+    assert "grpo-1 made it worse: −100.0 points" in words
+    assert "gained" not in words
+
+
 def test_the_pair_of_answers_is_of_one_problem(trained: Facts) -> None:
     pair = trained.before_after
     assert pair is not None

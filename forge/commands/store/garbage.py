@@ -30,7 +30,10 @@ from forge.views.text.terminal import printable
 OLD_S = 3600.0
 """Minimum age of a leftover: a command that begins writes such files too."""
 _DETACHED = re.compile(r"detached-\d+\.log")
-_TEMPORARY = re.compile(r"\.(?:.+[.-])(?P<pid>\d+)")
+_TEMPORARY = re.compile(
+    r"\.(?:STATUS|report\.html|experiment\.toml|identity\.json|results\.json)\.(?P<pid>\d+)"
+)
+"""Spare names of files that a run writes by rename; any other file may be the user's."""
 _EARLY_FILES = frozenset(("lock", "STATUS.json", "experiment.toml", "identity.json"))
 """Files of a run directory before its database exists."""
 _BEST = """
@@ -111,7 +114,6 @@ def _remove(path: Path) -> None:
 
 
 def _leftovers(store_dir: Path, now: float) -> Iterator[Garbage]:
-    yield from _temporary_files(store_dir, now)
     for path in store_dir.iterdir():
         if _DETACHED.fullmatch(path.name) and path.is_file() and _is_old(path, now):
             why = "log of a detached start that failed"

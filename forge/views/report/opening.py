@@ -16,6 +16,7 @@ from forge.views.text.numbers import clock, percent, share
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from forge.views.outcome.gains import Gain
     from forge.views.report.facts import Facts
 
 NUM_REASONS = 3
@@ -41,8 +42,11 @@ def _trained(facts: Facts) -> str:
     ]
     model = model_words(facts.settings)
     if not steps:
-        evaluated = "evaluated" if facts.evaluations else "has trained nothing of"
-        return f"This run {evaluated} {model}{problem_words(facts)}." if model else ""
+        if not model:
+            return ""
+        if facts.evaluations:
+            return f"This run evaluated {model}."
+        return f"This run of {model} has trained and evaluated nothing."
     verb = VERBS.get(facts.state, "trained, before it ended early,")
     return f"This run {verb} {model or 'a model'} in {_listed(steps)}{problem_words(facts)}."
 
@@ -63,12 +67,14 @@ def _from_where_to_where(facts: Facts) -> str:
 
 def _gained(facts: Facts) -> str:
     """The paired gain of each training stage."""
-    parts = [
-        f"{_listed(list(gain.by))} {'gained' if gain.is_clear else 'shows no clear gain:'} "
-        f"{gain.points()}"
-        for gain in facts.gains
-    ]
+    parts = [f"{_listed(list(gain.by))} {_verb(gain)} {gain.points()}" for gain in facts.gains]
     return f"Paired by problem, {_listed(parts)}." if parts else ""
+
+
+def _verb(gain: Gain) -> str:
+    if not gain.is_clear:
+        return "shows no clear gain:"
+    return "gained" if gain.estimate.value > 0 else "made it worse:"
 
 
 def _best_kernel(facts: Facts) -> str:
