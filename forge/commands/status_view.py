@@ -85,7 +85,9 @@ class RunStatus:
         lines = self.standing.to_lines()
         if self.live is None:
             lines[0] += self.took
-            lines += self.results or describe_steps(self.standing.played.to_json())
+            if self.standing.state != "done":
+                lines += describe_steps(self.standing.played.to_json())
+            lines += self.results
             if self.standing.state == "running":
                 lines.append("its supervisor does not answer, has just begun, or is ending")
             return Group(*map(Text, lines))

@@ -9,6 +9,7 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from time import time as real_time
 
 import pytest
 
@@ -22,7 +23,10 @@ from tests.report.made_runs import make_run
 from tests.store.storefactory import small_run
 from tests.tui.supervisors import supervising
 
-LATER = time.time() + OLD_S + 60
+
+def later() -> float:
+    """A time at which the files of a test are old."""
+    return real_time() + OLD_S + 60
 
 
 @pytest.fixture
@@ -43,7 +47,8 @@ def store(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def names(store: Path, *, with_checkpoints: bool = False, now: float = LATER) -> list[str]:
+def names(store: Path, *, with_checkpoints: bool = False, now: float | None = None) -> list[str]:
+    now = later() if now is None else now
     found = find_garbage(store, now=now, with_checkpoints=with_checkpoints)
     return [each.path.relative_to(store.resolve()).as_posix() for each in found]
 
@@ -76,7 +81,7 @@ def test_checkpoints_of_a_run_that_is_not_done_stay(store: Path) -> None:
 
 def test_a_running_run_is_not_touched(store: Path) -> None:
     paths = RunPaths((store / "done-1").resolve())
-    found = find_garbage(store, now=LATER, with_checkpoints=True)
+    found = find_garbage(store, now=later(), with_checkpoints=True)
     with open_run_lock(paths):
         assert names(store, with_checkpoints=True) == ["detached-17.log", "never-1"]
         freed, kept = remove([each for each in found if each.run == paths])
@@ -94,7 +99,7 @@ def test_a_directory_with_files_of_the_user_is_no_run_that_never_began(store: Pa
 def test_nothing_is_removed_without_yes(
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(time, "time", lambda: LATER)
+    monkeypatch.setattr(time, "time", later)
     assert run_command(["gc", "--store", str(store)]) == 0
     said = capsys.readouterr()
     assert "never-1  (directory of a run that never began)" in said.out
