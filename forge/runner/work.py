@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from forge.cluster.cluster import open_cluster
+from forge.cluster.judges import judges_elsewhere
 from forge.config.schema import EvalStage, GrpoStage, SftStage
 from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
@@ -34,8 +36,9 @@ from forge.views.run.evaluations import judged_label, trained_label
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from forge.cluster.cluster import Cluster
     from forge.config.schema import Experiment, JudgeTable
-    from forge.evalpool.pool import Pool
+    from forge.evalpool.pool import OpenElsewhere, Pool
     from forge.runner.past import EarlierAttempts
     from forge.runner.stages.run_context import RunContext
     from forge.serve.remote.remote import Remote
@@ -100,17 +103,37 @@ class Work:
     async def _open_pool(self) -> AsyncGenerator[Pool]:
         run = self.run
         run.progress.prepare("judges")
-        async with open_pool(
-            _without_key(run.experiment),
-            socket_dir=run.socket_dir,
-            log_dir=run.log_dir,
-            observer=run.observer,
-            gpus=run.placement.judge,
-        ) as pool:
+        table = _without_key(run.experiment)
+        async with AsyncExitStack() as opened:
+            elsewhere: list[OpenElsewhere] = []
+            if run.experiment.cluster.judges:
+                cluster = await opened.enter_async_context(self._open_cluster())
+                elsewhere = judges_elsewhere(cluster, run.experiment.cluster, table)
+            pool = await opened.enter_async_context(
+                open_pool(
+                    table,
+                    socket_dir=run.socket_dir,
+                    log_dir=run.log_dir,
+                    observer=run.observer,
+                    gpus=run.placement.judge,
+                    elsewhere=elsewhere,
+                )
+            )
             try:
                 yield pool
             finally:
                 run.ending = ("judge",)
+
+    def _open_cluster(self) -> AbstractAsyncContextManager[Cluster]:
+        run = self.run
+        return open_cluster(
+            run.experiment.cluster,
+            run=run.paths.name,
+            socket_dir=run.socket_dir,
+            log_dir=run.log_dir,
+            observer=run.observer,
+            say=run.console.say,
+        )
 
     def _open_replicas(self) -> AbstractAsyncContextManager[Replicas | Remote]:
         run, placement = self.run, self.run.placement

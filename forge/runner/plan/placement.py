@@ -155,7 +155,8 @@ def _counts(experiment: Experiment, *, num_cards: int) -> tuple[dict[str, int], 
     devices, serve = experiment.devices, experiment.serve
     needed = {
         "serve": needs_serving(experiment) and not serve.url,
-        "judge": needs_judges(experiment) and not experiment.judge.url,
+        "judge": needs_judges(experiment)
+        and not (experiment.judge.url or experiment.cluster.judges),
         "train": needs_training(experiment),
     }
     least = {"serve": serve.replicas * serve.tensor_parallel, "judge": 1, "train": 1}

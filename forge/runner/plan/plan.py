@@ -185,7 +185,7 @@ def _processes(
 ) -> Iterator[ProcessPlan]:
     serve, judge = experiment.serve, experiment.judge
     num_judges = len(placement.judge) or judge.workers
-    if judge.url or not needs_judges(experiment):
+    if judge.url or experiment.cluster.judges or not needs_judges(experiment):
         num_judges = 0
     is_ours = needs_serving(experiment) and not serve.url
     played = [stage.kind for stage in experiment.stage if not isinstance(stage, SftStage)]

@@ -1,0 +1,198 @@
+# pyright: strict
+"""`python -m forge.cluster.broker CONFIG.json`: the process that speaks with Ray for a supervisor.
+
+    POST /nodes → {nodes}                    POST /open {id, order, ...} → {url, pid, devices, ...}
+    POST /news {id, offset} → {log, ended}   POST /stop {id}   POST /stacks {id}
+
+A child of its own, since Ray ends its process when the cluster is gone, and takes signals and
+threads. Promises: when it ends, Ray ends all hosts of the run; a host that is not answered for is
+killed; every answer comes within a deadline, errors as {error, kind}.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.cluster.connection import connect, list_nodes
+from forge.cluster.node_host import NodeHost
+from forge.errors import ForgeError
+from forge.process.lease import hold_lease
+from forge.process.server.door import Door, read_object
+from forge.process.server.serving import serve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+logger = logging.getLogger(__name__)
+
+NEWS_TIMEOUT_S = 60.0
+"""Maximum silence of a host. Longer than an outage of the network from which it returns."""
+STOP_TIMEOUT_S = 10.0
+MAX_BODY_BYTES = 1 << 20
+
+
+@dataclass(slots=True, eq=False)
+class HeldActor:
+    """A host and its running call of `hold`."""
+
+    actor: Any
+    holding: Any = None
+
+
+class Broker:
+    """The hosts of one run."""
+
+    def __init__(self, ray: Any) -> None:
+        """`ray`: the package, connected."""
+        self._ray = ray
+        self._here = str(ray.get_runtime_context().get_node_id())
+        self._hosts: dict[str, HeldActor] = {}
+
+    def app(self) -> Starlette:
+        """The application with all routes."""
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.routing import Route
+
+        calls = {
+            "/nodes": self.nodes, "/open": self.open, "/news": self.news, "/stop": self.stop,
+            "/stacks": self.stacks,
+        }  # fmt: skip
+        routes = [
+            Route(path, partial(_answer, self._ray, call), methods=["POST"])
+            for path, call in calls.items()
+        ]
+        return Starlette(routes=[*routes, Route("/health", _health)], middleware=[Middleware(Door)])
+
+    async def nodes(self, _body: Mapping[str, Any]) -> dict[str, Any]:
+        """The living nodes."""
+        return {"nodes": [node.to_json() for node in list_nodes(self._ray)]}
+
+    async def open(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Place a host, and let it start its child."""
+        actor = self._place(body)
+        hosted = self._hosts[body["id"]] = HeldActor(actor)
+        with anyio.move_on_after(body["room_s"]) as scope:
+            await actor.describe.remote()
+        if scope.cancelled_caught:
+            self._kill(body["id"])
+            return {"kind": "NoRoom", "error": self._no_room(body)}
+        hosted.holding = actor.hold.remote(body["order"])
+        found = await actor.opened.remote()
+        if error := found.get("error"):
+            self._kill(body["id"])
+            return {"kind": error["kind"], "error": error["message"]}
+        return found
+
+    def _place(self, body: Mapping[str, Any]) -> Any:
+        """A host on any node but this one with the resources and labels."""
+        host = self._ray.remote(NodeHost).options(
+            num_cpus=body["num_cpus"],
+            num_gpus=body["order"]["num_gpus"],
+            label_selector={"ray.io/node-id": f"!in({self._here})", **body["labels"]},
+            max_restarts=0,
+        )
+        return host.remote(is_on_gpu=body["order"]["num_gpus"] > 0)
+
+    def _no_room(self, body: Mapping[str, Any]) -> str:
+        order, nodes = body["order"], list_nodes(self._ray)
+        needs = [f"{order['num_gpus']} GPU" if order["num_gpus"] else f"{body['num_cpus']:g} CPU"]
+        needs += [f"{key}={value}" for key, value in body["labels"].items()]
+        return (
+            f"{order['name']}: no node has room within {body['room_s']:g} s (needs "
+            f"{', '.join(needs)}); the nodes are {'; '.join(map(str, nodes))}"
+        )
+
+    async def news(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """News of a host. A host that is silent or lost has ended."""
+        hosted = self._hosts[body["id"]]
+        with anyio.move_on_after(NEWS_TIMEOUT_S):
+            found = await hosted.actor.news.remote(body["offset"])
+            return {"log": base64.b64encode(found["log"]).decode(), "ended": found["ended"]}
+        return {"log": "", "ended": f"its node was silent for {NEWS_TIMEOUT_S:.0f} s"}
+
+    async def stacks(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask a host for its child's stacks; its log will have them."""
+        self._hosts[body["id"]].actor.dump_stacks.remote()
+        return {}
+
+    async def stop(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """End a host with its child, in order if it answers."""
+        hosted = self._hosts.get(body["id"])
+        if hosted is None:
+            return {}
+        with anyio.move_on_after(STOP_TIMEOUT_S if hosted.holding is not None else 0):
+            try:
+                await hosted.actor.stop.remote()
+            except self._ray.exceptions.RayError as error:
+                logger.info("%s is gone: %s", body["id"], _first_line(error))
+        self._kill(body["id"])
+        return {}
+
+    def _kill(self, key: str) -> None:
+        if (hosted := self._hosts.pop(key, None)) is not None:
+            self._ray.kill(hosted.actor)
+
+
+async def _answer(ray: Any, call: Any, request: Request) -> Response:
+    """The answer of a call, with the errors of Ray and of hosts as {error, kind}."""
+    from starlette.responses import JSONResponse
+
+    body = await read_object(request, max_bytes=MAX_BODY_BYTES)
+    try:
+        return JSONResponse(await call(body))
+    except KeyError as error:  # stopped while its news were awaited
+        return JSONResponse({"kind": "ChildDied", "error": f"{error} is not open"})
+    except ray.exceptions.RayError as error:
+        return JSONResponse({"kind": "ChildDied", "error": _explain(error)})
+
+
+async def _health(_request: Request) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"ok": True})
+
+
+def _explain(error: Exception) -> str:
+    text = str(error)
+    if "No module named 'forge" in text:
+        return "its node has no forge: install the same commit there, in the Python that runs Ray"
+    return f"its host is gone: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    """The cause in one line: Ray's messages have the ids first and the cause last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]
+
+
+def main() -> int:
+    """Serve until SIGTERM."""
+    config = hold_lease()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        ray = connect(config["address"])
+    except ForgeError as error:
+        logger.error("%s: %s", type(error).__name__, error)
+        return error.exit_code
+    serve(Broker(ray).app(), Path(config["socket_path"]))
+    ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+# pyright: strict
+"""The supervisor's side of a cluster: the broker, kept alive, and the hosts that it opens.
+
+Opened by `runner.work` for as long as a role needs it. Promises: a host's log is copied into the
+run's log folder; a host ends with its context; whatever fails is a ForgeError that names the child.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import secrets
+import sys
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.abc
+
+from forge.cluster.connection import Node
+from forge.cluster.order import Order
+from forge.cluster.sources import source_digest
+from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
+from forge.evalpool.keeper import NoRoom
+from forge.process.ask import open_client, send
+from forge.process.child import ChildSpec, open_child
+from forge.process.environment import child_env
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+    import httpx
+
+    from forge.config.schema import ClusterTable
+    from forge.process.child import ProcessObserver
+
+logger = logging.getLogger(__name__)
+
+BROKER = "cluster"
+"""Name of the broker in messages, logs and the store."""
+CONNECT_S = 90.0
+"""Maximum time until the broker is connected: importing Ray takes seconds."""
+ROOM_S = 45.0
+"""Maximum wait for a node with room, its first import of forge included."""
+OPEN_S = 240.0
+"""Maximum time until a host's child is ready, after it has found room."""
+NEWS_S = 90.0
+STOP_S = 20.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+"""Pauses before a broker that ended is started again."""
+KINDS: dict[str, type[ForgeError]] = {
+    kind.__name__: kind for kind in (NoRoom, MachineError, ConfigError, ChildDied, Stalled)
+}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Hosted:
+    """A child on a node."""
+
+    name: str
+    key: str
+    url: str
+    host: str
+    """Name of its machine."""
+    devices: str
+    log_path: Path
+    """The copy of its log, here."""
+    reason: str = ""
+    """Reason of its end; empty while it runs."""
+    ended: anyio.Event = field(default_factory=anyio.Event)
+
+    async def wait(self) -> str:
+        """Wait for its end and return the reason."""
+        await self.ended.wait()
+        return self.reason
+
+
+class Cluster:
+    """The hosts of a run. Made by `open_cluster`."""
+
+    def __init__(
+        self, http: httpx.AsyncClient, tasks: anyio.abc.TaskGroup, *, run: str, log_dir: Path,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """`say` prints where each child runs."""
+        self.token = secrets.token_urlsafe(32)
+        self._http, self._tasks = http, tasks
+        self._run, self._log_dir, self._say = run, log_dir, say
+        self._ids = count()
+
+    async def nodes(self) -> list[Node]:
+        """The living nodes, this machine first."""
+        found = await self._ask("/nodes", {}, timeout_s=STOP_S)
+        return [Node(**each) for each in found["nodes"]]
+
+    @asynccontextmanager
+    async def host(
+        self, name: str, *, index: int, settings: Mapping[str, Any], on_gpu: bool,
+        labels: Mapping[str, str],
+    ) -> AsyncGenerator[Hosted]:  # fmt: skip
+        """A child on a node with room, until the context ends.
+
+        Raises:
+            NoRoom: no node has room now.
+            MachineError, ChildDied, Stalled: the child did not start, or its node is unfit.
+        """
+        key = f"{name}.{next(self._ids)}"
+        order = Order(
+            run=self._run, name=name, index=index, token=self.token, sources=source_digest(),
+            num_gpus=int(on_gpu), settings=settings,
+        )  # fmt: skip
+        body = {
+            "id": key, "order": order.to_json(), "num_cpus": 0 if on_gpu else 1,
+            "labels": dict(labels), "room_s": ROOM_S,
+        }  # fmt: skip
+        following = anyio.CancelScope()
+        try:
+            found = await self._ask("/open", body, timeout_s=ROOM_S + OPEN_S)
+            hosted = Hosted(
+                name=name, key=key, url=found["url"], host=found["host"],
+                devices=found["devices"], log_path=self._log_dir / f"{name}.log",
+            )  # fmt: skip
+            self._say(f"{name} runs on {hosted.host} ({hosted.url}, {hosted.devices})")
+            self._tasks.start_soon(self._follow, hosted, following)
+            yield hosted
+        finally:
+            following.cancel()
+            with anyio.CancelScope(shield=True), suppress(ForgeError):
+                await self._ask("/stop", {"id": key}, timeout_s=STOP_S)
+
+    async def dump_stacks(self, hosted: Hosted) -> None:
+        """Make a child write its stacks to its log."""
+        await self._ask("/stacks", {"id": hosted.key}, timeout_s=STOP_S)
+
+    async def _follow(self, hosted: Hosted, scope: anyio.CancelScope) -> None:
+        """Copy the child's log until its end, and note the reason."""
+        offset = 0
+        with scope, hosted.log_path.open("ab") as log:
+            while not hosted.reason:
+                try:
+                    asked = {"id": hosted.key, "offset": offset}
+                    news = await self._ask("/news", asked, timeout_s=NEWS_S)
+                except ForgeError as error:
+                    news = {"log": "", "ended": str(error)}
+                text = base64.b64decode(news["log"])
+                offset += log.write(text)
+                log.flush()
+                hosted.reason = news["ended"] or ""
+            hosted.ended.set()
+
+    async def _ask(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        answer = await send(self._http, "POST", path, body, server=BROKER, timeout_s=timeout_s)
+        found: Any = answer.json()
+        if kind := KINDS.get(found.get("kind", "")):
+            raise kind(found["error"])
+        if answer.status != 200:
+            raise MachineError(f"{BROKER}: {found.get('error', answer.status)}")
+        return found
+
+
+@asynccontextmanager
+async def open_cluster(
+    table: ClusterTable,
+    *,
+    run: str,
+    socket_dir: Path,
+    log_dir: Path,
+    observer: ProcessObserver | None = None,
+    say: Callable[[str], None] = logger.info,
+) -> AsyncGenerator[Cluster]:
+    """Connects to the cluster; every host ends with the context.
+
+    Raises MachineError if Ray is not installed, nobody answers, or its version is another one.
+    """
+    assert table.address is not None
+    socket_path = socket_dir / f"{BROKER}.sock"
+    spec = ChildSpec(
+        name=BROKER,
+        argv=(sys.executable, "-m", "forge.cluster.broker"),
+        log_path=log_dir / f"{BROKER}.log",
+        env=child_env(threads=1),
+        socket_path=socket_path,
+        config={"address": table.address, "socket_path": str(socket_path)},
+        ready_timeout_s=CONNECT_S,
+    )
+    async with (
+        open_client(socket_path, timeout_s=OPEN_S) as http,
+        anyio.create_task_group() as tasks,
+    ):
+        await tasks.start(_keep_broker, spec, observer)
+        try:
+            yield Cluster(http, tasks, run=run, log_dir=log_dir, say=say)
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def _keep_broker(
+    spec: ChildSpec,
+    observer: ProcessObserver | None,
+    *,
+    task_status: anyio.abc.TaskStatus[None],
+) -> None:
+    """Keep the broker running. The first start must succeed; later ones are repeated: the head of
+    the cluster may come back."""
+    is_first, pause_s = True, FIRST_PAUSE_S
+    while True:
+        try:
+            async with open_child(spec, observer=observer) as child:
+                if is_first:
+                    task_status.started()
+                is_first, pause_s = False, FIRST_PAUSE_S
+                reason = await child.wait()
+                logger.error("%s ended: %s; its hosts ended with it", BROKER, reason)
+        except (ChildDied, Stalled) as error:
+            if is_first:
+                raise named_error(error) from error
+            logger.error("%s cannot be started: %s", BROKER, error)
+        await anyio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def named_error(error: ForgeError) -> ForgeError:
+    """The error that a child logged before it ended, without the log around it."""
+    for kind in (MachineError, ConfigError):
+        _, mark, message = str(error).rpartition(f" {kind.__name__}: ")
+        if mark:
+            return kind(message.splitlines()[0])
+    return error
