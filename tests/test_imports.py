@@ -124,8 +124,10 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.numbers": {"evalpool.judge.channel"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers"},
-    # cluster: judges on other machines
-    "cluster": {"config.schema", "process", "process.server", "evalpool"},
+    # cluster: judges and engines on other machines
+    "cluster": {
+        "config.schema", "process", "process.server", "evalpool", "serve", "serve.installed",
+    },
     # children of `forge doctor`
     "commands.doctor.probes": {
         "process", "evalpool.judge.sandbox", "evalpool.judge.capture", "evalpool.judge.execute",

@@ -1,9 +1,9 @@
-"""Judges of a run on other machines, which are nodes of a Ray cluster.
+"""Judges and engines of a run on other machines, which are nodes of a Ray cluster.
 
     supervisor ──Unix socket──▶ broker, the only process here that imports Ray
         │                          │ actors: placed by resources and labels, one for each child
         │                          ▼
-        └──HTTP, TCP, token──▶ child of a host actor on a node: the same judge as at home
+        └──HTTP, TCP, token──▶ child of a host actor on a node: the same as at home
 
 Called by `runner.work`, `forge plan` and `forge cluster check`. Ray places hosts and notices lost
 nodes; a host starts its child through `forge.process` and the child ends with it, as it does with a

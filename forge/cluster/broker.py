@@ -3,6 +3,7 @@
 
     POST /nodes → {nodes}                    POST /open {id, order, ...} → {url, pid, devices, ...}
     POST /news {id, offset} → {log, ended}   POST /stop {id}   POST /stacks {id}
+    POST /put {path} → {key}                 POST /bring {id, key} → {path}
 
 A child of its own, since Ray ends its process when the cluster is gone, and takes signals and
 threads. Promises: when it ends, Ray ends all hosts of the run; a host that is not answered for is
@@ -20,10 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 
 from forge.cluster.connection import connect, list_nodes
 from forge.cluster.node_host import NodeHost
-from forge.errors import ForgeError
+from forge.cluster.weights import dropped, pack, weights_key
+from forge.errors import ForgeError, MachineError
 from forge.process.lease import hold_lease
 from forge.process.server.door import Door, read_object
 from forge.process.server.serving import serve
@@ -35,11 +38,15 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from forge.cluster.weights import Manifest
+
 logger = logging.getLogger(__name__)
 
 NEWS_TIMEOUT_S = 60.0
 """Maximum silence of a host. Longer than an outage of the network from which it returns."""
 STOP_TIMEOUT_S = 10.0
+KEPT_WEIGHTS = 4
+"""Directories of weights in the object store: a checkpoint and adapters, with the latest before."""
 MAX_BODY_BYTES = 1 << 20
 
 
@@ -59,6 +66,8 @@ class Broker:
         self._ray = ray
         self._here = str(ray.get_runtime_context().get_node_id())
         self._hosts: dict[str, HeldActor] = {}
+        self._weights: dict[str, Manifest] = {}
+        self._putting = anyio.Lock()
 
     def app(self) -> Starlette:
         """The application with all routes."""
@@ -68,7 +77,7 @@ class Broker:
 
         calls = {
             "/nodes": self.nodes, "/open": self.open, "/news": self.news, "/stop": self.stop,
-            "/stacks": self.stacks,
+            "/stacks": self.stacks, "/put": self.put, "/bring": self.bring,
         }  # fmt: skip
         routes = [
             Route(path, partial(_answer, self._ray, call), methods=["POST"])
@@ -89,6 +98,11 @@ class Broker:
         if scope.cancelled_caught:
             self._kill(body["id"])
             return {"kind": "NoRoom", "error": self._no_room(body)}
+        if key := body["order"]["weights"]:
+            brought = await actor.bring.remote(key, self._weights[key])
+            if "error" in brought:
+                self._kill(body["id"])
+                return brought
         hosted.holding = actor.hold.remote(body["order"])
         found = await actor.opened.remote()
         if error := found.get("error"):
@@ -123,6 +137,23 @@ class Broker:
             return {"log": base64.b64encode(found["log"]).decode(), "ended": found["ended"]}
         return {"log": "", "ended": f"its node was silent for {NEWS_TIMEOUT_S:.0f} s"}
 
+    async def put(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Put a directory of weights into the object store, once."""
+        folder = Path(body["path"])
+        key = await anyio.to_thread.run_sync(weights_key, folder)
+        async with self._putting:
+            if key not in self._weights:
+                packed = await anyio.to_thread.run_sync(pack, folder, self._ray.put)
+                self._weights[key] = packed
+                for old in dropped(self._weights, num=KEPT_WEIGHTS):
+                    del self._weights[old]
+        return {"key": key}
+
+    async def bring(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy weights to the node of a host."""
+        actor = self._hosts[body["id"]].actor
+        return await actor.bring.remote(body["key"], self._weights[body["key"]])
+
     async def stacks(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Ask a host for its child's stacks; its log will have them."""
         self._hosts[body["id"]].actor.dump_stacks.remote()
@@ -155,6 +186,8 @@ async def _answer(ray: Any, call: Any, request: Request) -> Response:
         return JSONResponse(await call(body))
     except KeyError as error:  # stopped while its news were awaited
         return JSONResponse({"kind": "ChildDied", "error": f"{error} is not open"})
+    except MachineError as error:
+        return JSONResponse({"kind": "MachineError", "error": str(error)})
     except ray.exceptions.RayError as error:
         return JSONResponse({"kind": "ChildDied", "error": _explain(error)})
 

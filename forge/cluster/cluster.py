@@ -11,7 +11,7 @@ import base64
 import logging
 import secrets
 import sys
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -21,16 +21,15 @@ import anyio
 import anyio.abc
 
 from forge.cluster.connection import Node
-from forge.cluster.order import Order
+from forge.cluster.order import Order, Role
 from forge.cluster.sources import source_digest
-from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.evalpool.keeper import NoRoom
+from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
 from forge.process.ask import open_client, send
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 
     import httpx
 
@@ -45,8 +44,8 @@ CONNECT_S = 90.0
 """Maximum time until the broker is connected: importing Ray takes seconds."""
 ROOM_S = 45.0
 """Maximum wait for a node with room, its first import of forge included."""
-OPEN_S = 240.0
-"""Maximum time until a host's child is ready, after it has found room."""
+TRANSFER_S = 1800.0
+"""Maximum time until weights have reached a node: 140 GB at 1 Gbit/s."""
 NEWS_S = 90.0
 STOP_S = 20.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
@@ -65,9 +64,10 @@ class Hosted:
     url: str
     host: str
     """Name of its machine."""
-    devices: str
     log_path: Path
     """The copy of its log, here."""
+    log_offset: int
+    """Size of that copy before this child."""
     reason: str = ""
     """Reason of its end; empty while it runs."""
     ended: anyio.Event = field(default_factory=anyio.Event)
@@ -76,6 +76,11 @@ class Hosted:
         """Wait for its end and return the reason."""
         await self.ended.wait()
         return self.reason
+
+    def end(self, reason: str) -> None:
+        """Note that it has ended. The first reason stays."""
+        self.reason = self.reason or reason
+        self.ended.set()
 
 
 class Cluster:
@@ -98,42 +103,73 @@ class Cluster:
 
     @asynccontextmanager
     async def host(
-        self, name: str, *, index: int, settings: Mapping[str, Any], on_gpu: bool,
-        labels: Mapping[str, str],
+        self, name: str, *, role: Role, index: int, settings: Mapping[str, Any], num_gpus: int,
+        num_cpus: int, labels: Mapping[str, str], ready_s: float, weights: Path | None = None,
     ) -> AsyncGenerator[Hosted]:  # fmt: skip
         """A child on a node with room, until the context ends.
 
+        Args:
+            weights: checkpoint that the child starts with.
+            ready_s: maximum time until the child is ready.
+
         Raises:
-            NoRoom: no node has room now.
+            NoRoom: no node has room now, or the cluster does not answer.
             MachineError, ChildDied, Stalled: the child did not start, or its node is unfit.
         """
         key = f"{name}.{next(self._ids)}"
         order = Order(
-            run=self._run, name=name, index=index, token=self.token, sources=source_digest(),
-            num_gpus=int(on_gpu), settings=settings,
+            run=self._run, name=name, role=role, index=index, token=self.token,
+            sources=source_digest(), num_gpus=num_gpus, settings=settings,
+            weights="" if weights is None else await self._put(weights),
         )  # fmt: skip
         body = {
-            "id": key, "order": order.to_json(), "num_cpus": 0 if on_gpu else 1,
-            "labels": dict(labels), "room_s": ROOM_S,
+            "id": key, "order": order.to_json(), "num_cpus": num_cpus, "labels": dict(labels),
+            "room_s": ROOM_S,
         }  # fmt: skip
+        timeout_s = ROOM_S + ready_s + (TRANSFER_S if weights else 0.0)
         following = anyio.CancelScope()
         try:
-            found = await self._ask("/open", body, timeout_s=ROOM_S + OPEN_S)
+            with _absent_broker():
+                found = await self._ask("/open", body, timeout_s=timeout_s)
+            log_path = self._log_dir / f"{name}.log"
             hosted = Hosted(
-                name=name, key=key, url=found["url"], host=found["host"],
-                devices=found["devices"], log_path=self._log_dir / f"{name}.log",
+                name=name, key=key, url=found["url"], host=found["host"], log_path=log_path,
+                log_offset=log_path.stat().st_size if log_path.exists() else 0,
             )  # fmt: skip
-            self._say(f"{name} runs on {hosted.host} ({hosted.url}, {hosted.devices})")
+            self._say(f"{name} runs on {hosted.host} ({hosted.url}, {found['devices']})")
             self._tasks.start_soon(self._follow, hosted, following)
             yield hosted
         finally:
             following.cancel()
-            with anyio.CancelScope(shield=True), suppress(ForgeError):
-                await self._ask("/stop", {"id": key}, timeout_s=STOP_S)
+            with anyio.CancelScope(shield=True):
+                await self._stop(key)
 
-    async def dump_stacks(self, hosted: Hosted) -> None:
+    async def bring(self, hosted: Hosted, path: Path) -> Path:
+        """Copy a directory of weights to the node of a child; returns the path there."""
+        body = {"id": hosted.key, "key": await self._put(path)}
+        return Path((await self._ask("/bring", body, timeout_s=TRANSFER_S))["path"])
+
+    async def end(self, hosted: Hosted) -> None:
+        """End a child before its context ends."""
+        await self._stop(hosted.key)
+        hosted.end("killed by forge")
+
+    def dump_stacks(self, hosted: Hosted) -> None:
         """Make a child write its stacks to its log."""
-        await self._ask("/stacks", {"id": hosted.key}, timeout_s=STOP_S)
+        self._tasks.start_soon(self._dump_stacks, hosted.key)
+
+    async def _dump_stacks(self, key: str) -> None:
+        with suppress(ForgeError):
+            await self._ask("/stacks", {"id": key}, timeout_s=STOP_S)
+
+    async def _put(self, path: Path) -> str:
+        with _absent_broker():
+            body = {"path": str(path.absolute())}
+            return (await self._ask("/put", body, timeout_s=TRANSFER_S))["key"]
+
+    async def _stop(self, key: str) -> None:
+        with suppress(ForgeError):
+            await self._ask("/stop", {"id": key}, timeout_s=STOP_S)
 
     async def _follow(self, hosted: Hosted, scope: anyio.CancelScope) -> None:
         """Copy the child's log until its end, and note the reason."""
@@ -148,8 +184,8 @@ class Cluster:
                 text = base64.b64decode(news["log"])
                 offset += log.write(text)
                 log.flush()
-                hosted.reason = news["ended"] or ""
-            hosted.ended.set()
+                if news["ended"]:
+                    hosted.end(news["ended"])
 
     async def _ask(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
         answer = await send(self._http, "POST", path, body, server=BROKER, timeout_s=timeout_s)
@@ -159,6 +195,17 @@ class Cluster:
         if answer.status != 200:
             raise MachineError(f"{BROKER}: {found.get('error', answer.status)}")
         return found
+
+
+@contextmanager
+def _absent_broker() -> Generator[None]:
+    """Turns a broker that does not answer into NoRoom: it is started again."""
+    try:
+        yield
+    except ChildDied as error:
+        if str(error).startswith(f"{BROKER} "):
+            raise NoRoom(f"the cluster is not connected: {error}") from error
+        raise
 
 
 @asynccontextmanager
@@ -187,7 +234,7 @@ async def open_cluster(
         ready_timeout_s=CONNECT_S,
     )
     async with (
-        open_client(socket_path, timeout_s=OPEN_S) as http,
+        open_client(socket_path, timeout_s=NEWS_S) as http,
         anyio.create_task_group() as tasks,
     ):
         await tasks.start(_keep_broker, spec, observer)

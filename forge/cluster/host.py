@@ -12,6 +12,7 @@ for errors, so that the broker needs none of the node's classes.
 from __future__ import annotations
 
 import platform
+import shutil
 import socket
 import sys
 import tempfile
@@ -22,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.cluster.order import Order, Place, judge_child
+from forge.cluster.order import Order, Place, child_of
 from forge.cluster.sources import source_digest
+from forge.cluster.weights import dropped, unpack
 from forge.errors import ForgeError, MachineError
 from forge.process.child import open_child, thread_for_children
 from forge.process.devices import inventory
@@ -34,6 +36,7 @@ from forge.process.sockets import open_private_dir
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from forge.cluster.weights import Manifest
     from forge.process.child import Child
     from forge.process.devices import Gpu
 
@@ -41,6 +44,9 @@ NEWS_S = 5.0
 """Maximum wait for news before an empty answer."""
 NEWS_PAUSE_S = 0.2
 """Pause between two looks for news."""
+KEPT_WEIGHTS = 3
+"""Directories of weights on a node's disk for each engine: a checkpoint and two adapters. Loaded
+files stay readable after their deletion."""
 MAX_LOG_BYTES = 64 * 1024
 """Bytes of the child's log in one answer."""
 
@@ -60,6 +66,7 @@ class Host:
         self._port = ""
         self._ended: str | None = None
         self._error: dict[str, str] = {}
+        self._weights: dict[str, Path] = {}
 
     async def describe(self) -> dict[str, Any]:
         """Facts about this node, for the check of its installation."""
@@ -97,7 +104,7 @@ class Host:
                 f"node {self._ip}: Ray gave {order.num_gpus} GPUs, and {len(gpus)} answer here"
             )
         with claim(gpus, run=order.run):
-            spec = judge_child(order, self._place(gpus))
+            spec = child_of(order, self._place(gpus))
             self._log = spec.log_path
             async with open_child(spec) as child:
                 assert spec.socket_path is not None
@@ -122,8 +129,26 @@ class Host:
 
     def _place(self, gpus: Sequence[Gpu]) -> Place:
         return Place(
-            ip=self._ip, folder=self._folder, gpus=gpus, num_neighbours=self._num_neighbours
+            ip=self._ip,
+            folder=self._folder,
+            gpus=gpus,
+            num_neighbours=self._num_neighbours,
+            weights=self._weights,
         )
+
+    async def bring(self, key: str, manifest: Manifest) -> dict[str, Any]:
+        """Write weights to this node's disk; returns their path. The last ones stay."""
+        folder = self._folder / f"weights-{key}"
+        try:
+            if key not in self._weights:
+                await unpack(manifest, folder)
+                self._weights[key] = folder
+                for old in dropped(self._weights, num=KEPT_WEIGHTS):
+                    shutil.rmtree(self._weights.pop(old), ignore_errors=True)
+        except MachineError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            return {"error": f"node {self._ip}: {error}", "kind": "MachineError"}
+        return {"path": str(folder)}
 
     async def opened(self) -> dict[str, Any]:
         """The child's address once it is ready, or the error of its start."""

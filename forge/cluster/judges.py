@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from forge.cluster.order import Role
 from forge.errors import ChildDied
 from forge.evalpool.keeper import Link
-from forge.evalpool.links import ask_health
+from forge.evalpool.links import READY_TIMEOUT_S, ask_health
 from forge.evalpool.pool import request_timeout_s
 from forge.evalpool.wire import NoAnswer
 from forge.process.ask import open_url_client
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from forge.cluster.cluster import Cluster
     from forge.config.schema import ClusterTable, JudgeTable
     from forge.evalpool.pool import OpenElsewhere
+
+
+MARGIN_S = 10.0
+"""Added to a child's own limit, so that its error arrives before the broker counts as silent."""
 
 
 def judges_elsewhere(
@@ -42,8 +47,14 @@ async def _open_judge(
     timeout_s = request_timeout_s(judge, is_timed=on_gpu)
     async with (
         cluster.host(
-            name, index=index, settings=judge.model_dump(mode="json"), on_gpu=on_gpu,
+            name,
+            role=Role.JUDGE,
+            index=index,
+            settings={"table": judge.model_dump(mode="json")},
+            num_gpus=int(on_gpu),
+            num_cpus=int(not on_gpu),
             labels=table.judge_labels,
+            ready_s=READY_TIMEOUT_S + MARGIN_S,
         ) as hosted,
         open_url_client(hosted.url, timeout_s=timeout_s, token=cluster.token) as client,
     ):  # fmt: skip

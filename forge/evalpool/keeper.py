@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 
-from forge.errors import ForgeError, MachineError
+from forge.errors import ForgeError, NoRoom
 from forge.evalpool import canary
 from forge.evalpool.seat import JudgeKind, Seat, State
 from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_verdict
@@ -59,10 +59,6 @@ class Link:
 
 
 OpenLink = Callable[[], AbstractAsyncContextManager[Link]]
-
-
-class NoRoom(MachineError):
-    """No machine has room for a judge now; one may have later."""
 
 
 class _InconclusiveError(Exception):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.cluster.cluster import open_cluster
+from forge.cluster.engines import engines_elsewhere
 from forge.cluster.judges import judges_elsewhere
 from forge.config.schema import EvalStage, GrpoStage, SftStage
 from forge.data.problems import load_problems
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from forge.cluster.cluster import Cluster
-    from forge.config.schema import Experiment, JudgeTable
-    from forge.evalpool.pool import OpenElsewhere, Pool
+    from forge.config.schema import Experiment, JudgeTable, ServeTable
+    from forge.evalpool.pool import Pool
     from forge.runner.past import EarlierAttempts
     from forge.runner.stages.run_context import RunContext
+    from forge.serve.elsewhere import OpenEngineElsewhere
     from forge.serve.remote.remote import Remote
     from forge.serve.replicas import Replicas
 
@@ -62,6 +64,8 @@ class Work:
         last_served = max((i for i, s in stages if not isinstance(s, SftStage)), default=-1)
         async with AsyncExitStack() as opened:
             if makes_pairs(run.experiment) or last_served >= 0:
+                if run.experiment.cluster.address is not None:
+                    run.cluster = await opened.enter_async_context(self._open_cluster())
                 run.pool = await opened.enter_async_context(self._open_pool())
             await prepare_run(run, state=self.past.state)
             if run.experiment.reward.function and last_served >= 0:
@@ -103,22 +107,15 @@ class Work:
     async def _open_pool(self) -> AsyncGenerator[Pool]:
         run = self.run
         run.progress.prepare("judges")
-        table = _without_key(run.experiment)
-        async with AsyncExitStack() as opened:
-            elsewhere: list[OpenElsewhere] = []
-            if run.experiment.cluster.judges:
-                cluster = await opened.enter_async_context(self._open_cluster())
-                elsewhere = judges_elsewhere(cluster, run.experiment.cluster, table)
-            pool = await opened.enter_async_context(
-                open_pool(
-                    table,
-                    socket_dir=run.socket_dir,
-                    log_dir=run.log_dir,
-                    observer=run.observer,
-                    gpus=run.placement.judge,
-                    elsewhere=elsewhere,
-                )
-            )
+        table, cluster = _without_key(run.experiment), run.experiment.cluster
+        async with open_pool(
+            table,
+            socket_dir=run.socket_dir,
+            log_dir=run.log_dir,
+            observer=run.observer,
+            gpus=run.placement.judge,
+            elsewhere=judges_elsewhere(run.cluster, cluster, table) if run.cluster else (),
+        ) as pool:
             try:
                 yield pool
             finally:
@@ -163,7 +160,14 @@ class Work:
             gpus=placement.serve_uuids,
             shared=placement.shared,
             max_lora_rank=lora_rank(run.experiment.model),
+            elsewhere=self._engines_elsewhere(table),
         )
+
+    def _engines_elsewhere(self, table: ServeTable) -> OpenEngineElsewhere | None:
+        cluster = self.run.experiment.cluster
+        if self.run.cluster is None or not cluster.serve:
+            return None
+        return engines_elsewhere(self.run.cluster, cluster, table)
 
     @asynccontextmanager
     async def _counted(self) -> AsyncGenerator[None]:

@@ -32,6 +32,20 @@ def file(tmp_path: Path) -> Path:
     ("given", "expected"),
     [
         (["cluster.judges=0"], "cluster.address: set, and nothing runs on its nodes"),
+        (["cluster.serve=true"], 'serve.engine: found "auto", and engines run on other nodes'),
+        (
+            ["cluster.serve=true", 'serve.engine="vllm"', 'serve.url=["unix:/s"]'],
+            "cluster.serve: found true with serve.url",
+        ),
+        (
+            [
+                "cluster.serve=true",
+                'cluster.serve_on="cpu"',
+                'devices.gpus="auto"',
+                "devices.serve=1",
+            ],
+            "devices.serve: found 1 with cluster.serve",
+        ),
         (['cluster.address="head"'], 'found "head"; auto, HOST:PORT or ray://HOST:PORT'),
         (['judge.url=["unix:/s"]'], "cluster.judges: found 2 with judge.url; one of them"),
         (['devices.gpus="auto"', "devices.judge=1"], "devices.judge: found 1 with cluster.judges"),

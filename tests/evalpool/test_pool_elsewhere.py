@@ -10,9 +10,8 @@ import anyio
 import pytest
 
 from forge.config.schema import JudgeTable
-from forge.errors import ChildDied, MachineError
+from forge.errors import ChildDied, MachineError, NoRoom
 from forge.evalpool import keeper
-from forge.evalpool.keeper import NoRoom
 from forge.evalpool.pool import open_pool
 from forge.evalpool.seat import State
 from tests.evalpool.scripted_judges import PROBLEM, Script

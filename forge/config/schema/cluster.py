@@ -1,4 +1,4 @@
-"""`[cluster]`: other machines that judge for a run, as nodes of a Ray cluster."""
+"""`[cluster]`: other machines that judge and generate for a run, as nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLUSTER_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[^/\s:]+):\d{1,5
 
 
 class ClusterTable(Table):
-    """`[cluster]`: other machines that judge for a run, as nodes of a Ray cluster."""
+    """`[cluster]`: other machines that judge and generate for a run, as nodes of a Ray cluster."""
 
     address: str | None = None
     """Ray cluster whose nodes work for the run: auto, if this machine is one of them, HOST:PORT of
@@ -26,3 +26,11 @@ class ClusterTable(Table):
     judge_labels: dict[str, str] = Field(default_factory=dict[str, str])
     """Labels that a node needs to have judges: { role = "judge" }, or
     { "ray.io/accelerator-type" = "H100" }. Values may be "!x" or "in(a,b)", as in Ray."""
+    serve: bool = False
+    """Run the engines of [serve] on other nodes: serve.replicas of them, each on one node, to which
+    weights travel through Ray's object store."""
+    serve_on: Literal["gpu", "cpu"] = "gpu"
+    """Resource that each engine takes on its node: serve.tensor_parallel GPUs, or serve.threads CPU
+    cores."""
+    serve_labels: dict[str, str] = Field(default_factory=dict[str, str])
+    """Labels that a node needs to have engines, as in judge_labels."""

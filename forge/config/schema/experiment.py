@@ -40,7 +40,7 @@ class Experiment(Table):
     judge: JudgeTable = JudgeTable()
     """Compiling, checking and timing candidates."""
     cluster: ClusterTable = ClusterTable()
-    """Other machines that judge for the run."""
+    """Other machines that judge and generate for the run."""
     reward: RewardTable = RewardTable()
     """Terms of the reward of one verdict."""
     rollout: RolloutTable = RolloutTable()

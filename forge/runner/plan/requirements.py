@@ -54,6 +54,8 @@ def require_engine(experiment: Experiment, machine: Machine, placement: Placemen
         return
     chosen = serve.model_copy(update={"engine": placement.engine})
     check_adapters(chosen, max_lora_rank=lora_rank(experiment.model))
+    if experiment.cluster.serve:
+        return  # nodes check their own installation
     if machine.is_here:
         gpus = [gpu for replica in placement.serve for gpu in replica]
         check_engine(chosen, gpus=gpus)
