@@ -1,7 +1,7 @@
 # pyright: strict
 """`python -m forge.cluster.broker CONFIG.json`: the process that speaks with Ray for a supervisor.
 
-    POST /nodes → {nodes}                    POST /open {id, order, ...} → {url, pid, devices, ...}
+    POST /survey → {nodes}                   POST /open {id, order, ...} → {url, pid, devices, ...}
     POST /news {id, offset} → {log, ended}   POST /stop {id}   POST /stacks {id}
     POST /put {path} → {key}                 POST /bring {id, key} → {path}
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import logging
 import sys
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
+import numpy as np
 
-from forge.cluster.connection import connect, list_nodes
+from forge.cluster.connection import SURVEY_S, Node, connect, is_open, list_nodes
 from forge.cluster.node_host import NodeHost
 from forge.cluster.weights import dropped, pack, weights_key
 from forge.errors import ForgeError, MachineError
@@ -44,7 +46,12 @@ logger = logging.getLogger(__name__)
 
 NEWS_TIMEOUT_S = 60.0
 """Maximum silence of a host. Longer than an outage of the network from which it returns."""
+UNAVAILABLE_PAUSE_S = 1.0
+"""Pause before a host is asked again whose connection broke: Ray decides whether it is lost."""
 STOP_TIMEOUT_S = 10.0
+MEASURED_BYTES = 32 << 20
+"""Bytes that are sent to a node to measure its bandwidth: a second at 256 Mbit/s."""
+NO_FORGE = "No module named 'forge"
 KEPT_WEIGHTS = 4
 """Directories of weights in the object store: a checkpoint and adapters, with the latest before."""
 MAX_BODY_BYTES = 1 << 20
@@ -76,7 +83,7 @@ class Broker:
         from starlette.routing import Route
 
         calls = {
-            "/nodes": self.nodes, "/open": self.open, "/news": self.news, "/stop": self.stop,
+            "/survey": self.survey, "/open": self.open, "/news": self.news, "/stop": self.stop,
             "/stacks": self.stacks, "/put": self.put, "/bring": self.bring,
         }  # fmt: skip
         routes = [
@@ -85,40 +92,89 @@ class Broker:
         ]
         return Starlette(routes=[*routes, Route("/health", _health)], middleware=[Middleware(Door)])
 
-    async def nodes(self, _body: Mapping[str, Any]) -> dict[str, Any]:
-        """The living nodes."""
-        return {"nodes": [node.to_json() for node in list_nodes(self._ray)]}
+    async def survey(self, _body: Mapping[str, Any]) -> dict[str, Any]:
+        """The living nodes, and what a host on each but this one reports about it."""
+        nodes = list_nodes(self._ray)
+        found: list[dict[str, Any]] = [{} for _ in nodes]
+
+        async def ask(index: int, node: Node) -> None:
+            actor = self._new_host(0, 0, {"ray.io/node-id": node.node_id})
+            try:
+                with anyio.fail_after(SURVEY_S):
+                    await actor.ready.remote()
+                    before = time.time()
+                    found[index] = await actor.describe.remote()
+                    found[index]["skew_s"] = found[index]["time"] - (before + time.time()) / 2
+                    found[index]["megabytes_s"] = await self._measure(actor)
+                    address = (node.ip, found[index]["port"])
+                    found[index]["is_reachable"] = await anyio.to_thread.run_sync(is_open, *address)
+                    await actor.stop.remote()
+            except TimeoutError:
+                found[index]["error"] = f"it did not answer within {SURVEY_S:.0f} s"
+            except self._ray.exceptions.RayError as error:
+                found[index]["error"] = _explain(error)
+            finally:
+                self._ray.kill(actor)
+
+        async with anyio.create_task_group() as tasks:
+            for index, node in enumerate(nodes):
+                if not node.is_here:
+                    tasks.start_soon(ask, index, node)
+        return {
+            "nodes": [
+                {"node": node.to_json(), **facts} for node, facts in zip(nodes, found, strict=True)
+            ]
+        }
+
+    async def _measure(self, actor: Any) -> float:
+        """Megabytes per second through the object store to a node."""
+        ref = self._ray.put(np.zeros(MEASURED_BYTES, np.uint8))
+        began = time.monotonic()
+        await actor.receive.remote([ref])
+        return MEASURED_BYTES / 1e6 / (time.monotonic() - began)
 
     async def open(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Place a host, and let it start its child."""
         actor = self._place(body)
         hosted = self._hosts[body["id"]] = HeldActor(actor)
-        with anyio.move_on_after(body["room_s"]) as scope:
-            await actor.describe.remote()
-        if scope.cancelled_caught:
+        if not await self._is_placed(actor, within_s=body["room_s"]):
             self._kill(body["id"])
             return {"kind": "NoRoom", "error": self._no_room(body)}
         if key := body["order"]["weights"]:
             brought = await actor.bring.remote(key, self._weights[key])
             if "error" in brought:
-                self._kill(body["id"])
+                await self.stop(body)
                 return brought
         hosted.holding = actor.hold.remote(body["order"])
         found = await actor.opened.remote()
         if error := found.get("error"):
-            self._kill(body["id"])
+            await self.stop(body)
             return {"kind": error["kind"], "error": error["message"]}
         return found
 
     def _place(self, body: Mapping[str, Any]) -> Any:
         """A host on any node but this one with the resources and labels."""
+        not_here = {"ray.io/node-id": f"!in({self._here})"}
+        num_gpus = body["order"]["num_gpus"]
+        return self._new_host(body["num_cpus"], num_gpus, not_here | body["labels"])
+
+    def _new_host(self, num_cpus: int, num_gpus: int, labels: dict[str, str]) -> Any:
         host = self._ray.remote(NodeHost).options(
-            num_cpus=body["num_cpus"],
-            num_gpus=body["order"]["num_gpus"],
-            label_selector={"ray.io/node-id": f"!in({self._here})", **body["labels"]},
-            max_restarts=0,
+            num_cpus=num_cpus, num_gpus=num_gpus, label_selector=labels, max_restarts=0
         )
-        return host.remote(is_on_gpu=body["order"]["num_gpus"] > 0)
+        return host.remote(is_on_gpu=num_gpus > 0)
+
+    async def _is_placed(self, actor: Any, *, within_s: float) -> bool:
+        """True once a node has made the host; False if none does, or the node is lost meanwhile."""
+        with anyio.move_on_after(within_s):
+            try:
+                await actor.ready.remote()
+                return True
+            except self._ray.exceptions.ActorDiedError as error:
+                if NO_FORGE in str(error):
+                    raise
+                logger.warning("a host was not made: %s", _first_line(error))
+        return False
 
     def _no_room(self, body: Mapping[str, Any]) -> str:
         order, nodes = body["order"], list_nodes(self._ray)
@@ -133,8 +189,13 @@ class Broker:
         """News of a host. A host that is silent or lost has ended."""
         hosted = self._hosts[body["id"]]
         with anyio.move_on_after(NEWS_TIMEOUT_S):
-            found = await hosted.actor.news.remote(body["offset"])
-            return {"log": base64.b64encode(found["log"]).decode(), "ended": found["ended"]}
+            while True:
+                try:
+                    found = await hosted.actor.news.remote(body["offset"])
+                    return {"log": base64.b64encode(found["log"]).decode(), "ended": found["ended"]}
+                except self._ray.exceptions.ActorUnavailableError as error:
+                    logger.warning("%s does not answer: %s", body["id"], _first_line(error))
+                    await anyio.sleep(UNAVAILABLE_PAUSE_S)
         return {"log": "", "ended": f"its node was silent for {NEWS_TIMEOUT_S:.0f} s"}
 
     async def put(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +261,7 @@ async def _health(_request: Request) -> Response:
 
 def _explain(error: Exception) -> str:
     text = str(error)
-    if "No module named 'forge" in text:
+    if NO_FORGE in text:
         return "its node has no forge: install the same commit there, in the Python that runs Ray"
     return f"its host is gone: {_first_line(error)}"
 

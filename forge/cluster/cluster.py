@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 
-from forge.cluster.connection import Node
+from forge.cluster.connection import SURVEY_S
 from forge.cluster.order import Order, Role
 from forge.cluster.sources import source_digest
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
@@ -96,10 +96,9 @@ class Cluster:
         self._run, self._log_dir, self._say = run, log_dir, say
         self._ids = count()
 
-    async def nodes(self) -> list[Node]:
-        """The living nodes, this machine first."""
-        found = await self._ask("/nodes", {}, timeout_s=STOP_S)
-        return [Node(**each) for each in found["nodes"]]
+    async def survey(self) -> list[dict[str, Any]]:
+        """The living nodes, this machine first, with facts about each."""
+        return (await self._ask("/survey", {}, timeout_s=SURVEY_S + STOP_S))["nodes"]
 
     @asynccontextmanager
     async def host(

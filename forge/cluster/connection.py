@@ -18,6 +18,8 @@ from forge.errors import ConfigError, MachineError
 
 CONNECT_TIMEOUT_S = 5.0
 """Maximum wait for a TCP connection to the cluster's head."""
+SURVEY_S = 60.0
+"""Maximum time until a node has reported, its first import of forge included."""
 LONGEST_MESSAGE = 400
 
 
@@ -84,6 +86,15 @@ def _require_listener(address: str) -> None:
             f"cluster.address: nobody answers at {address}: {error.strerror or error}; "
             '"ray start --head" on that machine starts a cluster'
         ) from error
+
+
+def is_open(host: str, port: int) -> bool:
+    """True if somebody listens there and this machine reaches it."""
+    try:
+        socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _explain(address: str, error: Exception) -> str:

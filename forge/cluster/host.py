@@ -11,6 +11,7 @@ for errors, so that the broker needs none of the node's classes.
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import shutil
 import socket
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from forge.process.child import Child
     from forge.process.devices import Gpu
 
+NEEDED = ("torch", "triton")
+"""Packages that a judge needs on its node."""
 NEWS_S = 5.0
 """Maximum wait for news before an empty answer."""
 NEWS_PAUSE_S = 0.2
@@ -68,6 +71,9 @@ class Host:
         self._error: dict[str, str] = {}
         self._weights: dict[str, Path] = {}
 
+    async def ready(self) -> None:
+        """Nothing; its answer shows that a node has made the host."""
+
     async def describe(self) -> dict[str, Any]:
         """Facts about this node, for the check of its installation."""
         return {
@@ -77,8 +83,19 @@ class Host:
             "python": platform.python_version(),
             "executable": sys.executable,
             "time": time.time(),
-            "gpus": [gpu.name for gpu in inventory()],
+            "missing": [name for name in NEEDED if importlib.util.find_spec(name) is None],
+            "port": self._listen(),
         }
+
+    def _listen(self) -> int:
+        """A port where the supervisor can try to reach this node, until the host ends."""
+        family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
+        listener = self._stack.enter_context(socket.create_server((self._ip, 0), family=family))
+        return listener.getsockname()[1]
+
+    async def receive(self, refs: Sequence[Any]) -> int:
+        """Fetch objects to this node; returns their bytes."""
+        return sum([len(await ref) for ref in refs])
 
     async def hold(self, order: Mapping[str, Any]) -> None:
         """Start the child and wait for its end."""

@@ -21,6 +21,7 @@ from forge.runner.plan.placement import Placement, place
 from forge.runner.plan.predict import PhasePlan, predict_disk_bytes, predict_phases
 from forge.runner.plan.prefix_sharing import reasons
 from forge.runner.plan.requirements import (
+    require_cluster,
     require_disk,
     require_engine,
     require_problems,
@@ -132,6 +133,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     if machine.is_here:
         require_site_packages(experiment.judge)
         require_sinks(experiment.sinks)
+        require_cluster(experiment.cluster)
     problems = experiment.problems.model_copy(update={"num_heldout": num_heldout})
     experiment = experiment.model_copy(update={"problems": problems})
     params = costs.count_params(experiment.model)

@@ -27,7 +27,7 @@ from forge.train.refusals import refusals
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
-    from forge.config.schema import JudgeTable
+    from forge.config.schema import ClusterTable, JudgeTable
     from forge.config.schema.outlets import SinksTable
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
@@ -155,6 +155,13 @@ def require_site_packages(table: JudgeTable) -> None:
     """Raises ConfigError if a distribution that references may import is not installed."""
     if not table.url:
         require_installed(table.site_packages)
+
+
+def require_cluster(table: ClusterTable) -> None:
+    """Raises MachineError if the package for `[cluster]` is not installed. Nodes are asked later:
+    a plan connects to nothing."""
+    if table.address is not None:
+        _require_package("ray", f'cluster.address = "{table.address}"')
 
 
 def require_sinks(table: SinksTable) -> None:
