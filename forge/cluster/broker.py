@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import logging
 import sys
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
-import numpy as np
 
-from forge.cluster.connection import SURVEY_S, Node, connect, is_open, list_nodes
+from forge.cluster.connection import cause_line, connect, list_nodes
 from forge.cluster.node_host import NodeHost
+from forge.cluster.survey import NO_FORGE, explain, survey
 from forge.cluster.weights import dropped, pack, weights_key
 from forge.errors import ForgeError, MachineError
 from forge.process.lease import hold_lease
@@ -49,9 +48,6 @@ NEWS_TIMEOUT_S = 60.0
 UNAVAILABLE_PAUSE_S = 1.0
 """Pause before a host is asked again whose connection broke: Ray decides whether it is lost."""
 STOP_TIMEOUT_S = 10.0
-MEASURED_BYTES = 32 << 20
-"""Bytes that are sent to a node to measure its bandwidth: a second at 256 Mbit/s."""
-NO_FORGE = "No module named 'forge"
 KEPT_WEIGHTS = 4
 """Directories of weights in the object store: a checkpoint and adapters, with the latest before."""
 MAX_BODY_BYTES = 1 << 20
@@ -94,44 +90,7 @@ class Broker:
 
     async def survey(self, _body: Mapping[str, Any]) -> dict[str, Any]:
         """The living nodes, and what a host on each but this one reports about it."""
-        nodes = list_nodes(self._ray)
-        found: list[dict[str, Any]] = [{} for _ in nodes]
-
-        async def ask(index: int, node: Node) -> None:
-            actor = self._new_host(0, 0, {"ray.io/node-id": node.node_id})
-            try:
-                with anyio.fail_after(SURVEY_S):
-                    await actor.ready.remote()
-                    before = time.time()
-                    found[index] = await actor.describe.remote()
-                    found[index]["skew_s"] = found[index]["time"] - (before + time.time()) / 2
-                    found[index]["megabytes_s"] = await self._measure(actor)
-                    address = (node.ip, found[index]["port"])
-                    found[index]["is_reachable"] = await anyio.to_thread.run_sync(is_open, *address)
-                    await actor.stop.remote()
-            except TimeoutError:
-                found[index]["error"] = f"it did not answer within {SURVEY_S:.0f} s"
-            except self._ray.exceptions.RayError as error:
-                found[index]["error"] = _explain(error)
-            finally:
-                self._ray.kill(actor)
-
-        async with anyio.create_task_group() as tasks:
-            for index, node in enumerate(nodes):
-                if not node.is_here:
-                    tasks.start_soon(ask, index, node)
-        return {
-            "nodes": [
-                {"node": node.to_json(), **facts} for node, facts in zip(nodes, found, strict=True)
-            ]
-        }
-
-    async def _measure(self, actor: Any) -> float:
-        """Megabytes per second through the object store to a node."""
-        ref = self._ray.put(np.zeros(MEASURED_BYTES, np.uint8))
-        began = time.monotonic()
-        await actor.receive.remote([ref])
-        return MEASURED_BYTES / 1e6 / (time.monotonic() - began)
+        return {"nodes": await survey(self._ray, partial(self._new_host, 0, 0))}
 
     async def open(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Place a host, and let it start its child."""
@@ -173,7 +132,7 @@ class Broker:
             except self._ray.exceptions.ActorDiedError as error:
                 if NO_FORGE in str(error):
                     raise
-                logger.warning("a host was not made: %s", _first_line(error))
+                logger.warning("a host was not made: %s", cause_line(error))
         return False
 
     def _no_room(self, body: Mapping[str, Any]) -> str:
@@ -194,7 +153,7 @@ class Broker:
                     found = await hosted.actor.news.remote(body["offset"])
                     return {"log": base64.b64encode(found["log"]).decode(), "ended": found["ended"]}
                 except self._ray.exceptions.ActorUnavailableError as error:
-                    logger.warning("%s does not answer: %s", body["id"], _first_line(error))
+                    logger.warning("%s does not answer: %s", body["id"], cause_line(error))
                     await anyio.sleep(UNAVAILABLE_PAUSE_S)
         return {"log": "", "ended": f"its node was silent for {NEWS_TIMEOUT_S:.0f} s"}
 
@@ -229,7 +188,7 @@ class Broker:
             try:
                 await hosted.actor.stop.remote()
             except self._ray.exceptions.RayError as error:
-                logger.info("%s is gone: %s", body["id"], _first_line(error))
+                logger.info("%s is gone: %s", body["id"], cause_line(error))
         self._kill(body["id"])
         return {}
 
@@ -250,26 +209,13 @@ async def _answer(ray: Any, call: Any, request: Request) -> Response:
     except MachineError as error:
         return JSONResponse({"kind": "MachineError", "error": str(error)})
     except ray.exceptions.RayError as error:
-        return JSONResponse({"kind": "ChildDied", "error": _explain(error)})
+        return JSONResponse({"kind": "ChildDied", "error": explain(error)})
 
 
 async def _health(_request: Request) -> Response:
     from starlette.responses import JSONResponse
 
     return JSONResponse({"ok": True})
-
-
-def _explain(error: Exception) -> str:
-    text = str(error)
-    if NO_FORGE in text:
-        return "its node has no forge: install the same commit there, in the Python that runs Ray"
-    return f"its host is gone: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    """The cause in one line: Ray's messages have the ids first and the cause last."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:300]
 
 
 def main() -> int:

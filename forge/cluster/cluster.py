@@ -10,8 +10,7 @@ from __future__ import annotations
 import base64
 import logging
 import secrets
-import sys
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -20,16 +19,15 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 
+from forge.cluster.broker_process import BROKER, absent_broker, broker_spec, keep_broker
 from forge.cluster.connection import SURVEY_S
 from forge.cluster.order import Order, Role
 from forge.cluster.sources import source_digest
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
 from forge.process.ask import open_client, send
-from forge.process.child import ChildSpec, open_child
-from forge.process.environment import child_env
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     import httpx
 
@@ -38,18 +36,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BROKER = "cluster"
-"""Name of the broker in messages, logs and the store."""
-CONNECT_S = 90.0
-"""Maximum time until the broker is connected: importing Ray takes seconds."""
 ROOM_S = 45.0
 """Maximum wait for a node with room, its first import of forge included."""
 TRANSFER_S = 1800.0
 """Maximum time until weights have reached a node: 140 GB at 1 Gbit/s."""
 NEWS_S = 90.0
 STOP_S = 20.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
-"""Pauses before a broker that ended is started again."""
 KINDS: dict[str, type[ForgeError]] = {
     kind.__name__: kind for kind in (NoRoom, MachineError, ConfigError, ChildDied, Stalled)
 }
@@ -128,7 +120,7 @@ class Cluster:
         timeout_s = ROOM_S + ready_s + (TRANSFER_S if weights else 0.0)
         following = anyio.CancelScope()
         try:
-            with _absent_broker():
+            with absent_broker():
                 found = await self._ask("/open", body, timeout_s=timeout_s)
             log_path = self._log_dir / f"{name}.log"
             hosted = Hosted(
@@ -162,7 +154,7 @@ class Cluster:
             await self._ask("/stacks", {"id": key}, timeout_s=STOP_S)
 
     async def _put(self, path: Path) -> str:
-        with _absent_broker():
+        with absent_broker():
             body = {"path": str(path.absolute())}
             return (await self._ask("/put", body, timeout_s=TRANSFER_S))["key"]
 
@@ -196,17 +188,6 @@ class Cluster:
         return found
 
 
-@contextmanager
-def _absent_broker() -> Generator[None]:
-    """Turns a broker that does not answer into NoRoom: it is started again."""
-    try:
-        yield
-    except ChildDied as error:
-        if str(error).startswith(f"{BROKER} "):
-            raise NoRoom(f"the cluster is not connected: {error}") from error
-        raise
-
-
 @asynccontextmanager
 async def open_cluster(
     table: ClusterTable,
@@ -222,56 +203,14 @@ async def open_cluster(
     Raises MachineError if Ray is not installed, nobody answers, or its version is another one.
     """
     assert table.address is not None
-    socket_path = socket_dir / f"{BROKER}.sock"
-    spec = ChildSpec(
-        name=BROKER,
-        argv=(sys.executable, "-m", "forge.cluster.broker"),
-        log_path=log_dir / f"{BROKER}.log",
-        env=child_env(threads=1),
-        socket_path=socket_path,
-        config={"address": table.address, "socket_path": str(socket_path)},
-        ready_timeout_s=CONNECT_S,
-    )
+    spec = broker_spec(table.address, socket_dir=socket_dir, log_dir=log_dir)
+    assert spec.socket_path is not None
     async with (
-        open_client(socket_path, timeout_s=NEWS_S) as http,
+        open_client(spec.socket_path, timeout_s=NEWS_S) as http,
         anyio.create_task_group() as tasks,
     ):
-        await tasks.start(_keep_broker, spec, observer)
+        await tasks.start(keep_broker, spec, observer)
         try:
             yield Cluster(http, tasks, run=run, log_dir=log_dir, say=say)
         finally:
             tasks.cancel_scope.cancel()
-
-
-async def _keep_broker(
-    spec: ChildSpec,
-    observer: ProcessObserver | None,
-    *,
-    task_status: anyio.abc.TaskStatus[None],
-) -> None:
-    """Keep the broker running. The first start must succeed; later ones are repeated: the head of
-    the cluster may come back."""
-    is_first, pause_s = True, FIRST_PAUSE_S
-    while True:
-        try:
-            async with open_child(spec, observer=observer) as child:
-                if is_first:
-                    task_status.started()
-                is_first, pause_s = False, FIRST_PAUSE_S
-                reason = await child.wait()
-                logger.error("%s ended: %s; its hosts ended with it", BROKER, reason)
-        except (ChildDied, Stalled) as error:
-            if is_first:
-                raise named_error(error) from error
-            logger.error("%s cannot be started: %s", BROKER, error)
-        await anyio.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-
-def named_error(error: ForgeError) -> ForgeError:
-    """The error that a child logged before it ended, without the log around it."""
-    for kind in (MachineError, ConfigError):
-        _, mark, message = str(error).rpartition(f" {kind.__name__}: ")
-        if mark:
-            return kind(message.splitlines()[0])
-    return error

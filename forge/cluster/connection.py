@@ -127,3 +127,9 @@ def list_nodes(ray: Any) -> list[Node]:
         if each["Alive"]
     ]
     return sorted(nodes, key=lambda node: (not node.is_here, node.ip, node.node_id))
+
+
+def cause_line(error: Exception) -> str:
+    """The cause in one line: Ray's messages have the ids first and the cause last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]
