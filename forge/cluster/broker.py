@@ -26,7 +26,7 @@ import anyio.to_thread
 from forge.cluster.connection import cause_line, connect, list_nodes
 from forge.cluster.node_host import NodeHost
 from forge.cluster.survey import NO_FORGE, explain, survey
-from forge.cluster.weights import dropped, pack, weights_key
+from forge.cluster.weights import pack, touch, weights_key
 from forge.errors import ForgeError, MachineError
 from forge.process.lease import hold_lease
 from forge.process.server.door import Door, read_object
@@ -165,8 +165,7 @@ class Broker:
             if key not in self._weights:
                 packed = await anyio.to_thread.run_sync(pack, folder, self._ray.put)
                 self._weights[key] = packed
-                for old in dropped(self._weights, num=KEPT_WEIGHTS):
-                    del self._weights[old]
+            touch(self._weights, key, num=KEPT_WEIGHTS)
         return {"key": key}
 
     async def bring(self, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import anyio
 
 from forge.cluster.order import Order, Place, child_of
 from forge.cluster.sources import source_digest
-from forge.cluster.weights import dropped, unpack
+from forge.cluster.weights import touch, unpack
 from forge.errors import ForgeError, MachineError
 from forge.process.child import open_child, thread_for_children
 from forge.process.devices import inventory
@@ -160,8 +160,8 @@ class Host:
             if key not in self._weights:
                 await unpack(manifest, folder)
                 self._weights[key] = folder
-                for old in dropped(self._weights, num=KEPT_WEIGHTS):
-                    shutil.rmtree(self._weights.pop(old), ignore_errors=True)
+            for old in touch(self._weights, key, num=KEPT_WEIGHTS):
+                shutil.rmtree(old, ignore_errors=True)
         except MachineError as error:
             shutil.rmtree(folder, ignore_errors=True)
             return {"error": f"node {self._ip}: {error}", "kind": "MachineError"}

@@ -8,7 +8,7 @@ its hosts write it to their disks. Promise: an unpacked directory is complete, o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -78,6 +78,7 @@ def _checked(name: str) -> str:
     return name
 
 
-def dropped(keys: Mapping[str, object], *, num: int) -> list[str]:
-    """Keys to drop so that the last `num` stay."""
-    return list(keys)[: max(0, len(keys) - num)]
+def touch(kept: dict[str, Any], key: str, *, num: int) -> list[Any]:
+    """Makes a key the latest of those kept; returns the values that it drops to keep `num`."""
+    kept[key] = kept.pop(key)
+    return [kept.pop(old) for old in list(kept)[:-num]]
