@@ -12,14 +12,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel.shm import shared_memory
+from forge.evalpool.judge.children.kept import KeptChildren
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.estimate.program import estimate_program
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.program.walk import open_alternatives
-from forge.evalpool.judge.trial.captures import Captures
+from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
-from forge.evalpool.judge.trial.evaluations import Evaluator, Evaluators, is_plain
+from forge.evalpool.judge.trial.evaluations import Evaluator, is_plain
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
@@ -58,6 +59,7 @@ def open_cpu_trials(
     stamp: Stamp,
     oracle_uid: int | None,
     evaluator_uid: int | None,
+    plain_uid: int | None,
     compiler_uids: Sequence[int | None] = (None,),
     cache_folder: Path | None = None,
 ) -> CpuTrials:
@@ -74,7 +76,12 @@ def open_cpu_trials(
         uid=oracle_uid,
         max_bytes=table.memory_bytes,
     )
-    captures = Captures(spawner, table=table, target=ASSUMED_TARGET)
+    captures = Captures(
+        spawner,
+        table=table,
+        target=ASSUMED_TARGET,
+        kept=KeptChildren(spawner, role=PLAIN_ROLE, uid=plain_uid),
+    )
     return CpuTrials(
         table=table,
         spawner=spawner,
@@ -83,7 +90,7 @@ def open_cpu_trials(
         captures=captures,
         facts=Facts(captures),
         compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
-        evaluators=Evaluators(spawner, uid=evaluator_uid),
+        evaluators=KeptChildren(spawner, role="evaluator", uid=evaluator_uid),
         stamp=stamp,
     )
 
@@ -101,7 +108,7 @@ class CpuTrials(Trials):
         captures: Captures,
         facts: Facts,
         compiler: Compiler,
-        evaluators: Evaluators,
+        evaluators: KeptChildren,
         stamp: Stamp,
     ) -> None:
         """
@@ -122,6 +129,7 @@ class CpuTrials(Trials):
         self.references.end_idle()
         self._given.end_idle()
         self._evaluators.close()
+        self._captures.close()
         self._compiler.close()
 
     def with_table(self, table: JudgeTable) -> CpuTrials:

@@ -23,6 +23,7 @@ import torch
 from forge.errors import Stalled
 from forge.evalpool.capacity import executor_timeout_s, num_executors, num_oracles
 from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
+from forge.evalpool.judge.children.kept import KeptChildren
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.execute.executors import ExecutorGone, Executors
@@ -32,7 +33,7 @@ from forge.evalpool.judge.timing.baseline import BaselineTimes
 from forge.evalpool.judge.timing.device import GpuDevice
 from forge.evalpool.judge.timing.samples import speedup
 from forge.evalpool.judge.timing.store import Baselines, baselines_path
-from forge.evalpool.judge.trial.captures import Captures
+from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
@@ -78,6 +79,7 @@ def open_gpu_trials(
     stamp: Stamp,
     uuid: str,
     oracle_uid: int | None,
+    plain_uid: int | None,
     compiler_uids: Sequence[int | None] = (None,),
     cache_folder: Path | None = None,
 ) -> GpuTrials:
@@ -102,7 +104,12 @@ def open_gpu_trials(
     nursery = Nursery()
     turns = GpuTurns(lease)
     turn = partial(turns.shared, timeout_s=LEASE_TIMEOUT_S)
-    captures = Captures(spawner, table=table, target=device.target)
+    captures = Captures(
+        spawner,
+        table=table,
+        target=device.target,
+        kept=KeptChildren(spawner, role=PLAIN_ROLE, uid=plain_uid),
+    )
     return GpuTrials(
         table=table,
         spawner=spawner,
@@ -191,6 +198,7 @@ class GpuTrials(Trials):
         self._nursery.close()
         self.references.end_idle()
         self._given.end_idle()
+        self._captures.close()
         self._compiler.close()
 
     def _run(self, candidate: Candidate) -> Finding:
