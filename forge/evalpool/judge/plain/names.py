@@ -46,12 +46,19 @@ LANGUAGE = frozenset(
 
 FUNCTIONS = frozenset(
     {
-        *("abs", "add", "amax", "amin", "argmax", "bmm", "cat", "clamp", "cos", "cumsum", "div"),
-        *("einsum", "exp", "flatten", "gelu", "layer_norm", "leaky_relu", "linear", "log"),
-        *("log_softmax", "matmul", "max", "maximum", "mean", "min", "minimum", "mm", "mul"),
-        *("pad", "permute", "relu", "reshape", "rsqrt", "sigmoid", "silu", "sin", "softmax"),
-        *("softplus", "sqrt", "squeeze", "stack", "sub", "sum", "tanh", "transpose", "tril"),
-        *("triu", "unsqueeze", "where"),
+        *("abs", "add", "addmm", "amax", "amin", "argmax", "argmin", "baddbmm", "bmm", "cat"),
+        *("ceil", "celu", "clamp", "cos", "cosine_similarity", "cross_entropy", "cummax"),
+        *("cummin", "cumprod", "cumsum", "div", "einsum", "elu", "erf", "exp", "exp2", "expm1"),
+        *("flatten", "floor", "fmod", "gather", "gelu", "group_norm", "hardshrink"),
+        *("hardsigmoid", "hardswish", "hardtanh", "isfinite", "l1_loss", "layer_norm"),
+        *("leaky_relu", "lerp", "linear", "log", "log1p", "log2", "log_softmax", "logsigmoid"),
+        *("logsumexp", "matmul", "max", "maximum", "mean", "min", "minimum", "mish", "mm"),
+        *("mse_loss", "mul", "mv", "neg", "norm", "normalize", "outer", "pad", "permute", "pow"),
+        *("prod", "reciprocal", "relu", "relu6", "remainder", "reshape", "rms_norm", "round"),
+        *("rsqrt", "selu", "sigmoid", "sign", "silu", "sin", "smooth_l1_loss", "softmax"),
+        *("softmin", "softplus", "softshrink", "softsign", "sqrt", "square", "squeeze", "stack"),
+        *("std", "sub", "sum", "tanh", "tanhshrink", "threshold", "transpose", "tril", "triu"),
+        *("unsqueeze", "var", "where"),
     }
 )
 """Functions of torch that compute: what the judge says to them is not for here."""

@@ -32,6 +32,13 @@ NAMES = {**{name: module for module, name in IMPORTS.items()}, "torch": "torch"}
 """Modules by the name that a source gives them."""
 ODD_TEXT = re.compile(r"[^\n\t -~]|\A(.*\n)?.*coding[:=]")
 """Characters that are not printable ASCII, and the name of an encoding in the first two lines."""
+SHORTER = (
+    ("torch.nn.functional.", "F."),
+    ("nn.functional.", "F."),
+    ("torch.nn.", "nn."),
+    ("triton.language.", "tl."),
+)
+"""Beginnings of dotted names, and what PATHS has in their place."""
 OTHER_BUILTINS = frozenset(dir(builtins)) - BUILTINS
 NODES = (
     *(ast.Module, ast.Expr, ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Slice),
@@ -226,9 +233,9 @@ def _path(node: ast.Attribute) -> str | None:
     if not isinstance(one, ast.Name) or one.id not in NAMES:
         return None
     path = ".".join([one.id, *reversed(parts)])
-    for module, name in IMPORTS.items():
-        if "." in module and path.startswith(f"{module}."):
-            return f"{name}{path[len(module) :]}"
+    for module, name in SHORTER:
+        if path.startswith(module):
+            return name + path.removeprefix(module)
     return path
 
 
