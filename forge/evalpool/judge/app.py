@@ -15,6 +15,7 @@ children have the card's files. A zygote that dies is replaced here, from the ma
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
@@ -291,6 +292,8 @@ def make_app(judge: Judge) -> Starlette:
             await judge.start()
         except ZygoteGone as error:
             _refuse(error)
+        gc.collect()
+        gc.freeze()  # the collector looks at what verdicts make, not at every module each time
         try:
             yield
         finally:
