@@ -198,12 +198,19 @@ def _shared_key(source: Any, target: Any, options: Any) -> Any:
     constants = list(source.constants.items())
     names = [(name, one) for (name, _), (one, _) in source.fn.used_global_vals.items()]
     values = [getattr(one, "value", one) if _is_constexpr(one) else one for _, one in names]
-    if not all(type(one) in PLAIN for one in (*values, *(one for _, one in constants))):
-        return None
     early = {name: value for name, value in vars(options).items() if name not in LATE_OPTIONS}
+    if not all(map(_says_all, (*values, *(one for _, one in constants), *early.values()))):
+        return None
     named = [(name, type(one).__name__) for name, one in names]
     facts = (source.signature, source.attrs, constants, named, values, early, target)
     return key, repr(facts)
+
+
+def _says_all(value: Any) -> bool:
+    """True if the text of a value says everything about it."""
+    if type(value) is tuple:
+        return all(map(_says_all, value))
+    return type(value) in PLAIN
 
 
 def _is_constexpr(value: Any) -> bool:
