@@ -81,7 +81,9 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
         "evalpool.judge.ttir.memory", "evalpool.judge.estimate", "evalpool.judge.execute",
+        "evalpool.judge.plain",
     },
+    "evalpool.judge.plain": set(),
     "evalpool.judge.estimate": set(),
     "evalpool.judge.trial.gpu": {
         "config.schema", "process", "evalpool", "evalpool.judge.channel",

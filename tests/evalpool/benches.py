@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import JudgeTable
-from forge.evalpool.judge.app import evaluator_uid, oracle_uid
+from forge.evalpool.judge.app import evaluator_uid, oracle_uid, plain_uid
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
@@ -202,6 +202,7 @@ def open_bench(folder: Path, *, isolation: Isolation = Isolation.NAMESPACES) -> 
         stamp=stamp,
         oracle_uid=oracle_uid(),
         evaluator_uid=evaluator_uid(),
+        plain_uid=plain_uid(),
         compiler_uids=[COMPILER_UID],
     )
     yield Bench(spawner, trials.references, trials)
@@ -241,6 +242,7 @@ def open_gpu_bench(folder: Path) -> Iterator[GpuBench]:
         stamp=stamp,
         uuid=gpu.uuid,
         oracle_uid=oracle_uid(),
+        plain_uid=plain_uid(),
         compiler_uids=uids,
     )
     yield GpuBench(spawner, trials.references, trials, card_spawner)

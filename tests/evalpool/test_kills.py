@@ -202,14 +202,15 @@ async def test_who_is_killed_beside_a_reference_is_not_held_against_it(
 async def test_who_is_killed_while_a_sandbox_is_made_is_replaced(
     pool: Pool, observer: Observer, victim: int
 ) -> None:
-    """Zygotes that are stopped fork nothing: the request waits for its sandbox."""
+    """Zygotes that are stopped fork nothing: the request of a candidate that is not plain waits for
+    its sandbox."""
     found = await ready_chains(observer)
     for one in found:
         os.kill(one[ZYGOTE], signal.SIGSTOP)
     verdicts: list[Verdict] = []
 
     async def ask() -> None:
-        verdicts.append(await pool.judge(PROBLEM, f"{CODE}# sandbox {victim}"))
+        verdicts.append(await pool.judge(PROBLEM, f"{CODE}import os  # sandbox {victim}"))
 
     with anyio.fail_after(90):
         async with anyio.create_task_group() as tg:

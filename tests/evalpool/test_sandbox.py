@@ -170,6 +170,7 @@ raise Answer("started")
     assert bench.explore(code) == "Answer: started"
     bench.references.end_idle()
     bench.trials._evaluators.close()
+    bench.trials._captures.close()
     launcher = bench.spawner._process.pid
     left = family(launcher, read_table()) - {launcher}
     assert len(left) == 1, "the zygote"

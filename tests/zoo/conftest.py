@@ -75,8 +75,8 @@ def bait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bait]:
 
 def leftovers(bench: Any) -> set[int]:
     """Processes below the judge's launchers beside the zygotes, once no candidate is judged, and
-    beside oracles and evaluators that wait. An oracle that ends is given the time for it; a
-    candidate has none left."""
+    beside oracles, evaluators and shared captures that wait. An oracle that ends is given the time
+    for it; a candidate has none left."""
     has_card = len(bench.spawners) > 1
     deadline = time.monotonic() + END_TIMEOUT_S * has_card
     while (left := _left(bench)) and all(map(_is_oracle, left)) and time.monotonic() < deadline:
@@ -87,8 +87,9 @@ def leftovers(bench: Any) -> set[int]:
 def _left(bench: Any) -> set[int]:
     draws = [bench.references, getattr(bench.trials, "_given", None)]  # ours, other protocols'
     waiting = {kept.child.pid_here for one in draws if one for kept in one._oracles._idle}
-    if evaluators := getattr(bench.trials, "_evaluators", None):
-        waiting |= {kept.child.pid_here for kept in evaluators._idle}
+    for children in (getattr(bench.trials, "_evaluators", None), bench.trials._captures._kept):
+        if children is not None:
+            waiting |= {kept.child.pid_here for kept in children._idle}
     table = read_table()
     found: set[int] = set()
     for spawner in bench.spawners:

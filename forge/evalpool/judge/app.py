@@ -15,6 +15,7 @@ children have the card's files. A zygote that dies is replaced here, from the ma
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
@@ -163,6 +164,7 @@ class Judge:
                 stamp=self._stamp(),
                 uuid=self._gpu.uuid,
                 oracle_uid=self._oracle_uid,
+                plain_uid=plain_uid() if has_uids else None,
                 compiler_uids=compiler_uids,
                 cache_folder=default_folder(),
             )
@@ -172,6 +174,7 @@ class Judge:
             stamp=self._stamp(),
             oracle_uid=self._oracle_uid,
             evaluator_uid=evaluator_uid() if has_uids else None,
+            plain_uid=plain_uid() if has_uids else None,
             compiler_uids=compiler_uids,
             cache_folder=default_folder(),
         )
@@ -289,6 +292,8 @@ def make_app(judge: Judge) -> Starlette:
             await judge.start()
         except ZygoteGone as error:
             _refuse(error)
+        gc.collect()
+        gc.freeze()  # the collector looks at what verdicts make, not at every module each time
         try:
             yield
         finally:
@@ -330,6 +335,11 @@ def oracle_uid() -> int | None:
 def evaluator_uid() -> int | None:
     """User id of a root judge's evaluators: our own code, apart from every candidate."""
     return FIRST_UID + 2 * NUM_UIDS + 500 + os.getpid() % 30 if os.geteuid() == 0 else None
+
+
+def plain_uid() -> int | None:
+    """User id of a root judge's captures of plain sources, apart from every other candidate's."""
+    return FIRST_UID + 2 * NUM_UIDS + 530 + os.getpid() % 30 if os.geteuid() == 0 else None
 
 
 def _refuse(error: ZygoteGone) -> None:

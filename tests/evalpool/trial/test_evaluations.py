@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forge.evalpool.judge.children import kept as kept_children
 from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.trial import evaluations
 from forge.evalpool.judge.trial.evaluations import EvaluatorRun
@@ -18,6 +19,7 @@ from tests.evalpool.benches import HEAD, RELU_KERNEL, TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
     from forge.evalpool.judge.channel import frames
     from forge.evalpool.judge.channel.frames import Kind
@@ -127,12 +129,18 @@ def test_a_child_that_was_silent_serves_nobody_else(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "value", "count"), [("MAX_CANDIDATES", 2, 4), ("MAX_KEPT_BYTES", 1000, 2)]
+    ("module", "bound", "value", "count"),
+    [(kept_children, "MAX_CANDIDATES", 2, 4), (evaluations, "MAX_KEPT_BYTES", 1000, 2)],
 )
 def test_a_child_serves_a_bounded_number_of_candidates_and_keeps_bounded_memory(
-    served: Served, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, count: int
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    bound: str,
+    value: int,
+    count: int,
 ) -> None:
-    monkeypatch.setattr(evaluations, bound, value)
+    monkeypatch.setattr(module, bound, value)
     served.judge_correct(count)
     assert len(served.children) == 2
 

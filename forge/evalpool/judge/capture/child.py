@@ -1,4 +1,8 @@
-"""Untrusted: serves the judge in a sandboxed child without a GPU; captures one candidate.
+"""Untrusted: serves the judge in a sandboxed child without a GPU; captures candidates.
+
+    main           one candidate, whatever it does
+    serve_plain    one plain candidate after the other (`plain/source.py`): it starts nothing, loads
+                   nothing, and finds compiled what an earlier one compiled
 
 Forked by the zygote, which has called `warmup.warm_up()` and forgets forge's modules before this
 runs: nothing here imports anything later. Sends nothing but the candidate's own program, its
@@ -7,12 +11,19 @@ questions or its failure.
 
 from __future__ import annotations
 
+import gc
+import linecache
+import sys
 import time
 from typing import TYPE_CHECKING, Any
+
+import torch
+from triton.runtime import jit
 
 from forge.evalpool.judge.capture import channel
 from forge.evalpool.judge.capture.failures import CaptureFailed, Unsupported
 from forge.evalpool.judge.capture.session import capture
+from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.program import wire
@@ -20,11 +31,14 @@ from forge.evalpool.judge.program import wire
 if TYPE_CHECKING:
     import socket
 
+    from forge.evalpool.judge.capture.asking import Ask
     from forge.evalpool.judge.program.format import Program
 
 IDLE_S = 1e9
 """A child waits for its judge for ever; the judge's end of the socket ends it."""
 FILE = "/tmp/work/candidate.py"
+COLLECTED_EVERY = 8
+"""Plain candidates behind which Python collects what refers to itself: it takes 2 ms."""
 
 
 def main(sock: socket.socket, *, file: str = FILE) -> None:
@@ -41,12 +55,46 @@ def main(sock: socket.socket, *, file: str = FILE) -> None:
             raise Unsupported(UNANSWERED[kind])
         return found
 
+    _report(sock, request, ask=ask, file=file)
+
+
+def serve_plain(sock: socket.socket, *, file: str = FILE) -> None:
+    """Captures the plain candidate of one CANDIDATE frame after the other, and forgets each on
+    RELEASE. Asks the judge nothing: a candidate with a question fails as unsupported."""
+    deadline = time.monotonic() + IDLE_S
+    Stage.get().compiler.share()
+    drawn = torch.get_rng_state()
+    count = 0
+    while True:
+        request = frames.receive(sock, deadline=deadline, expected=(Kind.CANDIDATE,)).body
+        _report(sock, request, ask=None, file=file)
+        del request
+        frames.receive(sock, deadline=deadline, expected=(Kind.RELEASE,))
+        _forget(file)
+        torch.set_rng_state(drawn)
+        count += 1
+        if not count % COLLECTED_EVERY:
+            gc.collect()
+        frames.send(sock, Kind.DONE, {})
+
+
+def _report(sock: socket.socket, request: dict[str, Any], *, ask: Ask | None, file: str) -> None:
     try:
         data = wire.dumps(capture(request, request["code"], ask=ask, file=file))
     except CaptureFailed as error:
         frames.send(sock, Kind.FAILED, error.body())
         return
     channel.send_program(sock, Kind.DONE, {}, data)
+
+
+def _forget(file: str) -> None:
+    """Takes a plain candidate's module out of the tables of Python and Triton."""
+    Stage.get().end()
+    sys.modules.pop("candidate", None)
+    linecache.cache.pop(file, None)
+    names: Any = jit._triton_jit_function_registry
+    for name in [name for name in names if name.startswith("candidate:")]:
+        del names[name]
 
 
 UNANSWERED = {

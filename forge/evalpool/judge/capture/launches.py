@@ -21,7 +21,7 @@ from triton.compiler.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forge.evalpool.judge.capture.failures import Unsupported
-from forge.evalpool.judge.capture.lowering import Lowering
+from forge.evalpool.judge.capture.lowering import Lowering, Shared
 from forge.evalpool.judge.program.format import (
     Descriptor,
     Kernel,
@@ -243,6 +243,12 @@ class Compiler:
         """Modules that name the compiler; those imported during a capture take ours from them."""
         self._driver: Any = None
         self._lowering: Lowering | None = None
+        self._shared: Shared | None = None
+
+    def share(self) -> None:
+        """From now on captures share what they compile: all of this process are of plain
+        candidates."""
+        self._shared = Shared()
 
     def __call__(
         self, src: Any, target: Any = None, options: Any = None, **_: Any
@@ -261,7 +267,7 @@ class Compiler:
     def begin(self, recorder: Recorder, driver: CaptureDriver) -> None:
         """Takes the place of the compiler and the driver of this process."""
         self.recorder = recorder
-        self._lowering = Lowering(file=recorder.file)
+        self._lowering = Lowering(file=recorder.file, shared=self._shared)
         self._driver = triton.runtime.driver._active
         triton.runtime.driver.set_active(driver)
         self._replace(self)

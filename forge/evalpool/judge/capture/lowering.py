@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
-from typing import Any
+from collections import OrderedDict
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
 
+from triton import language
 from triton._C.libtriton import ir
 from triton.compiler.compiler import make_backend
 from triton.compiler.errors import CompilationError
@@ -26,19 +28,64 @@ LATE_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 """Options that stages after TTIR use, and most kernels do not read."""
 
 
+Text: TypeAlias = "tuple[str, tuple[int, ...]]"
+"""TTIR, and the source line of each of its operations."""
+MAX_TEXTS = 64
+MAX_TEXT_CHARACTERS = 64 << 10
+MAX_USES = 64
+"""Kernels that one MLIR context compiles: it keeps each type and place that it has seen."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """Texts and an MLIR context for all captures of a process: plain candidates change neither.
+
+    Many answers to one problem have the same kernel, and a new context takes 3 ms.
+    """
+
+    _texts: OrderedDict[Any, Text] = field(default_factory=OrderedDict[Any, Text])
+    _context: Any = None
+    _backend: type | None = None
+    _num_uses: int = 0
+
+    def text(self, key: Any) -> Text | None:
+        """A kernel that was compiled before."""
+        found = self._texts.get(key)
+        if found is not None:
+            self._texts.move_to_end(key)
+        return found
+
+    def keep(self, key: Any, text: Text) -> None:
+        """Keeps a compiled kernel."""
+        if len(text[0]) <= MAX_TEXT_CHARACTERS:
+            self._texts[key] = text
+            while len(self._texts) > MAX_TEXTS:
+                self._texts.popitem(last=False)
+
+    def context(self, backend: Any) -> Any:
+        """An MLIR context with all dialects of a backend."""
+        if self._backend is not type(backend) or self._num_uses >= MAX_USES:
+            self._context, self._backend, self._num_uses = None, type(backend), 0
+        self._num_uses += 1
+        self._context = self._context or _taken_context(backend)
+        return self._context
+
+
 class Lowering:
     """Lowers kernels for one target; caches texts, since many configurations of an autotuner differ
     in late options alone.
 
     Args:
         file: The candidate's source, whose lines are reported.
+        shared: Texts and context of this process, for later captures.
     """
 
-    def __init__(self, *, file: str) -> None:
+    def __init__(self, *, file: str, shared: Shared | None = None) -> None:
         self.file = file
+        self._shared = shared
         self._backend: Any = None
         self._context: Any = None
-        self._texts: dict[Any, tuple[str, tuple[int, ...]]] = {}
+        self._texts: dict[Any, Text] = {}
 
     def lower(self, source: Any, target: Any, options: Any) -> tuple[Kernel, Any]:
         """TTIR of Triton's `ASTSource`, and the parsed options.
@@ -52,13 +99,7 @@ class Lowering:
         options = self._backend.parse_options({**(options or {}), **source.parse_options()})
         shown = shown_options(options)
         key = _key(source, options)
-        known = self._texts.get(key)
-        if known is None:
-            watched = Watched(options)
-            known = self._lower(source, target, options, watched)
-            if not watched.is_read:
-                self._texts[key] = known
-        text, lines = known
+        text, lines = self._texts.get(key) or self._known(key, source, target, options)
         found = _PUBLIC.search(text)
         kernel = Kernel(
             name=found.group(1).strip('"') if found else source.name,
@@ -69,9 +110,21 @@ class Lowering:
         )
         return kernel, options
 
-    def _lower(
-        self, source: Any, target: Any, options: Any, watched: Watched
-    ) -> tuple[str, tuple[int, ...]]:
+    def _known(self, key: Any, source: Any, target: Any, options: Any) -> Text:
+        """A text that this capture has not seen; kept if it depends on its key alone."""
+        shared = self._shared
+        shared_key = None if shared is None else _shared_key(source, target, options)
+        found = None if shared is None else shared.text(shared_key)
+        if found is None:
+            watched = Watched(options)
+            found = self._lower(source, target, options, watched)
+            if watched.is_read:
+                return found
+            if shared is not None and shared_key is not None:
+                shared.keep(shared_key, found)
+        return self._texts.setdefault(key, found)
+
+    def _lower(self, source: Any, target: Any, options: Any, watched: Watched) -> Text:
         backend, context = self._backend, self._fresh_context()
         functions = backend.get_codegen_implementation(options)
         module = source.make_ir(target, watched, functions, backend.get_module_map(), context)
@@ -85,9 +138,9 @@ class Lowering:
 
     def _fresh_context(self) -> Any:
         """The MLIR context of this capture, with all dialects."""
-        if self._context is None:
-            made = _made_ahead.pop(type(self._backend), None)
-            self._context = _make_context(self._backend) if made is None else made
+        if self._shared is not None:
+            return self._shared.context(self._backend)
+        self._context = self._context or _taken_context(self._backend)
         return self._context
 
 
@@ -100,6 +153,12 @@ def make_ahead(target: Any) -> None:
     context starts its threads with its first work, so none is running then."""
     backend = make_backend(target)
     _made_ahead[type(backend)] = _make_context(backend)
+
+
+def _taken_context(backend: Any) -> Any:
+    """The context that was made ahead, or a new one."""
+    made = _made_ahead.pop(type(backend), None)
+    return _make_context(backend) if made is None else made
 
 
 def _make_context(backend: Any) -> Any:
@@ -126,6 +185,36 @@ def _key(source: Any, options: Any) -> Any:
     constants = [(path, id(one), repr(one)) for path, one in source.constants.items()]
     early = {name: value for name, value in vars(options).items() if name not in LATE_OPTIONS}
     return source.fn, repr((source.signature, source.attrs, constants, early))
+
+
+PLAIN = (bool, int, float, str, type(None), language.dtype)
+"""Types of values whose text says everything about them."""
+
+
+def _shared_key(source: Any, target: Any, options: Any) -> Any:
+    """As `_key`, for another candidate's function of the same text at the same line, which calls
+    the same; None if a text depends on other than plain values."""
+    key = source.fn.cache_key  # finds the globals, too
+    constants = list(source.constants.items())
+    names = [(name, one) for (name, _), (one, _) in source.fn.used_global_vals.items()]
+    values = [getattr(one, "value", one) if _is_constexpr(one) else one for _, one in names]
+    early = {name: value for name, value in vars(options).items() if name not in LATE_OPTIONS}
+    if not all(map(_says_all, (*values, *(one for _, one in constants), *early.values()))):
+        return None
+    named = [(name, type(one).__name__) for name, one in names]
+    facts = (source.signature, source.attrs, constants, named, values, early, target)
+    return key, repr(facts)
+
+
+def _says_all(value: Any) -> bool:
+    """True if the text of a value says everything about it."""
+    if type(value) is tuple:
+        return all(map(_says_all, value))
+    return type(value) in PLAIN
+
+
+def _is_constexpr(value: Any) -> bool:
+    return type(value) is language.constexpr
 
 
 def shown_options(options: Any) -> Options:

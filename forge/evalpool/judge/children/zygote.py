@@ -56,8 +56,8 @@ class RunsCandidate(Protocol):
 class Children:
     """Main functions of the children that a zygote forks."""
 
-    candidate: RunsCandidate | None
-    """None if the children have the card's files: no candidate runs in them."""
+    candidates: Mapping[str, RunsCandidate]
+    """By role; empty if the children have the card's files: no candidate runs in them."""
     others: Mapping[str, Callable[[socket.socket], None]]
     """Children of our own code, by role."""
 
@@ -170,11 +170,11 @@ class Zygote:
         if role in self.children.others:
             self.children.others[role](sock)
             return
-        if self.children.candidate is None:
+        if role not in self.children.candidates:
             raise RuntimeError(f"no child of this zygote is a {role}")
         _forget(self.own_modules)
         sock.settimeout(None)
-        self.children.candidate(sock, file=f"{scratch}/work/candidate.py")
+        self.children.candidates[role](sock, file=f"{scratch}/work/candidate.py")
 
 
 def be_zygote(
@@ -272,7 +272,7 @@ def _import_for_cpu() -> Children:
     warm_up()
     child_cpu.warm_up()
     return Children(
-        candidate=capture.main,
+        candidates={"capture": capture.main, "plain": capture.serve_plain},
         others={
             "compiler": compiler.main,
             "evaluator": child_cpu.main,
@@ -306,7 +306,7 @@ def _import_for_gpu() -> Children:
             driver.set_active(backends["nvidia"].driver())
 
     return Children(
-        candidate=None,
+        candidates={},
         others={
             "baseline": baseline_child.main,
             "examiner": examine.main,

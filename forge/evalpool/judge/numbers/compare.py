@@ -5,14 +5,16 @@ Called by the judge on a CPU. The tolerance is that of tolerance.py, element by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forge.evalpool.judge.numbers.tolerance import (
     ERROR_FACTOR,
+    MIN_SENTINELS,
     families,
     floors_of,
     is_sentinel,
@@ -20,7 +22,7 @@ from forge.evalpool.judge.numbers.tolerance import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from forge.evalpool.judge.channel.shm import TensorSpec
 
@@ -36,6 +38,8 @@ NUMPY_TYPES = {
     "bool": np.uint8,
 }
 FLOATING = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+BLOCK_ELEMENTS = 1 << 15
+"""Elements that are compared at once: 256 KiB an array of float64."""
 UNWRITTEN_BYTE = 0xA5
 """Fills slots that have no NaN."""
 
@@ -73,7 +77,8 @@ class Expected:
         if is_known and lost.size > num:
             floors = np.split(lost[num:], cuts)
         with np.errstate(invalid="ignore"):
-            allowed = _scale(values, floors=floors) + np.abs(values)
+            allowed = np.asarray(np.abs(values))
+            allowed += _scale(values, floors=floors)
             allowed *= tolerance(spec.dtype, precision, is_error_known=is_known)
             if is_known:
                 allowed += ERROR_FACTOR * _least(np.split(lost[:num], cuts), spec.shape)
@@ -86,23 +91,29 @@ def _scale(
     """`scale` of tolerance.py, broadcastable to [shape]; `floors` has the least scales by
     family."""
     is_finite = np.isfinite(values)
-    finite = np.where(is_finite, values, 0.0)
-    sizes = np.abs(finite)
+    is_whole = bool(is_finite.all())  # then nothing needs to be counted
+    finite = values if is_whole else np.where(is_finite, values, 0.0)
+    sizes = np.asarray(np.abs(finite))
     largest = float(sizes.max(initial=0.0))
     if largest == 0.0:
         return np.zeros(())
     is_largest = sizes == largest
-    rest = float(sizes.max(initial=0.0, where=~is_largest))
-    if is_sentinel(largest, rest, int(np.count_nonzero(is_largest))):
-        is_finite, largest = is_finite & ~is_largest, rest
+    count = int(np.count_nonzero(is_largest))
+    rest = float(np.where(is_largest, 0.0, sizes).max()) if count >= MIN_SENTINELS else 0.0
+    if is_sentinel(largest, rest, count):
+        is_finite, is_whole, largest = is_finite & ~is_largest, False, rest
         finite = np.where(is_finite, finite, 0.0)
-    squares = np.square(finite / largest)
-    whole = float(np.sqrt(squares.sum() / max(1, int(is_finite.sum()))))
+    squares = np.divide(finite, largest, out=sizes)
+    np.square(squares, out=squares)
+    number = values.size if is_whole else int(is_finite.sum())
+    whole = float(np.sqrt(squares.sum() / max(1, number)))
     parts: list[NDArray[np.float64]] = []
     for axes, floor in zip(families(values.shape), floors, strict=True):
         others = tuple(axis for axis in range(values.ndim) if axis not in axes)
-        count = np.maximum(is_finite.sum(axis=others), 1)
-        own = np.sqrt(squares.sum(axis=others) / count).reshape(-1)
+        known: Any = math.prod(values.shape[axis] for axis in others)
+        if not is_whole:
+            known = np.maximum(is_finite.sum(axis=others), 1)
+        own = np.sqrt(squares.sum(axis=others) / known).reshape(-1)
         parts.append(np.maximum(own, floor * whole))
     return largest * _least(parts, values.shape)
 
@@ -117,7 +128,7 @@ def _least(parts: list[NDArray[np.float64]], shape: tuple[int, ...]) -> NDArray[
     return least
 
 
-def decode(spec: TensorSpec, data: bytes) -> NDArray[np.float64]:
+def decode(spec: TensorSpec, data: bytes | memoryview) -> NDArray[np.float64]:
     """Shared bytes as float64 of the tensor's shape."""
     if spec.dtype == "bfloat16":
         wide = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
@@ -160,14 +171,15 @@ def is_unwritten(expected: Expected, data: bytes) -> bool:
     """True if the slot has nothing but what an unwritten one has, and the reference has more."""
     if expected.values.size == 0 or expected.spec.dtype not in FLOATING:
         return expected.values.size > 0 and data == unwritten(expected.spec)
-    if np.isnan(expected.values).all():
+    spec = expected.spec
+    if not all(np.isnan(_decoded(spec, data, block)).all() for block in _blocks(spec)):
         return False
-    return bool(np.isnan(decode(expected.spec, data)).all())
+    return not np.isnan(expected.values).all()
 
 
 def mismatch(expected: Expected, data: bytes, *, name: str = "output") -> str | None:
     """None when it agrees; else the first mismatch with statistics, in one line."""
-    if expected.values.size == 0:
+    if expected.values.size == 0 or _is_near(expected, data):
         return None
     with np.errstate(invalid="ignore"):
         got = decode(expected.spec, data)
@@ -196,6 +208,40 @@ def mismatch(expected: Expected, data: bytes, *, name: str = "output") -> str | 
         num_unset=int(np.count_nonzero(np.isnan(got) & ~np.isnan(expected.values))),
         name=name,
     )
+
+
+def _is_near(expected: Expected, data: bytes) -> bool:
+    """True if there is no mismatch. Looks at blocks that stay in the processor's caches: a fifth of
+    the time for a tensor of 16 million elements."""
+    spec = expected.spec
+    if expected.integers is not None:
+        return data == expected.integers.tobytes()
+    values, allowed = expected.values.reshape(-1), expected.allowed.reshape(-1)
+    for block in _blocks(spec):
+        got, wanted = _decoded(spec, data, block), values[block]
+        with np.errstate(invalid="ignore"):
+            near = np.abs(got - wanted) <= allowed[block]
+        special = ~np.isfinite(wanted)
+        if special.any():
+            same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
+            near = np.where(special, same, near)
+        if not near.all():
+            return False
+    return True
+
+
+def _blocks(spec: TensorSpec) -> Iterator[slice]:
+    """Elements of a tensor in order, as many as caches hold at once."""
+    size = math.prod(spec.shape)
+    return (slice(start, start + BLOCK_ELEMENTS) for start in range(0, size, BLOCK_ELEMENTS))
+
+
+def _decoded(spec: TensorSpec, data: bytes, block: slice) -> NDArray[np.float64]:
+    """Some elements of shared bytes, flat."""
+    size = math.prod(spec.shape)
+    width = len(data) // size
+    part = replace(spec, shape=(min(block.stop, size) - block.start,))
+    return decode(part, memoryview(data)[block.start * width : block.stop * width])
 
 
 def describe(

@@ -3,6 +3,10 @@
 
 The child is the candidate's own process: whatever it says is a program of its own or a failure of
 its own. A program is parsed within its bounds before anything else looks at it.
+
+Plain candidates (`plain/source.py`), which can change nothing in their process, have a child that
+captures one after the other: it saves most of a capture's time. Where that child ends, or says what
+memory or a question may be the cause of, the candidate is captured again in one of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from forge.evalpool.judge.capture import channel
 from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.plain.source import is_plain
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import InvalidProgram, Program
 from forge.evalpool.judge.program.questions import (
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.children.kept import KeptChildren
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.trial.trial import Phases
 
@@ -37,6 +43,16 @@ if TYPE_CHECKING:
 MAX_ASKED_BYTES = 256 << 20
 """Bytes of all questions of a capture: the judge keeps their programs, of a few kB each, until the
 whole program has come."""
+PLAIN_ROLE = "plain"
+"""Role of the children that capture one plain candidate after the other."""
+DOUBTFUL = frozenset(
+    {
+        *("Unsupported", "BoundExceeded", "MemoryError", "RecursionError", "OutOfMemoryError"),
+        *("SystemExit", "KeyboardInterrupt", "OSError"),
+    }
+)
+"""Types of failures of a shared child after which a candidate gets a child of its own: it may have
+asked something, or the child may be worn out."""
 FACTS_WORDS = f"a question about a compiled kernel names one, {MAX_FACTS} times at most"
 
 
@@ -72,14 +88,32 @@ class Captured:
 class Captures:
     """Captures the candidates of one judge. Safe to call from several threads."""
 
-    def __init__(self, spawner: Spawner, *, table: JudgeTable, target: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        spawner: Spawner,
+        *,
+        table: JudgeTable,
+        target: Mapping[str, Any],
+        kept: KeptChildren | None = None,
+    ) -> None:
+        """
+        Args:
+            kept: children for plain candidates, of the role PLAIN_ROLE; without them each
+                candidate has a child of its own.
+        """
         self._spawner = spawner
         self._table = table
         self._target = dict(target)
+        self._kept = kept
 
     def with_table(self, table: JudgeTable) -> Captures:
         """The same under other settings."""
-        return Captures(self._spawner, table=table, target=self._target)
+        return Captures(self._spawner, table=table, target=self._target, kept=self._kept)
+
+    def close(self) -> None:
+        """Ends the children that wait."""
+        if self._kept is not None:
+            self._kept.close()
 
     def capture(
         self,
@@ -101,9 +135,6 @@ class Captures:
             Decided: the candidate failed, took too long, or is no program within the bounds.
             ZygoteGone, WeakSandbox: no child can be had.
         """
-        with phases.timed("sandbox"):
-            child = self._spawner.spawn(role="capture", uid=uid)
-        run = Run(code=code, spawner=self._spawner, child=child, phases=phases, table=self._table)
         body = {
             **request,
             "code": code,
@@ -112,6 +143,14 @@ class Captures:
             "inputs": request["sets"][number],
         }
         del body["sets"]
+        if self._kept is not None and self._kept.can_keep and is_plain(code):
+            captured = self._shared(self._kept, body, phases=phases)
+            if captured is not None:
+                phases.program = phases.program or captured.data
+                return captured
+        with phases.timed("sandbox"):
+            child = self._spawner.spawn(role="capture", uid=uid)
+        run = Run(code=code, spawner=self._spawner, child=child, phases=phases, table=self._table)
         try:
             with phases.timed("capture"):
                 captured = self._captured(run, body, answers=answers, number=number)
@@ -120,6 +159,43 @@ class Captures:
         finally:
             with phases.timed("end"):
                 run.end()
+
+    def _shared(
+        self, kept: KeptChildren, body: dict[str, Any], *, phases: Phases
+    ) -> Captured | None:
+        """The program of a plain candidate from a child that captures many; None if it must have a
+        child of its own. Raises Decided."""
+        with phases.timed("sandbox"):
+            one = kept.take()
+        limit_s = self._table.compile_timeout_s
+        run = Run(
+            code=body["code"],
+            spawner=self._spawner,
+            child=one.child,
+            phases=phases,
+            table=self._table,
+        )
+        is_good = False
+        try:
+            with phases.timed("capture"):
+                frames.send(one.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
+                found = channel.receive(one.child.sock, deadline=time.monotonic() + limit_s)
+            if found.kind is Kind.DONE:
+                captured = Captured(program=wire.loads(found.program), data=found.program)
+                self._require_target(run, captured.program)
+                is_good = True
+                return captured
+            is_good = found.kind is Kind.FAILED and found.body.get("type") not in DOUBTFUL
+        except frames.DeadlinePassed:
+            with run.answering(phase="capture", limit_s=limit_s):
+                raise
+        except (frames.PeerGone, frames.FrameError, InvalidProgram):
+            return None
+        finally:
+            kept.give_back(one) if is_good else kept.end(one)
+        if not is_good:
+            return None
+        raise Decided(run.failed(found.body))
 
     def _captured(
         self, run: Run, body: dict[str, Any], *, answers: Answers, number: int
@@ -142,16 +218,19 @@ class Captures:
         return Captured(program=program, data=found.program, questions=tuple(asked.questions))
 
     def _parsed(self, run: Run, data: bytes) -> Program:
-        """A program for this judge's card and compiler, which compiles it for what it names. Raises
-        Decided."""
+        """A program for this judge's card and compiler. Raises Decided."""
         program = _parsed(run, data)
+        self._require_target(run, program)
+        return program
+
+    def _require_target(self, run: Run, program: Program) -> None:
+        """Raises Decided for another card's or compiler's program: it would be compiled for that."""
         target = ":".join(str(self._target[name]) for name in ("backend", "arch", "warp_size"))
         version = self._spawner.versions.get("triton")
         if (program.target, program.triton) != (target, version):
             found = f"a program for {program.target} by Triton {program.triton}"
             detail = words.clean(f"{found}; here are {target} and {version}")
             raise Decided(run.finding(Status.REJECTED, "unsupported", detail))
-        return program
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,14 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel.shm import shared_memory
+from forge.evalpool.judge.children.kept import KeptChildren
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.estimate.program import estimate_program
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.program.walk import open_alternatives
-from forge.evalpool.judge.trial.captures import Captures
+from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
-from forge.evalpool.judge.trial.evaluations import Evaluator, Evaluators, is_plain
+from forge.evalpool.judge.trial.evaluations import Evaluator, is_plain
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
@@ -60,6 +61,7 @@ def open_cpu_trials(
     stamp: Stamp,
     oracle_uid: int | None,
     evaluator_uid: int | None,
+    plain_uid: int | None,
     compiler_uids: Sequence[int | None] = (None,),
     cache_folder: Path | None = None,
 ) -> CpuTrials:
@@ -76,7 +78,12 @@ def open_cpu_trials(
         uid=oracle_uid,
         max_bytes=table.memory_bytes,
     )
-    captures = Captures(spawner, table=table, target=ASSUMED_TARGET)
+    captures = Captures(
+        spawner,
+        table=table,
+        target=ASSUMED_TARGET,
+        kept=KeptChildren(spawner, role=PLAIN_ROLE, uid=plain_uid),
+    )
     return CpuTrials(
         table=table,
         spawner=spawner,
@@ -85,7 +92,7 @@ def open_cpu_trials(
         captures=captures,
         facts=Facts(captures),
         compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
-        evaluators=Evaluators(spawner, uid=evaluator_uid),
+        evaluators=KeptChildren(spawner, role="evaluator", uid=evaluator_uid),
         stamp=stamp,
     )
 
@@ -103,7 +110,7 @@ class CpuTrials(Trials):
         captures: Captures,
         facts: Facts,
         compiler: Compiler,
-        evaluators: Evaluators,
+        evaluators: KeptChildren,
         stamp: Stamp,
     ) -> None:
         """
@@ -124,6 +131,7 @@ class CpuTrials(Trials):
         self.references.end_idle()
         self._given.end_idle()
         self._evaluators.close()
+        self._captures.close()
         self._compiler.close()
 
     def with_table(self, table: JudgeTable) -> CpuTrials:

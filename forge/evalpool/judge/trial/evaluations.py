@@ -8,7 +8,7 @@ and end it takes longer than most programs. A fresh one takes its place once
 - it crashed, was silent, ran out of memory or failed for a reason of its own;
 - a program had torch operations that compute: a large library on hostile arguments;
 - its candidate had much memory, of which some stays with the allocator;
-- it has served `MAX_CANDIDATES`.
+- it has served `kept.MAX_CANDIDATES`.
 
 A failure of the first kind in a child that had served others is no verdict: the call is repeated in
 a fresh one.
@@ -16,22 +16,18 @@ a fresh one.
 
 from __future__ import annotations
 
-import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.channel.words import at_line
-from forge.evalpool.judge.children.spawner import ZygoteGone
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op
 from forge.evalpool.judge.program.ops import KINDS, MOVES, packet
 from forge.evalpool.judge.program.walk import places
-from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial.trial import Decided, Run
 from forge.records.reason import Reason, Status
 
@@ -39,20 +35,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
+    from forge.evalpool.judge.children.kept import Kept, KeptChildren
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.checks import Report
     from forge.evalpool.judge.trial.trial import Phases
     from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
 
-MAX_CANDIDATES = 256
-"""Candidates of one child: what leaks in a library stays small."""
-MAX_IDLE = 16
-"""Children that wait for a candidate."""
 MAX_KEPT_BYTES = 64 << 20
 """Memory of a candidate after which its child is kept."""
-RELEASE_TIMEOUT_S = 5.0
 SPENT = frozenset({"memory", "internal"})
 """Failures, by the executor's name, after which a child serves nobody else."""
 
@@ -81,79 +72,6 @@ FAILURES: Mapping[str, tuple[Status, Reason]] = {
 
 Turn: TypeAlias = "tuple[int, int]"
 """Number of an alternative, and the distance of those of later choices."""
-
-
-@dataclass(slots=True)
-class _Kept:
-    """A child and its past."""
-
-    child: SandboxedChild
-    num_served: int = 0
-
-
-class Evaluators:
-    """The children of one judge. Safe to call from several threads.
-
-    Args:
-        uid: user id of the children.
-    """
-
-    def __init__(self, spawner: Spawner, *, uid: int | None) -> None:
-        self.spawner = spawner
-        self._uid = uid
-        self._lock = threading.Lock()
-        self._idle: list[_Kept] = []
-        """The one that worked last is the last."""
-
-    def take(self) -> _Kept:
-        """A child without a candidate. Raises ZygoteGone or WeakSandbox."""
-        while True:
-            with self._lock:
-                kept = self._idle.pop() if self._idle else None
-            if kept is None:
-                return self.fresh()
-            if self.spawner.is_current(kept.child) and _is_released(kept.child):
-                return kept
-            self._end(kept)
-
-    def fresh(self) -> _Kept:
-        """A child that has served nobody. Raises ZygoteGone or WeakSandbox."""
-        return _Kept(self.spawner.spawn(role="evaluator", uid=self._uid))
-
-    def give_back(self, kept: _Kept) -> None:
-        """Keeps a child for another candidate, or ends it. Does not wait for it."""
-        kept.num_served += 1
-        # Without a sandbox a candidate could enter the process that judges the next one.
-        is_kept = kept.num_served < MAX_CANDIDATES and self.spawner.isolation is not Isolation.NONE
-        with suppress(frames.PeerGone, frames.DeadlinePassed):
-            if is_kept:
-                frames.send(kept.child.sock, Kind.RELEASE, {}, timeout_s=RELEASE_TIMEOUT_S)
-                with self._lock:
-                    if len(self._idle) < MAX_IDLE:
-                        self._idle.append(kept)
-                        return
-        self._end(kept)
-
-    def close(self) -> None:
-        """Ends the children that wait."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for kept in idle:
-            self._end(kept)
-
-    def _end(self, kept: _Kept) -> None:
-        with suppress(ZygoteGone):
-            self.spawner.end(kept.child)
-
-
-def _is_released(child: SandboxedChild) -> bool:
-    """True once a child has given up its last candidate."""
-    deadline = time.monotonic() + RELEASE_TIMEOUT_S
-    try:
-        frames.receive(child.sock, deadline=deadline, expected=(Kind.DONE,))
-    except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError):
-        return False
-    return True
 
 
 def is_plain(program: Program) -> bool:
@@ -192,7 +110,7 @@ class Evaluator:
     """One judgement's part of a child; it takes one with the first program."""
 
     code: str
-    evaluators: Evaluators
+    evaluators: KeptChildren
     phases: Phases
     table: JudgeTable
     request: Mapping[str, Any]
@@ -203,7 +121,7 @@ class Evaluator:
     """Writes the memory as it is before the first call on an input set."""
     _deadline: float | None = None
     """For all calls together, monotonic; from the first one on."""
-    _kept: _Kept | None = None
+    _kept: Kept | None = None
     _run: EvaluatorRun | None = None
     _loaded: bytes = b""
     """The program in the child."""
@@ -303,7 +221,7 @@ class Evaluator:
                 kind, body, phase="correct", left_s=left_s, limit_s=limit_s, fds=tuple(fds)
             ).body
 
-    def _start(self, take: Callable[[], _Kept]) -> None:
+    def _start(self, take: Callable[[], Kept]) -> None:
         with self.phases.timed("sandbox"):
             self._kept = take()
         self._loaded = b""

@@ -29,6 +29,7 @@ from forge.evalpool.capacity import (
     num_spares,
 )
 from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
+from forge.evalpool.judge.children.kept import KeptChildren
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.execute.executors import ExecutorGone, Executors
@@ -38,7 +39,7 @@ from forge.evalpool.judge.timing.baseline import BaselineTimes
 from forge.evalpool.judge.timing.device import GpuDevice
 from forge.evalpool.judge.timing.samples import speedup
 from forge.evalpool.judge.timing.store import Baselines, baselines_path
-from forge.evalpool.judge.trial.captures import Captures
+from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
@@ -84,6 +85,7 @@ def open_gpu_trials(
     stamp: Stamp,
     uuid: str,
     oracle_uid: int | None,
+    plain_uid: int | None,
     compiler_uids: Sequence[int | None] = (None,),
     cache_folder: Path | None = None,
 ) -> GpuTrials:
@@ -108,7 +110,12 @@ def open_gpu_trials(
     nursery = Nursery()
     turns = GpuTurns(lease)
     turn = partial(turns.shared, timeout_s=LEASE_TIMEOUT_S)
-    captures = Captures(spawner, table=table, target=device.target)
+    captures = Captures(
+        spawner,
+        table=table,
+        target=device.target,
+        kept=KeptChildren(spawner, role=PLAIN_ROLE, uid=plain_uid),
+    )
     return GpuTrials(
         table=table,
         spawner=spawner,
@@ -197,6 +204,7 @@ class GpuTrials(Trials):
         self._executors.close()
         self._nursery.close()
         self._end_idle()
+        self._captures.close()
         self._compiler.close()
 
     def _run(self, candidate: Candidate) -> Finding:

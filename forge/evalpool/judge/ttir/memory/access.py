@@ -7,6 +7,7 @@ and the rest lane by lane. Every lane that the mask lets through must lie inside
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -430,6 +431,6 @@ def _count(raw: Array, mask: Array | None, group: Group, part: Part) -> int:
     if mask is None:
         return raw.size // raw.shape[0] * num
     lanes = int(np.count_nonzero(mask))
-    shape = np.broadcast_shapes(raw.shape, mask.shape)
-    total = int(np.prod(shape[1:])) * num
+    shape = raw.shape if raw.shape == mask.shape else np.broadcast_shapes(raw.shape, mask.shape)
+    total = math.prod(shape[1:]) * num
     return lanes * total // mask.size

@@ -1,0 +1,107 @@
+# pyright: strict
+"""Children that serve one candidate after the other, since to fork and end one takes longer.
+
+Used for evaluators and for captures of plain sources. A child is kept only while nothing of a
+candidate can stay in it: its owner decides (`give_back` or `end`). RELEASE tells a child to forget
+its candidate, DONE says that it has.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.children.spawner import ZygoteGone
+from forge.evalpool.judge.sandbox.enter import Isolation
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
+
+MAX_CANDIDATES = 256
+"""Candidates of one child: what leaks in a library stays small."""
+MAX_IDLE = 16
+"""Children that wait for a candidate."""
+RELEASE_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class Kept:
+    """A child and its past."""
+
+    child: SandboxedChild
+    num_served: int = 0
+
+
+class KeptChildren:
+    """The children of one role of one judge. Safe to call from several threads.
+
+    Args:
+        uid: user id of the children.
+    """
+
+    def __init__(self, spawner: Spawner, *, role: str, uid: int | None) -> None:
+        self.spawner = spawner
+        self._role = role
+        self._uid = uid
+        self._lock = threading.Lock()
+        self._idle: list[Kept] = []
+        """The one that worked last is the last."""
+
+    @property
+    def can_keep(self) -> bool:
+        """False without a sandbox: a candidate could enter the process that serves the next one."""
+        return self.spawner.isolation is not Isolation.NONE
+
+    def take(self) -> Kept:
+        """A child without a candidate. Raises ZygoteGone or WeakSandbox."""
+        while True:
+            with self._lock:
+                kept = self._idle.pop() if self._idle else None
+            if kept is None:
+                return self.fresh()
+            if self.spawner.is_current(kept.child) and _is_released(kept.child):
+                return kept
+            self.end(kept)
+
+    def fresh(self) -> Kept:
+        """A child that has served nobody. Raises ZygoteGone or WeakSandbox."""
+        return Kept(self.spawner.spawn(role=self._role, uid=self._uid))
+
+    def give_back(self, kept: Kept) -> None:
+        """Keeps a child for another candidate, or ends it. Does not wait for it."""
+        kept.num_served += 1
+        with suppress(frames.PeerGone, frames.DeadlinePassed):
+            if kept.num_served < MAX_CANDIDATES and self.can_keep:
+                frames.send(kept.child.sock, Kind.RELEASE, {}, timeout_s=RELEASE_TIMEOUT_S)
+                with self._lock:
+                    if len(self._idle) < MAX_IDLE:
+                        self._idle.append(kept)
+                        return
+        self.end(kept)
+
+    def close(self) -> None:
+        """Ends the children that wait."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for kept in idle:
+            self.end(kept)
+
+    def end(self, kept: Kept) -> None:
+        """Ends a child that serves nobody else."""
+        with suppress(ZygoteGone):
+            self.spawner.end(kept.child)
+
+
+def _is_released(child: SandboxedChild) -> bool:
+    """True once a child has given up its last candidate."""
+    deadline = time.monotonic() + RELEASE_TIMEOUT_S
+    try:
+        frames.receive(child.sock, deadline=deadline, expected=(Kind.DONE,))
+    except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError):
+        return False
+    return True
