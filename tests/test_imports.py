@@ -9,7 +9,6 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-
 ROOT = Path(__file__).parents[1]
 FORGE = ROOT / "forge"
 
@@ -277,6 +276,7 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
 def imported_rooms(path: Path) -> set[str]:
     """Rooms that a module imports anywhere in it, names for type checkers included."""
     found: set[str] = set()
