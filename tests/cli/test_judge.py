@@ -77,7 +77,7 @@ def test_a_report_marks_the_failing_line(folder: Path) -> None:
 def test_a_report_escapes_control_characters(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of a candidate's error and those of its source."""
+    """Some are in a candidate's error, some in its source."""
 
     async def judge_all(jobs: list[JudgeJob], *rest: Any) -> list[Verdict]:
         detail = "line 13: ValueError: [red]b\x1b[2Jb"
