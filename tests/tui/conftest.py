@@ -35,7 +35,7 @@ def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     time.
     """
 
-    def forget(compositor: Compositor, *given: object, **more: object) -> None:
+    def forget(compositor: Compositor, **how: object) -> None:
         compositor._dirty_regions.clear()
 
     monkeypatch.setattr(Compositor, "render_update", forget)
