@@ -427,7 +427,8 @@ class Executors:
             try:
                 made = self._start()
             except (ExecutorGone, OSError) as found:
-                logger.warning("no executor: %s", found)
+                if not self._is_closed:  # else it ended with the other maker's processes
+                    logger.warning("no executor: %s", found)
                 error = found
             with self._changed:
                 self._num_making -= 1
