@@ -4,13 +4,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_ARGS ?=
 TIER :=
-WORKERS ?= logical
+# One more than cores: a third of the tests' time is a wait for a process, a server or a deadline.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 
 .PHONY: help setup quickstart test test-all check lint types tests format clean
 
 help:
 	@echo "make quickstart   install, then forge run experiments/quickstart.toml"
-	@echo "make test         install, then linters, type checker and tests (WORKERS=4: in 4 processes; default: a core each, at most 8)"
+	@echo "make test         install, then linters, type checker and tests (WORKERS=4: in 4 processes; default: one more than cores, at most 8)"
 	@echo "make test-all     the same with the tests marked long: more whole runs, more sizes"
 	@echo "make setup        install only: .venv (TORCH=cpu|cuda|rocm|'torch==...' overrides what is detected)"
 	@echo "                  (LLAMA=cuda|hip|vulkan|cpu builds llama.cpp for GPUs too; kept until another is named)"

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from forge.store.layout import RunPaths
 from tests import canned
 from tests.alone import take_turn
+from tests.evalpool.benches import Bench, open_bench, open_gpu_bench
 from tests.examples import WHOLE
 
 for name, num_examples in (("quick", 30), ("whole", WHOLE)):
@@ -34,6 +35,8 @@ BY_NAME = {
     "chaos": "takes minutes: -m chaos",
 }
 """Markers of tests that run only where `-m` names them, and the reason given for a skip."""
+JUDGES = frozenset({"bench", "bench_for"})
+"""Fixtures that start judges for the tests of a worker."""
 GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
 
 
@@ -86,10 +89,29 @@ def pytest_unconfigure() -> None:
 
 
 def _start_order(item: pytest.Item) -> int:
-    """0 for a whole run, 1 for another test that takes long, 2 for the others."""
-    if item.get_closest_marker("skip") or not item.get_closest_marker("slow"):
+    """0 for a whole run, 1 for another test that takes long or judges, 2 for the others.
+
+    Files that judge take up to 20 s: one that starts last leaves the other cores idle.
+    """
+    if item.get_closest_marker("skip"):
         return 2
-    return 0 if item.get_closest_marker("e2e") else 1
+    if item.get_closest_marker("slow"):
+        return 0 if item.get_closest_marker("e2e") else 1
+    return 1 if JUDGES.intersection(getattr(item, "fixturenames", ())) else 2
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A judge of this process without a GPU, for all tests of a worker: its start takes 3 s."""
+    with open_bench(tmp_path_factory.mktemp("root")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def gpu_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """The same on the first card."""
+    with open_gpu_bench(tmp_path_factory.mktemp("gpu") / "root") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,7 @@ def setup(root: Path, env: Mapping[str, str]) -> None:
     installer.make_venv(is_unfit=is_moved or python not in (None, find_python(venv)))
     installer.install_torch(choice, is_other=last is not None and last.torch != name)
     installer.install_rest(llama)
+    installer.compile_bytecode()
     stamp = Stamp(fingerprint=wanted, torch=name, root=str(root), llama=llama.name)
     write_stamp(venv, stamp)
     sys.stderr.write("setup: done\n")

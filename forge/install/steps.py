@@ -1,4 +1,4 @@
-"""The steps of setup: venv → torch → dependencies → llama.cpp → forge itself.
+"""The steps of setup: venv → torch → dependencies → llama.cpp → forge itself, and bytecode.
 
 torch is first, and the installed build is pinned, so that no later step replaces it. Each step may
 run again: pip skips what is complete.
@@ -78,6 +78,11 @@ class Installer:
         self._install_llama(str(pinned), llama)
         self._pip("5/5 forge", "--no-deps", "-e", str(self._root))
 
+    def compile_bytecode(self) -> None:
+        """Compiles all packages on all cores; pip does so on one. A file that cannot be compiled,
+        such as a package's template, is no error: pip ignores it, too."""
+        self._run("5/5 bytecode", "compileall", "-q", "-j", "0", str(self._site), is_needed=False)
+
     def _install_llama(self, pinned: str, choice: LlamaChoice) -> None:
         """Installs the chosen build of llama.cpp.
 
@@ -144,14 +149,17 @@ class Installer:
 
     def _pip(self, label: str, *args: str) -> None:
         """Runs pip with progress; its output goes to `.venv/setup.log`, whose end errors quote."""
-        argv = [str(self._python), "-m", "pip", "install", *args]
+        self._run(label, "pip", "install", "--no-compile", *args)
+
+    def _run(self, label: str, module: str, *args: str, is_needed: bool = True) -> None:
+        argv = [str(self._python), "-m", module, *args]
         log_path = self._venv / "setup.log"
         progress = InstallProgress(label, stream=sys.stderr, now=time.monotonic())
         with log_path.open("ab") as log:
             log.write(f"$ {shlex.join(argv)}\n".encode())
             returncode = run_command(argv, env=self._env, log=log, progress=progress)
         progress.end(now=time.monotonic())
-        if returncode != 0:
+        if returncode != 0 and is_needed:
             lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
             end = "\n".join(lines[-QUOTED_LINES:])
-            raise MachineError(f"{label}: pip failed. The end of {log_path}:\n{end}")
+            raise MachineError(f"{label}: {module} failed. The end of {log_path}:\n{end}")

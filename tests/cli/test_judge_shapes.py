@@ -39,7 +39,6 @@ BY_CASES = KERNEL.replace(
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "p.py").write_text(PROBLEM)
-    (tmp_path / "s.py").write_text(PROBLEM + SETS)
     (tmp_path / "c.py").write_text(KERNEL)
     (tmp_path / "answers").mkdir()
     for name, code in {"by_cases": BY_CASES, "c": KERNEL, "one_size": ONE_SIZE}.items():
@@ -81,15 +80,35 @@ def test_a_kernel_for_one_size_passes_at_its_own_and_fails_at_others(
         assert verdict["detail"].startswith("shape 2 of 2 (rows=40, width=32): ")
 
 
-@pytest.mark.usefixtures("folder")
-def test_every_input_set_of_a_file_is_judged(capsys: pytest.CaptureFixture[str]) -> None:
+UNUSABLE = {
+    "2_none": ("[]", "get_input_sets() returns 0 sets; 1 to 16 allowed"),
+    "3_unknown": ("[{'lines': 2}]", "unexpected keyword argument 'lines'"),
+}
+"""Problem to what `get_input_sets` returns, and the words about it."""
+
+
+def test_every_input_set_of_a_file_is_judged_and_unusable_ones_blame_no_candidate(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("problems", "given"):
+        (folder / place).mkdir()
+    (folder / "problems" / "1_sets.py").write_text(PROBLEM + SETS)
+    (folder / "given" / "1_c.py").write_text(KERNEL)
+    (folder / "given" / "1_one_size.py").write_text(ONE_SIZE)
+    for name, (returned, _) in UNUSABLE.items():
+        source = f"{PROBLEM}def get_input_sets():\n    return {returned}\n"
+        (folder / "problems" / f"{name}.py").write_text(source)
+        (folder / "given" / f"{name}.py").write_text(KERNEL)
+    verdicts = judge_all("problems", "given", capsys=capsys)
+    assert verdicts["1_c"]["status"] == "correct"
     names = ["float32[16, 64]", "float32[40, 64]", "rows=7"]
-    verdicts = judge_all("s.py", "answers", capsys=capsys)
-    assert verdicts["c"]["status"] == "correct"
-    assert [each["name"] for each in verdicts["c"]["shapes"]] == names
-    verdict = verdicts["one_size"]
-    assert verdict["status"] == "wrong"
-    assert verdict["detail"].startswith("shape 2 of 3 (float32[40, 64]): ")
+    assert [each["name"] for each in verdicts["1_c"]["shapes"]] == names
+    assert verdicts["1_one_size"]["status"] == "wrong"
+    assert verdicts["1_one_size"]["detail"].startswith("shape 2 of 3 (float32[40, 64]): ")
+    for name, (_, words) in UNUSABLE.items():
+        assert verdicts[name]["reason"] == "reference_failed"
+        assert words in verdicts[name]["detail"]
+        assert "\n" not in verdicts[name]["detail"]
 
 
 @pytest.mark.usefixtures("folder")
@@ -100,35 +119,19 @@ def test_a_shape_that_the_reference_refuses_is_named_in_one_line(
     assert verdict["reason"] == "reference_failed"
     place = "shape 2 of 2 (rows=99): the reference of p fails: AssertionError: too many rows"
     assert verdict["detail"] == place
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("folder")
+def test_a_shape_at_which_a_problem_does_not_run_is_named_by_its_check(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     argv = ["problems", "check", "p.py", "--device", "cpu", "--shape", "rows=99", "--json"]
     assert cli.run_command(argv) == 2
     (found,) = json.loads(capsys.readouterr().out)["problems"]
     assert found["flags"] == {
         "does_not_run": "shape 1 of 1 (rows=99): line 6: AssertionError: too many rows"
     }
-
-
-UNUSABLE = {
-    "none": ("[]", "get_input_sets() returns 0 sets; 1 to 16 allowed"),
-    "unknown": ("[{'lines': 2}]", "unexpected keyword argument 'lines'"),
-}
-"""Problem to what `get_input_sets` returns, and the words about it."""
-
-
-def test_input_sets_that_cannot_be_used_blame_no_candidate(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for place in ("problems", "given"):
-        (folder / place).mkdir()
-    for name, (returned, _) in UNUSABLE.items():
-        source = f"{PROBLEM}def get_input_sets():\n    return {returned}\n"
-        (folder / "problems" / f"{name}.py").write_text(source)
-        (folder / "given" / f"{name}.py").write_text(KERNEL)
-    verdicts = judge_all("problems", "given", capsys=capsys)
-    for name, (_, words) in UNUSABLE.items():
-        assert verdicts[name]["reason"] == "reference_failed"
-        assert words in verdicts[name]["detail"]
-        assert "\n" not in verdicts[name]["detail"]
 
 
 @pytest.mark.usefixtures("folder")

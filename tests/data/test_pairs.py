@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -14,7 +16,11 @@ from forge.data.splits import in_split
 from forge.records import Pair, Problem, Split, Status, Verdict
 from tests.prompting import PROMPTS
 
-PROBLEMS = in_split(generate_problems(ProblemsTable(num_problems=400), seed=0), Split.SFT)[:40]
+
+@cache
+def sft_problems() -> list[Problem]:
+    problems = generate_problems(ProblemsTable(num_problems=400), seed=0)
+    return in_split(problems, Split.SFT)[:40]
 
 
 class CountingJudge:
@@ -39,7 +45,7 @@ def _make(judge: CountingJudge, *, max_turns: int = 3, static_share: float = 0.0
 
     async def make() -> list[Pair]:
         return await make_pairs(
-            PROBLEMS, table, prompts=PROMPTS, max_turns=max_turns, seed=0, judge=judge
+            sft_problems(), table, prompts=PROMPTS, max_turns=max_turns, seed=0, judge=judge
         )
 
     return anyio.run(make)
@@ -47,9 +53,9 @@ def _make(judge: CountingJudge, *, max_turns: int = 3, static_share: float = 0.0
 
 def test_every_problem_has_its_honest_answer_after_the_played_prompt() -> None:
     rows = [pair for pair in _make(CountingJudge()) if pair.num_turns == 1]
-    assert len(rows) >= len(PROBLEMS) == 40
-    assert {pair.problem_id for pair in rows} == {problem.problem_id for problem in PROBLEMS}
-    by_id = {problem.problem_id: problem for problem in PROBLEMS}
+    assert len(rows) >= len(sft_problems()) == 40
+    assert {pair.problem_id for pair in rows} == {problem.problem_id for problem in sft_problems()}
+    by_id = {problem.problem_id: problem for problem in sft_problems()}
     for pair in rows:
         problem = by_id[pair.problem_id]
         assert pair.messages[:-1] == PROMPTS.first_messages(problem)
@@ -91,7 +97,7 @@ def test_a_broken_answer_that_is_accepted_or_not_judged_makes_no_row(status: Sta
     judge = CountingJudge(status)
     rows = _make(judge)
     assert len(judge.asked) >= 10, "the judge got broken answers"
-    assert len(rows) == len(PROBLEMS)
+    assert len(rows) == len(sft_problems())
     assert {pair.num_turns for pair in rows} == {1}
 
 

@@ -39,6 +39,8 @@ num_problems = 120
 sft_by_level = [20, 20, 20, 20]
 [data]
 repair_share = 0.05
+[judge]
+workers = 1
 [rollout]
 max_completion_tokens = 64
 [eval]

@@ -71,7 +71,7 @@ class ReluServer(BaseHTTPRequestHandler):
 @contextmanager
 def served() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), ReluServer) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
 

@@ -1,4 +1,4 @@
-"""Fixtures of the judge's tests: one bench a device for all of them."""
+"""Fixtures of the judge's tests; `tests/conftest.py` has the bench of each device."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.evalpool.benches import Bench, open_bench, open_gpu_bench
+from tests.evalpool.benches import Bench, open_bench
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from forge.records.verdict import Verdict
@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 def open_bench_at() -> Callable[..., AbstractContextManager[Bench]]:
     """`open_bench`, for a test file with benches of its own."""
     return open_bench
-
-
-@pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with open_bench(tmp_path_factory.mktemp("root")) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="session")
-def gpu_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with open_gpu_bench(tmp_path_factory.mktemp("gpu") / "root") as opened:
-        yield opened
 
 
 @pytest.fixture(scope="session")

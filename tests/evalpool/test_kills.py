@@ -31,7 +31,7 @@ BUSY = "for _ in range(15_000_000): pass"
 """More than half a second of CPU time, in which a test finds the process and kills it."""
 BUSY_TICKS = 10
 """A tenth of a second of CPU time, by which a process counts as in its loop."""
-LOOP = "    waste = value\n    for _ in range(n, 30_000):\n        waste = tl.sin(waste + value)\n"
+LOOP = "    waste = value\n    for _ in range(n, 15_000):\n        waste = tl.sin(waste + value)\n"
 CANDIDATES = {
     "capture": CODE + BUSY + "\n",
     "correct": CODE.replace(

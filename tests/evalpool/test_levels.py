@@ -277,7 +277,7 @@ time.sleep(600)
 
 
 @needs_landlock
-@pytest.mark.parametrize("victim", ["zygote", "launcher"])
+@pytest.mark.parametrize("victim", ["zygote", pytest.param("launcher", marks=pytest.mark.long)])
 def test_without_a_pid_namespace_a_killed_zygote_takes_its_candidates_daemons_along(
     open_bench_at: Any, tmp_path: Path, victim: str
 ) -> None:
@@ -481,14 +481,6 @@ def test_the_least_used_core_is_next() -> None:
     cores.give_back(5)
     assert cores.take() == 5
     assert Cores(()).take() is None
-
-
-def test_a_child_is_held_to_its_core(tmp_path: Path) -> None:
-    core = max(os.sched_getaffinity(0))
-    with open_spawner(tmp_path / "root", isolation="auto", cores=(core,)) as spawner:
-        child = spawner.spawn(role="oracle", uid=61_005 if os.geteuid() == 0 else None)
-        assert os.sched_getaffinity(child.pid_here) == {core}
-        spawner.end(child)
 
 
 def test_a_level_at_which_cuda_does_not_start_is_refused_on_a_gpu() -> None:

@@ -318,7 +318,9 @@ async def test_one_slow_health_does_not_end_the_link(monkeypatch: pytest.MonkeyP
     assert num_asked == len(answers)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
 async def test_a_signal_ends_it_with_all_children(tmp_path: Path, number: int) -> None:
     path = tmp_path / "judges.sock"
     async with serving("socket", str(path)) as (process, url):

@@ -129,7 +129,7 @@ def forge(site: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str
 def test_a_reference_imports_what_is_listed_with_its_needs_and_a_candidate_does_not(
     site: Path, isolation: str
 ) -> None:
-    listed = ("--site-packages", "tinyops", "--isolation", isolation)
+    listed = ("--site-packages", "tinyops", "--isolation", isolation, "--workers", "1")
     done = forge(site, "judge", "p.py", "answers", "--json", *listed)
     if "no sandbox for candidates" in done.stderr:
         pytest.skip(f"no {isolation} here")
@@ -138,33 +138,32 @@ def test_a_reference_imports_what_is_listed_with_its_needs_and_a_candidate_does_
 
 
 @pytest.mark.slow
-def test_an_examined_reference_imports_what_is_listed_and_else_names_the_key(site: Path) -> None:
-    found = forge(site, "problems", "check", "p.py", "--json", "--site-packages", "tinyops")
-    assert json.loads(found.stdout)["num_usable"] == 1, found.stderr
-    found = forge(site, "problems", "check", "p.py", "--json")
-    flags = json.loads(found.stdout)["problems"][0]["flags"]
-    assert "No module named 'tinyops'" in flags["does_not_run"]
-    assert 'judge.site_packages lists: add "tinyops"' in flags["does_not_run"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "has_config",
     [pytest.param(True, id="cached"), pytest.param(False, id="absent", marks=pytest.mark.long)],
 )
-def test_a_model_of_a_hub_has_random_weights_if_its_config_is_cached(
+def test_an_examined_reference_imports_what_is_listed_and_else_names_the_key(
     site: Path, has_config: bool
 ) -> None:
-    (site.parent / "p.py").write_text(LEVEL_4)
+    """A model of a hub has random weights if its config is cached."""
+    (site.parent / "problems").mkdir()
+    (site.parent / "problems" / "1_hub.py").write_text(LEVEL_4)
+    (site.parent / "problems" / "2_listed.py").write_text(PROBLEM)
+    (site.parent / "problems" / "3_unlisted.py").write_text(PROBLEM.replace("tinyops", "unlisted"))
+    install(site, "unlisted", code="def double(x):\n    return 2 * x\n")
     if has_config:
         cache_config(site.parent / "hf" / "hub")
-    argv = ("problems", "check", "p.py", "--json", "--site-packages", "transformers")
+    listed = ("--site-packages", "transformers", "--site-packages", "tinyops")
+    argv = ("problems", "check", "problems", "--json", *listed)
     done = forge(site, *argv, HF_HOME=str(site.parent / "hf"), HF_HUB_CACHE="")
-    found = json.loads(done.stdout)["problems"][0]
+    hub, usable, unlisted = json.loads(done.stdout)["problems"]
     if has_config:
-        assert (found["outputs"], found["flags"]) == (["float32[2, 16, 64]"], {})
+        assert (hub["outputs"], hub["flags"]) == (["float32[2, 16, 64]"], {})
     else:
-        assert "references reach no model hub" in found["flags"]["does_not_run"]
+        assert "references reach no model hub" in hub["flags"]["does_not_run"]
+    assert usable["flags"] == {}
+    assert "No module named 'unlisted'" in unlisted["flags"]["does_not_run"]
+    assert 'judge.site_packages lists: add "unlisted"' in unlisted["flags"]["does_not_run"]
 
 
 def cache_config(hub: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import os
 import resource
 import socket
 import time
@@ -31,13 +32,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def spawner(tmp_path: Path) -> Iterator[Spawner]:
-    opened = Spawner(isolation="auto", folder=tmp_path / "root", memory_bytes=1 << 30)
+CORE = max(os.sched_getaffinity(0))
+
+
+@pytest.fixture(scope="module")
+def spawner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spawner]:
+    """Its zygote has its children on one core; tests leave it with a zygote that is ready."""
+    folder = tmp_path_factory.mktemp("spawner") / "root"
+    opened = Spawner(isolation="auto", folder=folder, memory_bytes=1 << 30, cores=(CORE,))
     opened.start()
     opened.wait_ready()
     yield opened
     opened.close()
+
+
+def test_a_child_is_held_to_its_core(spawner: Spawner) -> None:
+    child = spawner.spawn(role="oracle", uid=RUNNER_UID)
+    assert os.sched_getaffinity(child.pid_here) == {CORE}
+    spawner.end(child)
 
 
 def test_a_child_of_an_ended_zygote_is_not_taken_for_another_ones(spawner: Spawner) -> None:

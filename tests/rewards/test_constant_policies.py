@@ -4,7 +4,7 @@ earns half of a correct first turn."""
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -25,12 +25,9 @@ from forge.records import (
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.ports import Ports
 from forge.rollout.prompter import TemplatePrompter
-from tests.evalpool.benches import RELU, RELU_KERNEL, Bench, open_bench
+from tests.evalpool.benches import RELU, RELU_KERNEL, Bench
 from tests.prompting import PROMPTS
 from tests.rollout.fakes import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_TURNS = 3
 PROBLEM = Problem(problem_id="relu", source=RELU, family="f", level=1, split=Split.GRPO)
@@ -63,12 +60,6 @@ POLICIES: dict[str, tuple[str, Status]] = {
     "exception": (RELU_KERNEL.replace("return y", "return y + z"), Status.RUNTIME_ERROR),
 }
 """A candidate by policy, and the status of the verdict that it must get."""
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with open_bench(tmp_path_factory.mktemp("root")) as opened:
-        yield opened
 
 
 def played(code: str, bench: Bench) -> Trajectory:

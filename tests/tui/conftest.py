@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from textual import _wait, constants
+from textual._compositor import Compositor
 
 LOOK_S = 0.005
 """How often textual's pilot looks whether the process is idle; its own period is 20 ms."""
@@ -24,3 +25,17 @@ def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "TEXTUAL_ANIMATIONS", "none")
     monkeypatch.setattr(_wait, "SLEEP_GRANULARITY", LOOK_S)
     monkeypatch.setattr(_wait, "SLEEP_IDLE", LOOK_S / 20)
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws a screen only where a test reads it (`text_of`).
+
+    An app also draws every change for a terminal, which a test's app does not have: a third of its
+    time.
+    """
+
+    def forget(compositor: Compositor, **how: object) -> None:
+        compositor._dirty_regions.clear()
+
+    monkeypatch.setattr(Compositor, "render_update", forget)

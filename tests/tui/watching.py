@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from textual._context import visible_screen_stack
 
 from tui.app import PLACES, WatchApp
 
@@ -100,6 +101,7 @@ def toast_text(pilot: Pilot[None]) -> str:
 
 def text_of(pilot: Pilot[None]) -> str:
     """The terminal, one line each, without trailing blanks."""
+    visible_screen_stack.set(pilot.app._background_screens)  # a dialog shows what is behind it
     strips = pilot.app.screen._compositor.render_strips()
     return "\n".join("".join(part.text for part in strip).rstrip() for strip in strips)
 

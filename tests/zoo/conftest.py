@@ -8,19 +8,19 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from forge.evalpool.judge.app import oracle_uid
 from forge.evalpool.judge.sandbox.processes import family, read_table
-from tests.evalpool.benches import Bench
-from tests.evalpool.conftest import bench, gpu_bench
+
+if TYPE_CHECKING:
+    from tests.evalpool.benches import Bench
 
 END_TIMEOUT_S = 10.0
 """A card's driver takes 0.1 s to end one context, one after another."""
 FIXTURES = {"cpu": "bench", "cuda": "gpu_bench"}
-__all__ = ["Bench", "bench", "gpu_bench"]  # fixtures of the judge's own tests
 
 
 class Benches:

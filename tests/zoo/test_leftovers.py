@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from tests.evalpool.benches import RUNNER_UID
+from tests.evalpool.benches import RUNNER_UID, Bench
 from tests.zoo import conftest
-from tests.zoo.conftest import Bench, leftovers
+from tests.zoo.conftest import leftovers
 
 
 @pytest.mark.parametrize("is_ordinary", [False, True])

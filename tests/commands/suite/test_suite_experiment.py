@@ -78,7 +78,7 @@ class Models(BaseHTTPRequestHandler):
 @contextmanager
 def server() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Models) as served:
-        Thread(target=served.serve_forever, daemon=True).start()
+        Thread(target=served.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{served.server_address[1]}"
         served.shutdown()
 

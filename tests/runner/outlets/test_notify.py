@@ -69,7 +69,7 @@ def web_server(*, status: int = 200, delay_s: float = 0.0) -> Iterator[tuple[str
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/hooks/s3cret", got
@@ -183,7 +183,7 @@ async def test_the_url_of_a_webhook_may_come_from_a_variable(
 
 @pytest.mark.parametrize(
     ("keys", "line"),
-    [({"status": 500}, "HTTP 500"), ({"delay_s": 3.0}, "ReadTimeout")],
+    [({"status": 500}, "HTTP 500"), ({"delay_s": 1.5}, "ReadTimeout")],
 )
 async def test_a_failed_webhook_is_reported_without_its_secret(
     paths: RunPaths, keys: dict[str, Any], line: str
