@@ -224,7 +224,7 @@ class Captures:
         return program
 
     def _require_target(self, run: Run, program: Program) -> None:
-        """Raises Decided for another card's or compiler's program: it would be compiled for that."""
+        """Raises Decided for a program of another card or compiler, for which it would be compiled."""
         target = ":".join(str(self._target[name]) for name in ("backend", "arch", "warp_size"))
         version = self._spawner.versions.get("triton")
         if (program.target, program.triton) != (target, version):
