@@ -75,8 +75,8 @@ def bait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bait]:
 
 def leftovers(bench: Any) -> set[int]:
     """Processes below the judge's launchers beside the zygotes, once no candidate is judged, and
-    beside oracles, evaluators and shared captures that wait. An oracle that ends is given the time
-    for it; a candidate has none left."""
+    beside those that wait: oracles, processes that time references, evaluators, shared captures. An
+    oracle that ends is given the time for it; a candidate has none left."""
     has_card = len(bench.spawners) > 1
     deadline = time.monotonic() + END_TIMEOUT_S * has_card
     while (left := _left(bench)) and all(map(_is_oracle, left)) and time.monotonic() < deadline:
@@ -86,7 +86,10 @@ def leftovers(bench: Any) -> set[int]:
 
 def _left(bench: Any) -> set[int]:
     draws = [bench.references, getattr(bench.trials, "_given", None)]  # ours, other protocols'
-    waiting = {kept.child.pid_here for one in draws if one for kept in one._oracles._idle}
+    oracles = [one._oracles for one in draws if one]
+    if baselines := getattr(bench.trials, "_baselines", None):
+        oracles.append(baselines._children)
+    waiting = {kept.child.pid_here for one in oracles for kept in one._idle}
     for children in (getattr(bench.trials, "_evaluators", None), bench.trials._captures._kept):
         if children is not None:
             waiting |= {kept.child.pid_here for kept in children._idle}

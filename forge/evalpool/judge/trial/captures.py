@@ -224,7 +224,7 @@ class Captures:
         return program
 
     def _require_target(self, run: Run, program: Program) -> None:
-        """Raises Decided for a program of another card or compiler, for which it would be compiled."""
+        """Raises Decided for a program of another card or compiler: it would be compiled for it."""
         target = ":".join(str(self._target[name]) for name in ("backend", "arch", "warp_size"))
         version = self._spawner.versions.get("triton")
         if (program.target, program.triton) != (target, version):
