@@ -140,6 +140,7 @@ class PoolApp:
     def routes(self, more: Sequence[BaseRoute] = ()) -> Starlette:
         """The ASGI application, with further routes."""
         from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
         from starlette.middleware import Middleware
         from starlette.routing import Route
 
@@ -158,6 +159,7 @@ class PoolApp:
                 *more,
             ],
             middleware=[door],
+            exception_handlers={HTTPException: _refuse_route},
         )
 
     @property
@@ -240,6 +242,16 @@ class PoolApp:
                 for kind in seat.kinds
             ],
         }
+
+
+async def _refuse_route(request: Request, error: Exception) -> Response:
+    """404 and 405 in the format of all other errors."""
+    status: int = getattr(error, "status_code", 404)
+    where = f"{request.method} {request.url.path[:80]}"
+    what = "no such route" if status == 404 else str(getattr(error, "detail", error)).lower()
+    response = error_answer(status, f"{where}: {what}; GET /openapi.json has all routes")
+    response.headers.update(getattr(error, "headers", None) or {})
+    return response
 
 
 def to_json_response(value: dict[str, Any], *, status: int = 200) -> Response:
