@@ -12,12 +12,12 @@ from tests.e2e.experiments import GRPO_EXPERIMENT
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 STAGES = """\
 [[stage]]
 kind = "grpo"
-steps = 3
+steps = 1
 learning_rate = 1e-4
 [[stage]]
 kind = "eval"
