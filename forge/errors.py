@@ -3,6 +3,7 @@
     ForgeError
     ├── ConfigError     2   the experiment file or the command line is wrong
     ├── MachineError    3   the machine lacks something: GPU, memory, disk, an engine
+    │   └── NoRoom      3   no other machine has room now
     ├── ChildDied       4   a child process ended unexpectedly
     ├── Stalled         5   a deadline passed without an answer, or learning has no signal
     └── Stopped       130   the user stopped the run, which is saved
@@ -28,6 +29,10 @@ class MachineError(ForgeError):
     """The machine lacks something: a GPU, memory, disk space, an installed engine."""
 
     exit_code = 3
+
+
+class NoRoom(MachineError):
+    """No machine of the cluster has room for a process now; one may have later."""
 
 
 class ChildDied(ForgeError):

@@ -19,8 +19,8 @@ from forge.store.schema.migrations import RUN_MIGRATIONS, migrate
 from forge.store.schema.run_views import VIEWS
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/adapters.md")
-GROUPS = ("problems", "data", "kernels")
+DOCS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/adapters.md", "docs/cluster.md")
+GROUPS = ("problems", "data", "kernels", "cluster")
 """Commands with two parts."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -124,6 +124,10 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.numbers": {"evalpool.judge.channel"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers"},
+    # cluster: judges and engines on other machines
+    "cluster": {
+        "config.schema", "process", "process.server", "evalpool", "serve", "serve.installed",
+    },
     # children of `forge doctor`
     "commands.doctor.probes": {
         "process", "evalpool.judge.sandbox", "evalpool.judge.capture", "evalpool.judge.execute",
@@ -173,7 +177,7 @@ ROOMS: dict[str, set[str]] = {
 
 PARTS = {
     "config", "config.schema", "control", "rewards", "scoring", "statistics", "process",
-    "process.server",
+    "process.server", "cluster",
     "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
     "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",

@@ -1,4 +1,4 @@
-"""Commands that describe this installation: keys, doctor."""
+"""Commands that describe this installation and others: keys, doctor, cluster check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from forge.cli.options import RUNS, Json, Store, app, find
+from forge.cli.options import (
+    RUNS,
+    ExperimentFile,
+    Json,
+    Overrides,
+    Store,
+    app,
+    cluster_app,
+    find,
+)
 from forge.cli.printing import print_json, print_rich, print_text, waiting
 
 
@@ -78,4 +87,24 @@ def _examine_run(run: str, store: Path, *, as_json: bool) -> None:
         can = "can" if found.can_resume else "could not"
         print_text(f"{paths.name}: a resume {can} start{once}")
     if not found.can_resume:
+        raise typer.Exit(3)
+
+
+@cluster_app.command("check")
+def check_nodes(file: ExperimentFile, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Check the nodes of an experiment's Ray cluster, and name the fix for each problem."""
+    import anyio
+
+    from forge.commands.cluster_check import find_all, survey_cluster
+    from forge.commands.doctor.finding import can_run, render, to_json
+    from forge.config.load import load_experiment
+
+    experiment = load_experiment(file, overrides=overrides or ())
+    with waiting("asking the nodes", is_shown=not as_json):
+        findings = find_all(experiment, anyio.run(survey_cluster, experiment))
+    if as_json:
+        print_json(to_json(findings))
+    else:
+        print_rich(render(findings))
+    if not can_run(findings):
         raise typer.Exit(3)

@@ -26,6 +26,10 @@ problems_app = typer.Typer(
     help="Commands for problem files.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(problems_app, name="problems")
+cluster_app = typer.Typer(
+    help="Commands for other machines.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(cluster_app, name="cluster")
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="X.toml", help="Experiment file.")]
 RunName = Annotated[

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 
-from forge.errors import ForgeError
+from forge.errors import ForgeError, NoRoom
 from forge.evalpool import canary
 from forge.evalpool.seat import JudgeKind, Seat, State
 from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_verdict
@@ -74,7 +74,8 @@ class Keeper:
     _open_link: OpenLink
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Runs until cancelled. The first start must succeed; later ones are repeated."""
+        """Runs until cancelled. The first start must succeed, or find no room; later ones are
+        repeated."""
         seat, backoff_s, is_first = self._seat, FIRST_BACKOFF_S, True
         while True:
             num_taken = seat.num_taken
@@ -92,9 +93,13 @@ class Keeper:
                         self._seating.judge_closed(seat)
                     logger.warning("%s %s; restarting", seat.name, reason)
             except (ForgeError, NoAnswer) as error:
-                if is_first:
+                if is_first and not isinstance(error, NoRoom):
                     raise
-                logger.error("%s cannot be restarted: %s", seat.name, error)
+                if is_first:
+                    seat.why = str(error)
+                    task_status.started()
+                    is_first = False
+                logger.error("%s cannot be started: %s", seat.name, error)
             if seat.num_taken > num_taken:
                 backoff_s = FIRST_BACKOFF_S
             await anyio.sleep(backoff_s)

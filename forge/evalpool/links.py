@@ -52,7 +52,7 @@ async def open_child_link(
             open_child(spec, observer=observer) as child,
             open_client(spec.socket_path, timeout_s=timeout_s) as client,
         ):
-            health = await _ask_health(client)
+            health = await ask_health(client)
             yield Link(client=client, health=health, ended=child.wait, timeout_s=timeout_s)
     except (ChildDied, Stalled) as error:
         # A judge that cannot start logs its own error.
@@ -71,7 +71,7 @@ async def open_url_link(url: str, *, timeout_s: float) -> AsyncGenerator[Link]:
     token = os.environ.get(TOKEN_VARIABLE) or None
     async with open_url_client(url, timeout_s=timeout_s, token=token) as client:
         try:
-            health = await _ask_health(client)
+            health = await ask_health(client)
             read_kinds(health)
         except NoAnswer as error:
             raise MachineError(
@@ -84,7 +84,7 @@ async def open_url_link(url: str, *, timeout_s: float) -> AsyncGenerator[Link]:
             while num_failed < PROBES:
                 await anyio.sleep(PROBE_EVERY_S)
                 try:
-                    await _ask_health(client)
+                    await ask_health(client)
                     num_failed = 0
                 except NoAnswer as error:
                     num_failed, message = num_failed + 1, str(error)
@@ -126,7 +126,8 @@ def judge_spec(
     )
 
 
-async def _ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
+async def ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
+    """The answer of a judge or pool to /health. Raises NoAnswer."""
     try:
         response = await send(client, "GET", "/health", server="it", timeout_s=PROBE_TIMEOUT_S)
         if response.status == 401:

@@ -26,7 +26,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ import anyio
 from forge.errors import MachineError, Stalled
 from forge.evalpool.capacity import GPU_CAPACITY, MAX_EXAMINED, executor_timeout_s, seat_cores
 from forge.evalpool.input_sets import ShapeLister, ShapesUnknown
-from forge.evalpool.keeper import Keeper, OpenLink
+from forge.evalpool.keeper import Keeper, Link, OpenLink
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import NoJudge, Seating
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+OpenElsewhere = Callable[[str], AbstractAsyncContextManager[Link]]
+"""Opens a judge on another machine, by name."""
 MAX_QUEUED = 256
 """Maximum number of requests that wait for a judge; further callers wait to be queued."""
 CPU_CAPACITY = 1
@@ -372,14 +375,21 @@ async def open_pool(
     observer: ProcessObserver | None = None,
     threads: int = 1,
     gpus: Sequence[Gpu] = (),
+    elsewhere: Sequence[OpenElsewhere] = (),
     finishes_started: bool = False,
 ) -> AsyncGenerator[Pool]:
-    """Opens one judge for each of `gpus`, else `table.workers` on the CPU, or those at `table.url`.
+    """Opens one judge for each of `gpus`, else `table.workers` on the CPU, or those at `table.url`,
+    or one for each of `elsewhere`.
 
     Yields when all are ready; on exit ends every process that it started.
 
+    Args:
+        elsewhere: opens a judge on another machine under the name of its seat. Those that raise
+            NoRoom may come later, if at least one is up.
+
     Raises:
-        MachineError: this machine has no usable sandbox, or a URL does not answer.
+        MachineError: this machine has no usable sandbox, a URL does not answer, or no other machine
+            has room.
         ChildDied, Stalled: a judge did not become ready.
     """
     opens = dict[Seat, OpenLink]()
@@ -387,7 +397,11 @@ async def open_pool(
     for number, url in enumerate(table.url):
         seat = Seat(f"pool-{number}", is_remote=True)
         opens[seat] = partial(open_url_link, url, timeout_s=timeout_s)
-    cards: Sequence[Gpu | None] = [] if table.url else gpus or [None] * table.workers
+    for number, open_link in enumerate(elsewhere):
+        seat = Seat(f"judge-{number}")
+        opens[seat] = partial(open_link, seat.name)
+    is_here = not table.url and not elsewhere
+    cards: Sequence[Gpu | None] = (gpus or [None] * table.workers) if is_here else []
     cores = sorted(os.sched_getaffinity(0))
     for number, gpu in enumerate(cards):
         timeout_s = request_timeout_s(table, is_timed=gpu is not None)
@@ -405,6 +419,13 @@ async def open_pool(
                 for seat, open_link in opens.items():
                     starting.start_soon(keepers.start, Keeper(seating, seat, open_link).run)
         try:
+            _require_judge(seating)
             yield Pool(table, seating, finishes_started=finishes_started)
         finally:
             keepers.cancel_scope.cancel()
+
+
+def _require_judge(seating: Seating) -> None:
+    """Raises MachineError if no judge is up: each may come later, but one is needed now."""
+    if all(seat.client is None for seat in seating.seats):
+        raise MachineError(seating.seats[0].why)

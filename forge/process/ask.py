@@ -118,6 +118,8 @@ async def send(
     content = None if body is None else json.dumps(body).encode()
     sent = {**(headers or {}), **(JSON_TYPE if content is not None else {})}
     asked, found = f"{method} {path}", bytearray()
+    if client.is_closed:  # httpx would raise a bare RuntimeError
+        raise ChildDied(f"{server} is gone; asked: {asked}")
     with named_errors(server, asked, timeout_s=timeout_s), anyio.fail_after(timeout_s):
         # httpx limits each read and write, the scope the whole request.
         async with client.stream(

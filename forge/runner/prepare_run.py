@@ -121,7 +121,8 @@ def _prompter(run: RunContext, model_dir: Path) -> TemplatePrompter:
 
 async def _weights(run: RunContext, model_dir: Path, state: LastState | None) -> WeightSync:
     """The newest published weights, or those of the model in `model_dir`."""
-    serve = run.experiment.serve
+    serve, cluster = run.experiment.serve, run.experiment.cluster
+    is_on_gpus = cluster.serve and cluster.serve_on == "gpu"
     start = Weights(full=model_dir, adapter=run.experiment.model.adapter)
     begin = await anyio.to_thread.run_sync(
         find_starting_weights, start, state, run.experiment, run.paths.weights
@@ -130,7 +131,7 @@ async def _weights(run: RunContext, model_dir: Path, state: LastState | None) ->
         begin,
         attempt=run.attempt,
         precision=serve.precision,
-        on_gpu=any(run.placement.serve),
+        on_gpu=any(run.placement.serve) or is_on_gpus,
         gate=TurnGate(timeout_s=serve.request_timeout_s),
         sink=run.writer,
     )

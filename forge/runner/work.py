@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from forge.cluster.cluster import open_cluster
+from forge.cluster.engines import engines_elsewhere
+from forge.cluster.judges import judges_elsewhere
 from forge.config.schema import EvalStage, GrpoStage, SftStage
 from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
@@ -34,10 +37,12 @@ from forge.views.run.evaluations import judged_label, trained_label
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from forge.config.schema import Experiment, JudgeTable
+    from forge.cluster.cluster import Cluster
+    from forge.config.schema import Experiment, JudgeTable, ServeTable
     from forge.evalpool.pool import Pool
     from forge.runner.past import EarlierAttempts
     from forge.runner.stages.run_context import RunContext
+    from forge.serve.elsewhere import OpenEngineElsewhere
     from forge.serve.remote.remote import Remote
     from forge.serve.replicas import Replicas
 
@@ -59,6 +64,8 @@ class Work:
         last_served = max((i for i, s in stages if not isinstance(s, SftStage)), default=-1)
         async with AsyncExitStack() as opened:
             if makes_pairs(run.experiment) or last_served >= 0:
+                if run.experiment.cluster.address is not None:
+                    run.cluster = await opened.enter_async_context(self._open_cluster())
                 run.pool = await opened.enter_async_context(self._open_pool())
             await prepare_run(run, state=self.past.state)
             if run.experiment.reward.function and last_served >= 0:
@@ -100,17 +107,30 @@ class Work:
     async def _open_pool(self) -> AsyncGenerator[Pool]:
         run = self.run
         run.progress.prepare("judges")
+        table, cluster = _without_key(run.experiment), run.experiment.cluster
         async with open_pool(
-            _without_key(run.experiment),
+            table,
             socket_dir=run.socket_dir,
             log_dir=run.log_dir,
             observer=run.observer,
             gpus=run.placement.judge,
+            elsewhere=judges_elsewhere(run.cluster, cluster, table) if run.cluster else (),
         ) as pool:
             try:
                 yield pool
             finally:
                 run.ending = ("judge",)
+
+    def _open_cluster(self) -> AbstractAsyncContextManager[Cluster]:
+        run = self.run
+        return open_cluster(
+            run.experiment.cluster,
+            run=run.paths.name,
+            socket_dir=run.socket_dir,
+            log_dir=run.log_dir,
+            observer=run.observer,
+            say=run.console.say,
+        )
 
     def _open_replicas(self) -> AbstractAsyncContextManager[Replicas | Remote]:
         run, placement = self.run, self.run.placement
@@ -140,7 +160,14 @@ class Work:
             gpus=placement.serve_uuids,
             shared=placement.shared,
             max_lora_rank=lora_rank(run.experiment.model),
+            elsewhere=self._engines_elsewhere(table),
         )
+
+    def _engines_elsewhere(self, table: ServeTable) -> OpenEngineElsewhere | None:
+        cluster = self.run.experiment.cluster
+        if self.run.cluster is None or not cluster.serve:
+            return None
+        return engines_elsewhere(self.run.cluster, cluster, table)
 
     @asynccontextmanager
     async def _counted(self) -> AsyncGenerator[None]:

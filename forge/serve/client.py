@@ -1,5 +1,5 @@
 # pyright: strict
-"""The client of one engine: token ids in, completions out, over its Unix socket.
+"""The client of one engine: token ids in, completions out, over its Unix socket or a URL.
 
 Used by `replica`, by `forge chat` and by tests. Promise: every call has a deadline and ends with an
 answer or with an error that names the engine (ChildDied: it hung up; Stalled: it was silent;
@@ -15,7 +15,14 @@ import anyio
 import numpy as np
 
 from forge.errors import ConfigError, MachineError
-from forge.process.ask import error_message, named_errors, open_client, parse_content, send
+from forge.process.ask import (
+    error_message,
+    named_errors,
+    open_client,
+    open_url_client,
+    parse_content,
+    send,
+)
 from forge.process.strict_json import parse_json
 from forge.records import Completion, Finish
 from forge.serve.wire import COMPACT, MAGIC, unpack
@@ -48,10 +55,18 @@ class StreamChunk:
 class ReplicaClient:
     """A client of one engine. Call `aclose` when done, or use it in `async with`."""
 
-    def __init__(self, socket_path: Path, *, name: str = "", timeout_s: float = 300.0) -> None:
-        self.name = name or socket_path.stem
+    def __init__(
+        self, address: Path | str, *, name: str = "", timeout_s: float = 300.0,
+        token: str | None = None,
+    ) -> None:  # fmt: skip
+        """`address`: path of the engine's socket, or a URL, which asks for `token`."""
         self.timeout_s = timeout_s
-        self._http = open_client(socket_path, timeout_s=timeout_s)
+        if isinstance(address, str):
+            self.name = name or address
+            self._http = open_url_client(address, timeout_s=timeout_s, token=token)
+        else:
+            self.name = name or address.stem
+            self._http = open_client(address, timeout_s=timeout_s)
 
     async def __aenter__(self) -> ReplicaClient:
         return self

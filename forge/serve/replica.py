@@ -15,21 +15,24 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
 
-from forge.errors import ChildDied, ConfigError, MachineError, Stalled
+from forge.errors import ChildDied, ConfigError, MachineError, NoRoom, Stalled
 from forge.process.busy import BusyClock
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
 from forge.serve.client import ReplicaClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from pathlib import Path
 
     from forge.records import Completion
+    from forge.serve.elsewhere import EngineElsewhere, OpenEngineElsewhere
     from forge.serve.served import SampleRequest
     from forge.serve.weights import Weights
 
@@ -39,6 +42,8 @@ RETRY_PAUSE_S = 0.1
 """Pause between a hang-up and the next check for a restarted child."""
 DRAIN_PAUSE_S = 0.02
 """Pause between two checks for the end of the last request."""
+NO_ROOM_PAUSE_S = 5.0
+"""Pause before another attempt to find a machine with room."""
 HEALTH_EVERY_S = 0.5
 """Interval of /health requests."""
 HUNG_S = 60.0
@@ -79,8 +84,10 @@ class Replica:
         observer: ProcessObserver | None,
         on_up: Callable[[], None],
         on_death: Callable[[str], None],
+        elsewhere: OpenEngineElsewhere | None = None,
     ) -> None:
-        """`on_up` is called when the replica accepts requests, `on_death` with its name."""
+        """`on_up` is called when the replica accepts requests, `on_death` with its name.
+        `elsewhere` starts the engine on another machine."""
         assert spec.socket_path is not None
         self.name = spec.name
         self.socket_path = spec.socket_path
@@ -99,7 +106,10 @@ class Replica:
         self._on_death = on_death
         self._restarts = Restarts()
         self._client = ReplicaClient(spec.socket_path, name=spec.name, timeout_s=request_timeout_s)
-        self._child: Child | None = None
+        self._elsewhere = elsewhere
+        self._child: Child | EngineElsewhere | None = None
+        self.is_absent = False
+        """True while no other machine has room for it: publishes do not wait for it."""
         self._served: Weights | None = None
         """None also while the loaded weights of a running child are unknown."""
         self._pushing = anyio.Lock()
@@ -142,7 +152,7 @@ class Replica:
             base = self.wanted.base
             model = {"model_dir": str(base.full.absolute()), "version": base.version}
             spec = replace(self._spec, config={**self._spec.config, **model})
-            async with open_child(spec, observer=self._observer) as child:
+            async with self._open(spec) as child:
                 self._child, self._served = child, base
                 await self._push()
                 self.health = await self._client.health()
@@ -159,6 +169,24 @@ class Replica:
             if not was_up and self.num_deaths == 0:
                 raise
             await self._pause(death)
+        except NoRoom as error:
+            self._has_process = False
+            if self.num_deaths == 0:
+                raise
+            self.is_absent = True
+            logger.warning("%s waits for a machine: %s", self.name, error)
+            await anyio.sleep(NO_ROOM_PAUSE_S)
+
+    @asynccontextmanager
+    async def _open(self, spec: ChildSpec) -> AsyncGenerator[Child | EngineElsewhere]:
+        """A started engine, here or on another machine."""
+        if self._elsewhere is None:
+            async with open_child(spec, observer=self._observer) as child:
+                yield child
+            return
+        async with self._elsewhere(spec) as engine:
+            self.is_absent, self._client = False, engine.client
+            yield engine
 
     async def _pause(self, death: ChildDied) -> None:
         self.num_deaths += 1
@@ -180,7 +208,9 @@ class Replica:
             if child is None or not self.health:
                 answered_at = time.monotonic()
                 continue
-            if not self.socket_path.exists():  # open connections work on, new ones fail
+            if (
+                self._elsewhere is None and not self.socket_path.exists()
+            ):  # open connections work on, new ones fail
                 logger.error("%s: %s was removed; it is restarted", self.name, self.socket_path)
                 await child.kill()
                 continue
@@ -263,7 +293,7 @@ class Replica:
         """
         self.wanted = weights
         with anyio.move_on_after(timeout_s):
-            while not self._serves_wanted:
+            while not self._serves_wanted and not self.is_absent:
                 if self._child is not None and self._child.is_alive:
                     try:
                         await self._push()
@@ -285,7 +315,8 @@ class Replica:
                 for path in wanted.paths_from(served):
                     self._served = None  # a failed load may be half done
                     try:
-                        seconds = await self._client.load_weights(path, version=wanted.version)
+                        near = await self._bring(path)
+                        seconds = await self._client.load_weights(near, version=wanted.version)
                     except ConfigError:
                         self._served = served  # refused: the old weights are still served
                         raise
@@ -293,6 +324,15 @@ class Replica:
                     logger.info("%s serves version %d (%.3f s)", self.name, wanted.version, seconds)
                 self._served = wanted
         self._on_up()
+
+    async def _bring(self, path: Path) -> Path:
+        """The path of a directory of weights where the engine runs."""
+        if self._elsewhere is None:
+            return path
+        child = self._child
+        if child is None or isinstance(child, Child):
+            raise ChildDied(f"{self.name} ended before it got {path}")
+        return await child.bring(path)
 
     # -- requests --------------------------------------------------------------------------------
 

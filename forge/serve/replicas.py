@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import ServeTable
+    from forge.serve.elsewhere import OpenEngineElsewhere
     from forge.serve.weights import Weights
 
 ALL_GPU_LAYERS = 999
@@ -45,8 +46,10 @@ class Replicas(Served):
     def __init__(
         self, specs: Sequence[ChildSpec], *, table: ServeTable, weights: Weights,
         stop_token_ids: Sequence[int], observer: ProcessObserver | None = None,
+        elsewhere: OpenEngineElsewhere | None = None,
     ) -> None:  # fmt: skip
-        """Prepare one replica per spec; none is started yet."""
+        """Prepare one replica per spec; none is started yet. `elsewhere` starts their engines on
+        other machines."""
         self._request_timeout_s = table.request_timeout_s
         self._through_restart_s = start_timeout_s(table) + table.request_timeout_s
         """Maximum wait for an answer of a replica that has to be started for it."""
@@ -60,6 +63,7 @@ class Replicas(Served):
                 observer=observer,
                 on_up=self._note_up,
                 on_death=lambda name: self.router.forget(name),
+                elsewhere=elsewhere,
             )
             for spec in specs
         )
@@ -121,16 +125,17 @@ class Replicas(Served):
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
     ) -> list[list[float]]:
-        """Log probabilities of the completion's tokens from each replica."""
+        """Log probabilities of the completion's tokens from each replica that has a machine."""
         answers: dict[str, list[float]] = {}
 
         async def ask(replica: Replica) -> None:
-            answers[replica.name] = await replica.score(
-                prompt_ids, completion_ids, timeout_s=self._through_restart_s
-            )
+            if not replica.is_absent:
+                answers[replica.name] = await replica.score(
+                    prompt_ids, completion_ids, timeout_s=self._through_restart_s
+                )
 
         await self._for_each(ask)
-        return [answers[replica.name] for replica in self.all]
+        return [answers[each.name] for each in self.all if each.name in answers]
 
     async def sleep(self) -> None:
         """Release GPU memory once running requests have ended; nothing if an engine cannot."""
@@ -199,6 +204,7 @@ async def open_replicas(
     gpus: Sequence[Sequence[str]] = (),
     shared: frozenset[str] = frozenset(),
     max_lora_rank: int = 0,
+    elsewhere: OpenEngineElsewhere | None = None,
 ) -> AsyncGenerator[Replicas]:
     """Start `table.replicas` engines and keep them up until the context ends.
 
@@ -209,15 +215,17 @@ async def open_replicas(
         gpus: UUIDs per replica; empty means CPU.
         shared: UUIDs of GPUs with other users: engines run each step under a lease.
         max_lora_rank: maximum rank of adapters that will be published; 0 for none.
+        elsewhere: starts engines on other machines, which check their own installation.
 
     Raises:
-        MachineError: the engine is not installed.
+        MachineError: the engine is not installed, or no other machine has room.
         ConfigError: it cannot serve adapters in that precision.
         ChildDied, Stalled: a replica did not start, or died too often; that cancels the body.
     """
     all_gpus = [uuid for each in gpus for uuid in each]
-    table = resolve(table, gpus=all_gpus)
-    check_engine(table, gpus=all_gpus)
+    if elsewhere is None:
+        table = resolve(table, gpus=all_gpus)
+        check_engine(table, gpus=all_gpus)
     check_adapters(table, max_lora_rank=max_lora_rank)
     work_dir.mkdir(parents=True, exist_ok=True)
     specs: list[ChildSpec] = []
@@ -230,10 +238,11 @@ async def open_replicas(
             "shared_gpus": [uuid for uuid in own if uuid in shared],
         }
         folders = {"socket_dir": socket_dir, "log_dir": log_dir}
-        specs.append(_spec(table, index=index, gpus=own, config=config, **folders))
+        specs.append(engine_spec(table, index=index, gpus=own, config=config, **folders))
     replicas = Replicas(
-        specs, table=table, weights=weights, stop_token_ids=stop_token_ids, observer=observer
-    )
+        specs, table=table, weights=weights, stop_token_ids=stop_token_ids, observer=observer,
+        elsewhere=elsewhere,
+    )  # fmt: skip
     async with anyio.create_task_group() as group:
         async with anyio.create_task_group() as starting:
             for replica in replicas.all:
@@ -246,7 +255,7 @@ async def open_replicas(
             group.cancel_scope.cancel()
 
 
-def _spec(
+def engine_spec(
     table: ServeTable,
     *,
     index: int,
@@ -255,6 +264,7 @@ def _spec(
     gpus: Sequence[str],
     config: dict[str, Any],
 ) -> ChildSpec:
+    """The child of a replica; `config` has what the engines of a stage have in common."""
     name = f"serve-{index}"
     socket_path = socket_dir / f"{name}.sock"
     return ChildSpec(

@@ -148,3 +148,10 @@ def test_a_full_server_chooses_the_pause_within_bounds(header: str | None, pause
     headers = {} if header is None else {"Retry-After": header}
     answer = Answer(status=503, content=b"", headers=headers)
     assert retry_pause_s(answer, default_s=1.0, longest_s=10.0) == pause_s
+
+
+async def test_a_closed_client_is_an_error_that_names_the_server(tmp_path: Path) -> None:
+    async with open_client(tmp_path / "s", timeout_s=5.0) as client:
+        pass
+    with pytest.raises(ChildDied, match="serve-0 is gone; asked: GET /x"):
+        await send(client, "GET", "/x", server="serve-0", timeout_s=5.0)

@@ -10,6 +10,7 @@ from collections.abc import Set
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from forge.config.checks.cluster import check_cluster
 from forge.config.checks.environment import (
     check_devices,
     check_estimated_speed,
@@ -39,6 +40,7 @@ CHECKS = (
     check_training,
     check_devices,
     check_judge_url,
+    check_cluster,
     check_estimated_speed,
     check_function,
     check_serve_url,

@@ -75,7 +75,9 @@ def _check_generated(part: ProblemSource, at: KeyPath) -> Iterator[Mistake]:
 
 def _check_generator(experiment: Experiment) -> Iterator[Mistake]:
     problems = experiment.problems
-    if problems.sizes == "gpu" and not experiment.devices.judge and not experiment.judge.url:
+    cluster = experiment.cluster
+    is_elsewhere = experiment.judge.url or (cluster.judges and cluster.judge_on == "gpu")
+    if problems.sizes == "gpu" and not experiment.devices.judge and not is_elsewhere:
         yield mistake(
             'found "gpu" with judges on the CPU; "small", or set devices.judge and devices.gpus',
             *("problems", "sizes"),

@@ -5,6 +5,7 @@ Imported by every room that takes settings. Never imports loading or checking.
 """
 
 from forge.config.schema.base import KeyPath, TomlTable, TomlValue, dotted
+from forge.config.schema.cluster import CLUSTER_ADDRESS, ClusterTable
 from forge.config.schema.experiment import Experiment
 from forge.config.schema.judge import JUDGE_URL, JudgeTable, ModelCardName
 from forge.config.schema.model import LoraTable, ModelTable, QuantizeTable, TinyModel
@@ -16,8 +17,10 @@ from forge.config.schema.serving import SERVE_URL, ServeTable
 from forge.config.schema.stages import EvalStage, GrpoStage, SftStage, Stage, TrainStage
 
 __all__ = [
+    "CLUSTER_ADDRESS",
     "JUDGE_URL",
     "SERVE_URL",
+    "ClusterTable",
     "DataTable",
     "EvalStage",
     "EvalTable",

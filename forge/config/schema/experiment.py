@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from forge.config.schema.base import NAME_RULE, Table
+from forge.config.schema.cluster import ClusterTable
 from forge.config.schema.judge import JudgeTable
 from forge.config.schema.model import ModelTable
 from forge.config.schema.outlets import LimitsTable, NotifyTable, SinksTable, StoreTable
@@ -38,6 +39,8 @@ class Experiment(Table):
     """Inference engines."""
     judge: JudgeTable = JudgeTable()
     """Compiling, checking and timing candidates."""
+    cluster: ClusterTable = ClusterTable()
+    """Other machines that judge and generate for the run."""
     reward: RewardTable = RewardTable()
     """Terms of the reward of one verdict."""
     rollout: RolloutTable = RolloutTable()

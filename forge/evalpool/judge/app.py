@@ -311,7 +311,7 @@ def main() -> None:
     gpu = Gpu(**config["gpu"]) if config.get("gpu") else None
     cores = tuple(config.get("cores", ()))
     judge = Judge(table=table, folder=folder, concurrency=concurrency, gpu=gpu, cores=cores)
-    serve(make_app(judge), socket_path)
+    serve(make_app(judge), socket_path, network=config.get("network"))
 
 
 def _uids(count: int, *, first: int = FIRST_UID) -> list[int]:

@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import socket
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,11 @@ import anyio.abc
 from forge.process.sockets import check_socket_path
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
     import uvicorn
     from starlette.applications import Starlette
+    from starlette.types import ASGIApp
 
 KEEP_ALIVE_S = 3600
 """Longer than any pause between two requests of a run, so that a pooled connection is not closed
@@ -42,12 +43,22 @@ GRACEFUL_S = 2
 """Seconds that requests in flight get after SIGTERM. Below every stop_grace_s."""
 
 
-def serve(app: Starlette, socket_path: Path) -> None:
+def serve(app: Starlette, socket_path: Path, *, network: Mapping[str, str] | None = None) -> None:
     """Serve `app` on `socket_path` (0600) until SIGTERM. Raises SystemExit(1) if the app fails to
-    start."""
-    server = _make_server(app, signals=(signal.SIGTERM,))
-    with bind_socket(socket_path) as listener:
-        anyio.run(server.serve, [listener])
+    start.
+
+    Args:
+        network: host and token of a second listener, for clients on other machines (`network.py`).
+    """
+    from forge.process.server.network import NetworkGuard, bind_network
+
+    guarded = app if network is None else NetworkGuard(app, token=network["token"])
+    server = _make_server(guarded, signals=(signal.SIGTERM,))
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(bind_socket(socket_path))]
+        if network is not None:
+            listeners.append(stack.enter_context(bind_network(network["host"], socket_path)))
+        anyio.run(server.serve, listeners)
     if not server.started:
         raise SystemExit(1)
 
@@ -106,7 +117,7 @@ async def cancel_on_signal(scope: anyio.CancelScope) -> None:
 
 
 def _make_server(
-    app: Starlette,
+    app: ASGIApp,
     *,
     signals: tuple[signal.Signals, ...] = (),
     max_connections: int | None = None,

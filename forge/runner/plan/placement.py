@@ -154,8 +154,9 @@ def _counts(experiment: Experiment, *, num_cards: int) -> tuple[dict[str, int], 
     """Number of cards by role, and the reasons for those left open. Unneeded roles get none."""
     devices, serve = experiment.devices, experiment.serve
     needed = {
-        "serve": needs_serving(experiment) and not serve.url,
-        "judge": needs_judges(experiment) and not experiment.judge.url,
+        "serve": needs_serving(experiment) and not (serve.url or experiment.cluster.serve),
+        "judge": needs_judges(experiment)
+        and not (experiment.judge.url or experiment.cluster.judges),
         "train": needs_training(experiment),
     }
     least = {"serve": serve.replicas * serve.tensor_parallel, "judge": 1, "train": 1}

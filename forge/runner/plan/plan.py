@@ -21,6 +21,7 @@ from forge.runner.plan.placement import Placement, place
 from forge.runner.plan.predict import PhasePlan, predict_disk_bytes, predict_phases
 from forge.runner.plan.prefix_sharing import reasons
 from forge.runner.plan.requirements import (
+    require_cluster,
     require_disk,
     require_engine,
     require_problems,
@@ -132,6 +133,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     if machine.is_here:
         require_site_packages(experiment.judge)
         require_sinks(experiment.sinks)
+        require_cluster(experiment.cluster)
     problems = experiment.problems.model_copy(update={"num_heldout": num_heldout})
     experiment = experiment.model_copy(update={"problems": problems})
     params = costs.count_params(experiment.model)
@@ -170,7 +172,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
 def _engine(experiment: Experiment, machine: Machine) -> tuple[str, tuple[str, ...]]:
     """The engine that serves, and the reason if the experiment leaves it open."""
     serve, devices = experiment.serve, experiment.devices
-    if not needs_serving(experiment) or serve.url:
+    if not needs_serving(experiment) or serve.url or experiment.cluster.serve:
         return "llama" if serve.engine == "auto" else serve.engine, ()
     gpus = machine.gpus if devices.gpus and devices.serve else ()
     shape = model_shape(experiment.model)
@@ -185,9 +187,9 @@ def _processes(
 ) -> Iterator[ProcessPlan]:
     serve, judge = experiment.serve, experiment.judge
     num_judges = len(placement.judge) or judge.workers
-    if judge.url or not needs_judges(experiment):
+    if judge.url or experiment.cluster.judges or not needs_judges(experiment):
         num_judges = 0
-    is_ours = needs_serving(experiment) and not serve.url
+    is_ours = needs_serving(experiment) and not (serve.url or experiment.cluster.serve)
     played = [stage.kind for stage in experiment.stage if not isinstance(stage, SftStage)]
     judged = ["prepare", *played] if makes_pairs(experiment) else played
     yield ProcessPlan(
@@ -254,6 +256,7 @@ def _notes(
             yield f"{name}: trainer and engine have {busy} threads for {machine.cores} cores"
     if experiment.judge.url:
         yield f"judges are external: {', '.join(experiment.judge.url)}"
+    yield from _elsewhere(experiment)
     if serve.url:
         yield f"servers are external and keep their own weights: {', '.join(serve.url)}"
     if devices.gpus is not None and not (devices.train or devices.serve or devices.judge):
@@ -265,6 +268,26 @@ def _notes(
             yield f"GPU {gpu.index}: {user}, which disturbs the timing of kernels there"
     if experiment.model.path and costs.count_params(experiment.model) is None:
         yield f"{experiment.model.path} is not a local directory: nothing is predicted for it"
+
+
+def _elsewhere(experiment: Experiment) -> Iterator[str]:
+    """A line for each role on other nodes."""
+    table, serve = experiment.cluster, experiment.serve
+    where = f'on nodes of the Ray cluster "{table.address}"'
+    if table.judges and needs_judges(experiment):
+        each = "a GPU" if table.judge_on == "gpu" else "a CPU core"
+        yield f"up to {table.judges} judges run {where}, {each} each{_labels(table.judge_labels)}"
+    if table.serve and needs_serving(experiment):
+        num, kind = serve.threads, "CPU cores"
+        if table.serve_on == "gpu":
+            num, kind = serve.tensor_parallel, "GPUs"
+        labels = _labels(table.serve_labels)
+        yield f"{serve.replicas} engines run {where}, {num} {kind} each{labels}"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    pairs = ", ".join(f"{key}={value}" for key, value in labels.items())
+    return f", labelled {pairs}" if pairs else ""
 
 
 def _total(values: list[Any]) -> float | None:

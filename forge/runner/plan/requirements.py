@@ -27,7 +27,7 @@ from forge.train.refusals import refusals
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
-    from forge.config.schema import JudgeTable
+    from forge.config.schema import ClusterTable, JudgeTable
     from forge.config.schema.outlets import SinksTable
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
@@ -54,6 +54,8 @@ def require_engine(experiment: Experiment, machine: Machine, placement: Placemen
         return
     chosen = serve.model_copy(update={"engine": placement.engine})
     check_adapters(chosen, max_lora_rank=lora_rank(experiment.model))
+    if experiment.cluster.serve:
+        return  # nodes check their own installation
     if machine.is_here:
         gpus = [gpu for replica in placement.serve for gpu in replica]
         check_engine(chosen, gpus=gpus)
@@ -153,6 +155,13 @@ def require_site_packages(table: JudgeTable) -> None:
     """Raises ConfigError if a distribution that references may import is not installed."""
     if not table.url:
         require_installed(table.site_packages)
+
+
+def require_cluster(table: ClusterTable) -> None:
+    """Raises MachineError if the package for `[cluster]` is not installed. Nodes are asked later:
+    a plan connects to nothing."""
+    if table.address is not None:
+        _require_package("ray", f'cluster.address = "{table.address}"')
 
 
 def require_sinks(table: SinksTable) -> None:

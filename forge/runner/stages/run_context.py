@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
     from pathlib import Path
 
+    from forge.cluster.cluster import Cluster
     from forge.config.schema import Experiment
     from forge.control.records import Role
     from forge.data.prompts.prompt_set import PromptSet
@@ -72,6 +73,8 @@ class RunContext:
     refused: frozenset[str] = frozenset()
     """Ids of problems that GRPO leaves out."""
 
+    cluster: Cluster | None = None
+    """Set while processes may run on other machines."""
     pool: Pool | None = None
     """Set while judges run."""
     scorer: Scorer | None = None

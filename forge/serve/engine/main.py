@@ -47,7 +47,8 @@ def serve_engine(engine: EnginePort, config: Mapping[str, Any]) -> None:
     """Serve on the config's socket until SIGTERM."""
     # Objects made at start live until the end: the collector need not visit them at every pass.
     gc.freeze()
-    serve(make_endpoints(engine, config).app(), Path(config["socket_path"]))
+    app = make_endpoints(engine, config).app()
+    serve(app, Path(config["socket_path"]), network=config.get("network"))
 
 
 def serve_stepped(

@@ -158,7 +158,8 @@ def main() -> int:
     except ConfigError as error:
         logger.error("%s", error)
         return error.exit_code
-    serve(make_app(config, settings), Path(config["socket_path"]))
+    app = make_app(config, settings)
+    serve(app, Path(config["socket_path"]), network=config.get("network"))
     return 0
 
 

@@ -1,0 +1,135 @@
+# pyright: strict
+"""The connection to a Ray cluster, with one-line errors, and the nodes that it has.
+
+Called in the broker and, through `forge cluster check`, in its process. Ray is imported here only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import socket
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from forge.errors import ConfigError, MachineError
+
+CONNECT_TIMEOUT_S = 5.0
+"""Maximum wait for a TCP connection to the cluster's head."""
+SURVEY_S = 60.0
+"""Maximum time until a node has reported, its first import of forge included."""
+LONGEST_MESSAGE = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node of the cluster."""
+
+    node_id: str
+    ip: str
+    is_here: bool
+    """True for the supervisor's node, which has no hosts: its GPUs are placed by [devices]."""
+    cpus: float
+    gpus: float
+    labels: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON, which `Node(**...)` reads."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        own = {
+            key: value for key, value in self.labels.items() if not key.startswith("ray.io/node")
+        }
+        labels = "".join(f", {key}={value}" for key, value in sorted(own.items()))
+        where = ", this machine" if self.is_here else ""
+        return f"{self.ip} ({self.cpus:g} CPU, {self.gpus:g} GPU{labels}{where})"
+
+
+def import_ray() -> Any:
+    """The package ray. Raises MachineError if it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise MachineError(
+            f"cluster.address needs ray, which is not installed ({error}): pip install 'forge[ray]'"
+        ) from error
+
+
+def connect(address: str) -> Any:
+    """Connects this process to the cluster; returns the package. Raises MachineError."""
+    ray = import_ray()
+    _require_listener(address)
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="WARNING", namespace="forge")
+    except Exception as error:  # Ray raises what its layers raise
+        raise MachineError(_explain(address, error)) from error
+    return ray
+
+
+def _require_listener(address: str) -> None:
+    """Raises MachineError if nobody listens there: Ray itself would try for a minute."""
+    if address == "auto":
+        return
+    parts = urlsplit(address if "//" in address else f"//{address}")
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f'cluster.address: found "{address}"; {error}') from error
+    try:
+        socket.create_connection((parts.hostname or "", port or 0), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise MachineError(
+            f"cluster.address: nobody answers at {address}: {error.strerror or error}; "
+            '"ray start --head" on that machine starts a cluster'
+        ) from error
+
+
+def is_open(host: str, port: int) -> bool:
+    """True if somebody listens there and this machine reaches it."""
+    try:
+        socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _explain(address: str, error: Exception) -> str:
+    """One line about a connection that failed."""
+    text = " ".join(str(error).split())
+    if "ersion mismatch" in text:
+        found = re.sub(r"^.*?(?=[Vv]ersion mismatch)", "", text)
+        return f"cluster.address: {found[:LONGEST_MESSAGE]}; install equal versions on all nodes"
+    if isinstance(error, ConnectionError) and address == "auto":
+        return (
+            'cluster.address = "auto": this machine is no node of a Ray cluster; '
+            '"ray start --head" makes it the head, "ray start --address=HOST:PORT" joins another'
+        )
+    return f"cluster.address: {address}: {type(error).__name__}: {text[:LONGEST_MESSAGE]}"
+
+
+def list_nodes(ray: Any) -> list[Node]:
+    """The living nodes, this one first."""
+    here = str(ray.get_runtime_context().get_node_id())
+    nodes = [
+        Node(
+            node_id=str(each["NodeID"]),
+            ip=str(each["NodeManagerAddress"]),
+            is_here=each["NodeID"] == here,
+            cpus=float(each["Resources"].get("CPU", 0)),
+            gpus=float(each["Resources"].get("GPU", 0)),
+            labels=dict(each.get("Labels") or {}),
+        )
+        for each in ray.nodes()
+        if each["Alive"]
+    ]
+    return sorted(nodes, key=lambda node: (not node.is_here, node.ip, node.node_id))
+
+
+def cause_line(error: Exception) -> str:
+    """The cause in one line: Ray's messages have the ids first and the cause last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]

@@ -1,0 +1,211 @@
+# pyright: strict
+"""The host of one child on a node. A Ray actor, made by the broker.
+
+    start ─▶ hold: child runs ──▶ ended, with its reason and the last lines of its log
+                        ▲ stop ends it in order; the actor's death ends it by lease and death signal
+
+Ray runs the methods of an async actor in the event loop of one thread, which lives as long as the
+process: children started there end with it (`thread_for_children`). Methods return plain JSON, also
+for errors, so that the broker needs none of the node's classes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.cluster.order import Order, Place, child_of
+from forge.cluster.sources import source_digest
+from forge.cluster.weights import touch, unpack
+from forge.errors import ForgeError, MachineError
+from forge.process.child import open_child, thread_for_children
+from forge.process.devices import inventory
+from forge.process.gpu_claim import claim
+from forge.process.server.network import port_file
+from forge.process.sockets import open_private_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forge.cluster.weights import Manifest
+    from forge.process.child import Child
+    from forge.process.devices import Gpu
+
+NEEDED = ("torch", "triton")
+"""Packages that a judge needs on its node."""
+NEWS_S = 5.0
+"""Maximum wait for news before an empty answer."""
+NEWS_PAUSE_S = 0.2
+"""Pause between two looks for news."""
+KEPT_WEIGHTS = 3
+"""Directories of weights on a node's disk for each engine: a checkpoint and two adapters. Loaded
+files stay readable after their deletion."""
+MAX_LOG_BYTES = 64 * 1024
+"""Bytes of the child's log in one answer."""
+
+
+class Host:
+    """Starts one child and keeps it until `stop`, its end, or the end of this process."""
+
+    def __init__(self, ip: str, num_neighbours: int) -> None:
+        """Prepare a host on the node with address `ip`."""
+        self._ip = ip
+        self._num_neighbours = num_neighbours
+        self._stack = ExitStack()
+        self._folder = self._stack.enter_context(open_private_dir(Path(tempfile.gettempdir())))
+        self._log = self._folder / "none.log"
+        self._opened, self._stopping = anyio.Event(), anyio.Event()
+        self._child: Child | None = None
+        self._port = ""
+        self._ended: str | None = None
+        self._error: dict[str, str] = {}
+        self._weights: dict[str, Path] = {}
+
+    async def ready(self) -> None:
+        """Nothing; its answer shows that a node has made the host."""
+
+    async def describe(self) -> dict[str, Any]:
+        """Facts about this node, for the check of its installation."""
+        return {
+            "ip": self._ip,
+            "host": socket.gethostname(),
+            "sources": source_digest(),
+            "python": platform.python_version(),
+            "executable": sys.executable,
+            "time": time.time(),
+            "missing": [name for name in NEEDED if importlib.util.find_spec(name) is None],
+            "port": self._listen(),
+        }
+
+    def _listen(self) -> int:
+        """A port where the supervisor can try to reach this node, until the host ends."""
+        family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
+        listener = self._stack.enter_context(socket.create_server((self._ip, 0), family=family))
+        return listener.getsockname()[1]
+
+    async def receive(self, refs: Sequence[Any]) -> int:
+        """Fetch objects to this node; returns their bytes."""
+        return sum([len(await ref) for ref in refs])
+
+    async def hold(self, order: Mapping[str, Any]) -> None:
+        """Start the child and wait for its end."""
+        try:
+            with thread_for_children():
+                await self._hold(Order(**order))
+        except ForgeError as error:
+            self._error = {"kind": type(error).__name__, "message": str(error)}
+            self._ended = str(error)
+        except BaseException as error:
+            self._error = {"kind": "MachineError", "message": f"{type(error).__name__}: {error}"}
+            self._ended = str(error)
+            raise
+        finally:
+            self._opened.set()
+            self._ended = self._ended or "it was stopped"
+
+    async def _hold(self, order: Order) -> None:
+        self._check(order)
+        gpus = inventory() if order.num_gpus else ()
+        if len(gpus) != order.num_gpus:
+            raise MachineError(
+                f"node {self._ip}: Ray gave {order.num_gpus} GPUs, and {len(gpus)} answer here"
+            )
+        with claim(gpus, run=order.run):
+            spec = child_of(order, self._place(gpus))
+            self._log = spec.log_path
+            async with open_child(spec) as child:
+                assert spec.socket_path is not None
+                self._port = port_file(spec.socket_path).read_text()
+                self._child = child
+                self._opened.set()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._cancel_at_stop, tasks.cancel_scope)
+                    self._ended = await child.wait()
+                    tasks.cancel_scope.cancel()
+
+    async def _cancel_at_stop(self, scope: anyio.CancelScope) -> None:
+        await self._stopping.wait()
+        scope.cancel()
+
+    def _check(self, order: Order) -> None:
+        if (found := source_digest()) != order.sources:
+            raise MachineError(
+                f"node {self._ip} has other sources of forge ({found}) than this machine "
+                f"({order.sources}); install the same commit in {sys.executable} there"
+            )
+
+    def _place(self, gpus: Sequence[Gpu]) -> Place:
+        return Place(
+            ip=self._ip,
+            folder=self._folder,
+            gpus=gpus,
+            num_neighbours=self._num_neighbours,
+            weights=self._weights,
+        )
+
+    async def bring(self, key: str, manifest: Manifest) -> dict[str, Any]:
+        """Write weights to this node's disk; returns their path. The last ones stay."""
+        folder = self._folder / f"weights-{key}"
+        try:
+            if key not in self._weights:
+                await unpack(manifest, folder)
+                self._weights[key] = folder
+            for old in touch(self._weights, key, num=KEPT_WEIGHTS):
+                shutil.rmtree(old, ignore_errors=True)
+        except MachineError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            return {"error": f"node {self._ip}: {error}", "kind": "MachineError"}
+        return {"path": str(folder)}
+
+    async def opened(self) -> dict[str, Any]:
+        """The child's address once it is ready, or the error of its start."""
+        await self._opened.wait()
+        if self._child is None:
+            return {"error": self._error or {"kind": "ChildDied", "message": "it was stopped"}}
+        host = f"[{self._ip}]" if ":" in self._ip else self._ip
+        return {
+            "url": f"http://{host}:{self._port}",
+            "pid": self._child.pid,
+            "devices": self._child.spec.devices,
+            "host": socket.gethostname(),
+        }
+
+    async def news(self, offset: int) -> dict[str, Any]:
+        """The log from `offset` on, and why the child has ended. Waits until there is something."""
+        with anyio.move_on_after(NEWS_S):
+            while self._ended is None and self._log_size() <= offset:  # noqa: ASYNC110 - a file
+                await anyio.sleep(NEWS_PAUSE_S)
+        text = self._read(offset)
+        return {"log": text, "ended": None if len(text) == MAX_LOG_BYTES else self._ended}
+
+    def _log_size(self) -> int:
+        return self._log.stat().st_size if self._log.exists() else 0
+
+    def _read(self, offset: int) -> bytes:
+        if not self._log.exists():
+            return b""
+        with self._log.open("rb") as file:
+            file.seek(offset)
+            return file.read(MAX_LOG_BYTES)
+
+    async def dump_stacks(self) -> None:
+        """Make the child write its stacks to its log."""
+        if self._child is not None:
+            self._child.dump_stacks()
+
+    async def stop(self) -> None:
+        """End the child in order; returns when it is gone and its files are removed."""
+        self._stopping.set()
+        if self._child is not None:
+            await self._child.stop()
+        self._stack.close()

@@ -1,0 +1,128 @@
+# pyright: strict
+"""The order for a host on a node, and the child that the host starts for it.
+
+Made by the supervisor, sent through the broker as JSON, read on the node. The child is the one that
+`open_pool` or `open_replicas` starts at home, with a second listener for the supervisor
+(`process.server.network`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from forge.config.schema import JudgeTable, ServeTable
+from forge.evalpool.capacity import GPU_CAPACITY, seat_cores
+from forge.evalpool.links import judge_spec
+from forge.evalpool.pool import CPU_CAPACITY
+from forge.serve.installed.engines import check_engine, resolve
+from forge.serve.replicas import engine_spec
+
+if TYPE_CHECKING:
+    from forge.process.child import ChildSpec
+    from forge.process.devices import Gpu
+
+
+class Role(StrEnum):
+    """Role of a child."""
+
+    JUDGE = "judge"
+    """A judge of the pool."""
+    ENGINE = "engine"
+    """The engine of a replica."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One child to start on a node."""
+
+    run: str
+    """Name of the run, for the claim on the node's GPUs."""
+    name: str
+    """Name of the child: `judge-3`."""
+    role: str
+    """A `Role`."""
+    index: int
+    """Its number among the children of its role."""
+    token: str
+    """Token of the run, which the child asks for."""
+    sources: str
+    """Digest of the supervisor's sources, which the node's must equal."""
+    num_gpus: int
+    settings: Mapping[str, Any]
+    """The table of the role, as JSON, and what else its child needs."""
+    weights: str = ""
+    """Key of the checkpoint that an engine starts with."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON, which `Order(**...)` reads."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The part of a node that a host has."""
+
+    ip: str
+    folder: Path
+    """Private directory for the child's socket and log."""
+    gpus: Sequence[Gpu]
+    """The cards that Ray gave to the host."""
+    num_neighbours: int
+    """Hosts of the same kind that the node has room for, with which its cores are shared."""
+    weights: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """Directories of weights that were brought, by key."""
+
+
+def child_of(order: Order, place: Place) -> ChildSpec:
+    """The child of an order on this node. Raises MachineError if the node cannot run it."""
+    spec = _judge(order, place) if order.role == Role.JUDGE else _engine(order, place)
+    network = {"host": place.ip, "token": order.token}
+    return replace(spec, config={**spec.config, "network": network})
+
+
+def _judge(order: Order, place: Place) -> ChildSpec:
+    gpu = place.gpus[0] if place.gpus else None
+    cores = sorted(os.sched_getaffinity(0))
+    number = order.index if gpu is None else gpu.index
+    return judge_spec(
+        order.name,
+        table=JudgeTable.model_validate(order.settings["table"]),
+        socket_dir=place.folder,
+        log_dir=place.folder,
+        threads=1,
+        capacity=CPU_CAPACITY if gpu is None else GPU_CAPACITY,
+        gpu=gpu,
+        cores=seat_cores(
+            cores,
+            seat=number,
+            num_seats=max(1, place.num_neighbours),
+            offset=crc32(order.run.encode()),
+        ),
+    )
+
+
+def _engine(order: Order, place: Place) -> ChildSpec:
+    uuids = [gpu.uuid for gpu in place.gpus]
+    table = resolve(ServeTable.model_validate(order.settings["table"]), gpus=uuids)
+    check_engine(table, gpus=uuids)
+    work_dir = place.folder / "work"
+    work_dir.mkdir()
+    return engine_spec(
+        table,
+        index=order.index,
+        socket_dir=place.folder,
+        log_dir=place.folder,
+        gpus=uuids,
+        config={
+            "work_dir": str(work_dir),
+            "shared_gpus": [],
+            "model_dir": str(place.weights[order.weights]),
+            **{key: value for key, value in order.settings.items() if key != "table"},
+        },
+    )

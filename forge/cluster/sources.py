@@ -1,0 +1,27 @@
+# pyright: strict
+"""Digest of forge's own sources, to compare installations on several machines.
+
+A version number does not change with every commit; nodes of a run need equal sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import forge
+
+DIGITS = 12
+"""Digits of the digest that are compared and shown."""
+
+
+@cache
+def source_digest(root: Path | None = None) -> str:
+    """Digest of the paths and contents of all Python files below `root` (default: forge)."""
+    folder = Path(forge.__file__).parent if root is None else root
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(f"{path.relative_to(folder)}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:DIGITS]

@@ -1,0 +1,84 @@
+# pyright: strict
+"""Directories of weights on their way through Ray's object store: packed once, unpacked on nodes.
+
+The broker puts each file in chunks; a node fetches each chunk once, from any node that has it, and
+its hosts write it to their disks. Promise: an unpacked directory is complete, or the call failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from forge.errors import MachineError
+
+CHUNK_BYTES = 256 << 20
+"""Bytes of one object: it fits into any object store, and several are on their way at once."""
+
+Manifest = Sequence[tuple[str, Sequence[Any]]]
+"""Name of each file, relative to the directory, and the objects of its chunks."""
+
+
+def weights_key(folder: Path) -> str:
+    """Identifies the content of a directory, by the names, sizes and times of its files."""
+    found = hashlib.sha256(str(folder.absolute()).encode())
+    for path in _files(folder):
+        stat = path.stat()
+        found.update(f"{path.relative_to(folder)}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    return found.hexdigest()[:16]
+
+
+def pack(folder: Path, put: Callable[[Any], Any]) -> Manifest:
+    """The files of a directory as objects. `put` stores one object. Raises MachineError."""
+    try:
+        return [
+            (path.relative_to(folder).as_posix(), [put(chunk) for chunk in _chunks(path)])
+            for path in _files(folder)
+        ]
+    except OSError as error:
+        raise MachineError(f"{folder}: weights cannot be read: {error}") from error
+
+
+async def unpack(manifest: Manifest, folder: Path) -> None:
+    """Writes the files of a manifest into a new directory. Raises MachineError."""
+    for name, chunks in manifest:
+        path = folder / _checked(name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                for chunk in chunks:
+                    await anyio.to_thread.run_sync(file.write, memoryview(await chunk))
+        except OSError as error:
+            raise MachineError(f"{path}: weights cannot be written: {error}") from error
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _chunks(path: Path) -> list[Any]:
+    size = path.stat().st_size
+    starts = range(0, max(size, 1), CHUNK_BYTES)
+    return [
+        np.fromfile(path, np.uint8, count=min(CHUNK_BYTES, size - start), offset=start)
+        for start in starts
+    ]
+
+
+def _checked(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise MachineError(f"weights: found the file name {name!r}; a name below the directory")
+    return name
+
+
+def touch(kept: dict[str, Any], key: str, *, num: int) -> list[Any]:
+    """Makes a key the latest of those kept; returns the values that it drops to keep `num`."""
+    kept[key] = kept.pop(key)
+    return [kept.pop(old) for old in list(kept)[:-num]]

@@ -1,0 +1,36 @@
+"""`[cluster]`: other machines that judge and generate for a run, as nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from forge.config.schema.base import Table
+
+CLUSTER_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[^/\s:]+):\d{1,5}")
+
+
+class ClusterTable(Table):
+    """`[cluster]`: other machines that judge and generate for a run, as nodes of a Ray cluster."""
+
+    address: str | None = None
+    """Ray cluster whose nodes work for the run: auto, if this machine is one of them, HOST:PORT of
+    its head, or ray://HOST:PORT. Absent means this machine alone."""
+    judges: Annotated[int, Field(ge=0)] = 0
+    """Judges on other nodes, which replace those of this machine. Those that find no room start
+    when a node has some, or joins. 0: this machine judges."""
+    judge_on: Literal["gpu", "cpu"] = "gpu"
+    """Resource that each judge takes on its node: a GPU, or a CPU core without a GPU."""
+    judge_labels: dict[str, str] = Field(default_factory=dict[str, str])
+    """Labels that a node needs to have judges: { role = "judge" }, or
+    { "ray.io/accelerator-type" = "H100" }. Values may be "!x" or "in(a,b)", as in Ray."""
+    serve: bool = False
+    """Run the engines of [serve] on other nodes: serve.replicas of them, each on one node, to which
+    weights travel through Ray's object store."""
+    serve_on: Literal["gpu", "cpu"] = "gpu"
+    """Resource that each engine takes on its node: serve.tensor_parallel GPUs, or serve.threads CPU
+    cores."""
+    serve_labels: dict[str, str] = Field(default_factory=dict[str, str])
+    """Labels that a node needs to have engines, as in judge_labels."""

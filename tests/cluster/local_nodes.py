@@ -1,0 +1,46 @@
+"""`python local_nodes.py`: a Ray cluster of several nodes on this machine, driven over stdin.
+
+    add LABEL CPUS → node N      kill N → killed N      end of stdin: the cluster ends
+
+The first line printed is the address. The head has the label `head`. Runs in a process of its own,
+since Ray takes signals and warns while it is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
+
+STORE_BYTES = 80 << 20
+
+
+def main() -> None:
+    settings = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "labels": {"role": "head"}, **settings}
+    )
+    nodes = []
+    try:
+        print(cluster.address, flush=True)  # noqa: T201
+        for line in sys.stdin:
+            match line.split():
+                case ["add", label, cpus]:
+                    nodes.append(
+                        cluster.add_node(
+                            num_cpus=int(cpus), labels={"role": label},
+                            object_store_memory=STORE_BYTES,
+                        )
+                    )  # fmt: skip
+                    print(f"node {len(nodes) - 1}", flush=True)  # noqa: T201
+                case ["kill", number]:
+                    cluster.remove_node(nodes[int(number)], allow_graceful=False)
+                    print(f"killed {number}", flush=True)  # noqa: T201
+                case _:
+                    raise ValueError(line)
+    finally:
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

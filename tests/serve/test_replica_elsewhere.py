@@ -1,0 +1,132 @@
+"""Replicas whose engines run on other machines, over made-up engines: lost, without room, back."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from forge.config.schema import ServeTable
+from forge.errors import ChildDied, NoRoom
+from forge.serve import replica as replica_module
+from forge.serve.replicas import open_replicas
+from forge.serve.weights import Weights
+from tests.serve.made_up_replicas import Client
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from forge.process.child import ChildSpec
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class HealthyClient(Client):
+    """A made-up client with a health."""
+
+    async def health(self) -> dict[str, Any]:
+        return {"features": []}
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+class Engine:
+    """A made-up engine on another machine."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.client = name, HealthyClient()
+        self.brought: list[str] = []
+        self._ended = anyio.Event()
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._ended.is_set()
+
+    async def wait(self) -> str:
+        await self._ended.wait()
+        return "its node was lost"
+
+    async def kill(self) -> None:
+        self._ended.set()
+
+    def dump_stacks(self) -> None:
+        """It has none."""
+
+    def died(self, *, doing: str = "") -> ChildDied:
+        return ChildDied(f"{self.name} died {doing}")
+
+    async def bring(self, path: Path) -> Path:
+        self.brought.append(path.name)
+        return Path("/far") / path.name
+
+
+class Machines:
+    """Machines with room for engines while `has_room`."""
+
+    def __init__(self) -> None:
+        self.has_room = True
+        self.engines: list[Engine] = []
+        self.started_on: list[str] = []
+        """Name of the checkpoint of each start."""
+
+    @asynccontextmanager
+    async def open(self, spec: ChildSpec) -> AsyncGenerator[Any]:
+        if not self.has_room:
+            raise NoRoom("no node has room")
+        self.started_on.append(Path(spec.config["model_dir"]).name)
+        self.engines.append(Engine(spec.name))
+        yield self.engines[-1]
+
+
+async def until(condition: Any) -> None:
+    with anyio.fail_after(5):
+        while not condition():  # noqa: ASYNC110 - the replica has no event for tests
+            await anyio.sleep(0.01)
+
+
+async def test_publishes_go_on_without_an_engine_that_has_no_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "NO_ROOM_PAUSE_S", 0.01)
+    machines = Machines()
+    async with open_replicas(
+        ServeTable(engine="llama", replicas=2), weights=Weights(full=tmp_path / "old"),
+        stop_token_ids=(), socket_dir=tmp_path, log_dir=tmp_path, work_dir=tmp_path / "work",
+        elsewhere=machines.open,
+    ) as replicas:  # fmt: skip
+        machines.has_room = False
+        lost = next(each for each in replicas.all if each.name == machines.engines[0].name)
+        await machines.engines[0].kill()
+        await until(lambda: lost.is_absent)
+        with anyio.fail_after(5):
+            await replicas.publish(tmp_path / "new", 1)
+            assert len(await replicas.probe([1], [2])) == 1
+        assert machines.engines[1].brought == ["new"]
+        assert machines.engines[1].client.loads == [("new", 1)]
+        machines.has_room = True
+        await until(lambda: lost.is_up)
+        assert not lost.is_absent
+        assert machines.started_on == ["old", "old", "new"]
+        assert len(await replicas.probe([1], [2])) == 2
+
+
+async def test_an_engine_without_room_at_the_start_is_one_line(tmp_path: Path) -> None:
+    machines = Machines()
+    machines.has_room = False
+    with pytest.raises(ExceptionGroup) as raised:
+        async with open_replicas(
+            ServeTable(engine="llama"), weights=Weights(full=tmp_path / "old"), stop_token_ids=(),
+            socket_dir=tmp_path, log_dir=tmp_path, work_dir=tmp_path / "work",
+            elsewhere=machines.open,
+        ):  # fmt: skip
+            pass
+    assert raised.group_contains(NoRoom, match="^no node has room$", depth=None)
