@@ -6,13 +6,16 @@ PYTEST_ARGS ?=
 TIER :=
 # One more than cores: a third of the tests' time is a wait for a process, a server or a deadline.
 WORKERS ?= $(shell expr $$(nproc) + 1)
+PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
+LENT := import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))
 
-.PHONY: help setup quickstart test test-all check lint types tests format clean
+.PHONY: help setup quickstart test test-all frameworks check lint types tests format clean
 
 help:
 	@echo "make quickstart   install, then forge run experiments/quickstart.toml"
 	@echo "make test         install, then linters, type checker and tests (WORKERS=4: in 4 processes; default: one more than cores, at most 8)"
 	@echo "make test-all     the same with the tests marked long: more whole runs, more sizes"
+	@echo "make frameworks   TRL, OpenEnv's client and verifiers, unchanged, against the judge; installs the last two in .frameworks"
 	@echo "make setup        install only: .venv (TORCH=cpu|cuda|rocm|'torch==...' overrides what is detected)"
 	@echo "                  (LLAMA=cuda|hip|vulkan|cpu builds llama.cpp for GPUs too; kept until another is named)"
 	@echo "make check        linters and type checker"
@@ -31,8 +34,18 @@ check: setup lint types
 test: setup lint
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 types tests
 
-test-all: setup lint
+test-all: setup lint .frameworks/done
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 types tests TIER='-m "long or not long"'
+
+# Beside .venv, since OpenEnv's pins contradict those of constraints.txt; a path file lends it the packages of .venv.
+.frameworks/done: tests/adapters/frameworks.txt constraints.txt | setup
+	$(BIN)/python -m venv --clear --without-pip .frameworks
+	$(BIN)/python -c "$(LENT)" > "$$(.frameworks/bin/python -c "$(PACKAGES)")/forge.pth"
+	$(BIN)/python -m pip --disable-pip-version-check --python .frameworks/bin/python install -q --no-deps -r $<
+	touch $@
+
+frameworks: .frameworks/done
+	@$(MAKE) --no-print-directory tests TIER='-m "frameworks and long" tests/adapters tests/commands/openenv'
 
 lint:
 	$(BIN)/ruff check .
@@ -50,5 +63,5 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .frameworks .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -not -path "./runs/*" -prune -exec rm -rf {} +

@@ -10,7 +10,6 @@ Imports nothing at first, so that `from forge import judge` takes milliseconds.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -92,11 +91,17 @@ def judge(
         MachineError: no such GPU, or no sandbox works on this machine. A fault during the
             judgement is a verdict with `infra` instead.
     """
-    with judges(
+    from anyio.from_thread import start_blocking_portal
+
+    from forge.api.pools import choose, plain_errors, prepare
+
+    choice = choose(
         device=device, workers=1, policy=policy, protocol=protocol,
         timeout=timeout, settings=settings, problems=problems,
-    ) as pool:  # fmt: skip
-        return pool.judge(problem, answer, timed=timed)
+    )  # fmt: skip
+    ask = prepare(choice, problem, answer, timed=timed)
+    with plain_errors(), start_blocking_portal(name="forge-judge") as portal:
+        return portal.call(ask)
 
 
 async def ajudge(
@@ -116,16 +121,13 @@ async def ajudge(
 
     from anyio.from_thread import start_blocking_portal
 
-    from forge.api.pools import choose, judge_once, plain_errors, require_gpus
-    from forge.api.subjects import read_answer, read_problem
+    from forge.api.pools import choose, plain_errors, prepare
 
     choice = choose(
         device=device, workers=1, policy=policy, protocol=protocol,
         timeout=timeout, settings=settings, problems=problems,
     )  # fmt: skip
-    require_gpus(timed, choice.gpus)
-    subject, text = read_problem(problem, known=choice.known), read_answer(answer)
-    ask = partial(judge_once, choice, subject, text, is_timed=timed is not False)
+    ask = prepare(choice, problem, answer, timed=timed)
     with plain_errors(), start_blocking_portal(name="forge-judge") as portal:
         return await wrap_future(portal.start_task_soon(ask))
 

@@ -23,7 +23,7 @@ from forge.commands.judge.settings import JudgeSettings
 from forge.errors import ConfigError, ForgeError, MachineError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -204,12 +204,23 @@ def choose(
     return JudgeChoice(table=chosen.table(), gpus=gpus, known=known_problems(problems))
 
 
-async def judge_once(
-    choice: JudgeChoice, problem: ReferenceModule, answer: str, *, is_timed: bool
-) -> Verdict:
-    """The verdict of a judge that is started for it."""
-    async with open_answering(choice.table, choice.gpus) as answering:
-        return await answering.judge(problem, answer, is_timed=is_timed)
+def prepare(
+    choice: JudgeChoice,
+    problem: str | Path | ReferenceModule,
+    answer: str | Path,
+    *,
+    timed: bool | None,
+) -> Callable[[], Awaitable[Verdict]]:
+    """A judgement by a judge that is started for it. Everything is read now, before that takes
+    seconds. Raises ConfigError or MachineError."""
+    require_gpus(timed, choice.gpus)
+    subject, text = read_problem(problem, known=choice.known), read_answer(answer)
+
+    async def judge() -> Verdict:
+        async with open_answering(choice.table, choice.gpus) as answering:
+            return await answering.judge(subject, text, is_timed=timed is not False)
+
+    return judge
 
 
 def require_gpus(timed: bool | None, gpus: tuple[Gpu, ...]) -> None:

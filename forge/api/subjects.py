@@ -57,9 +57,12 @@ def read_problem(
     """
     if isinstance(problem, ReferenceModule):
         return problem
+    _require_text("problem", problem)
     if isinstance(problem, str) and is_source(problem):
         return problem_from_text(problem)
     name = str(problem).strip()
+    if not name:
+        raise ConfigError("problem: found an empty text; a path, a source or a name is needed")
     if known is not None and isinstance(problem, str):
         return known.problem(known.file(name))
     path = Path(name)
@@ -67,8 +70,8 @@ def read_problem(
         raise ConfigError(f"problem: {name[:MAX_SHOWN]} has several problems; pass it as problems=")
     if not os.path.isfile(path):
         raise ConfigError(
-            f"problem: {name[:MAX_SHOWN]}: no such file; a path, the source of a problem, or the "
-            "name of one below problems="
+            f"problem: {name[:MAX_SHOWN]}: no such file; a path, the source of a problem, or a "
+            'name below problems=, as of a checkout: problems="KernelBench/KernelBench"'
         )
     known = KnownProblems(path)
     return known.problem(known.file(name))
@@ -120,11 +123,18 @@ def problem_names(known: KnownProblems | None) -> Sequence[str]:
 
 def read_answer(answer: str | Path) -> str:
     """The text of an answer. A `Path` is read, a `str` is the text. Raises ConfigError."""
+    _require_text("answer", answer)
     if isinstance(answer, Path):
         return read_source(str(answer))
     if answer.endswith(".py") and "\n" not in answer and len(answer) < MAX_SHOWN:
         logger.warning("answer: %r is judged as a text; Path(%r) reads a file", answer, answer)
     return answer
+
+
+def _require_text(name: str, given: object) -> None:
+    """Raises ConfigError for a value that is neither text nor `Path`."""
+    if not isinstance(given, str | Path):
+        raise ConfigError(f"{name}: found {type(given).__name__}; a str or a Path is needed")
 
 
 def find_code(answer: str, *, entry_point: str) -> Extraction:

@@ -14,6 +14,11 @@ correctness while the cache holds the verdict; a time is never shared between re
 A candidate whose process got a SIGKILL, and not from the judge, may have been killed by an operator
 or by the kernel for memory: an infra error, which is judged again. If that happens twice, the
 candidate caused it (`runtime_error: killed`), so that no candidate gains by ending itself.
+
+A caller that is cancelled while it waits leaves the queue. Of a served pool (`finishes_started`),
+what a judge has begun goes on and its verdict is cached: the judge cannot be stopped in the middle,
+its seat would be given away while it is busy, and clients that hang up ask again. A run's own pool
+stops at once, so that a run ends quickly.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
@@ -45,7 +50,7 @@ from forge.records.reason import Reason, Status
 from forge.records.verdict import JudgeOptions, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Sequence
 
     import httpx
 
@@ -54,6 +59,7 @@ if TYPE_CHECKING:
     from forge.process.devices import Gpu
     from forge.records.problem import ReferenceModule
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 OpenElsewhere = Callable[[str], AbstractAsyncContextManager[Link]]
@@ -110,8 +116,13 @@ class PoolStats:
 class Pool:
     """Judges behind one call. Opened by `open_pool`."""
 
-    def __init__(self, table: JudgeTable, seating: Seating) -> None:
+    def __init__(
+        self, table: JudgeTable, seating: Seating, *, finishes_started: bool = False
+    ) -> None:
+        """Judges at these seats. `finishes_started`: a judgement that has begun goes on when its
+        caller is cancelled."""
         self._table = table
+        self._finishes_started = finishes_started
         self.seating = seating
         self._cache = VerdictCache()
         self._running: dict[tuple[bytes, JudgeOptions], _Running] = {}
@@ -235,9 +246,10 @@ class Pool:
             except NoJudge as error:
                 raise MachineError(f"{problem.problem_id}: {error}") from error
             try:
-                examination = await ask_examination(
+                asked = ask_examination(
                     _client(seat), problem, lists_sets=lists_sets, timeout_s=self._timeout_s(seat)
                 )
+                examination = await self._to_its_end(asked)
             except NoAnswer as error:
                 lost = self._note_silence(seat, error)
                 continue
@@ -293,7 +305,7 @@ class Pool:
             return _infra(Reason.NO_JUDGE, str(error)), None
         try:
             with seat.busy.running():
-                verdict = await self._ask(seat, request)
+                verdict = await self._to_its_end(self._ask(seat, request))
             self.seating.record_verdict(seat, verdict)
         finally:
             self.seating.give_back(seat)
@@ -317,6 +329,13 @@ class Pool:
         except NoAnswer as error:
             message = self._note_silence(seat, error)
             return _infra(Reason.BAD_REQUEST if error.is_refusal else Reason.JUDGE_LOST, message)
+
+    async def _to_its_end(self, answer: Awaitable[T]) -> T:
+        """The answer of a judge. With `finishes_started`, a caller that is cancelled still waits
+        for it."""
+        with anyio.CancelScope(shield=self._finishes_started):
+            return await answer
+        raise AssertionError("nobody cancels this scope")
 
     def _timeout_s(self, seat: Seat) -> float:
         return request_timeout_s(self._table, is_timed=seat.is_timed)
@@ -357,6 +376,7 @@ async def open_pool(
     threads: int = 1,
     gpus: Sequence[Gpu] = (),
     elsewhere: Sequence[OpenElsewhere] = (),
+    finishes_started: bool = False,
 ) -> AsyncGenerator[Pool]:
     """Opens one judge for each of `gpus`, else `table.workers` on the CPU, or those at `table.url`,
     or one for each of `elsewhere`.
@@ -400,7 +420,7 @@ async def open_pool(
                     starting.start_soon(keepers.start, Keeper(seating, seat, open_link).run)
         try:
             _require_judge(seating)
-            yield Pool(table, seating)
+            yield Pool(table, seating, finishes_started=finishes_started)
         finally:
             keepers.cancel_scope.cancel()
 

@@ -10,8 +10,9 @@ A request is about one shape, unless the source has `get_input_sets()`: a client
 several by constants asks for each. These routes are internal and change with the version; those for
 other programs are `/v1/` (`forge.api.http`), which are served beside them. `[judge] url` connects,
 through the door (`forge.process.server.door`). Promises: an invalid request gets 422; beyond
-`max_in_flight` a client gets 503 with Retry-After; SIGTERM and Ctrl-C end the pool with every
-child.
+`max_in_flight` a client gets 503 with Retry-After; the requests of a client that hangs up leave the
+queue, and what a judge has begun for it is finished and cached; SIGTERM and Ctrl-C end the pool
+with every child.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from forge.evalpool.seat import State
 from forge.evalpool.wire import parse_lists_sets, parse_problem, parse_request, read_request
 from forge.process.server.address import open_listener, url_of
 from forge.process.server.door import Door, error_answer
+from forge.process.server.hanging_up import unless_hung_up
 from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
 from forge.process.sockets import open_socket_dir
 from forge.records.verdict import Status, Verdict
@@ -94,7 +96,9 @@ async def _serve(
 
     async with anyio.create_task_group() as tg:
         tg.start_soon(cancel_on_signal, tg.cancel_scope)
-        async with open_pool(table, socket_dir=folder, log_dir=folder, gpus=gpus) as pool:
+        async with open_pool(
+            table, socket_dir=folder, log_dir=folder, gpus=gpus, finishes_started=True
+        ) as pool:
             is_local = token is None and listener.family != sockets.AF_UNIX
             app = PoolApp(pool, token=token, is_local=is_local)
             routes = () if more is None else more(pool, app)
@@ -136,6 +140,7 @@ class PoolApp:
     def routes(self, more: Sequence[BaseRoute] = ()) -> Starlette:
         """The ASGI application, with further routes."""
         from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
         from starlette.middleware import Middleware
         from starlette.routing import Route
 
@@ -154,6 +159,7 @@ class PoolApp:
                 *more,
             ],
             middleware=[door],
+            exception_handlers={HTTPException: _refuse_route},
         )
 
     @property
@@ -194,7 +200,7 @@ class PoolApp:
             return self._refuse_full()
         self._num_in_flight += 1
         try:
-            return await handler(body)
+            return await unless_hung_up(request, partial(handler, body))
         except (MachineError, Stalled) as error:
             return error_answer(500, str(error))
         finally:
@@ -236,6 +242,16 @@ class PoolApp:
                 for kind in seat.kinds
             ],
         }
+
+
+async def _refuse_route(request: Request, error: Exception) -> Response:
+    """404 and 405 in the format of all other errors."""
+    status: int = getattr(error, "status_code", 404)
+    where = f"{request.method} {request.url.path[:80]}"
+    what = "no such route" if status == 404 else str(getattr(error, "detail", error)).lower()
+    response = error_answer(status, f"{where}: {what}; GET /openapi.json has all routes")
+    response.headers.update(getattr(error, "headers", None) or {})
+    return response
 
 
 def to_json_response(value: dict[str, Any], *, status: int = 200) -> Response:

@@ -1,7 +1,8 @@
 """verl, slime and verifiers, unchanged, load and call the adapters by their own code.
 
-Each needs its framework, here or in another interpreter: FORGE_VERL_PYTHON, FORGE_SLIME_PYTHON
-(slime is on no package index: FORGE_SLIME_PATH is a checkout) and FORGE_VERIFIERS_PYTHON.
+verifiers is installed by `make frameworks`. verl and slime need packages for GPUs:
+FORGE_VERL_PYTHON and FORGE_SLIME_PYTHON name interpreters that have them, FORGE_SLIME_PATH is a
+checkout of slime.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from forge.rewards import turn_returns
+from tests.adapters.interpreters import python_with
 from tests.adapters.scripted_server import HOPELESS, WRONG, ScriptedServer, scripted_server
 from tests.evalpool.judged import ROOT, SOURCE
 
@@ -85,12 +86,8 @@ def server() -> Iterator[ScriptedServer]:
 
 def python_of(name: str, *paths: Path | str) -> tuple[str, dict[str, str]]:
     """The interpreter that has a framework and its environment; skips the test without one."""
-    python = os.environ.get(f"FORGE_{name.upper()}_PYTHON", sys.executable)
-    env = {**os.environ, "PYTHONPATH": ":".join(map(str, (ROOT, *paths)))}
-    probe = [python, "-c", f"import {name}"]
-    if subprocess.run(probe, env=env, capture_output=True, check=False).returncode:
-        pytest.skip(f"{name} is not installed; FORGE_{name.upper()}_PYTHON names an interpreter")
-    return python, env
+    path = ":".join(map(str, (ROOT, *paths)))
+    return python_with(name, path=path), {**os.environ, "PYTHONPATH": path}
 
 
 def result_of(command: list[str], env: dict[str, str]) -> Any:
@@ -114,7 +111,7 @@ def test_slime_scores_samples_and_centres_their_group(server: ScriptedServer) ->
     assert removed == [False, False, True]
 
 
-@pytest.mark.parametrize("model", [WRONG, HOPELESS])
+@pytest.mark.parametrize("model", [pytest.param(WRONG, marks=pytest.mark.frameworks), HOPELESS])
 def test_verifiers_evaluates_episodes_of_two_turns(
     server: ScriptedServer, tmp_path: Path, model: str
 ) -> None:

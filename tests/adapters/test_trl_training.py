@@ -47,6 +47,7 @@ def url() -> Iterator[str]:
             process.send_signal(signal.SIGTERM)
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize(
     ("slot", "column", "mean"),
     [

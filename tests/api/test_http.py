@@ -114,6 +114,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "key": ({**GOOD, "device": "cpu"}, "device: unknown key; known are "),
     "precision": ({**GOOD, "precision": "fp64"}, "precision: found a string; 'fp32', "),
     "bool": ({**GOOD, "reward": 1}, "reward: found a number; true or false is needed"),
+    "weights alone": ({**GOOD, "weights": {"correct": 1}}, "weights: without reward there is"),
     "weights": (
         {**GOOD, "reward": True, "weights": {"corect": 1}},
         "weights.corect: unknown key; did you mean correct?",

@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -178,6 +178,27 @@ def test_an_argument_that_cannot_be_used_is_one_clear_line(name: str) -> None:
     with pytest.raises(kind, match=message) as caught:
         asyncio.run(cell())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("problem", "answer", "message"),
+    [
+        ("level=1 problem_id=19", RIGHT, "level=1 problem_id=19: no such file; .*a checkout"),
+        ("", RIGHT, "problem: found an empty text; a path, a source or a name"),
+        (None, RIGHT, "problem: found NoneType; a str or a Path"),
+        (PROBLEM, 3, "answer: found int; a str or a Path"),
+        (PROBLEM, Path("none.py"), r"none\.py: "),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_before_a_judge_starts(
+    problem: Any, answer: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "open_answering", None)
+    with pytest.raises(ConfigError, match=message) as caught:
+        forge.judge(problem, answer, device="cpu")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="workers: found 0; an integer, 1 or more"):
+        forge.judges(device="cpu", workers=0).__enter__()
 
 
 PROGRAM = """

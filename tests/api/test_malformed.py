@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 import socket
@@ -115,6 +116,33 @@ def send(path: Path, content: bytes) -> tuple[int, bytes]:
             pass
     head, _, body = found.partition(b"\r\n\r\n")
     return int(head.split()[1]) if head else 0, body
+
+
+def test_a_client_that_sends_100_mb_before_it_reads_gets_the_refusal(path: Path) -> None:
+    """Python's own client does so, as most do."""
+    for token, status in ((TOKEN, 413), ("wrong", 401)):
+        connection = http.client.HTTPConnection("x")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(str(path))
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+        connection.request("POST", "/v1/judge", body=bytes(100 << 20), headers=headers)
+        response = connection.getresponse()
+        assert response.status == status
+        assert "\n" not in json.loads(response.read())["error"]
+        connection.close()
+    with Judge(f"unix:{path}", token=TOKEN, patience_s=10.0) as judge:
+        assert judge.judge(PROBLEM, code("a")).correct
+
+
+def test_another_route_or_method_is_one_line(path: Path) -> None:
+    for begin, message in (
+        ("GET /v1/judge", "GET /v1/judge: method not allowed; GET /openapi.json has all routes"),
+        ("GET /v2/judge", "GET /v2/judge: no such route; GET /openapi.json has all routes"),
+    ):
+        head = f"{begin} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+        status, body = send(path, head.encode())
+        assert status in (404, 405)
+        assert json.loads(body) == {"error": message}
 
 
 @pytest.mark.parametrize("number", MANY)

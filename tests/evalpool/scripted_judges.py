@@ -84,10 +84,10 @@ class Script:
 
 
 @asynccontextmanager
-async def kept(*scripts: Script) -> AsyncIterator[Pool]:
+async def kept(*scripts: Script, finishes_started: bool = False) -> AsyncIterator[Pool]:
     seats = Seating(Seat(f"judge-{number}") for number in range(len(scripts)))
     async with anyio.create_task_group() as tg:
         for seat, script in zip(seats.seats, scripts, strict=True):
             await tg.start(Keeper(seats, seat, script.open).run)
-        yield Pool(JudgeTable(), seats)
+        yield Pool(JudgeTable(), seats, finishes_started=finishes_started)
         tg.cancel_scope.cancel()

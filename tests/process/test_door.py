@@ -83,12 +83,41 @@ async def test_a_body_has_a_maximum_size() -> None:
     assert (answer.status_code, "larger than 4 bytes" in answer.text) == (413, True)
 
 
-async def call(app: Any, receive: Any) -> int:
+async def test_a_refusal_is_sent_before_the_rest_of_its_body_is_read_and_dropped() -> None:
+    seen: list[str] = []
+    parts = [b"12345", *[b"x" * 1000] * 3]
+
+    async def receive() -> Any:
+        seen.append("received")
+        return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+    assert await call(make_app(), receive, seen=seen) == 413
+    body = "http.response.body"
+    assert seen == ["received", "http.response.start", body, *["received"] * 3, body]
+
+
+async def test_a_refused_body_without_end_is_dropped_for_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "DRAIN_TIMEOUT_S", 0.05)
+
+    async def endless() -> Any:
+        await anyio.sleep(0.001)
+        return {"type": "http.request", "body": b"x" * 10, "more_body": True}
+
+    with anyio.fail_after(5):
+        assert await call(make_app(), endless) == 413
+        assert await call(make_app(token="sesame"), endless) == 401
+
+
+async def call(app: Any, receive: Any, *, seen: list[str] | None = None) -> int:
     """The status of a POST whose body comes from `receive`."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
         sent.append(message)
+        if seen is not None:
+            seen.append(message["type"])
 
     scope: Any = {
         "type": "http", "method": "POST", "path": "/x", "query_string": b"",

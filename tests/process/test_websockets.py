@@ -1,4 +1,4 @@
-"""WebSockets on a server whose connections are guarded. Needs the package websockets."""
+"""WebSockets on a server whose connections are guarded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.websockets import WebSocket
 
-pytest.importorskip("websockets")
 pytestmark = pytest.mark.anyio
 
 

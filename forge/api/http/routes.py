@@ -125,6 +125,8 @@ class JudgeApi:
         if wanted.timed and not self._is_timed:
             raise Refused(INVALID, "timed: found true; these judges measure no times")
         if not wanted.reward:
+            if wanted.weights is not None:
+                raise Refused(INVALID, "weights: without reward there is nothing to weigh")
             return None
         try:
             return read_weights(wanted.weights)

@@ -82,7 +82,7 @@ class JudgeSettings:
             chosen["model_card"] = self.model_card
         for name in self.also:
             _require("--also", name, allowed=_allowed("protocol"))
-        workers = self.workers or len(os.sched_getaffinity(0))
+        workers = len(os.sched_getaffinity(0)) if self.workers is None else self.workers
         lists = {"also": list(self.also), "site_packages": list(self.site_packages)}
         values = {"workers": workers, **lists, **chosen, **self._deadlines(), **self.more}
         table = _table_of(values)

@@ -3,7 +3,7 @@
 
 Promises: a message that is not understood gets an error and the connection stays; a connection that
 is idle for `idle_s` is closed; a client beyond the limit gets CAPACITY_REACHED; a judgement whose
-client hangs up is cancelled.
+client hangs up leaves the queue, or is finished if a judge has begun it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ serve`.
 Promises: a request without the token gets 401; on loopback without a token no web page is served,
 since a browser here may act for it: 403 for another host name and for a page's WebSocket, 415 for
 what a page may send without permission; a body has a maximum size (413) and time (408), and is
-strict JSON (`read_object`); a client that hangs up causes no error. `connections.py` bounds
+strict JSON (`read_object`); a refusal is sent at once, and read by clients that send all first; a
+client that hangs up causes no error. `connections.py` bounds
 connections and heads. Not covered: on loopback without a token, every user of this machine is
 served.
 
@@ -33,15 +34,20 @@ if TYPE_CHECKING:
 
     from starlette.requests import HTTPConnection, Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_TIMEOUT_S = 60.0
 """Maximum time for a request's body to arrive."""
-MAX_DRAINED_BYTES = 64 << 20
-"""Bytes of too large a body that are read and dropped: most clients read an answer only when all
-is sent."""
+MAX_DRAINED_BYTES = 128 << 20
+"""Bytes of a refused request's body that are read and dropped: most clients read an answer only
+when all is sent, and report a broken connection if they cannot send it."""
+DRAIN_TIMEOUT_S = 5.0
+"""Maximum time for that; shorter than a client without a token holds a connection anyway."""
 CLIENT_CLOSED = 499
 """Status of a request whose client hung up, as in nginx. It is never read."""
+
+
+TOO_SLOW = 408
 
 
 class Refused(Exception):
@@ -57,6 +63,32 @@ def error_answer(status: int, message: str) -> Response:
     from starlette.responses import JSONResponse
 
     return JSONResponse({"error": message}, status_code=status)
+
+
+class _Arriving:
+    """The body of a request, as far as it has been received."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_over = False
+        """True once all of it is there, or the client has hung up."""
+
+    async def receive(self) -> Message:
+        """The next message of the request."""
+        message = await self._receive()
+        self.is_over = self.is_over or not message.get("more_body", False)
+        return message
+
+    async def answer_early(self, response: Response, send: Send) -> None:
+        """Send an answer, drop what follows of the body, and end the answer."""
+        start = {"status": response.status_code, "headers": response.raw_headers}
+        await send({"type": "http.response.start", **start})
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        num_bytes = 0
+        with anyio.move_on_after(DRAIN_TIMEOUT_S):
+            while not self.is_over and num_bytes <= MAX_DRAINED_BYTES:
+                num_bytes += len((await self.receive()).get("body", b""))
+        await send({"type": "http.response.body"})
 
 
 class Door:
@@ -86,13 +118,16 @@ class Door:
             return await self._serve_socket(scope, receive, send)
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        body = _Arriving(receive)
         try:
             self._check(Request(scope))
-            await self._app(scope, receive, send)
+            await self._app(scope, body.receive, send)
         except Refused as error:
             response = self._refusal(error.status, str(error))
             response.headers["Connection"] = "close"  # part of the body may be unread
-            await response(scope, receive, send)
+            if body.is_over or error.status == TOO_SLOW:
+                return await response(scope, receive, send)
+            await body.answer_early(response, send)
         except ClientDisconnect:
             await Response(status_code=CLIENT_CLOSED)(scope, receive, send)
 
@@ -148,22 +183,19 @@ async def parse_object(
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
     """The whole body. Raises Refused if it is too large or too slow, ClientDisconnect."""
-    body, num_bytes = bytearray(), 0
+    body = bytearray()
+    too_large = Refused(413, f"the body is larger than {max_bytes} bytes")
     declared = request.headers.get("Content-Length", "")
-    if declared.isdecimal() and int(declared[:20]) > max(max_bytes, MAX_DRAINED_BYTES):
-        raise Refused(413, f"the body is larger than {max_bytes} bytes")
+    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+        raise too_large
     try:
         with anyio.fail_after(BODY_TIMEOUT_S):
             async for chunk in request.stream():
-                num_bytes += len(chunk)
-                if num_bytes <= max_bytes:
-                    body += chunk
-                elif num_bytes > MAX_DRAINED_BYTES:
-                    break
+                body += chunk
+                if len(body) > max_bytes:
+                    raise too_large
     except TimeoutError as error:
-        raise Refused(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from error
-    if num_bytes > max_bytes:
-        raise Refused(413, f"the body is larger than {max_bytes} bytes")
+        raise Refused(TOO_SLOW, f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from error
     return bytes(body)
 
 

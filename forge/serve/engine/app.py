@@ -18,20 +18,21 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from forge.errors import ConfigError, ForgeError, MachineError, Stalled
+from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.busy import BusyClock
 from forge.process.server.door import Door, Refused, read_object
+from forge.process.server.hanging_up import unless_hung_up
 from forge.serve.engine.chat import Deltas, Texts, chat_answer, chat_request
 from forge.serve.engine.completions import (
     answer,
@@ -171,28 +172,8 @@ class Endpoints:
 
     async def _generate(self, http: HttpRequest, request: Request) -> None:
         """Generate the answer. Raises ClientDisconnect if the client hangs up first."""
-        failure: list[ForgeError] = []
-        is_answered = False
-
-        async def work() -> None:
-            nonlocal is_answered
-            try:
-                await self._engine.generate(request)
-            except ForgeError as error:
-                failure.append(error)
-            is_answered = True
-            group.cancel_scope.cancel()
-
         with self._busy.running():
-            async with anyio.create_task_group() as group:
-                group.start_soon(work)
-                # The body has been read, so the next message is the disconnect.
-                await http.receive()
-                group.cancel_scope.cancel()
-        if failure:
-            raise failure[0]
-        if not is_answered:
-            raise ClientDisconnect
+            await unless_hung_up(http, partial(self._engine.generate, request))
 
     async def _stream(self, request: Request, event: Callable[[Chunk], dict[str, Any]]) -> Response:
         """Stream the answer. A request that cannot be served is refused before the first event."""

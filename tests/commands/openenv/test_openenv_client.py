@@ -1,6 +1,6 @@
 """An OpenEnv client from PyPI plays against `forge judge --serve --openenv`, with real judges.
 
-Needs the packages websockets here, and openenv here or in the interpreter FORGE_OPENENV_PYTHON.
+`make frameworks` installs the client; FORGE_OPENENV_PYTHON names another interpreter that has one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.adapters.interpreters import python_with
 from tests.evalpool.judged import CODE, ROOT, SOURCE
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long
 
-CLIENT = os.environ.get("FORGE_OPENENV_PYTHON", sys.executable)
 PLAYER = """
 import json, sys
 from openenv.core.generic_client import GenericEnvClient
@@ -64,29 +64,30 @@ def served(folder: Path) -> Iterator[str]:
             process.send_signal(signal.SIGTERM)
 
 
-def play(url: str, *answers: str, num: int = 1) -> dict[str, Any]:
+def play(client: str, url: str, *answers: str, num: int = 1) -> dict[str, Any]:
     ran = subprocess.run(
-        [CLIENT, "-c", PLAYER, url, json.dumps(answers), str(num)],
+        [client, "-c", PLAYER, url, json.dumps(answers), str(num)],
         capture_output=True, text=True, check=False, timeout=100, env={"PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
 
+@pytest.fixture(scope="module")
+def client() -> str:
+    return python_with("openenv")
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    pytest.importorskip("websockets")
-    if subprocess.run(
-        [CLIENT, "-c", "import openenv"], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("openenv is not installed; FORGE_OPENENV_PYTHON names an interpreter with it")
     with served(tmp_path) as at:
         yield at
 
 
-def test_a_client_from_pypi_plays_three_turns(url: str) -> None:
+@pytest.mark.frameworks
+def test_a_client_from_pypi_plays_three_turns(client: str, url: str) -> None:
     answers = (CODE.replace("tl.store", "tl.stor"), CODE.replace("+ 1", "+ 2"), CODE)
-    played = play(url, *answers)
+    played = play(client, url, *answers)
     assert played["turns"] == [
         [[0.0, False, None], [0.0, False, None], [0.3, False, False], [0.8, True, True]]
     ]
@@ -94,7 +95,7 @@ def test_a_client_from_pypi_plays_three_turns(url: str) -> None:
     assert played["states"][0]["step_count"] == 3
 
 
-def test_clients_at_the_same_time_have_episodes_of_their_own(url: str) -> None:
-    played = play(url, CODE.replace("+ 1", "+ 2"), f"```python\n{CODE}```", num=16)
+def test_clients_at_the_same_time_have_episodes_of_their_own(client: str, url: str) -> None:
+    played = play(client, url, CODE.replace("+ 1", "+ 2"), f"```python\n{CODE}```", num=16)
     assert all(turns[-1] == [0.8, True, True] for turns in played["turns"])
     assert len({state["episode_id"] for state in played["states"]}) == 16
