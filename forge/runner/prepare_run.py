@@ -130,7 +130,7 @@ async def _weights(run: RunContext, model_dir: Path, state: LastState | None) ->
         begin,
         attempt=run.attempt,
         precision=serve.precision,
-        on_gpu=any(run.placement.serve),
+        on_gpu=any(run.placement.serve) or bool(serve.url),  # the card there is unknown
         gate=TurnGate(timeout_s=serve.request_timeout_s),
         sink=run.writer,
     )

@@ -76,6 +76,11 @@ class Publishing(Served, Generic[AnyServer]):
         self._publishing = anyio.Lock()
 
     @property
+    def weights(self) -> Weights:
+        """The weights that all servers have, or are getting."""
+        return self._weights
+
+    @property
     def version(self) -> int:
         """Policy version that all servers have."""
         return self._weights.version
@@ -170,7 +175,7 @@ class Publishing(Served, Generic[AnyServer]):
         """Let a server accept requests again."""
         server.is_draining = False
         if server.is_up:
-            self._note_up()
+            self.note_up()
 
     async def _for_each(self, ask: Callable[[AnyServer], Awaitable[None]]) -> None:
         """Call `ask` for all at once. Raises the first ForgeError, without an exception group."""
@@ -188,9 +193,10 @@ class Publishing(Served, Generic[AnyServer]):
         if failures:
             raise failures[0]
 
-    def _note_up(self) -> None:
+    def note_up(self) -> None:
+        """Wake requests that wait for a server. Call it when one is up (again)."""
         self.router.has_prefix_cache = PREFIX_CACHE in self.features
-        self.note_up()
+        super().note_up()
 
 
 async def drain(server: WeightServer, *, timeout_s: float) -> None:

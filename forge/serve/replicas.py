@@ -51,7 +51,7 @@ class Replicas(Publishing[Replica]):
                 weights=weights,
                 request_timeout_s=table.request_timeout_s,
                 observer=observer,
-                on_up=self._note_up,
+                on_up=self.note_up,
                 on_death=lambda name: self.router.forget(name),
             )
             for spec in specs
