@@ -26,8 +26,10 @@ MAX_ORACLES = 4
 EXECUTORS_SHARE = 0.02
 """The same for executors: checked calls of several candidates overlap, timed calls do not."""
 MAX_EXECUTORS = 3
-NUM_OTHER_CONTEXTS = 3
-"""Contexts of the judge, a spare executor and a baseline; oracles and executors come on top."""
+NUM_BASELINES = 2
+"""Processes of a card that time references: one prepares while another has the card alone."""
+NUM_OTHER_CONTEXTS = 1 + NUM_BASELINES
+"""Contexts of the judge and of baselines; oracles, executors and their spares come on top."""
 
 
 def seat_cores(
@@ -61,7 +63,13 @@ def num_executors(*, memory_bytes: int) -> int:
     return max(1, min(MAX_EXECUTORS, int(EXECUTORS_SHARE * memory_bytes) // CONTEXT_BYTES))
 
 
+def num_spares(*, memory_bytes: int) -> int:
+    """Number of executors that wait to take the place of one that a fault has ended: as many as
+    work, since siblings of one problem fault together."""
+    return num_executors(memory_bytes=memory_bytes)
+
+
 def num_contexts(*, memory_bytes: int) -> int:
     """Maximum number of contexts that a judge has on its card."""
-    num_children = num_executors(memory_bytes=memory_bytes) + num_oracles(memory_bytes=memory_bytes)
-    return NUM_OTHER_CONTEXTS + num_children
+    executors = num_executors(memory_bytes=memory_bytes) + num_spares(memory_bytes=memory_bytes)
+    return NUM_OTHER_CONTEXTS + executors + num_oracles(memory_bytes=memory_bytes)

@@ -182,21 +182,23 @@ def _trajectory(rows: list[dict[str, Any]]) -> Trajectory:
         group_id=first["group_id"],
         rollout=first["rollout"],
         problem_id=first["problem_id"],
-        turns=tuple(_turn(row) for row in rows),
+        turns=tuple(read_turn(row) for row in rows),
         end=End(first["ended"]),
         returns=tuple(row["discounted_return"] for row in rows),
     )
 
 
-def _turn(row: dict[str, Any]) -> Turn:
+def read_turn(row: dict[str, Any]) -> Turn:
+    """The turn in a row of v_turns. Without tokens if the row has none."""
     names = ("group_id", "rollout", "turn", "reward", "generate_s", "judge_s")
+    has_tokens = "prompt_ids" in row
     return Turn(
         **{name: row[name] for name in names},
-        prompt_ids=decode_ids(row["prompt_ids"]),
+        prompt_ids=decode_ids(row["prompt_ids"]) if has_tokens else (),
         prompt_text=row["prompt"] or "",
         completion=Completion(
-            token_ids=decode_ids(row["completion_ids"]),
-            logprobs=decode_logprobs(row["logprobs"]),
+            token_ids=decode_ids(row["completion_ids"]) if has_tokens else (),
+            logprobs=decode_logprobs(row["logprobs"]) if has_tokens else (),
             finish=Finish(row["finish"]),
             min_version=row["min_version"],
             max_version=row["max_version"],

@@ -6,7 +6,6 @@ log-probabilities are left out: an evaluation needs verdicts and versions.
 
 from __future__ import annotations
 
-import json
 import time
 from itertools import groupby
 from operator import itemgetter
@@ -14,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from forge.records import Completion, End, Event, Finish, Group, Purpose, Trajectory, Turn
+from forge.records import End, Event, Group, Purpose, Trajectory
 from forge.store.reader import open_run
-from forge.store.resume import read_verdict
+from forge.store.resume import read_turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.records import Problem
+    from forge.records import Problem, Turn
     from forge.runner.stages.evaluate import EvalSettings
     from forge.runner.stages.run_context import RunContext
     from forge.store.reader import RunReader
@@ -92,7 +91,7 @@ def finished_groups(reader: RunReader, *, stage: int, step: int) -> list[Group]:
     place = {"stage": stage, "step": step}
     turns: dict[tuple[int, int], list[Turn]] = {}
     for row in reader.rows(_TURNS, place):
-        turns.setdefault((row["group_id"], row["rollout"]), []).append(_turn(row))
+        turns.setdefault((row["group_id"], row["rollout"]), []).append(read_turn(row))
     ends = groupby(reader.rows(_ENDS, place), key=itemgetter("group_id"))
     return [_group(list(rows), turns) for _, rows in ends]
 
@@ -117,26 +116,4 @@ def _group(rows: Sequence[dict[str, Any]], turns: dict[tuple[int, int], list[Tur
         ),
         is_greedy=bool(first["is_greedy"]),
         is_flat=bool(first["is_flat"]),
-    )
-
-
-def _turn(row: dict[str, Any]) -> Turn:
-    names = ("group_id", "rollout", "turn", "reward", "generate_s", "judge_s")
-    return Turn(
-        **{name: row[name] for name in names},
-        prompt_ids=(),
-        prompt_text="",
-        completion=Completion(
-            token_ids=(),
-            logprobs=(),
-            finish=Finish(row["finish"]),
-            min_version=row["min_version"],
-            max_version=row["max_version"],
-        ),
-        completion_text=row["completion"] or "",
-        code=row["code"] or "",
-        verdict=read_verdict(row),
-        feedback=row["feedback"] or "",
-        reward_terms=json.loads(row["reward_terms"]),
-        prompt_hash=row["prompt_hash"] or "",
     )

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -204,8 +204,10 @@ def test_a_process_that_ends_by_itself_is_not_the_programs_fault() -> None:
 
 
 @contextmanager
-def pair_of(start: Callable[[], Executor], *, num: int = 1) -> Iterator[Executors]:
-    made = Executors(start, num=num)
+def pair_of(
+    start: Callable[[], Executor], *, num: int = 1, num_spares: int = 1
+) -> Iterator[Executors]:
+    made = Executors(start, num=num, num_spares=num_spares)
     try:
         yield made
     finally:
@@ -279,3 +281,32 @@ def test_a_process_that_cannot_be_made_is_reported_and_tried_again() -> None:
         is_broken = False  # the next attempt succeeds; the last one failed while nobody waited
         with executors.taken(timeout_s=5) as one:
             assert one.is_alive
+
+
+def test_siblings_that_fault_together_find_as_many_spares() -> None:
+    fault = (Message.FAULT, {"message": "illegal address", "step": True})
+    may_start = threading.Event()
+    may_start.set()
+
+    def start() -> Executor:
+        may_start.wait(60)
+        return executor((Message.DONE, {}), fault)[0]
+
+    with pair_of(start, num=3, num_spares=3) as executors:
+        with ExitStack() as held:
+            siblings = [held.enter_context(executors.taken(timeout_s=5)) for _ in range(3)]
+            end = soon()
+            while len(executors._ready) < 3 and time.monotonic() < end:
+                time.sleep(0.001)
+            may_start.clear()
+            for one in siblings:
+                load(one)
+                with pytest.raises(ProgramFault):
+                    one.run([Call()], deadline=soon())
+        for _ in range(3):
+            with executors.taken(timeout_s=1) as spare:
+                assert spare not in siblings
+                spare.end()
+        with pytest.raises(Stalled), executors.taken(timeout_s=0.02):
+            pass
+        may_start.set()

@@ -175,8 +175,8 @@ def test_a_judge_needs_room_for_every_context_it_may_hold():
         judge_bytes(ProblemsTable(), memory_bytes=one << 30) - int(JUDGE_SHARE * (one << 30))
         for one in (8, 141)
     )
-    assert least == (NUM_OTHER_CONTEXTS + 1 + 1) * CONTEXT_BYTES
-    assert large == (NUM_OTHER_CONTEXTS + MAX_EXECUTORS + MAX_ORACLES) * CONTEXT_BYTES
+    assert least == (NUM_OTHER_CONTEXTS + 1 + 1 + 1) * CONTEXT_BYTES
+    assert large == (NUM_OTHER_CONTEXTS + 2 * MAX_EXECUTORS + MAX_ORACLES) * CONTEXT_BYTES
 
 
 def test_the_lora_rank_of_a_run_is_the_largest_of_its_adapters(tmp_path):

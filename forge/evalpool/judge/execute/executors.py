@@ -1,9 +1,11 @@
 # pyright: strict
-"""The judge's side of the executor: one process that runs programs, and a spare with its context.
+"""The judge's side of the executor: processes that run programs, and spares with their contexts.
 
 Called by the judge, in its threads. A program that loses the context or does not end costs its
-process; the next program runs on the spare while another is made. Making a context is slow and the
-driver serialises it per host, so spares are made one at a time, under a turn of the GPU's lease.
+process; the next program runs on a spare while another is made. Making a context is slow, and
+siblings of one problem fault together, so there are several spares and two threads that make them.
+No lease of the GPU is held meanwhile: times of kernels beside it keep their median and their
+quartiles (bench/RESULTS.md, "The judge on a GPU").
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import math
 import threading
 import time
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,7 +27,6 @@ from forge.evalpool.judge.execute.steps import NamedStep, named_steps
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Generator, Sequence
-    from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.execute.call import Call
     from forge.evalpool.judge.program.format import Program
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
 """Maximum time to make a context; under a second where the host is idle."""
+MAX_MAKERS = 2
+"""Processes that are made at once: a third is hardly faster, as the driver has one context made
+after the other."""
 
 
 class ProgramRefused(Exception):
@@ -315,21 +319,16 @@ class Executor:
 
 
 class Executors:
-    """The executors of one card and their spare. Threads take turns."""
+    """The executors of one card and their spares. Threads take turns."""
 
-    def __init__(
-        self,
-        start: Callable[[], Executor],
-        *,
-        num: int = 1,
-        turn: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
+    def __init__(self, start: Callable[[], Executor], *, num: int = 1, num_spares: int = 1) -> None:
         """
         Args:
-            start: makes a process and waits for its context, inside of `turn()`.
+            start: makes a process and waits for its context; called from several threads.
             num: executors that work at once.
+            num_spares: processes that wait to take the place of one that is lost.
         """
-        self._start, self._num, self._turn = start, num, turn
+        self._start, self._num, self._num_spares = start, num, num_spares
         self._free = threading.Semaphore(num)
         self._all = threading.Lock()
         """Held by the thread that takes every executor."""
@@ -338,15 +337,19 @@ class Executors:
         self._error: Exception | None = None
         self._is_closed = False
         self._num_taken = 0
+        self._num_making = 0
         self._idle: list[Executor] = []
         """Executors that have worked and have no program now."""
-        self._maker = threading.Thread(target=self._make, name="executors", daemon=True)
-        self._maker.start()
+        self._makers = [
+            threading.Thread(target=self._make, name="executors", daemon=True)
+            for _ in range(min(MAX_MAKERS, num_spares))
+        ]
+        for one in self._makers:
+            one.start()
 
     @contextmanager
     def taken(self, *, timeout_s: float, is_alone: bool = False) -> Generator[Executor]:
-        """A live executor for one program. Do not wait for it while timing: making a process needs
-        a turn on the card.
+        """A live executor for one program.
 
         Args:
             is_alone: no other executor has a program meanwhile.
@@ -372,11 +375,12 @@ class Executors:
         return self._num_taken > 0
 
     def close(self) -> None:
-        """Ends the processes and the thread that makes them."""
+        """Ends the processes and the threads that make them."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._maker.join(START_TIMEOUT_S)
+        for maker in self._makers:
+            maker.join(START_TIMEOUT_S)
         for one in (*self._ready, *self._idle):
             one.end()
 
@@ -411,25 +415,32 @@ class Executors:
             return found
 
     def _make(self) -> None:
-        """Keeps one spare, until closed. Processes end with this thread (death signal)."""
+        """Keeps the spares, until closed. Processes end with this thread (death signal)."""
         while True:
             with self._changed:
-                while (self._ready or self._error) and not self._is_closed:
+                while not (self._is_closed or self._is_spare_wanted):
                     self._changed.wait()
                 if self._is_closed:
                     break
+                self._num_making += 1
             made, error = None, None
             try:
-                with self._turn():
-                    made = self._start()
-            except (ExecutorGone, Stalled, OSError) as found:
-                logger.warning("no executor: %s", found)
+                made = self._start()
+            except (ExecutorGone, OSError) as found:
+                if not self._is_closed:  # else it ended with the other maker's processes
+                    logger.warning("no executor: %s", found)
                 error = found
             with self._changed:
+                self._num_making -= 1
                 self._error = error
                 if made is not None:
                     self._ready.append(made)
                 self._changed.notify_all()
+
+    @property
+    def _is_spare_wanted(self) -> bool:
+        """True if one more may be made: not after a failure that nobody has been given."""
+        return self._error is None and len(self._ready) + self._num_making < self._num_spares
 
 
 @contextmanager

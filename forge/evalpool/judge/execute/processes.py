@@ -1,7 +1,7 @@
 # pyright: strict
 """Processes of executors: forked by a nursery, a process that has imported torch once.
 
-Called by the judge, in the thread that makes spares. Importing torch takes 3 s, a context 0.2 s: so
+Called by the judge, in the threads that make spares. Importing torch takes 3 s, a context 0.2 s: so
 the nursery imports and never makes a context, and each executor is a fork of it that makes its own.
 Both end with the thread that started the nursery (death signal), so that thread must live on.
 """
@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -62,28 +63,35 @@ class Forked:
 
 
 class Nursery:
-    """Starts executors on the first visible card."""
+    """Starts executors on the first visible card. Safe to call from several threads."""
 
     def __init__(self, *, env: Mapping[str, str] | None = None) -> None:
         """`env` is the processes' environment; by default ours."""
         self._env = dict(os.environ if env is None else env)
+        self._lock = threading.Lock()
+        """Held while the nursery is asked for a process, or ended."""
         self._sock: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Executor:
         """An executor with its context made. Raises ExecutorGone."""
-        try:
-            if self._sock is None:
-                self._open()
-            executor = Executor(self._forked())
-        except (PeerEnded, MessageError, Silent, OSError) as error:
-            self.close()
-            raise ExecutorGone(f"no process: {error}") from error
+        with self._lock:
+            try:
+                if self._sock is None:
+                    self._open()
+                executor = Executor(self._forked())
+            except (PeerEnded, MessageError, Silent, OSError) as error:
+                self._end()
+                raise ExecutorGone(f"no process: {error}") from error
         executor.wait_ready()
         return executor
 
     def close(self) -> None:
         """Ends the nursery, and with it the executors that it made."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
         if self._sock is not None:
             self._sock.close()
             self._sock = None

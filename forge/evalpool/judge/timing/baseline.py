@@ -3,6 +3,7 @@
 
 Called by `trial.gpu`. A baseline is measured in a child that no candidate enters, by the method
 that times candidates (`baseline_child.py`); its preparation runs beside others, the timing alone.
+Children are kept between problems as oracles are (`trial.oracles`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
+    from forge.evalpool.judge.children.spawner import SandboxedChild
     from forge.evalpool.judge.timing.device import GpuDevice
+    from forge.evalpool.judge.trial.oracles import Oracles
     from forge.records.problem import ReferenceModule
 
 logger = logging.getLogger(__name__)
@@ -43,23 +45,22 @@ class BaselineTimes:
 
     def __init__(
         self,
-        spawner: Spawner,
+        children: Oracles,
         *,
         device: GpuDevice,
         store: Baselines,
         harness: str,
-        uid: int | None,
         shared: Callable[[], AbstractContextManager[None]],
         alone: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """
         Args:
-            spawner: of children with the card's files.
+            children: those of the role `baseline`.
             shared: holds the card beside others.
             alone: holds the card alone.
         """
-        self._spawner, self._device, self._store = spawner, device, store
-        self._harness, self._uid = harness, uid
+        self._children, self._device, self._store = children, device, store
+        self._harness = harness
         self._shared, self._alone = shared, alone
         self._lock = threading.Lock()
         self._measuring: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
@@ -92,6 +93,10 @@ class BaselineTimes:
             self._store.put(key, found)
             return found
 
+    def end_idle(self) -> None:
+        """Ends children that wait for a problem. Under the card's lease, but at the judge's end."""
+        self._children.clear()
+
     def _measure(self, problem: ReferenceModule, table: JudgeTable) -> Baseline:
         limit_s = COMPILE_TIMEOUT_S if table.baseline == "compile" else PREPARE_TIMEOUT_S
         request = {
@@ -101,8 +106,7 @@ class BaselineTimes:
             "tf32": table.tf32,
             "mode": table.baseline,
         }
-        child = self._spawner.spawn(role="baseline", uid=self._uid, source=problem.source)
-        try:
+        with self._children.lent(problem, is_clean=table.baseline != "compile") as child:
             with self._shared():
                 ready = self._ask(problem, child, Kind.PROBLEM, request, limit_s=limit_s)
             if reason := ready.get("no_graph"):
@@ -111,8 +115,6 @@ class BaselineTimes:
                 probe_us = self._device.probe_us()
                 limit_s = table.timing_timeout_s
                 answer = self._ask(problem, child, Kind.CALL, {}, limit_s=limit_s)
-        finally:
-            self._spawner.end(child)
         times = cast("list[Any]", answer.get("gpu_us"))
         if not times or not all(type(one) is float and one >= 0 for one in times):
             raise _failed(problem, "gave no times")

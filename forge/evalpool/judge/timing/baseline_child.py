@@ -2,14 +2,16 @@
 
 The same method as the executor's for a candidate: a CUDA graph behind new inputs and a flushed
 cache, or the stream where the reference cannot be captured. The judge believes this process, since
-nothing but the problem's own code runs in it.
+nothing but the problem's own code runs in it. Like an oracle it serves one problem or several
+(`trial.oracles`): making a context takes longer than all else.
 
-    judge ── PROBLEM ──▶ context, model, warm-up, graph ──▶ DONE, or FAILED and its end
-    judge ── CALL ─────▶ times ──▶ DONE
+    judge ── PROBLEM ──▶ model, warm-up, graph ──▶ DONE, or FAILED and its end
+    judge ── CALL ─────▶ times, nothing left on the card ──▶ DONE ──▶ …
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -42,9 +44,6 @@ class Timed:
 
     def __init__(self, request: dict[str, Any]) -> None:
         """Raises whatever the reference does."""
-        torch.set_grad_enabled(False)
-        torch.cuda.init()
-        torch.cuda.set_stream(torch.cuda.Stream())
         subject = Subject.load({**request, "device": "cuda"})
         self._model: Any = subject.model
         if request["mode"] == "compile":
@@ -103,18 +102,36 @@ class Timed:
 
 
 def main(sock: socket.socket) -> None:
-    """Prepares one reference and times it, then ends."""
+    """Times references, one after another, until the judge hangs up or one fails."""
+    request = _next_request(sock)
+    torch.set_grad_enabled(False)
+    torch.cuda.init()
+    torch.cuda.set_stream(torch.cuda.Stream())
+    while _measure(sock, request):
+        request = _next_request(sock)
+
+
+def _next_request(sock: socket.socket) -> dict[str, Any]:
+    """Raises PeerGone when the judge hangs up."""
     deadline = time.monotonic() + IDLE_S
-    request = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,)).body
+    return frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,)).body
+
+
+def _measure(sock: socket.socket, request: dict[str, Any]) -> bool:
+    """Prepares one reference and times it. Returns True if another may follow."""
     try:
         timed = Timed(request)
         frames.send(sock, Kind.DONE, {"no_graph": timed.no_graph})
-        frames.receive(sock, deadline=deadline, expected=(Kind.CALL,))
+        frames.receive(sock, deadline=time.monotonic() + IDLE_S, expected=(Kind.CALL,))
         body = {"gpu_us": timed.times()}
+        del timed
+        gc.collect()  # a model refers to itself
+        torch.cuda.empty_cache()
     except frames.PeerGone:
         os._exit(0)
     except BaseException as error:  # a reference may raise anything; the judge reports it
         body = {"type": type(error).__name__, "message": str(error)[:1000]}
         frames.send(sock, Kind.FAILED, body)
-        return
+        return False
     frames.send(sock, Kind.DONE, body)
+    return True

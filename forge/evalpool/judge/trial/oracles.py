@@ -1,9 +1,10 @@
 """Oracles, and which of them draw for several problems: on a GPU, contexts are what is scarce.
 
-Called by `trial.references` and `trial.gpu.references`. Promises: no problem meets changes that
-another one's code made to torch. So an oracle is kept only while all that it ran could leave
-nothing behind (`contained.py`); any other has one of its own, which ends with its draw, as does one
-whose draw failed. At most `num_kept` are kept; a draw that finds all of them at work waits for one.
+Called by `trial.references` and `trial.gpu.references`, and by `timing.baseline` for the processes
+that time references. Promises: no problem meets changes that another one's code made to torch. So
+an oracle is kept only while all that it ran could leave nothing behind (`contained.py`); any other
+has one of its own, which ends with its draw, as does one whose draw failed. At most `num_kept` are
+kept; a draw that finds all of them at work waits for one.
 """
 
 from __future__ import annotations
@@ -43,8 +44,11 @@ class _Oracle:
 class Oracles:
     """One judge's. Safe to call from several threads."""
 
-    def __init__(self, spawner: Spawner, *, uid: int | None, num_kept: int) -> None:
+    def __init__(
+        self, spawner: Spawner, *, uid: int | None, num_kept: int, role: str = "oracle"
+    ) -> None:
         self._spawner = spawner
+        self._role = role
         self._uid = uid
         self._num_kept = num_kept
         self._changed = threading.Condition()
@@ -54,12 +58,18 @@ class Oracles:
         """Number of kept oracles that are lent."""
 
     @contextmanager
-    def lent(self, problem: ReferenceModule) -> Iterator[SandboxedChild]:
+    def lent(self, problem: ReferenceModule, *, is_clean: bool = True) -> Iterator[SandboxedChild]:
         """One for a draw of a problem, which may be asked for another once the block has ended
         well. Raises ZygoteGone or WeakSandbox, but not behind a draw that is done: it may hold
-        memory of the card that somebody must free."""
+        memory of the card that somebody must free.
+
+        Args:
+            is_clean: what is asked of it leaves nothing behind, whatever the problem is.
+        """
         # Without a sandbox a candidate could enter the process that draws for the next one.
-        is_shared = is_contained(problem) and self._spawner.isolation is not Isolation.NONE
+        is_shared = (
+            is_clean and is_contained(problem) and self._spawner.isolation is not Isolation.NONE
+        )
         one = self._take(problem) if is_shared else self._fresh(problem)
         is_kept = False
         try:
@@ -99,7 +109,7 @@ class Oracles:
             raise
 
     def _fresh(self, problem: ReferenceModule) -> _Oracle:
-        child = self._spawner.spawn(role="oracle", uid=self._uid, source=problem.source)
+        child = self._spawner.spawn(role=self._role, uid=self._uid, source=problem.source)
         return _Oracle(child)
 
     def _give_back(self, kept: _Oracle | None) -> None:

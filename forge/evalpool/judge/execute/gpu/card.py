@@ -179,14 +179,13 @@ class Card:
         return found
 
     def _warm_up(self) -> None:
-        """Loads the modules of torch's kernels that checks need, and the libraries."""
+        """Loads the modules of torch's kernels that checks need. A program that calls products
+        loads their libraries: that takes as long as the context."""
         flat = torch.zeros(1 << 12, dtype=torch.uint8, device=self.device)
         wide = flat.view(torch.int64)
         torch.stack([(flat != 1).any(), (wide != wide.clone()).any()]).tolist()
         for kind in (torch.float32, torch.float16, torch.bfloat16):
             flat.view(kind).copy_(wide.clone().view(kind))
-            one = torch.ones(64, 64, dtype=kind, device=self.device)
-            torch.addmm(one, one, one).sum()
         self.free()
 
 

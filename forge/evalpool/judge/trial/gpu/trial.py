@@ -21,7 +21,13 @@ import numpy as np
 import torch
 
 from forge.errors import Stalled
-from forge.evalpool.capacity import executor_timeout_s, num_executors, num_oracles
+from forge.evalpool.capacity import (
+    NUM_BASELINES,
+    executor_timeout_s,
+    num_executors,
+    num_oracles,
+    num_spares,
+)
 from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
@@ -113,17 +119,18 @@ def open_gpu_trials(
         compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
         nursery=nursery,
         executors=Executors(
-            nursery.start, num=num_executors(memory_bytes=device.memory_bytes), turn=turn
+            nursery.start,
+            num=num_executors(memory_bytes=device.memory_bytes),
+            num_spares=num_spares(memory_bytes=device.memory_bytes),
         ),
         stamp=replace(stamp, device=device.name),
         device=device,
         turns=turns,
         baselines=BaselineTimes(
-            card_spawner,
+            Oracles(card_spawner, uid=oracle_uid, num_kept=NUM_BASELINES, role="baseline"),
             device=device,
             store=Baselines(baselines_path()),
             harness=stamp.harness,
-            uid=oracle_uid,
             shared=turn,
             alone=partial(turns.alone, timeout_s=LEASE_TIMEOUT_S),
         ),
@@ -189,8 +196,7 @@ class GpuTrials(Trials):
         """Ends the executors, the oracles that wait, and the compiler's threads."""
         self._executors.close()
         self._nursery.close()
-        self.references.end_idle()
-        self._given.end_idle()
+        self._end_idle()
         self._compiler.close()
 
     def _run(self, candidate: Candidate) -> Finding:
@@ -355,9 +361,13 @@ class GpuTrials(Trials):
     def _cleared(self, phases: Phases) -> Generator[None]:
         """A turn alone on a card where no oracle waits."""
         with self._alone(phases):
-            self.references.end_idle()
-            self._given.end_idle()
+            self._end_idle()
             yield
+
+    def _end_idle(self) -> None:
+        self.references.end_idle()
+        self._given.end_idle()
+        self._baselines.end_idle()
 
 
 def _profile(time: Time, baseline: Baseline, nodes: Sequence[NodeTime]) -> Profile:
