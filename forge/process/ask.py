@@ -100,8 +100,9 @@ def open_url_client(url: str, *, timeout_s: float, token: str | None) -> httpx.A
 
 
 def _skip_sniffio() -> None:
-    """Where sniffio is not installed (anyio no longer needs it), httpcore tries to import it some
-    ten times a request, and each time Python searches all folders: 0.5 to 0.9 ms of CPU."""
+    """Mark sniffio as absent where it is not installed; anyio no longer needs it. Without the mark
+    httpcore tries to import it some ten times a request, and each time Python searches all folders:
+    0.5 to 0.9 ms of CPU."""
     if "sniffio" not in sys.modules and importlib.util.find_spec("sniffio") is None:
         sys.modules["sniffio"] = None  # pyright: ignore[reportArgumentType]  # "not there"
 
