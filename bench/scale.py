@@ -190,14 +190,14 @@ class Prompter:
         base = hash(problem.problem_id) % 1000
         return Prompt(ids=tuple(range(base, base + PROMPT_TOKENS)))
 
-    def decode(self, _token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         self.play.loop.charge(self.play.costs.prompter_cpu_s)
         return ""
 
-    def feedback(self, _verdict: Verdict) -> str:
+    def feedback(self, verdict: Verdict) -> str:
         return ""
 
-    def extract(self, _problem: Problem, _text: str) -> tuple[str, Reason]:
+    def extract(self, problem: Problem, completion_text: str) -> tuple[str, Reason]:
         return f"{next(self.numbers)}", Reason.NO_CODE_BLOCK
 
 
@@ -409,7 +409,7 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
 
 def main() -> None:
     """The command line above."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1500, 6000])
     parser.add_argument("--cost", action="append", default=[], metavar="NAME=VALUE")

@@ -357,7 +357,7 @@ async def _store_cost(folder: Path, num_tokens: int, num: int) -> float:
 
 def main() -> None:
     """The command line above."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1500])
     parser.add_argument("--turns", type=int, default=1500)
     parser.add_argument("--out", type=Path)
