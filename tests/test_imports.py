@@ -153,16 +153,21 @@ ROOMS: dict[str, set[str]] = {
     "views.text": {"store"},
     "views.sql": {"store", "views.text"},
     "views.run": {"store", "views.sql", "views.text"},
-    "views.compare": {"store", "views.run", "views.sql", "views.text", "statistics"},
-    "views.report": {"store", "views.run", "views.sql", "views.text", "statistics"},
+    "views.outcome": {"statistics", "store"},
+    "views.compare": {
+        "store", "views.outcome", "views.run", "views.sql", "views.text", "statistics",
+    },
+    "views.report": {
+        "store", "views.outcome", "views.run", "views.sql", "views.text", "statistics",
+    },
     # tui: the monitor
     "tui": {"control", "store", "tui.frame", "tui.dialogs", "tui.screens", "views.text"},
     "tui.frame": {"control", "store", "views.run", "views.text"},
     "tui.dialogs": set(),
-    "tui.widgets": {"control", "views.run", "views.text"},
+    "tui.widgets": {"control", "views.outcome", "views.run", "views.text"},
     "tui.screens": {
         "control", "store", "tui.frame", "tui.dialogs", "tui.widgets",
-        "views.compare", "views.run", "views.text",
+        "views.compare", "views.outcome", "views.run", "views.text",
     },
 }  # fmt: skip
 """The rooms that each room may import, besides GROUND and itself."""
@@ -173,8 +178,8 @@ PARTS = {
     "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
     "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
-    "views", "views.text", "views.sql", "views.run", "views.compare", "views.report",
-    "views.suite", "exits",
+    "views", "views.text", "views.sql", "views.run", "views.outcome", "views.compare",
+    "views.report", "views.suite", "exits",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""
 
@@ -205,6 +210,7 @@ SUPERVISOR: dict[str, set[str]] = {
         "runner", "runner.plan", "runner.prepare", "runner.stages", "runner.weights",
     },
     "commands.kernels": set(),
+    "commands.store": set(),
     "commands.suite": {"commands.judge", "runner", "runner.weights"},
     "commands.prompts": {"commands", "runner.plan", "runner.prepare", "runner.weights"},
     "commands.export_model": {"runner.plan", "runner.weights"},
@@ -213,7 +219,7 @@ SUPERVISOR: dict[str, set[str]] = {
 }  # fmt: skip
 """The rooms of the supervisor that each of its rooms may import, besides PARTS."""
 
-ANYTHING = {"cli", "cli.outcomes", "__init__", "__main__"}
+ANYTHING = {"cli", "cli.outcomes", "cli.housekeeping", "__init__", "__main__"}
 """The command line and the package's own names."""
 
 EXCEPTIONS: dict[str, set[str]] = {

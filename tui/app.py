@@ -25,6 +25,7 @@ from forge.views.text.terminal import printable
 from tui.dialogs.help import Help, Palette
 from tui.dialogs.questions import Confirm
 from tui.frame.heading import TopLine
+from tui.frame.theme import FORGE
 from tui.frame.watched import Watched
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class WatchApp(App[None]):
         self._add_modes()
 
     def on_mount(self) -> None:
+        self.register_theme(FORGE)
+        self.theme = FORGE.name
         for number in END_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
         self.switch_mode(self.first_mode)

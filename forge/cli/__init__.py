@@ -14,6 +14,7 @@ from io import TextIOWrapper
 from forge.cli import running, judging, asking, seeing, querying, watching, exporting, prompting
 from forge.cli import preparing, distilling, knowing
 from forge.cli.outcomes import evaluating, kernels
+from forge.cli.housekeeping import store, version
 from forge.cli.options import app, opened
 
 # isort: on
@@ -23,7 +24,7 @@ __all__ = ["app", "main", "run_command"]
 
 COMMANDS = (
     running, judging, asking, seeing, querying, watching, exporting, prompting, preparing,
-    distilling, knowing, evaluating, kernels,
+    distilling, knowing, evaluating, kernels, store, version,
 )  # fmt: skip
 """Modules that add their commands to the app when imported, in the order of --help."""
 

@@ -71,6 +71,11 @@ def run(
 
         paths = run_experiment(file, overrides=overrides or (), quiet=as_json, wait_s=wait_s)
     _say_where(paths, as_json=as_json)
+    if detach and not as_json:
+        say(
+            f'"forge tui {paths.name}" watches it, "forge logs {paths.name} -f" follows its logs, '
+            f'"forge stop {paths.name}" ends it; "forge ps" lists what runs'
+        )
 
 
 def _fork(

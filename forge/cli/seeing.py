@@ -24,7 +24,7 @@ def runs(
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """List all runs and archives with state and last evaluation."""
+    """List all runs and archives with date, duration, state and best evaluation."""
     from forge.commands.archives import load_all
     from forge.views.run.runs import render_runs
 

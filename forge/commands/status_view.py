@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,20 @@ from forge.control.client import ControlClient
 from forge.errors import ConfigError, Stalled
 from forge.store.ownership import is_owned, read_status
 from forge.store.reader import open_run
-from forge.views.run.standing import Standing, load_standing
+from forge.views.outcome.gains import load_gains
+from forge.views.outcome.ladder import EVALUATIONS
+from forge.views.run.duration import load_seconds
+from forge.views.run.standing import Standing, load_stages, load_standing
 from forge.views.run.steps import describe_steps
-from forge.views.text.numbers import NONE, gigabytes, minutes, number, share
+from forge.views.text.numbers import (
+    NONE,
+    at_least,
+    duration,
+    gigabytes,
+    minutes,
+    number,
+    share,
+)
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -30,8 +42,13 @@ if TYPE_CHECKING:
 
     from forge.control.records import ComponentStatus, LiveStatus
     from forge.store.layout import RunPaths
+    from forge.store.reader import RunReader
     from forge.views.run.steps import PlayedSteps
 
+ENDED = ("done", "stopped", "failed", "killed")
+BEST_KERNEL = """
+SELECT problem_id, speedup_low, turn_id FROM v_best_kernels WHERE stage >= 0 ORDER BY rank LIMIT 1
+"""
 MARKS = {"green": "●", "yellow": "▲", "red": "✖"}
 """Marks by health; distinct without colour too."""
 
@@ -43,6 +60,10 @@ class RunStatus:
     standing: Standing
     live: LiveStatus | None
     """None if the run has ended, or its supervisor does not answer."""
+    took: str = ""
+    """Duration and end of an ended run; empty for another one."""
+    results: tuple[str, ...] = ()
+    """Lines about an ended run: gains, best kernel, and where to see more."""
     silence: Stalled | None = None
     """The deadline that the supervisor missed. The command ends with its exit code."""
 
@@ -63,7 +84,10 @@ class RunStatus:
         """The same as text: the state, the running stage, a table of processes."""
         lines = self.standing.to_lines()
         if self.live is None:
-            lines += describe_steps(self.standing.played.to_json())
+            lines[0] += self.took
+            if self.standing.state != "done":
+                lines += describe_steps(self.standing.played.to_json())
+            lines += self.results
             if self.standing.state == "running":
                 lines.append("its supervisor does not answer, has just begun, or is ending")
             return Group(*map(Text, lines))
@@ -75,10 +99,46 @@ def load_status(paths: RunPaths) -> RunStatus:
     """Reads the store, and asks the supervisor if there is one."""
     with open_run(paths) as reader:
         standing = load_standing(reader, now=time.time())
+        has_ended = standing.state in ENDED
+        took = _took(reader) if has_ended else ""
+        results = tuple(_results(reader)) if has_ended else ()
     try:
-        return RunStatus(standing=standing, live=_ask_supervisor(paths))
+        live = _ask_supervisor(paths)
+        return RunStatus(standing=standing, live=live, took=took, results=results)
     except Stalled as error:
         return RunStatus(standing=standing, live=None, silence=error)
+
+
+def _took(reader: RunReader) -> str:
+    """`, took 6m23, ended 2026-11-21 18:14 UTC`."""
+    seconds = load_seconds(reader, now=time.time())
+    ended = reader.value("SELECT max(ended_at) FROM attempts")
+    at = f", ended {datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M} UTC" if ended else ""
+    return "" if seconds is None else f", took {duration(seconds)}{at}"
+
+
+def _results(reader: RunReader) -> list[str]:
+    """Lines about a run that has ended; none of them without its numbers."""
+    lines: list[str] = []
+    kinds = [str(stage.get("kind")) for stage in load_stages(reader)]
+    gains = load_gains(reader, reader.rows(EVALUATIONS), kinds)
+    if gains:
+        listed = "; ".join(f"{' and '.join(gain.by)} {gain.points()}" for gain in gains)
+        lines.append(f"gained, paired by problem: {listed}")
+    best = reader.one(BEST_KERNEL)
+    if best is not None:
+        timed = f"{at_least(best['speedup_low'])} as fast as its baseline"
+        speed = "not timed" if best["speedup_low"] is None else timed
+        lines.append(f"best kernel: {printable(best['problem_id'])}, {speed} ({best['turn_id']})")
+    name = reader.paths.name
+    lines.append(f"more: forge tui {name}; forge questions 14 {name}; {_report(reader.paths)}")
+    return lines
+
+
+def _report(paths: RunPaths) -> str:
+    """Path of the report, or the command that writes it."""
+    file = paths.root / "report.html"
+    return printable(str(file)) if file.exists() else f"forge report {paths.name}"
 
 
 def render(components: Sequence[ComponentStatus]) -> Table:

@@ -47,6 +47,9 @@ class ComponentStatus:
     num_restarts: int
     last_words: str
     """The last line of its log, printable."""
+    cpu_cores: float | None = None
+    """Cores that it and its children used since the last sample; None before the second, and from
+    an older supervisor."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ComponentStatus:

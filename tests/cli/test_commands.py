@@ -20,6 +20,7 @@ from forge.cli import printing
 from forge.cli.explaining import explain
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled, Stopped
 from forge.exits import ending_of
+from forge.store.layout import RunPaths
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"
@@ -306,6 +307,19 @@ def test_a_detached_run_downloads_its_model_in_the_foreground(monkeypatch, tmp_p
     assert cli.run_command(argv) == 3
     assert capsys.readouterr().err == "forge: the hub cannot be reached\n"
     assert not (tmp_path / "r").exists()
+
+
+def test_a_detached_run_names_the_commands_to_look_on(monkeypatch, tmp_path, capsys):
+    paths = RunPaths(tmp_path / "r" / "quickstart-1")
+    monkeypatch.setattr("forge.commands.detach.run_detached", lambda *args, **more: paths)
+    argv = ["run", "-d", str(QUICKSTART), f"--set=store.dir={tmp_path}/r"]
+    assert cli.run_command(argv) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{paths.root}\n"
+    for command in ("tui", "logs", "stop"):
+        assert f'"forge {command} quickstart-1' in said.err
+    assert cli.run_command([*argv, "--json"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_judging_a_file_that_is_not_a_problem_exits_2(tmp_path):

@@ -58,3 +58,28 @@ def test_a_supervisor_that_has_just_begun_is_no_failure(
     assert not control_socket.exists()
     assert run_command(["status", str(canned_run.root), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["silence"] is None
+
+
+def test_a_finished_run_has_five_lines(
+    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["status", str(canned_run.root)]) == 0
+    first, evaluated, gained, best, more = capsys.readouterr().out.splitlines()
+    assert first.endswith("done, attempt 1, took 6m23, ended 2026-11-21 18:14 UTC")
+    assert evaluated.startswith("latest evaluation: pass@1 54.7 %")
+    assert "sft-1 +21.9 points (95 %: +9.4 to +34.4); grpo-3 +12.5 points" in gained
+    assert best.endswith("not timed (g294.r5.t0)")
+    assert "forge tui quickstart-1" in more
+    (canned_run.root / "report.html").touch()
+    assert run_command(["status", str(canned_run.root)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("quickstart-1/report.html")
+
+
+def test_a_run_is_listed_with_date_duration_and_its_best_evaluation(
+    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["runs", "--store", str(canned_run.root.parent)]) == 0
+    cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[2].split("│")]
+    assert cells[1:4] == ["done", "2026-11-21 18:08", "6m23"]
+    # grpo-3@10 has 62.5 %, of 16 problems: the lower end of its interval is below that of eval-4
+    assert cells[-1] == "54.7 % (eval-4)"

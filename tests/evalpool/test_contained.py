@@ -39,6 +39,9 @@ LEAVES = (
     "torch.autocast_increment_nesting()",
     "torch.nn.attention.activate_flash_attention_impl('FA4')",
     "import triton",
+    "put = setattr\nput(torch, 'relu', None)",
+    "list(map(setattr, [torch], ['relu'], [None]))",
+    "getattr(torch, '__dict__')['relu'] = None",
     "def held():\n    with torch.inference_mode():\n        yield\nHELD = held()\nnext(HELD)",
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -49,6 +49,37 @@ def test_descriptors_nobody_asked_for_are_closed(pair: Pair) -> None:
     before = len(os.listdir("/proc/self/fd"))
     frames.send(pair[0], Kind.DONE, {}, fds=(0, 0))
     receive(pair[1])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def send_in_parts(sock: socket.socket, body: bytes) -> None:
+    """A frame byte by byte, three descriptors with each."""
+    sock.sendall(HEADER.pack(MAGIC, Kind.DONE, len(body)))
+    for byte in body:
+        socket.send_fds(sock, [bytes([byte])], [0, 0, 0])
+
+
+def test_a_frame_in_many_parts_fills_no_table_of_descriptors(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, found, parse = len(os.listdir("/proc/self/fd")), [], frames._parse
+
+    def counting(data: bytes) -> dict[str, Any]:
+        found.append(len(os.listdir("/proc/self/fd")))
+        return parse(data)
+
+    monkeypatch.setattr(frames, "_parse", counting)
+    send_in_parts(pair[0], b"{}" + b" " * 48)
+    receive(pair[1])
+    assert found == [before]
+
+
+def test_more_descriptors_than_a_frame_may_have_are_refused_and_closed(pair: Pair) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    send_in_parts(pair[0], b"{}" + b" " * 48)
+    deadline = time.monotonic() + 1
+    with pytest.raises(frames.FrameError, match="descriptors"):
+        frames.receive(pair[1], deadline=deadline, expected=(Kind.DONE,), takes_fds=True)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

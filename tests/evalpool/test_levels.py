@@ -329,6 +329,39 @@ time.sleep(60)
 """
 
 
+def test_processes_within_their_limits_that_hold_too_much_together_are_killed() -> None:
+    limited = caps.RlimitCaps(memory_bytes=300 << 20)
+    alone = subprocess.Popen([sys.executable, "-c", HUNGRY, "itself"])
+    process = subprocess.Popen([sys.executable, "-c", HUNGRY, "child"])
+    try:
+        for one in (alone, process):
+            limited.enclose(one.pid)
+        assert process.wait(timeout=30) == -signal.SIGKILL
+        assert limited.release(process.pid)
+        assert alone.poll() is None
+        assert not limited.release(alone.pid)
+    finally:
+        limited.close()
+        for one in (alone, process):
+            one.kill()
+            one.wait()
+
+
+def test_a_process_is_no_other_of_its_pid() -> None:
+    """A child that ended with its zygote is released late: its pid may be a stranger's."""
+    watch = caps.WatchCaps(memory_bytes=1 << 20)
+    process = subprocess.Popen([sys.executable, "-c", HUNGRY, "itself"])
+    try:
+        with watch._lock:
+            watch._at_start[process.pid], watch._began[process.pid] = 0, 1
+        wait_until(lambda: not watch._at_start)
+        assert process.poll() is None
+    finally:
+        watch.close()
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize("who", ["itself", "child"])
 def test_who_holds_too_much_shared_memory_is_killed_by_the_watch(who: str) -> None:
     watch = caps.WatchCaps(memory_bytes=128 << 20)
@@ -434,7 +467,9 @@ def test_what_a_killed_judge_left_is_removed_and_nothing_else(tmp_path: Path) ->
 
 def test_caps_are_named_by_what_there_is(tmp_path: Path) -> None:
     none = tmp_path / "no-cgroups"
-    assert caps.open_caps(memory_bytes=1, is_gpu=False, cgroups=none).kind == "rlimit"
+    limited = caps.open_caps(memory_bytes=1 << 40, is_gpu=False, cgroups=none)
+    assert limited.kind == "rlimit"
+    limited.close()
     watch = caps.open_caps(memory_bytes=1 << 40, is_gpu=True, cgroups=none)
     assert watch.kind == "watch"
     watch.close()

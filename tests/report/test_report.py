@@ -90,10 +90,9 @@ def test_the_quickstart_has_every_part(canned_page: str) -> None:
     page = canned_page
     names = re.findall(r'<figure id="([a-z-]+)">', page)
     assert names == [
-        "evaluations", "pass-at-k", "reward", "pass-rate", "levels", "reward-terms", "length",
-        "waste", "kl", "entropy",
-        "staleness", "loss", "sft-loss", "sft-accuracy", "grad-norm", "sft-grad-norm", "failures",
-        "idle", "step-time", "phases",
+        "evaluations", "pass-at-k", "reward", "pass-rate", "sft-loss", "levels", "reward-terms",
+        "length", "waste", "kl", "entropy", "staleness", "loss", "sft-accuracy", "grad-norm",
+        "sft-grad-norm", "failures", "idle", "step-time", "phases",
     ]  # fmt: skip
     assert page.count("<svg ") == len(names)
     for anchor in re.findall(r'<li><a href="#([a-z-]+)">', page):
@@ -101,6 +100,35 @@ def test_the_quickstart_has_every_part(canned_page: str) -> None:
     assert "tl.load" in Elements(page).words
     assert "no speed-up: nothing was timed" in missing(page)
     assert "learning_rate" in Elements(page).words  # the resolved experiment
+
+
+def test_the_quickstart_is_summed_up_in_sentences(canned_page: str) -> None:
+    found = re.search(r'<p class="opening">(.*?)</p>', canned_page, flags=re.DOTALL)
+    assert found is not None
+    for words in (
+        "This run trained a random model of 2 layers in 1,600 steps of SFT and 20 steps of GRPO ",
+        "on 60 generated problems. pass@1 on held-out problems went from 0.0 % in eval-0 ",
+        "(32 problems × 1 sample) to 54.7 % in eval-4 (95 %: 45.3 % to 64.1 %; 64 problems × 4 ",
+        "sft-1 gained +21.9 points (95 %: +9.4 to +34.4) and grpo-3 shows no clear gain: +12.5",
+        "It took 6:23 without a GPU: 651 rollouts, 1,593 turns judged.",
+    ):
+        assert words in found[1]
+
+
+def test_the_quickstart_has_a_failed_and_a_correct_answer_side_by_side(canned_page: str) -> None:
+    (example,) = re.findall(r'<section id="example">.*?</section>', canned_page, flags=re.DOTALL)
+    words = Elements(example).words
+    assert "Before grpo-3: wrong (mismatch)" in words
+    assert "After grpo-3: correct" in words
+    assert words.count("class ModelNew") == 2
+    assert "judge> wrong: mismatch" in words
+
+
+def test_all_but_the_main_curves_is_folded(canned_page: str) -> None:
+    shown, _, folded = canned_page.partition("<details><summary>11 more curves</summary>")
+    assert re.findall(r'<figure id="([a-z-]+)">', shown)[2:] == ["reward", "pass-rate", "sft-loss"]
+    assert '<figure id="levels">' in folded
+    assert "<details open" not in canned_page
 
 
 def test_levels_are_in_their_order(canned_page: str) -> None:
@@ -211,8 +239,9 @@ def test_timed_kernels_have_times_and_speed_ups(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "t-1", run))
     best = '<dd class="figure">≥ 2.70×</dd><dd class="about">softmax-0000, measured 3.00×</dd>'
     assert best in page
-    assert '<td class="words">softmax-0000</td>' in page  # folds, so that no column is cut off
-    assert "1. softmax-0000: at least 2.70 times as fast, 33.3 µs" in page
+    assert '<td class="words">0000</td>' in page  # folds, so that no column is cut off
+    assert "0000: at least 2.70 times as fast, 33.3 µs" in page
+    assert "The best kernel, for softmax-0000, is at least 2.70 times as fast as the base" in page
     assert '<figure id="speedup">' in page
     assert '<figure id="fast-p">' in page
     assert "<td>33.3</td><td>100.0</td>" in page  # candidate and baseline, µs

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 
+OPEN = "document.querySelectorAll('details').forEach(each => { each.open = true; })"
+"""A picture in a closed part has no size."""
 PICTURES = """
 [...document.querySelectorAll('figure svg')].map(svg => {
   const box = svg.getBoundingClientRect();
@@ -52,6 +54,7 @@ def test_every_picture_is_there_and_the_console_is_empty(
     page.complaints.clear()
     page.requests.clear()
     page.open(report, width=width, is_dark=is_dark)
+    page.value(OPEN)
     pictures = page.value(PICTURES)
     assert len(pictures) == report.read_text().count("<svg ") >= 14
     for picture in pictures:

@@ -33,13 +33,13 @@ def component(name: str, role: str, **more: Any) -> dict[str, Any]:
 
 
 COMPONENTS = [
-    component("supervisor", "supervisor", phase="grpo-3", progress_age_s=0.1),
+    component("supervisor", "supervisor", phase="grpo-3", progress_age_s=0.1, cpu_cores=0.12),
     component(
-        "trainer", "trainer", device="GPU 0", phase="training", gpu_use=0.93,
+        "trainer", "trainer", device="GPU 0", phase="training", gpu_use=0.93, cpu_cores=1.0,
         gpu_memory_bytes=71 * 2**30, last_words="step 12: loss 0.02",
     ),
     component("serve-0", "serve", device="GPU 1", phase="generating", health="yellow",
-              why="memory 93 % of 80 GB", gpu_use=0.8, gpu_memory_bytes=74 * 2**30),
+              why="memory 93 % of 80 GB", gpu_use=0.8, gpu_memory_bytes=74 * 2**30, cpu_cores=1.84),
     component("judge-0", "judge", health="red", phase="starting", num_restarts=2,
               why="restarted 20 s ago", last_words="killed by signal 9"),
 ]  # fmt: skip

@@ -144,7 +144,7 @@ async def test_a_dialog_that_is_answered_twice_closes_once(canned_run: RunPaths)
         question.dismiss(False)
         question.dismiss(False)
         await settle(pilot)
-        assert "health" in text_of(pilot), "the Run screen stays"
+        assert "best kernels" in text_of(pilot), "the Run screen stays"
 
 
 async def test_ctrl_z_suspends_to_the_shell(canned_run: RunPaths, monkeypatch):

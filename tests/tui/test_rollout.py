@@ -5,11 +5,14 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 import pytest
+from rich.console import Console, Group
+from rich.text import Text
 from textual.widgets import Input, TabbedContent
 
 from forge.records import Status
@@ -28,6 +31,9 @@ from tests.tui.watching import (
     watching,
 )
 from tui.screens.rollout import PANES, RolloutScreen
+from tui.widgets.conversations import answer_of
+from tui.widgets.search import lines_with, marked
+from tui.widgets.texts import shown_code
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +72,9 @@ KEYS: dict[str, tuple[list[str], Claim]] = {
     "t": (["t"], lambda text: "<|im_start|>system" in text),
     "r": (["r"], lambda text: "class Model(" in text and "── prompt" not in text),
     "a": (["a"], lambda text: "── answer" in text),
+    "slash": (["slash", *"NOT HERE", "enter"], lambda text: "Search in" not in text),
+    "full_stop": (["full_stop"], lambda text: "── answer" in text),
+    "z": (["z"], lambda text: "── answer" in text),
 }
 """Key to the keys pressed and a check of the screen; in this order, in one app."""
 
@@ -73,11 +82,67 @@ KEYS: dict[str, tuple[list[str], Claim]] = {
 async def test_each_key_does_what_it_says(canned_run: RunPaths):
     async with watching(canned_run, keys=["3"]) as pilot:
         for key, (keys, claim) in KEYS.items():
-            if key != "G":
+            if key not in ("G", "slash", "full_stop", "z"):  # their effects have tests of their own
                 assert not claim(text_of(pilot)), key
             await pilot.press(*keys)
             await settle(pilot)
             assert claim(text_of(pilot)), f"{key}:\n{text_of(pilot)}"
+
+
+async def test_a_search_marks_every_match_and_goes_from_one_to_the_next(canned_run: RunPaths):
+    async with watching(canned_run, keys=["3"]) as pilot:
+        await go(pilot, f"{SOLVED}.t1")
+        await press(pilot, "slash", *"MODELNEW", "enter")
+        assert "class ModelNew" in text_of(pilot)
+        styles = [
+            str(part.style)
+            for strip in pilot.app.screen._compositor.render_strips()
+            for part in strip
+            if part.text == "ModelNew"
+        ]
+        assert styles
+        assert all(" on " in style for style in styles)
+        scroll = pilot.app.screen.query_one("#answer VerticalScroll")
+        first = scroll.scroll_y
+        await press(pilot, "slash", *["backspace"] * 8, *"import", "enter")
+        assert scroll.scroll_y < first
+        await press(pilot, "full_stop", "full_stop", "full_stop")  # three imports: the first again
+        await press(pilot, "slash", *["backspace"] * 6, *"no such words", "enter")
+        assert "no such words: not in this text" in toast_text(pilot)
+        await press(pilot, "escape")
+        screen = pilot.app.screen
+        assert isinstance(screen, RolloutScreen)
+        assert screen._words == ""
+
+
+def test_a_match_is_found_in_text_and_in_code_and_ignores_case():
+    console = Console(width=20)
+    shown = Group(Text("one\ntwo"), shown_code("x = Two\ny = 3\n"), Text("a [bold] two " * 3))
+    assert lines_with(console, shown, "TWO", width=20) == [1, 2, 5, 6, 7]
+    assert lines_with(console, shown, "[bold]", width=80) == [5]
+    assert lines_with(console, shown, "", width=20) == []
+    drawn = console.render_lines(marked(shown, "two"), pad=False)
+    styled = [part.text for line in drawn for part in line if "on yellow" in str(part.style)]
+    assert styled[:2] == ["two", "Two"]
+
+
+def test_long_thinking_is_folded_until_asked_for():
+    thought = "".join(f"thought {n}\n" for n in range(40))
+    completion = f"<think>{thought}</think>\nend"
+    row = {"turn": 0, "num_prompt_tokens": 3, "is_truncated": 0, "completion": completion}
+    played = SimpleNamespace(row=row, turn_id="g1.r0.t0")
+    found = SimpleNamespace(turns=(played,), thinking="think")
+    console = Console(width=80)
+
+    def lines(is_folded: bool) -> str:
+        made = answer_of(found, played, is_folded=is_folded)  # pyright: ignore[reportArgumentType]
+        drawn = console.render_lines(made, pad=False)
+        return "\n".join("".join(part.text for part in line).rstrip() for line in drawn)
+
+    assert "thought 39" in lines(False)
+    assert "thought 39" not in lines(True)
+    assert "more lines of thinking (z)" in lines(True)
+    assert "end" in lines(True)
 
 
 def test_every_key_is_tested():

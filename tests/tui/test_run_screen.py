@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from textual.filter import Monochrome
-from textual.widgets import Sparkline
 
+from forge.control import LiveStatus
 from forge.store.ownership import open_run_lock, write_status
 from forge.store.reader import open_run
+from forge.views.outcome.ladder import Rung, RungState, load_ladder
 from forge.views.run.monitor import Curve, Curves, load_processes
+from forge.views.run.standing import load_stages
 from tests.tui.supervisors import component, supervising
 from tests.tui.watching import (
     LARGE,
@@ -24,22 +26,26 @@ from tests.tui.watching import (
     text_of,
     watching,
 )
+from tui.widgets.curves import CurveBox
+from tui.widgets.histories import Histories
+from tui.widgets.ladder import draw_scale
 from tui.widgets.processes import ProcessTable
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 pytestmark = pytest.mark.anyio
-NARROW = (40, 24)
+NARROW, MEDIUM = (40, 24), (120, 40)
+LONG_MEDIUM = pytest.param(MEDIUM, marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE, NARROW])
+@pytest.mark.parametrize("size", [SMALL, MEDIUM, LARGE, NARROW])
 async def test_a_finished_run(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size) as pilot:
         check_snapshot(pilot, "run")
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE, NARROW])
+@pytest.mark.parametrize("size", [SMALL, LONG_MEDIUM, LARGE, NARROW])
 async def test_a_living_run(canned_run: RunPaths, size: tuple[int, int]):
     with supervising(canned_run):
         async with watching(canned_run, size=size) as pilot:
@@ -67,7 +73,8 @@ async def test_without_its_supervisor_the_run_is_shown_from_the_store(canned_run
             assert "judge-7" in text_of(pilot)
         pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
         await settle(pilot)
-        assert "no supervisor answers; the run is done" in text_of(pilot)
+        assert "✔ done" in text_of(pilot)
+        assert "best kernels" in text_of(pilot)
         assert "judge-7" not in text_of(pilot)
 
 
@@ -84,7 +91,7 @@ async def test_a_run_that_ended_a_second_ago_has_no_rates(canned_run: RunPaths):
     for table in ("turns", "groups"):
         change(canned_run, f"UPDATE {table} SET recorded_at = {NOW - 1}")
     async with watching(canned_run, size=LARGE) as pilot:
-        assert "the run is done" in text_of(pilot)
+        assert "✔ done" in text_of(pilot)
         for rate in ("rollouts/s", "tok/s", "judged/s", "turns/s"):
             assert f" {rate} " not in text_of(pilot).splitlines()[2], rate
 
@@ -122,7 +129,9 @@ async def test_the_output_of_a_process_is_made_printable(canned_run: RunPaths):
 
 
 async def test_enter_on_a_process_opens_its_log(canned_run: RunPaths):
+    change(canned_run, "UPDATE attempts SET exit_code = 3, reason = 'the disk is full'")
     async with watching(canned_run) as pilot:
+        assert "failed: the disk is full" in text_of(pilot)
         pilot.app.screen.query_one(ProcessTable).focus()
         await press(pilot, "down", "down", "enter")
         name = load_names(canned_run)[2]
@@ -131,8 +140,9 @@ async def test_enter_on_a_process_opens_its_log(canned_run: RunPaths):
 
 
 async def test_a_resize_changes_columns_and_plots(canned_run: RunPaths):
+    change(canned_run, "UPDATE processes SET reason = 'exit 0'")
     async with watching(canned_run) as pilot:
-        assert "role" not in text_of(pilot)
+        assert "┌" not in text_of(pilot)
         await pilot.resize_terminal(*LARGE)
         await settle(pilot)
         check_snapshot(pilot, "run")
@@ -162,6 +172,7 @@ async def test_a_killed_run_says_so(canned_run: RunPaths):
 async def test_cards_of_an_ended_run_are_named_by_their_first_digits(canned_run: RunPaths):
     uuids = "GPU-f675208f-0970-5f17-a726-b6857f4618c3,GPU-0a1b2c3d-0970-5f17-a726-b6857f4618c3"
     change(canned_run, f"UPDATE processes SET devices = '{uuids}' WHERE name = 'trainer'")
+    change(canned_run, "UPDATE attempts SET exit_code = 3, reason = 'the disk is full'")
     async with watching(canned_run, size=(160, 40)) as pilot:
         assert " GPU-f675208f,GPU-0a1b2c3d ended " in text_of(pilot)
 
@@ -171,8 +182,8 @@ async def test_an_empty_run_is_shown(canned_run: RunPaths):
         change(canned_run, f"DELETE FROM {table}")
     async with watching(canned_run) as pilot:
         assert "nothing was trained yet" in text_of(pilot)
-        assert "none yet" in text_of(pilot)
-        assert not any(line.display for line in pilot.app.screen.query(Sparkline) if line.data)
+        assert "no verdict yet" in text_of(pilot)
+        assert not any(box.display for box in pilot.app.screen.query(CurveBox))
 
 
 def test_curves_query_only_the_last_steps_and_keep_the_others(canned_run: RunPaths):
@@ -193,6 +204,55 @@ def test_a_thin_curve_has_the_means_of_neighbours():
     assert thin.steps == (2, 5, 9)
     assert thin.values == (1.0, 4.0, 7.5)
     assert curve.thin(10) is curve
+
+
+def test_rounding_of_a_mean_near_zero_is_shown_as_zero():
+    curve = Curve(name="KL", steps=(1, 2, 3), values=(-2e-13, 3e-4, 0.0))
+    assert curve.shown == (0.0, 3e-4, 0.0)
+    rate = Curve(name="pass rate", steps=(1,), values=(0.25,))
+    assert (rate.shown, rate.unit) == ((25.0,), "%")
+
+
+def test_an_interval_is_drawn_to_scale():
+    rung = Rung(name="eval-0", kind="eval", state=RungState.DONE, pass_at_1=0.5, low=0.25, high=1.0)
+    assert draw_scale(rung, 21).plain == "·    ├────●─────────┤"
+    exact = Rung(name="eval-0", kind="eval", state=RungState.DONE, pass_at_1=0.0, low=0.0, high=0.0)
+    assert draw_scale(exact, 9).plain == "● · · · ·"
+
+
+def test_histories_add_up_processes_and_omit_what_nobody_reports():
+    histories = Histories()
+    live = {
+        "run": "x", "stage": "grpo-1", "done": 1, "total": 2, "unit": "steps", "elapsed_s": 1.0,
+        "eta_s": None, "tokens_per_s": 50.0, "judged_per_s": 0.0,
+        "components": [
+            component("a", "serve", cpu_cores=0.5), component("b", "judge", cpu_cores=1),
+        ],
+    }  # fmt: skip
+    histories.add(LiveStatus.from_json(live), now=1.0)
+    histories.add(LiveStatus.from_json(live | {"tokens_per_s": 99.0}), now=1.1)  # too early
+    histories.add(LiveStatus.from_json(live | {"tokens_per_s": 100.0}), now=2.0)
+    text = histories.draw(160, most_lines=2).plain
+    assert "CPU 1.5 cores" in text
+    assert "memory 1.66G" in text
+    assert "▅█" in text
+    assert "GPU" not in text
+    assert "judged/s" not in text, "always zero"
+    assert len(histories.draw(40, most_lines=2).plain.splitlines()) == 2
+
+
+def test_the_ladder_has_the_state_of_each_stage(canned_run: RunPaths):
+    change(canned_run, "DELETE FROM events WHERE kind = 'stage_end' AND message LIKE 'grpo-3%'")
+    change(canned_run, "DELETE FROM events WHERE json_extract(data, '$.stage') = 4")
+    change(canned_run, "DELETE FROM evaluations WHERE stage = 'eval-4'")
+    with open_run(canned_run) as reader:
+        stages = load_stages(reader)
+        states = [each.state.value for each in load_ladder(reader, stages, is_running=True)]
+        assert states == ["done", "done", "done", "running", "done", "waiting"]
+        cut = load_ladder(reader, stages, is_running=False)
+    assert cut[3].state is RungState.CUT
+    assert (cut[3].step, cut[3].num_steps) == (20, 20)
+    assert (cut[4].name, cut[4].size) == ("@10", "16×1")
 
 
 def test_a_trainer_of_the_next_stage_is_no_restart(canned_run: RunPaths):

@@ -99,6 +99,18 @@ async def test_enter_opens_another_run_at_its_run_screen(runs: RunPaths):
         assert looked_at(pilot) == "quickstart-1"
 
 
+async def test_runs_are_filtered_by_name_and_state(runs: RunPaths):
+    async with watching(runs, keys=["6"]) as pilot:
+        await press(pilot, "slash", *"OTHER", "enter")
+        assert "other-2" in text_of(pilot)
+        assert "broken-3" not in text_of(pilot)
+        await press(pilot, "escape", "slash", *"unread", "enter")
+        assert "broken-3" in text_of(pilot)
+        assert "other-2" not in text_of(pilot)
+        await press(pilot, "escape")
+        assert "other-2" in text_of(pilot)
+
+
 async def test_two_runs_are_compared_by_space_and_c(runs: RunPaths):
     async with watching(runs, keys=["6"]) as pilot:
         await go_to(pilot, "other-2")

@@ -11,9 +11,11 @@ import anyio
 import pytest
 
 from forge.cli import run_command
+from forge.config.keys import all_keys
 from forge.statistics.passk import Tally
 from forge.store.reader import open_run
 from forge.views.compare import By, compare, render_comparison
+from forge.views.compare.applicable import RULES, applies
 from forge.views.compare.problems import difference_of_shares
 from tests.store.storefactory import (
     EXPERIMENT,
@@ -256,3 +258,22 @@ def test_curves_name_the_window_of_their_means(tmp_path: Path) -> None:
     """`best_speedup 5.8` is the value of no single step."""
     text = shown(render_comparison(compared(tmp_path, small_run(), small_run(seed=1))))
     assert "curves at equal step, means of the last 5 steps, a → b" in text
+
+
+def test_a_key_without_effect_in_both_runs_is_not_listed() -> None:
+    loaded = {"stages": "eval", "model.path": "m", "serve.url": [], "problems.source": "dir"}
+    for key in ("model.tiny.num_layers", "rollout.gamma", "reward.correct", "data.format",
+                "problems.sizes", "eval.every"):  # fmt: skip
+        assert not applies(key, loaded), key
+    for key in ("rollout.temperature", "serve.engine", "judge.workers", "seed", "model.path"):
+        assert applies(key, loaded), key
+    tiny = {"stages": "sft → grpo", "model.init": "tiny", "problems.source": "generated"}
+    assert all(applies(key, tiny) for key in ("model.tiny.num_layers", "reward.correct",
+                                              "problems.sizes", "data.format"))  # fmt: skip
+    assert not applies("serve.slots", tiny | {"serve.url": ["http://x"]})
+
+
+def test_each_rule_of_a_key_names_one_of_the_schema() -> None:
+    known = {each.path for each in all_keys()}
+    for name in RULES:
+        assert name in known or any(key.startswith(name) for key in known), name

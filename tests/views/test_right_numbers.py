@@ -31,7 +31,7 @@ from forge.views.run.show import load_show, render_show
 from forge.views.run.standing import load_standing
 from forge.views.run.steps import load_played_steps
 from tests.store.storefactory import attempt, evaluation, group, problem, write_run
-from tui.screens.run import RunData, figures
+from tui.widgets.run_lines import figures
 
 CORRECT, WRONG = [Status.CORRECT], [Status.WRONG]
 
@@ -106,12 +106,8 @@ def status_file(paths: RunPaths) -> str:
 
 def monitor(paths: RunPaths) -> str:
     with open_run(paths) as reader:
-        return figures(
-            RunData(
-                now=9.0, standing=load_standing(reader, now=9.0), live=None,
-                activity=load_activity(reader, now=9.0), curves=[], curves_of="",
-            )
-        ).plain  # fmt: skip
+        standing, activity = load_standing(reader, now=9.0), load_activity(reader, now=9.0)
+    return figures(standing, None, activity).plain
 
 
 def report(paths: RunPaths) -> str:
@@ -153,11 +149,13 @@ def test_every_place_shows_the_last_finished_step_and_the_open_one(
 def test_an_open_step_is_no_point_of_a_curve(live: RunPaths) -> None:
     with open_run(live) as reader:
         curves = {curve.name: curve for curve in Curves().read(reader)}
-        charts = {chart.name: chart for chart in Facts(Asker(reader)).trained}
+        facts = Facts(Asker(reader))
+    charts = {chart.name: chart for chart in [*facts.trained, *facts.trained_more]}
     assert (curves["reward"].steps, curves["reward"].values) == ((1,), pytest.approx((0.425,)))
     assert curves["pass rate"].values == (0.25,)
     for name in ("reward", "pass-rate", "levels", "reward-terms"):
-        assert {x for line in charts[name].lines for x in line.x} == {1}, name
+        lines = [line for line in charts[name].lines if not line.is_points]  # of evaluations
+        assert {x for line in lines for x in line.x} == {1}, name
 
 
 def test_a_curve_gets_its_point_when_the_last_group_ends(live: RunPaths) -> None:

@@ -85,7 +85,8 @@ def leftovers(bench: Any) -> set[int]:
 
 
 def _left(bench: Any) -> set[int]:
-    waiting = {kept.child.pid_here for kept in bench.references._oracles._idle}
+    draws = [bench.references, getattr(bench.trials, "_given", None)]  # ours, other protocols'
+    waiting = {kept.child.pid_here for one in draws if one for kept in one._oracles._idle}
     if evaluators := getattr(bench.trials, "_evaluators", None):
         waiting |= {kept.child.pid_here for kept in evaluators._idle}
     table = read_table()

@@ -1,8 +1,9 @@
-"""Attacks by somebody who has read the judge: those that it refuses, and those that are open.
+"""Attacks by somebody who has read the judge: those that it refuses, and those that it accepts.
 
-Found on a CPU on 2026-11-24. An open one is expected to fail, strictly: once a repair refuses it,
-it belongs to the others. Left out: one that wins by chance, one that is weak numerically, one that
-is a question of the problem's domain.
+Found on a CPU on 2026-11-24; those in `refused_attacks_protocols.json` two days later, against
+other protocols, capture children and the judge's own time: they are refused under each protocol and
+policy. None is open. Left out: one that wins by chance, one that is weak numerically, one that is a
+question of the problem's domain.
 
 Accepted by decision, since a rule would refuse what honest kernels do:
 
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.records import Status
+from tests.evalpool.benches import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +37,7 @@ def read(name: str) -> Attacks:
 
 
 REFUSED = read("refused_attacks.json") | read("refused_attacks_numbers.json")
-OPEN = read("open_attacks.json")
+PROTOCOLS = read("refused_attacks_protocols.json")
 ACCEPTED = read("accepted_attacks.json")
 RIGHT_ON_A_CARD = {"exp_bits", "div_huge", "sin_bits"}
 """They tell an exact evaluator by the last bit, which an H100 has as well: there they compute."""
@@ -57,11 +59,17 @@ def test_an_attack_is_refused_on_a_card(bench_for: Callable[[str], Any], name: s
     assert is_refused(bench_for, REFUSED[name], "cuda")
 
 
-@pytest.mark.long
-@pytest.mark.xfail(strict=True, reason="open: the judge takes it for honest")
-@pytest.mark.parametrize("name", OPEN)
-def test_an_open_attack_is_refused(bench_for: Callable[[str], Any], name: str) -> None:
-    assert is_refused(bench_for, OPEN[name], "cpu")
+@pytest.mark.parametrize("policy", ["own", "hybrid"])
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_an_attack_is_refused_under_every_protocol(
+    bench_for: Callable[[str], Any], name: str, policy: str
+) -> None:
+    table = TABLE.model_copy(update={"policy": policy, "also": ["kernelbench", "drkernel"]})
+    attack = PROTOCOLS[name]
+    verdict = bench_for("cpu").judge(attack["candidate"], problem=attack["problem"], table=table)
+    statuses = [verdict.status, *(other.status for other in verdict.also.values())]
+    assert len(statuses) == 3
+    assert all(one.is_scored and one is not Status.CORRECT for one in statuses), verdict
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

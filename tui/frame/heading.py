@@ -22,6 +22,11 @@ STATE_SIGNS = {
     "running": "▶", "done": "✔", "stopped": "■", "failed": "✘", "killed": "✘", "new": "…",
 }  # fmt: skip
 
+STATE_STYLES = {
+    "running": "bold cyan", "done": "bold green", "stopped": "bold yellow", "failed": "bold red",
+    "killed": "bold red",
+}  # fmt: skip
+
 ROOM_FOR_NAMES = 60
 """Minimum width for all titles; below it only the current screen has one."""
 
@@ -73,7 +78,10 @@ def headline(watched: Watched) -> Text:
     standing = watched.standing
     line = Text(printable(watched.paths.name), style="bold")
     if standing is not None:
-        words = [f" {STATE_SIGNS.get(standing.state, '?')} {standing.state}"]
+        sign = STATE_SIGNS.get(standing.state, "?")
+        style = STATE_STYLES.get(standing.state, "not bold")
+        line.append(f" {sign} {standing.state}", style=style)
+        words = [""]
         if standing.stage is not None:
             words.append(f"stage {standing.stage + 1}/{standing.num_stages} {standing.stage_kind}")
         if standing.step is not None:

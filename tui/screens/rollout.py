@@ -19,11 +19,13 @@ from forge.views.text.terminal import printable
 from tui.dialogs.questions import AskLine
 from tui.frame.asking import PacedScreen
 from tui.widgets.conversations import answer_of, head_of, prompt_of, turn_diff
+from tui.widgets.search import lines_with, marked
 from tui.widgets.siblings import SiblingsPane
 from tui.widgets.texts import copy_code, shown_code
 from tui.widgets.verdicts import verdict_panel
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
@@ -85,6 +87,9 @@ class RolloutScreen(PacedScreen[Found]):
             Binding(key, f"pane('{name}')", title, show=False)
             for name, (key, title) in PANES.items()
         ],
+        Binding("slash", "search", "Search", key_display="/"),
+        Binding("full_stop", "match", "Next match", key_display=".", show=False),
+        Binding("z", "fold", "Fold thinking", show=False),
         Binding("c", "copy", "Copy code"),
         Binding("escape", "back", "Back", show=False),
     ]
@@ -111,6 +116,12 @@ class RolloutScreen(PacedScreen[Found]):
         self._place = (group_id, rollout)
         """Without a group: the latest one, until one has been shown."""
         self._turn = turn
+        self._words = ""
+        """Searched words; empty for none."""
+        self._match = -1
+        self._is_folded = True
+        self._made: RenderableType = ""
+        """Content of the active pane."""
 
     def compose_body(self) -> ComposeResult:
         yield Static(id="head", markup=False)
@@ -161,13 +172,14 @@ class RolloutScreen(PacedScreen[Found]):
             self.call_next(pane.show_group, found, turn.row["turn"])
             return
         made = {
-            "answer": lambda: answer_of(found, turn),
+            "answer": lambda: answer_of(found, turn, is_folded=self._is_folded),
             "verdict": lambda: verdict_panel(turn),
             "diff": lambda: turn_diff(found, turn),
             "prompt": lambda: prompt_of(turn),
             "reference": lambda: shown_code(found.source or "# not stored"),
         }[name]()
-        self.query_one(f"#{name}-text", Static).update(made)
+        self._made = marked(made, self._words)
+        self.query_one(f"#{name}-text", Static).update(self._made)
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
         """Renders and focuses the active pane, which may differ from that of the message."""
@@ -240,8 +252,49 @@ class RolloutScreen(PacedScreen[Found]):
             turn = self._current(found)
             copy_code(self.app, turn.code, turn.turn_id)
 
+    def action_fold(self) -> None:
+        """Shows long thinking, or folds it again."""
+        self._is_folded = not self._is_folded
+        if (found := self._found) is not None:
+            self._show_turn(found)
+
+    def action_search(self) -> None:
+        """Asks for words, marks them in every text, and goes to the first match."""
+
+        def answered(words: str | None) -> None:
+            if words is not None:
+                self._search(words)
+                if words:
+                    self.action_match()
+
+        self.app.push_screen(AskLine("Search in the text:", value=self._words), answered)
+
+    def _search(self, words: str) -> None:
+        self._words, self._match = words, -1
+        self._is_folded = self._is_folded and not words
+        if (found := self._found) is not None:
+            self._show_turn(found)
+
+    def action_match(self) -> None:
+        """Goes to the next match in the active pane, after the last to the first."""
+        name = self.query_one(TabbedContent).active
+        if not self._words or name == "siblings":
+            return
+        text = self.query_one(f"#{name}-text", Static)
+        lines = lines_with(self.app.console, self._made, self._words, width=text.size.width)
+        if not lines:
+            words = f"{printable(self._words)}: not in this text"
+            self.notify(words, severity="warning", markup=False)
+            return
+        self._match = (self._match + 1) % len(lines)
+        scroll = self.query_one(f"#{name} VerticalScroll", VerticalScroll)
+        scroll.scroll_to(y=lines[self._match], animate=False)
+
     def action_back(self) -> None:
-        """Closes the screen if it was opened from another one."""
+        """Ends a search; without one closes the screen if it was opened from another one."""
+        if self._words:
+            self._search("")
+            return
         if len(self.app.screen_stack) > 1:
             self.app.pop_screen()
 

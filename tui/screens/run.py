@@ -1,4 +1,4 @@
-"""The Run screen: state of the run, its processes, its curves.
+"""The Run screen: state, stages, processes and curves of a run; of a finished one its results.
 
 While a supervisor answers, processes and rates come from it, at most two seconds old; otherwise
 they come from the store, and the screen says so.
@@ -7,22 +7,24 @@ they come from the store, and the screen says so.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.columns import Columns
-from rich.console import Group
 from rich.text import Text
 from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widgets import DataTable, Static
 
+from forge.views.outcome.gains import load_gains
+from forge.views.outcome.ladder import EVALUATIONS, Rung, load_ladder
 from forge.views.run.monitor import Activity, Curve, Curves, load_activity
-from forge.views.text.numbers import NONE, bar, duration, number, percent, share
-from forge.views.text.terminal import printable
+from forge.views.run.standing import load_stages
 from tui.frame.asking import AskingScreen
 from tui.widgets.curves import CurveGrid
-from tui.widgets.processes import SIGNS, STYLES, ProcessTable, row_of_component, row_of_store
+from tui.widgets.histories import Histories
+from tui.widgets.ladder import draw_ladder, ladder_line
+from tui.widgets.processes import ProcessTable, row_of_component, row_of_store
+from tui.widgets.run_lines import ENDED, best_kernels, figures, health, mix
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -32,11 +34,19 @@ if TYPE_CHECKING:
     from forge.control import LiveStatus
     from forge.store.reader import RunReader
     from forge.views.run.standing import Standing
-    from forge.views.run.steps import PlayedSteps
     from tui.frame.watched import Watched
 
-IDLE_BAR = 8
-MIX_BAR = 12
+BEST_KERNELS = """
+SELECT problem_id, speedup_low, speedup, num_launches, turn_id FROM v_best_kernels
+WHERE stage >= 0 ORDER BY rank LIMIT 3
+"""
+PLOTS_FROM = (100, 32)
+"""Columns and lines of the terminal from which curves are plots."""
+WHOLE_LADDER_FROM = 30
+"""Lines of the terminal from which a running run has all of its stages below each other, and two
+lines of histories."""
+MARGIN = 6
+"""Lines of the screen around its texts: title, state, keys, headings."""
 
 
 class LogWanted(Message):
@@ -48,15 +58,31 @@ class LogWanted(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FromStore:
+    """Data that change with the store only."""
+
+    activity: Activity
+    curves: list[Curve]
+    rungs: list[Rung]
+    gains: dict[str, str]
+    """Name of an evaluation to the gain of the training before it."""
+    kernels: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
     """Data of one refresh."""
 
     now: float
     standing: Standing | None
     live: LiveStatus | None
-    activity: Activity
-    curves: list[Curve]
+    stored: FromStore
     curves_of: str
+
+    @property
+    def is_ended(self) -> bool:
+        """True if the run has ended and its results are what matters."""
+        return self.live is None and self.standing is not None and self.standing.state in ENDED
 
 
 class RunScreen(AskingScreen[RunData]):
@@ -67,7 +93,6 @@ class RunScreen(AskingScreen[RunData]):
         Binding("C", "app.ask('save')", "Checkpoint", tooltip="At the end of this step"),
         Binding("E", "app.ask('evaluate')", "Evaluate", tooltip="After this step"),
     ]
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (40, "-tall")]  # noqa: RUF012
     CURVES_OF: ClassVar[dict[str | None, str]] = {
         "grpo": "rollouts and training", "sft": "training", None: "nothing was trained yet",
     }  # fmt: skip
@@ -75,39 +100,101 @@ class RunScreen(AskingScreen[RunData]):
     def __init__(self, watched: Watched) -> None:
         super().__init__(watched)
         self._curves = Curves()
-        self._version: int | None = None
-        self._read: tuple[Activity, list[Curve]] | None = None
+        self._histories = Histories()
+        self._version: tuple[int, str | None] | None = None
+        self._stored: FromStore | None = None
+        self._gains: tuple[int, dict[str, str]] = (0, {})
 
     def compose_body(self) -> ComposeResult:
         with VerticalScroll(id="page"):
             yield Static(id="figures", markup=False)
             yield Static(id="health", markup=False)
+            yield Static(id="ladder", markup=False)
+            yield Static(id="histories", markup=False)
             yield ProcessTable()
+            yield Static(id="best", markup=False)
             yield CurveGrid()
             yield Static(id="mix", markup=False)
 
     def load(self, reader: RunReader) -> RunData:
         """Queries the store only if it changed; the supervisor's status is new each second."""
-        now = self.watched.clock()
-        version = reader.data_version()
-        if self._read is None or version != self._version:
-            self._read = load_activity(reader, now=now), self._curves.read(reader)
+        standing = self.watched.standing
+        now, state = self.watched.clock(), standing.state if standing else None
+        version = (reader.data_version(), state)
+        if self._stored is None or version != self._version:
+            self._stored = self._load_stored(reader, now=now, state=state)
             self._version = version
-        activity, curves = self._read
         words = self.CURVES_OF.get(self._curves.kind, "")
         if self._curves.stage is not None:
             words = f"{words}, {self._curves.kind}-{self._curves.stage}, by step"
         return RunData(
-            now=now, standing=self.watched.standing, live=self.watched.live, activity=activity,
-            curves=curves, curves_of=words,
+            now=now, standing=standing, live=self.watched.live, stored=self._stored,
+            curves_of=words,
         )  # fmt: skip
 
+    def _load_stored(self, reader: RunReader, *, now: float, state: str | None) -> FromStore:
+        curves = self._curves.read(reader)
+        is_ended = state in ENDED
+        if is_ended and (loss := self._curves.sft_loss(reader)) is not None:
+            curves = [*curves, loss]
+        stages = load_stages(reader)
+        return FromStore(
+            activity=load_activity(reader, now=now),
+            curves=curves,
+            rungs=load_ladder(reader, stages, is_running=not is_ended),
+            gains=self._load_gains(reader, [str(stage.get("kind")) for stage in stages]),
+            kernels=reader.rows(BEST_KERNELS) if is_ended else [],
+        )
+
+    def _load_gains(self, reader: RunReader, kinds: list[str]) -> dict[str, str]:
+        """Gains, read again only after another evaluation."""
+        rows = reader.rows(EVALUATIONS)
+        if len(rows) != self._gains[0]:
+            found = load_gains(reader, rows, kinds)
+            self._gains = len(rows), {gain.after: gain.short() for gain in found}
+        return self._gains[1]
+
     def show(self, data: RunData) -> None:
-        self.query_one("#figures", Static).update(figures(data))
-        self.query_one("#health", Static).update(health(data))
-        self.query_one(ProcessTable).show_rows(_rows(data))
-        self.query_one(CurveGrid).show_curves(data.curves_of, data.curves)
-        self.query_one("#mix", Static).update(mix(data.activity))
+        stored, live = data.stored, data.live
+        if live is not None:
+            self._histories.add(live, now=data.now)
+        width = self.app.size.width - 2
+        rows = _process_rows(data)
+        texts = {
+            "figures": figures(data.standing, live, stored.activity),
+            "health": health(data.standing, live, stored.activity),
+            "ladder": self._ladder(data, width),
+            "histories": self._draw_histories(width) if live is not None else Text(),
+            "best": best_kernels(stored.kernels),
+        }
+        for name, text in texts.items():
+            widget = self.query_one(f"#{name}", Static)
+            widget.display = bool(text)
+            widget.update(text)
+        table = self.query_one(ProcessTable)
+        table.show_rows(rows)
+        table.display = bool(rows)
+        table.refresh(layout=True)
+        used = len(rows) + sum(text.plain.count("\n") + 1 for text in texts.values() if text)
+        self._show_curves(data, used + 2)
+        self.query_one("#mix", Static).update(mix(stored.activity))
+
+    def _draw_histories(self, width: int) -> Text:
+        is_tall = self.app.size.height >= WHOLE_LADDER_FROM
+        return self._histories.draw(width, most_lines=2 if is_tall else 1)
+
+    def _ladder(self, data: RunData, width: int) -> Text:
+        if data.is_ended or self.app.size.height >= WHOLE_LADDER_FROM:
+            return draw_ladder(data.stored.rungs, data.stored.gains, width=width)
+        return ladder_line(data.stored.rungs)
+
+    def _show_curves(self, data: RunData, used: int) -> None:
+        """Plots where the terminal has the room, which they fill."""
+        width, height = self.app.size
+        is_roomy = width >= PLOTS_FROM[0] and height >= PLOTS_FROM[1]
+        room = (width - 4, height - used - MARGIN) if is_roomy else None
+        curves = data.stored.curves
+        self.query_one(CurveGrid).show_curves(data.curves_of, curves, room=room)
 
     def on_resize(self, event: Resize) -> None:
         self.refresh_data()  # other columns of the table fit
@@ -117,105 +204,12 @@ class RunScreen(AskingScreen[RunData]):
         self.post_message(LogWanted(event.row_key.value))
 
 
-def figures(data: RunData) -> Text:
-    """Step, ETA, rates; then idle shares. Missing numbers are omitted."""
-    live, activity = data.live, data.activity
-    if live:
-        pairs = [
-            (live.stage, f"{live.done}/{live.total} {live.unit}" if live.total else ""),
-            ("ETA", duration(live.eta_s)),
-            ("tok/s", number(live.tokens_per_s)),
-            ("judged/s", number(live.judged_per_s)),
-        ]
-    else:
-        pairs = _store_figures(data.standing, activity)
-    if live or (data.standing is not None and data.standing.state == "running"):
-        pairs.insert(2, ("rollouts/s", number(activity.rollouts_per_s)))
-    if data.standing is not None:
-        pairs += [
-            *_played(data.standing.played),
-            ("pass@1", percent(data.standing.pass_at_1)),
-            ("evaluated", data.standing.judged if data.standing.is_judged_in_part else NONE),
-            ("trained on", data.standing.trained_on or NONE),
-        ]
-    text = Text()
-    for name, value in pairs:
-        if value != NONE:
-            text.append(f"{printable(name)} ").append(f"{printable(value)}  ", style="bold")
-    idle = live.idle if live else activity.idle
-    text.append("\nidle ")
-    for role in sorted(idle, reverse=True):
-        text.append(f"{printable(role)} ").append(share(idle[role]), style="bold")
-        text.append(f" {bar(idle[role], width=IDLE_BAR)}  ")
-    return text if idle else text.append(NONE)
-
-
-def _played(played: PlayedSteps) -> list[tuple[str, str]]:
-    """Means of the last finished step; then the open steps with their groups."""
-    return [
-        ("reward", number(played.reward)),
-        ("pass rate", number(played.pass_rate)),
-        *(
-            (f"step {each.step} open", f"{each.num_groups}/{each.num_expected_groups} groups")
-            for each in played.open_steps
-        ),
-    ]
-
-
-def _store_figures(standing: Standing | None, activity: Activity) -> list[tuple[str, str]]:
-    """Numbers from the store. A run that has ended has no rates."""
-    pairs = [("ran", duration(activity.ran_s))]
-    if standing is None:
-        return pairs
-    step = NONE if standing.step is None else f"{standing.step}/{standing.num_steps or '?'}"
-    if standing.state == "running":
-        pairs = [
-            ("ETA", duration(standing.eta_s)),
-            ("tok/s", number(standing.tokens_per_s)),
-            ("turns/s", number(standing.turns_per_s)),
-        ]
-    return [("step", step), *pairs, ("turns", str(standing.num_turns))]
-
-
-def health(data: RunData) -> Text:
-    """The worst processes first, with the reason; then the number of healthy ones."""
-    text = Text("health ")
-    live, standing = data.live, data.standing
-    if live is not None and not live.components:
-        return text.append(f"{NONE} its supervisor, of another version, does not report them")
-    if live is None:
-        state = standing.state if standing else "unknown"
-        words = data.activity.end_reason
-        return text.append(f"{NONE} no supervisor answers; the run is {state}").append(
-            f" ({printable(words)})" if words and words != state else ""
-        )
-    for kind in ("red", "yellow"):
-        for each in live.components:
-            if each.health == kind:
-                text.append(SIGNS[kind], style=STYLES[kind])
-                text.append(f" {printable(each.name)} {printable(each.why)}  ")
-    num_well = sum(each.health == "green" for each in live.components)
-    text.append(SIGNS["green"], style=STYLES["green"])
-    return text.append(f" {num_well} of {len(live.components)}")
-
-
-def mix(activity: Activity) -> Group:
-    """Distribution of the last verdicts."""
-    parts = [
-        Text(
-            f"{printable(row['status'])} {share(row['share'])} {bar(row['share'], width=MIX_BAR)}",
-            no_wrap=True,
-        )
-        for row in activity.mix
-    ]
-    heading = Text("verdicts of the last groups", style="bold")
-    return Group(heading, Columns(parts or [Text("none yet")], padding=(0, 3)))
-
-
-def _rows(data: RunData) -> list:
+def _process_rows(data: RunData) -> list:
+    """All processes of a running run; of one that failed or was killed those with a bad end."""
     if data.live is not None and data.live.components:
         return [row_of_component(each) for each in data.live.components]
-    is_running = data.standing is not None and data.standing.state == "running"
-    return [
-        row_of_store(row, now=data.now, is_running=is_running) for row in data.activity.processes
-    ]
+    state = data.standing.state if data.standing else None
+    if state in ("done", "stopped"):
+        return []
+    rows = data.stored.activity.processes
+    return [row_of_store(row, now=data.now, is_running=state == "running") for row in rows]

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding
 from textual.message import Message
-from textual.widgets import DataTable, Static
+from textual.widgets import DataTable, Input, Static
 
 from forge.store.layout import RunPaths, list_runs
 from forge.store.ownership import is_owned
 from forge.views.run.runs import load_run
 from forge.views.text.numbers import NONE, percent
 from forge.views.text.terminal import printable
+from tui.dialogs.questions import FilterLine
 from tui.frame.asking import AskingScreen
 from tui.frame.heading import STATE_SIGNS
 from tui.screens.compare import CompareScreen
@@ -69,8 +70,10 @@ class RunsScreen(AskingScreen[list[Row]]):
     """The Runs screen, key 6."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", "Filter", key_display="/"),
         Binding("space", "mark", "Mark"),
         Binding("c", "compare", "Compare"),
+        Binding("escape", "unfilter", "Clear filter", show=False),
     ]
 
     def __init__(self, watched: Watched) -> None:
@@ -78,6 +81,7 @@ class RunsScreen(AskingScreen[list[Row]]):
         self._rows: list[Row] = []
         self._known: dict[Path, tuple[tuple[Any, ...], Row]] = {}
         self._marked: list[str] = []
+        self._words = ""
 
     @property
     def store_dir(self) -> Path:
@@ -86,6 +90,7 @@ class RunsScreen(AskingScreen[list[Row]]):
 
     def compose_body(self) -> ComposeResult:
         yield Static(HELP, id="hint", markup=False)
+        yield FilterLine(placeholder="part of a run's name or state")
         yield RowTable(COLUMNS)
 
     def on_mount(self) -> None:
@@ -98,11 +103,31 @@ class RunsScreen(AskingScreen[list[Row]]):
 
     def show(self, data: list[Row]) -> None:
         self._rows = data
-        rows = [(row["name"], {**row, "mark": self._mark(row)}) for row in data]
+        rows = [
+            (row["name"], {**row, "mark": self._mark(row)})
+            for row in data
+            if self._words in f"{row['name']} {row['state']}".casefold()
+        ]
         self.query_one(RowTable).show_rows(rows)
 
     def on_resize(self) -> None:
         self.show(self._rows)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._words = event.value.strip().casefold()
+        self.show(self._rows)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.query_one(RowTable).focus()
+
+    def action_filter(self) -> None:
+        """Opens the filter line."""
+        self.query_one(FilterLine).open()
+
+    def action_unfilter(self) -> None:
+        """Clears and closes the filter line."""
+        self.query_one(FilterLine).close()
+        self.query_one(RowTable).focus()
 
     def action_mark(self) -> None:
         """Marks the run under the cursor; the last two marked are compared."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from forge.views.run.conversation import Conversation, PlayedTurn
 
+MAX_THINKING = 12
+"""Lines of folded thinking."""
 MAX_REASON = 40
 """Maximum characters of the reason in the head; the verdict pane shows all."""
 STYLES = {AnswerPart.TEXT: "", AnswerPart.THINKING: "italic dim"}
@@ -54,8 +56,12 @@ def _when(group: Any) -> str:
     return f"{group['purpose']}{greedy}{flat}, {stage} step {group['step']}"
 
 
-def answer_of(found: Conversation, turn: PlayedTurn) -> Group:
-    """The prompt or feedback that the model received, and its answer."""
+def answer_of(found: Conversation, turn: PlayedTurn, *, is_folded: bool = False) -> Group:
+    """The prompt or feedback that the model received, and its answer.
+
+    Args:
+        is_folded: only the first lines of long thinking.
+    """
     number_of = turn.row["turn"]
     before = next((t for t in found.turns if t.row["turn"] == number_of - 1), None)
     parts: list[RenderableType] = []
@@ -69,6 +75,10 @@ def answer_of(found: Conversation, turn: PlayedTurn) -> Group:
     for kind, text in split_answer(completion[:MAX_SHOWN], thinking=found.thinking):
         if kind is AnswerPart.CODE:
             parts.append(shown_code(text))
+        elif kind is AnswerPart.THINKING and is_folded and text.count("\n") > MAX_THINKING:
+            lines = text.split("\n")
+            parts.append(shown_text("\n".join(lines[:MAX_THINKING]), style=STYLES[kind]))
+            parts.append(_heading(f"{len(lines) - MAX_THINKING} more lines of thinking (z)"))
         else:
             parts.append(shown_text(text.removesuffix("\n"), style=STYLES[kind]))
     if len(completion) > MAX_SHOWN:

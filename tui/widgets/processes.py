@@ -31,6 +31,7 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("role", "role", WIDE),
     ("device", "device", NARROW),
     ("phase", "phase", 0),
+    ("cpu", "CPU", NARROW),
     ("gpu_use", "GPU", NARROW),
     ("gpu_memory", "GPUmem", NARROW),
     ("memory", "memory", WIDE),
@@ -53,6 +54,8 @@ class ProcessRow:
     phase: str
     health: str | None
     """green, yellow or red; None if unknown."""
+    cpu: str = NONE
+    """Cores in use."""
     gpu_use: str = NONE
     gpu_memory: str = NONE
     memory: str = NONE
@@ -67,7 +70,7 @@ def row_of_component(status: ComponentStatus) -> ProcessRow:
     words = " · ".join(part for part in (status.why, status.last_words) if part)
     return ProcessRow(
         name=status.name, role=status.role, device=status.device, phase=status.phase,
-        health=status.health, gpu_use=share(status.gpu_use),
+        health=status.health, cpu=_cores(status.cpu_cores), gpu_use=share(status.gpu_use),
         gpu_memory=memory(status.gpu_memory_bytes), memory=memory(status.memory_bytes),
         age=duration(status.progress_age_s), restarts=str(status.num_restarts), words=words,
     )  # fmt: skip
@@ -126,11 +129,18 @@ class ProcessTable(DataTable[Text]):
 
 
 def _fields(rows: Sequence[ProcessRow], width: int) -> tuple[str, ...]:
+    if all(row.cpu == NONE for row in rows):  # from the store, or an older supervisor
+        least = {field: at for field, _, at in COLUMNS if field != "cpu"}
+    else:
+        least = {field: at for field, _, at in COLUMNS}
     has_gpu = any(getattr(row, field) != NONE for row in rows for field in OF_GPUS)
-    least = {field: at for field, _, at in COLUMNS}
     if not has_gpu:
         least |= {"memory": NARROW} | dict.fromkeys(OF_GPUS, math.inf)
     return tuple(field for field, at in least.items() if width >= at)
+
+
+def _cores(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1f}"
 
 
 def _cell(row: ProcessRow, field: str) -> Text:

@@ -173,7 +173,12 @@ class Components:
             progress_age_s=None if history.moved_at is None else round(now - history.moved_at, 1),
             num_restarts=component.num_restarts,
             last_words=self._last_lines.get(seen.log_path, "") if seen else "",
+            cpu_cores=self._cpu_cores(living.pid) if living else None,
         )
+
+    def _cpu_cores(self, pid: int) -> float | None:
+        cores = self._vitals.cpu_cores.get(pid)
+        return None if cores is None else round(cores, 2)
 
     def _facts(
         self, component: Component, history: _History, cards: Mapping[str, Card], now: float

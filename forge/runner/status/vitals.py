@@ -11,6 +11,7 @@ sample of 118 processes (`process_iter`), 8.4 ms by `Process.children` for four 
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 PROC = Path("/proc")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LAST_BYTES = 4096
 """Bytes read from the end of a log. A longer last line is cut; no table shows that much."""
 
@@ -48,6 +50,8 @@ class Vitals:
     resident: Mapping[int, int] = field(default_factory=dict[int, int])
     """Resident bytes of each process tree, by its root. Pages that several processes share (forked
     judges) count for each."""
+    cpu_cores: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Cores used by each process tree since the sample before, by its root."""
     trees: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
     """Pids of each process tree, by its root."""
     ours: frozenset[int] = frozenset()
@@ -58,7 +62,12 @@ class Vitals:
 
 
 class VitalsSampler:
-    """Reads vitals; keeps NVML open between samples."""
+    """Reads vitals; keeps NVML open and the CPU times between samples."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, int] = {}
+        """CPU time of each tree at the last sample, by its root."""
+        self._sampled_at = 0.0
 
     def sample(self, roots: Iterable[int], *, alone: Iterable[int], uuids: Sequence[str]) -> Vitals:
         """Vitals of process trees and cards.
@@ -68,7 +77,8 @@ class VitalsSampler:
             alone: pids counted without their descendants.
             uuids: cards.
         """
-        parents, resident = _processes()
+        parents, resident, ticks = _processes()
+        alone = frozenset(alone)
         trees = _trees(roots, parents) | {pid: frozenset({pid}) for pid in alone}
         return Vitals(
             resident={
@@ -76,11 +86,35 @@ class VitalsSampler:
                 for root, tree in trees.items()
                 if root in resident
             },
+            cpu_cores=self._cpu_cores(trees, ticks, alone=alone),
             trees=trees,
             ours=frozenset[int]().union(*trees.values()),
             memory=read_memory(),
             cards=self._cards(uuids),
         )
+
+    def _cpu_cores(
+        self,
+        trees: Mapping[int, frozenset[int]],
+        ticks: Mapping[int, tuple[int, int]],
+        *,
+        alone: frozenset[int],
+    ) -> dict[int, float]:
+        """Cores by root; none for a tree that is new in this sample. Of a process alone, the time
+        of its ended children does not count.
+        """
+        now, before = time.monotonic(), self._ticks
+        passed_s, self._sampled_at = now - self._sampled_at, now
+        self._ticks = {
+            root: sum(ticks[pid][root not in alone] for pid in tree if pid in ticks)
+            for root, tree in trees.items()
+            if root in ticks
+        }
+        return {
+            root: max(0, total - before[root]) / TICKS_PER_S / max(passed_s, 1e-3)
+            for root, total in self._ticks.items()
+            if root in before
+        }
 
     def _cards(self, uuids: Sequence[str]) -> dict[str, Card]:
         if not uuids or self._nvml is None:
@@ -115,10 +149,13 @@ def _card(nvml: Any, uuid: str) -> Card | None:
     return Card(used_bytes=int(memory.used), total_bytes=int(memory.total), use=use, by_pid=held)
 
 
-def _processes() -> tuple[dict[int, int], dict[int, int]]:
-    """Parent and resident bytes of every process, each by pid."""
+def _processes() -> tuple[dict[int, int], dict[int, int], dict[int, tuple[int, int]]]:
+    """Parent, resident bytes and ticks of CPU time of every process, each by pid; ticks without and
+    with those of its ended children.
+    """
     parents: dict[int, int] = {}
     resident: dict[int, int] = {}
+    ticks: dict[int, tuple[int, int]] = {}
     for name in os.listdir(PROC):
         if not name.isdecimal():
             continue
@@ -127,9 +164,12 @@ def _processes() -> tuple[dict[int, int], dict[int, int]]:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:  # ended since
             continue
-        # proc(5): the name in brackets is followed by state, ppid, ...; rss is field 24.
+        # proc(5): the name in brackets is followed by state, ppid, ...; rss is field 24. Fields 14
+        # to 17 are its CPU time and that of children which ended: a tree's sum never falls.
         parents[int(name)], resident[int(name)] = int(fields[1]), int(fields[21]) * PAGE_BYTES
-    return parents, resident
+        own, of_ended = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
+        ticks[int(name)] = own, own + of_ended
+    return parents, resident, ticks
 
 
 def _trees(roots: Iterable[int], parents: Mapping[int, int]) -> dict[int, frozenset[int]]:

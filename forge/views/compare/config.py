@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli
 
+from forge.views.compare.applicable import applies
 from forge.views.compare.records import Change
 from forge.views.text.secrets import HIDDEN, is_secret
 
@@ -24,7 +25,8 @@ ORDER BY attempt DESC LIMIT 1
 
 def find_changes(a: RunReader, b: RunReader) -> tuple[Change, ...]:
     """Keys of the experiment, then of the last attempt's code and machine, where they differ. A
-    stage that only one run has appears in `stages`, without its keys.
+    stage that only one run has appears in `stages`, without its keys; a key without effect in both
+    runs is left out.
     """
     found_a, found_b = _settings(a), _settings(b)
     both = _stages(found_a) & _stages(found_b)
@@ -33,6 +35,7 @@ def find_changes(a: RunReader, b: RunReader) -> tuple[Change, ...]:
         for key in {**found_a, **found_b}
         if found_a.get(key, ABSENT) != found_b.get(key, ABSENT)
         and (not key.startswith("stage.") or _stage_of(key) in both)
+        and (applies(key, found_a) or applies(key, found_b))
     )
 
 

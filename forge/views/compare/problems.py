@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forge.statistics.passk import Estimate, Tally, compare_paired, estimate_difference
 from forge.views.compare.records import By, ProblemChange, Score, ScorePart
+from forge.views.outcome.gains import FIRST_ANSWERS
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader
@@ -21,22 +22,12 @@ _EVALUATIONS = """
 SELECT stage, stage_index, step, at, num_problems FROM v_evaluations WHERE stage_index IS NOT NULL
 ORDER BY at
 """
-_ANSWERS = """
+_ANSWERS = f"""
 SELECT g.problem_id, p.family, p.level, t.sha256 AS source, v.device, count(*) AS num,
     sum(v.status = 'correct') AS correct,
     max(CASE WHEN v.status = 'correct' THEN v.speedup END) AS speedup
-FROM groups g JOIN trajectories r USING (group_id)
-LEFT JOIN turns a ON a.group_id = g.group_id AND a.rollout = r.rollout AND a.turn = 0
-LEFT JOIN verdicts v ON v.group_id = g.group_id AND v.rollout = r.rollout AND v.turn = 0
-LEFT JOIN problems p ON p.problem_id = g.problem_id
-LEFT JOIN texts t ON t.text_id = p.source_id
-WHERE g.stage = ? AND g.step = ? AND g.purpose = 'eval' AND NOT g.is_greedy
-    AND (a.reward IS NOT NULL OR r.num_turns = 0)
-    AND g.group_id NOT IN (SELECT group_id FROM v_replayed)
-GROUP BY g.problem_id, v.device
+{FIRST_ANSWERS} GROUP BY g.problem_id, v.device
 """
-"""Counts like `statistics.evaluation`: first turns, sampled, scored; a prompt that does not fit is
-unsolved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +79,7 @@ def choose_evaluation(
 
 def _load_answers(reader: RunReader, *, stage: int, step: int) -> dict[str, Answers]:
     found: dict[str, list[dict]] = {}
-    for row in reader.rows(_ANSWERS, (stage, step)):
+    for row in reader.rows(_ANSWERS, {"stage": stage, "step": step}):
         found.setdefault(row["problem_id"], []).append(row)
     return {
         name: Answers(

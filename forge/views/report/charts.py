@@ -42,6 +42,8 @@ class Line:
     low: Sequence[float | None] = ()
     """Lower ends of the intervals, or empty."""
     high: Sequence[float | None] = ()
+    is_points: bool = False
+    """True for single measurements with intervals on top of a drawing of lines."""
     num_together: int = 1
     """Neighbouring points that were merged into one."""
 

@@ -109,6 +109,9 @@ def _lines(axes: Axes, chart: Chart) -> None:
     for index, line in enumerate(chart.lines):
         color = SERIES[index % len(SERIES)]
         points = line.points
+        if line.is_points:
+            _error_bars(axes, line, index)
+            continue
         axes.plot(
             [x for x, _ in points],
             [y for _, y in points],
@@ -147,24 +150,29 @@ def _stack(axes: Axes, chart: Chart) -> None:
     _label(axes, chart)
 
 
+def _error_bars(axes: Axes, line: Line, index: int, *, shift: float = 0.0) -> None:
+    """A mark with its interval for each point of the line."""
+    points = [
+        (x + shift, y, max(y - (low if low is not None else y), 0.0),
+         max((high if high is not None else y) - y, 0.0))
+        for x, y, low, high in zip(
+            line.x, line.y, line.low or line.y, line.high or line.y, strict=True
+        )
+        if y is not None
+    ]  # fmt: skip
+    if not points:
+        return
+    xs, ys, below, above = zip(*points, strict=True)
+    axes.errorbar(
+        xs, ys, yerr=(below, above), label=line.label, color=SERIES[index % len(SERIES)],
+        marker=MARKS[index % len(MARKS)], markersize=5, linestyle="none", capsize=2.5,
+        zorder=3,
+    )  # fmt: skip
+
+
 def _dots(axes: Axes, chart: Chart) -> None:
     for index, line in enumerate(chart.lines):
-        shift = 0.12 * (index - (len(chart.lines) - 1) / 2)
-        points = [
-            (x + shift, y, max(y - (low if low is not None else y), 0.0),
-             max((high if high is not None else y) - y, 0.0))
-            for x, y, low, high in zip(
-                line.x, line.y, line.low or line.y, line.high or line.y, strict=True
-            )
-            if y is not None
-        ]  # fmt: skip
-        if not points:
-            continue
-        xs, ys, below, above = zip(*points, strict=True)
-        axes.errorbar(
-            xs, ys, yerr=(below, above), label=line.label, color=SERIES[index % len(SERIES)],
-            marker=MARKS[index % len(MARKS)], markersize=5, linestyle="none", capsize=2.5,
-        )  # fmt: skip
+        _error_bars(axes, line, index, shift=0.12 * (index - (len(chart.lines) - 1) / 2))
     step = 1 + len(chart.names) // 12
     shown = list(range(0, len(chart.names), step))
     is_wide = len(shown) > 5

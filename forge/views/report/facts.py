@@ -6,10 +6,14 @@ nothing depends on the current time (a running run is reported as of its last ro
 
 from __future__ import annotations
 
-import json
+import sqlite3
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import tomli
+
+from forge.views.outcome.before_after import BeforeAfter, load_before_after
+from forge.views.outcome.gains import Gain, load_gains
 from forge.views.report.learned import Training
 from forge.views.report.measured import (
     EVALUATIONS,
@@ -19,7 +23,9 @@ from forge.views.report.measured import (
     load_parts,
     pass_at_k_chart,
 )
+from forge.views.report.setup import kinds_of
 from forge.views.report.spent import TimeSpent
+from forge.views.run.duration import LAST_ROW, total_seconds
 from forge.views.run.standing import load_stages, run_state, stage_name
 from forge.views.text.numbers import NONE
 from forge.views.text.secrets import hide_in_diff, hide_secrets
@@ -29,14 +35,11 @@ if TYPE_CHECKING:
     from forge.views.report.charts import Chart
 
 MOST_KERNELS = 40
-MOST_CODES = 10
-"""Kernels whose source is shown."""
 MOST_EVENTS = 200
 
 KERNELS = f"""
 SELECT rank, problem_id, family, level, ranked_by, speedup_low, speedup, candidate_us, baseline_us,
-    num_launches, num_characters, turn_id, stage, step, purpose, policy_version,
-    CASE WHEN rank <= {MOST_CODES} THEN code END AS code
+    num_launches, num_characters, turn_id, stage, step, purpose, policy_version, code
 FROM v_best_kernels WHERE rank <= {MOST_KERNELS} AND stage >= 0 ORDER BY rank
 """
 
@@ -72,11 +75,6 @@ SELECT attempt, name, devices, started, lived_s, reason FROM v_processes
 ORDER BY attempt, started, name LIMIT 200
 """
 
-LAST_ROW = """
-SELECT max(coalesce((SELECT at FROM events ORDER BY event_id DESC LIMIT 1), 0),
-    coalesce((SELECT recorded_at FROM turns ORDER BY turn_row DESC LIMIT 1), 0)) AS at
-"""
-
 RUN = "SELECT name, created_at, experiment, forge_version FROM runs LIMIT 1"
 
 
@@ -87,6 +85,7 @@ class Facts:
         self._asker = asker
         self.run = asker.one("the run itself", RUN)
         self.config = hide_secrets(self.run.get("experiment") or "")
+        self.settings = _settings(self.config)
         self.stages = [each for each in load_stages(asker.reader) if isinstance(each, dict)]
         self.attempts = asker.rows("attempts", ATTEMPTS)
         self.diff = hide_in_diff(self.attempts[-1]["code_diff"] or "") if self.attempts else ""
@@ -95,7 +94,9 @@ class Facts:
         newest = asker.rows("evaluations", EVALUATIONS, {"most": MOST_EVALUATIONS})
         self.evaluations = newest[::-1]
         self.parts = load_parts(asker, self.evaluations)
-        self.training = Training(asker, kinds=[str(each.get("kind")) for each in self.stages])
+        kinds = kinds_of(self.stages)
+        self.gains, self.before_after = self._compare(kinds)
+        self.training = Training(asker, kinds=kinds, evaluations=self.evaluations)
         self.spent = TimeSpent(asker)
         self.kernels = asker.rows("best kernels", KERNELS)
         self.problems = asker.rows("problems", PROBLEMS)
@@ -106,27 +107,38 @@ class Facts:
             evaluation_chart(self.evaluations), pass_at_k_chart(asker),
             fast_p_chart(asker, self.evaluations),
         ]  # fmt: skip
-        self.trained = self.training.charts()
+        self.trained = self.training.main_charts()
+        self.trained_more = self.training.more_charts()
         self.failures = self.training.failure_chart()
         self.timed = self.spent.charts()
 
     @property
     def charts(self) -> list[Chart]:
         """Non-empty charts, in the order of the page."""
-        every = [*self.measured, *self.trained, self.failures, *self.timed]
+        every = [
+            *self.measured, *self.trained, *self.trained_more, self.failures, *self.timed,
+        ]  # fmt: skip
         return [chart for chart in every if not chart.is_empty]
+
+    @property
+    def trained_steps(self) -> list[tuple[str, int]]:
+        """Kind and number of trained steps of each training stage."""
+        return self.training.num_steps()
 
     @property
     def seconds(self) -> float | None:
         """Duration of all attempts; a killed one ended with its last row."""
-        if not self.attempts:
-            return None
-        starts = [each["started_at"] for each in self.attempts]
-        total = 0.0
-        for attempt, after in zip(self.attempts, [*starts[1:], None], strict=True):
-            end = attempt["ended_at"] or min(self.last_row_at or 0.0, after or float("inf"))
-            total += max(0.0, end - attempt["started_at"])
-        return total
+        return total_seconds(self.attempts, self.last_row_at)
+
+    def _compare(self, kinds: list[str]) -> tuple[list[Gain], BeforeAfter | None]:
+        """Gains between evaluations and a pair of answers; none if the answers cannot be read."""
+        reader = self._asker.reader
+        try:
+            gains = load_gains(reader, self.evaluations, kinds)
+            return gains, load_before_after(reader, self.evaluations, kinds)
+        except sqlite3.Error as error:
+            self._asker.problems.append(f"gains: not readable in this run: {error}")
+            return [], None
 
     @property
     def num_rollouts(self) -> int:
@@ -176,10 +188,9 @@ def when(at: float | None) -> str:
         return NONE
 
 
-def unpack(text: str) -> dict[str, Any]:
-    """A JSON object from a column; empty if it is none."""
+def _settings(config: str) -> dict[str, Any]:
+    """Tables of the resolved experiment; empty if it is not TOML."""
     try:
-        found = json.loads(text)
-    except (TypeError, ValueError):
+        return tomli.loads(config)
+    except tomli.TOMLDecodeError:  # a run made by hand
         return {}
-    return found if isinstance(found, dict) else {}

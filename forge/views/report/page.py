@@ -20,7 +20,9 @@ from pygments.styles import get_style_by_name
 
 from forge.views.report.draw import GRID, INK, PAPER, SERIES
 from forge.views.report.inline import inline_svg
+from forge.views.report.kernel_list import kernels_by_family, launches, short_problem
 from forge.views.report.tables import describe, tables
+from forge.views.text.numbers import without_empty
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -31,15 +33,19 @@ if TYPE_CHECKING:
 
 LONGEST_CODE = 20_000
 """Maximum characters of one source, which bounds the lexer's time."""
+LONGEST_ANSWER = 8_000
+"""Maximum characters of an answer in the pair of transcripts."""
 COLORS = {INK: "var(--ink)", GRID: "var(--line)", PAPER: "var(--paper)"} | {
     color: f"var(--s{index})" for index, color in enumerate(SERIES)
 }
 CONTENTS = (
     ("summary", "Summary"),
+    ("setup", "Set-up"),
     ("evaluations-part", "Evaluations"),
     ("training", "Training"),
-    ("failures-part", "Failures"),
+    ("example", "Before and after"),
     ("kernels", "Best kernels"),
+    ("failures-part", "Failures"),
     ("time", "Time"),
     ("events", "What happened"),
     ("config", "Configuration"),
@@ -67,12 +73,14 @@ def render_page(facts: Facts, *, name: str, svgs: Mapping[str, str]) -> str:
         contents=CONTENTS,
         measured=pictures(facts.measured),
         trained=pictures(facts.trained),
+        trained_more=pictures(facts.trained_more),
+        example=_example(facts),
         failures=pictures([facts.failures]),
         timed=pictures(facts.timed),
         missing=facts.missing,
         num_turns=facts.num_turns,
         state=facts.state,
-        codes=[_code(kernel) for kernel in facts.kernels if kernel["code"]],
+        families=[_family(family) for family in kernels_by_family(facts.kernels)],
         config=_highlight(facts.config, "toml"),
         diff=_highlight(facts.diff, "diff"),
         **describe(facts),
@@ -103,18 +111,53 @@ def _picture(chart: Chart, document: str) -> dict[str, Any]:
     }
 
 
-def _code(kernel: dict[str, Any]) -> dict[str, Any]:
+def _family(family: dict[str, Any]) -> dict[str, Any]:
+    codes = [_code(kernel) for kernel in family["codes"]]
+    table = without_empty(family["head"], family["rows"])
+    return {**family, "table": table, "codes": codes}
+
+
+def _code(kernel: Mapping[str, Any]) -> dict[str, Any]:
     if kernel["speedup"] is None:
-        speed = f"{kernel['num_launches']} launch(es), {kernel['num_characters']:,} characters"
+        speed = f"{launches(kernel['num_launches'])}, {kernel['num_characters']:,} characters"
     else:
         speed = (
             f"at least {kernel['speedup_low']:.2f} times as fast, {kernel['candidate_us']:.1f} µs"
         )
     left_out = len(kernel["code"]) - LONGEST_CODE
+    name = short_problem(kernel["problem_id"], kernel["family"] or "")
     return {
-        "title": f"{kernel['rank']}. {kernel['problem_id']}: {speed} ({kernel['turn_id']})",
+        "title": f"{name}: {speed} ({kernel['turn_id']})",
         "code": _highlight(kernel["code"], "python"),
         "note": f"{left_out:,} characters more are in the store." if left_out > 0 else "",
+    }
+
+
+def _example(facts: Facts) -> dict[str, Any] | None:
+    """The pair of transcripts for the page; None without one."""
+    pair = facts.before_after
+    if pair is None:
+        return None
+    return {
+        "problem": pair.before["problem_id"],
+        "source": _highlight(pair.before["source"], "python"),
+        "sides": [
+            _side(f"Before {pair.by}", pair.before), _side(f"After {pair.by}", pair.after),
+        ],
+    }  # fmt: skip
+
+
+def _side(title: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    verdict = row["status"] if row["status"] == "correct" else f"{row['status']} ({row['reason']})"
+    if row["speedup"] is not None:
+        verdict += f", {row['speedup']:.2f} times as fast"
+    return {
+        "title": title,
+        "about": f"{row['turn_id']} in {row['stage']}; {row['rate']} first answers correct",
+        "verdict": verdict,
+        "is_correct": row["status"] == "correct",
+        "answer": _highlight(row["completion"][:LONGEST_ANSWER], "markdown"),
+        "feedback": "" if row["status"] == "correct" else row["feedback"] or row["detail"] or "",
     }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from forge.views.report.facts import MOST_CODES, MOST_EVENTS, MOST_KERNELS, unpack, when
+from forge.views.report.facts import MOST_EVENTS, MOST_KERNELS, when
+from forge.views.report.opening import opening
+from forge.views.report.setup import setup_rows, unpack
 from forge.views.report.spent import STEP_PARTS
 from forge.views.run.evaluations import (
     judged_label,
@@ -43,8 +45,9 @@ def describe(facts: Facts) -> dict[str, Any]:
         "about": "; ".join(part for part in about if part),
         "cards": [each for each in _cards(facts) if each is not None],
         "is_timed": any(row["speedup"] is not None for row in facts.kernels),
-        "kernels_about": f", at most {MOST_KERNELS} of them; {MOST_CODES} with their code"
-        if len(facts.kernels) > MOST_CODES
+        "opening": opening(facts),
+        "kernels_about": f", at most {MOST_KERNELS} of them"
+        if len(facts.kernels) == MOST_KERNELS
         else "",
     }
 
@@ -116,8 +119,9 @@ def _reward_card(facts: Facts) -> dict[str, str] | None:
 def tables(facts: Facts) -> dict[str, Table | None]:
     """Every table by its name in the page; None for one without rows."""
     every = {
+        "setup": (["part", "setting"], setup_rows(facts)),
         "evaluations": _evaluations(facts),
-        "kernels": _kernels(facts),
+        "gains": _gains(facts),
         **_outcomes(facts),
         **_times(facts),
         **_history(facts),
@@ -163,25 +167,13 @@ def _outcomes(facts: Facts) -> dict[str, Table]:
     }
 
 
-def _kernels(facts: Facts) -> Table:
-    head = ["", "problem", "family", "level", "speed-up", "at least", "µs", "baseline µs"]
-    head += ["launches", "turn", "policy"]
-    return head, [
-        [
-            str(row["rank"]),
-            row["problem_id"],
-            row["family"] or NONE,
-            str(row["level"]),
-            _digits(row["speedup"], 2),
-            _digits(row["speedup_low"], 2),
-            _digits(row["candidate_us"], 1),
-            _digits(row["baseline_us"], 1),
-            str(row["num_launches"]),
-            row["turn_id"],
-            str(row["policy_version"]),
-        ]
-        for row in facts.kernels
-    ]
+def _gains(facts: Facts) -> Table:
+    rows = [
+        [", ".join(gain.by), gain.before, gain.after, gain.points(),
+         "yes" if gain.is_clear else "no", f"{gain.estimate.num_problems}"]
+        for gain in facts.gains
+    ]  # fmt: skip
+    return ["by", "from", "to", "gain in pass@1", "clear of zero", "problems"], rows
 
 
 def _digits(value: float | None, places: int) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 THINKING = "think"
 """Tag of runs that recorded no prompts."""
+UNKNOWN_PROBLEM = "its problem is recorded when the group ends"
 MAX_SIBLINGS = 64
 MENTIONED_QUEUE_S = 0.1
 """Shortest queue time shown; less is the transfer to the judge and back."""
@@ -142,7 +143,7 @@ def load_conversation(
     return Conversation(
         group_id=group_id,
         rollout=rollout,
-        problem_id=first["problem_id"] or "?",
+        problem_id=first["problem_id"] or UNKNOWN_PROBLEM,
         group={name: first[name] for name in names} | place,
         turns=turns,
         siblings=siblings,

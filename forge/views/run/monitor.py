@@ -50,6 +50,15 @@ SHOWN = {
 """Kind of stage to its curves, in order."""
 
 
+UNITS = {
+    "pass rate": "%", "speed-up": "x", "length": "tokens", "KL": "nats", "entropy": "nats",
+    "staleness": "steps",
+}  # fmt: skip
+"""Curve to its unit; a share is shown in percent."""
+NOISE = 1e-5
+"""Values below this share of a curve's largest one are shown as 0: rounding of a mean near zero."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """One quantity by training step; empty if nothing was recorded."""
@@ -57,6 +66,18 @@ class Curve:
     name: str
     steps: tuple[int, ...]
     values: tuple[float, ...]
+
+    @property
+    def unit(self) -> str:
+        """Unit of the shown values; empty for none."""
+        return UNITS.get(self.name, "")
+
+    @property
+    def shown(self) -> tuple[float, ...]:
+        """The values in their unit, without noise around zero."""
+        scale = 100.0 if self.unit == "%" else 1.0
+        noise = NOISE * max((abs(value) for value in self.values), default=0.0)
+        return tuple(0.0 if abs(value) <= noise else scale * value for value in self.values)
 
     def thin(self, num: int) -> Curve:
         """At most `num` points, each the mean of its neighbours."""
@@ -69,6 +90,12 @@ class Curve:
             steps=tuple(self.steps[high - 1] for _, high in pairs),
             values=tuple(sum(self.values[low:high]) / (high - low) for low, high in pairs),
         )
+
+
+_LOSS = """
+SELECT step, value FROM metrics WHERE key = 'train/loss/mean' AND stage = :stage
+    AND value IS NOT NULL ORDER BY step, attempt
+"""
 
 
 class Curves:
@@ -95,6 +122,17 @@ class Curves:
                 self._points.setdefault(name, {})[step] = value
                 self._last = max(self._last, step)
         return [self._curve(name) for name in SHOWN[kind]]
+
+    def sft_loss(self, reader: RunReader) -> Curve | None:
+        """The loss of the last SFT stage before the current stage; None without one."""
+        kinds = [table.get("kind") for table in load_stages(reader)]
+        before = [i for i, kind in enumerate(kinds[: self.stage or 0]) if kind == "sft"]
+        if not before:
+            return None
+        points = dict(reader.query(_LOSS, {"stage": before[-1]}).rows)
+        if not points:
+            return None
+        return Curve(name="SFT loss", steps=tuple(points), values=tuple(points.values()))
 
     def _curve(self, name: str) -> Curve:
         points = sorted(self._points.get(name, {}).items())

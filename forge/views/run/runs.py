@@ -1,8 +1,10 @@
-"""`forge runs`: every run of a store directory with its state and its last evaluation."""
+"""`forge runs`: every run of a store directory with date, duration, state and best evaluation."""
 
 from __future__ import annotations
 
 import sqlite3
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +13,9 @@ from forge.store.identity import read_identity
 from forge.store.layout import RunPaths, list_runs
 from forge.store.reader import RunReader
 from forge.store.statements import RowTable
+from forge.views.run.duration import load_seconds
 from forge.views.run.standing import count_turns, load_stages, run_state
-from forge.views.text.numbers import NONE, percent
+from forge.views.text.numbers import NONE, duration, percent
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -27,7 +30,6 @@ def load_run(paths: RunPaths) -> dict[str, Any]:
     """One run, or the reason why it cannot be read."""
     try:
         with RunReader(paths) as reader:
-            last = reader.one("SELECT * FROM v_evaluations ORDER BY at DESC LIMIT 1") or {}
             return {
                 "name": paths.name,
                 "path": str(paths.root),
@@ -35,15 +37,23 @@ def load_run(paths: RunPaths) -> dict[str, Any]:
                 "state": run_state(reader),
                 "stages": [stage.get("kind") for stage in load_stages(reader)],
                 "started_at": reader.value("SELECT min(started_at) FROM attempts"),
+                "seconds": load_seconds(reader, now=time.time()),
                 "num_turns": count_turns(reader),
-                "last_evaluation": {
-                    name: last[name] for name in ("stage", "step", "pass_at_1", "ci_low", "ci_high")
-                }
-                if last
-                else None,
+                "last_evaluation": _evaluation(reader, "at"),
+                "best_evaluation": _evaluation(reader, "ci_low"),
             }
     except (ForgeError, sqlite3.Error) as error:
         return {"name": paths.name, "path": str(paths.root), "state": f"unreadable: {error}"}
+
+
+def _evaluation(reader: RunReader, order: str) -> dict[str, Any] | None:
+    """The evaluation with the highest value of a column. The lower end of the interval ranks them:
+    few problems give high rates by chance.
+    """
+    return reader.one(
+        "SELECT stage, step, pass_at_1, ci_low, ci_high FROM v_evaluations "
+        f"ORDER BY {order} DESC, at DESC LIMIT 1"
+    )
 
 
 def render_runs(runs: list[dict[str, Any]]) -> RichTable:
@@ -52,9 +62,17 @@ def render_runs(runs: list[dict[str, Any]]) -> RichTable:
 
     rows = []
     for run in runs:
-        last = run.get("last_evaluation")
-        shown = f"{percent(last['pass_at_1'])} ({last['stage']})" if last else NONE
-        stages = " → ".join(run.get("stages", []))
-        rows.append((run["name"], run["state"], stages, run.get("num_turns"), shown))
-    columns = ("run", "state", "stages", "turns", "last pass@1")
+        best = run.get("best_evaluation")
+        shown = f"{percent(best['pass_at_1'])} ({best['stage']})" if best else NONE
+        rows.append(
+            (run["name"], run["state"], _when(run.get("started_at")),
+             duration(run.get("seconds")), " → ".join(run.get("stages", [])),
+             run.get("num_turns"), shown)
+        )  # fmt: skip
+    columns = ("run", "state", "started (UTC)", "took", "stages", "turns", "best pass@1")
     return render_table(RowTable(columns=columns, rows=tuple(rows)))
+
+
+def _when(at: float | None) -> str:
+    """`2026-11-21 18:08`."""
+    return NONE if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")

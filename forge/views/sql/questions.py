@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from forge.errors import ConfigError
 from forge.store.statements import RowTable, SqlReader, explain_sql
 from forge.views.sql.named_queries import QUERIES
+from forge.views.sql.sentences import sentence
 from forge.views.sql.sql import render_found, render_table
+from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -125,11 +127,13 @@ def render_questions() -> RichTable:
 
 
 def render_answers(question: ResearchQuestion, answers: Mapping[str, RowTable]) -> RichGroup:
-    """Each query's table below its title and its parameters."""
+    """The answer in one sentence; then each query's table below its title and its parameters."""
     from rich.console import Group as RichGroup
     from rich.text import Text
 
     parts: list[Any] = [Text(f"{question.number}. {question.text}", style="bold")]
+    if said := sentence(question.number, answers):
+        parts.append(Text(printable(said)))
     for name, table in answers.items():
         query = QUERIES[name]
         parts += [Text(""), Text(f"{name}: {query.question}", style="cyan")]

@@ -43,7 +43,7 @@ def soon(seconds: float = 30.0) -> float:
 
 def kernel(made: Made, name: str, *, shared_bytes: int = 0) -> int:
     parameters = tuple(Parameter(name=one, type=TYPES[one]) for one in NAMES.get(name, ()))
-    made.kernels.append(Kernel(name=name, ttir="", options=Options(), parameters=parameters))
+    made.kernels.append(Kernel(name=name, ttir=name, options=Options(), parameters=parameters))
     assert len(parameters) == len(KERNELS[name][1])
     made.binaries.append(
         Binary(

@@ -47,6 +47,16 @@ def test_body_blob_and_descriptor_arrive(pair: Pair) -> None:
     os.close(fd)
 
 
+def test_more_descriptors_than_a_message_may_have_are_refused(pair: Pair) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    pair[0].sendall(HEADER.pack(MAGIC, 1, 20, 0))
+    for _ in range(20):
+        socket.send_fds(pair[0], [b" "], [0, 0])
+    with pytest.raises(MessageError, match="descriptors"):
+        receive(pair[1], deadline=soon())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -27,6 +27,7 @@ from forge.evalpool.judge.program.format import (
 )
 
 TTIR = "module { tt.func public @add(%x: !tt.ptr<f32>) { tt.return } }"
+OTHER = TTIR.replace("@add", "@described")
 
 
 def pointers(name: str, *types: str, ttir: str = TTIR) -> Kernel:
@@ -152,7 +153,7 @@ def everything() -> Program:
         buffers=[(64, 64), (1,)],
         kernels=[
             pointers("add", "*fp32", "*fp32", "i32"),
-            pointers("described", "tensordesc<fp32[16, 32]>", "u1", "fp32", "*kfp32"),
+            pointers("described", "tensordesc<fp32[16, 32]>", "u1", "fp32", "*kfp32", ttir=OTHER),
         ],
         init=[op("aten.clone.default", "t2", memory_format=None, results=(3,))],
         forward=[

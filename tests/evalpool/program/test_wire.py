@@ -183,6 +183,32 @@ def test_nodes_times_alternatives_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+def test_tensors_times_alternatives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_VARIANT_TENSORS", 10)
+    assert loads(dumps(tuned()))  # two alternatives, five tensors in the longer one
+    monkeypatch.setattr(limits, "MAX_VARIANT_TENSORS", 9)
+    assert "tensors named beside a choice of 2 alternatives" in refused(dumps(tuned()))
+
+
+def test_a_text_is_that_of_one_kernel() -> None:
+    program = addition()
+    (kernel,) = program.kernels
+    wider = dataclasses.replace(kernel, options=dataclasses.replace(kernel.options, num_warps=8))
+    assert loads(dumps(dataclasses.replace(program, kernels=(kernel, wider))))
+    other = dataclasses.replace(kernel, name="other")
+    words = "kernels[1].name: a text has one kernel, and another one is named"
+    assert refused(dumps(dataclasses.replace(program, kernels=(kernel, other)))) == words
+
+
+def test_an_input_has_a_position_within_the_bound() -> None:
+    program = addition()
+    first = dataclasses.replace(program.storages[0], index=2**63)
+    storages = (first, *program.storages[1:])
+    assert "storages: input 9223372036854775808" in refused(
+        dumps(dataclasses.replace(program, storages=storages))
+    )
+
+
 def test_forward_allocations_are_unknown_in_init() -> None:
     def move(program: Any) -> None:
         program["init"] = [{"value": {"tensor": 1, "answer": None}}]

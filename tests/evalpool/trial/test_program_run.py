@@ -227,9 +227,8 @@ def test_no_deadline_of_checked_calls_outlasts_them(bench: Bench) -> None:
     assert judgement._deadline is None
 
 
-def test_another_protocol_has_its_own_tolerance_and_looks_at_no_input(bench: Bench) -> None:
+def test_another_protocol_has_its_own_tolerance(bench: Bench) -> None:
     made, out = scaled(2.01)
-    made.nodes.append(launched(made, "overwrite", use(0), NUM))
     for protocol, status in (("drkernel", Status.CORRECT), ("kernelbench", Status.WRONG)):
         judgement = bench.judgement(made, out, protocol=protocol)
         if status is Status.CORRECT:
@@ -237,6 +236,14 @@ def test_another_protocol_has_its_own_tolerance_and_looks_at_no_input(bench: Ben
             timed(judgement)
         else:
             assert decided(judgement.checked)[:2] == (status, "mismatch")
+
+
+@pytest.mark.parametrize("protocol", ["forge", "kernelbench", "drkernel"])
+def test_an_input_that_is_changed_passes_under_no_protocol(bench: Bench, protocol: str) -> None:
+    made, out = scaled()
+    made.nodes.append(launched(made, "overwrite", use(0), NUM))
+    judgement = bench.judgement(made, out, protocol=protocol)
+    assert decided(judgement.checked)[:2] == (Status.WRONG, "inputs_modified")
 
 
 def test_an_output_that_nothing_writes_is_named(bench: Bench) -> None:

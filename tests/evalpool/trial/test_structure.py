@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.trial import structure
 from forge.evalpool.judge.trial.structure import MAX_KEPT_CHARACTERS, MAX_KERNELS
@@ -47,6 +48,23 @@ def test_a_text_without_the_kernel_s_function_is_no_triton(changed: str, to: str
     with pytest.raises(Decided) as refused:
         check(TTIR.replace(changed, to))
     assert refused.value.finding.reason == Reason.NOT_TRITON
+
+
+def test_a_text_of_many_kernels_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of 4 MB takes seconds, and a program may have 2,000 kernels."""
+    texts: list[str] = []
+
+    def read(ttir: str, name: str) -> structure.Text:
+        texts.append(ttir)
+        return (Access.READ, Access.WRITE, Access.NONE), frozenset()
+
+    monkeypatch.setattr(structure, "_read_text", read)
+    program = addition()
+    long = TTIR + " " * MAX_KEPT_CHARACTERS
+    kernels = (replace(program.kernels[0], ttir=long),) * 2000
+    facts = ProblemFacts(num_bytes=256)
+    structure.require_structure(replace(program, kernels=kernels), facts, code="", finding=finding)
+    assert texts == [long]
 
 
 @pytest.mark.parametrize(

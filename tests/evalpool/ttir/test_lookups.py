@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from forge.evalpool.judge.ttir.memory import lookups
 from forge.evalpool.judge.ttir.memory.lookups import lookups_of
 from forge.evalpool.judge.ttir.parse import parse
+from forge.evalpool.judge.ttir.scan import InvalidModule
 
 TABLE, INDEX, OUTPUT = 0, 1, 2
 HEAD = """
@@ -79,3 +81,13 @@ def test_a_gather_of_values_that_were_read_is_found() -> None:
 }}
 """
     assert lookups_of(parse(HEAD + body), "k") == {(TABLE, INDEX)}
+
+
+def test_reads_at_many_addresses_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 100,000 may be at any of 256 arguments."""
+    body = "%place = arith.addi %at, %one : i32" + "\n %x = tt.load %np : !tt.ptr<i32>" * 5
+    module = parse(HEAD + body.replace("%x", "%_") + TAIL)
+    assert lookups_of(module, "k")
+    monkeypatch.setattr(lookups, "MAX_REACHED", 6)
+    with pytest.raises(InvalidModule, match="many"):
+        lookups_of(module, "k")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,16 @@ def test_a_process_counts_with_its_descendants_and_the_supervisor_without() -> N
     assert found.resident[os.getpid()] > 1 << 20
     assert 1 << 30 not in found.resident, "there is no such process"
     assert found.cards == {}
+
+
+def test_the_cores_of_a_process_are_its_cpu_time_between_two_samples() -> None:
+    sampler = VitalsSampler()
+    assert sampler.sample([], alone=[os.getpid()], uuids=[]).cpu_cores == {}
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    cores = sampler.sample([], alone=[os.getpid()], uuids=[]).cpu_cores[os.getpid()]
+    assert 0.0 < cores < 8.0
 
 
 class Nvml:

@@ -1,8 +1,8 @@
 """Fixed-format frames between the judge and its children: a header, a JSON object, descriptors.
 
 Both ends of every socket pair in this folder use it. Promise: a peer that sends wrong lengths,
-invalid data or nothing costs the reader at most `MAX_BODY_BYTES` and the deadline; received data is
-never unpickled or evaluated.
+invalid data or nothing costs the reader at most `MAX_BODY_BYTES`, `MAX_FDS` descriptors and the
+deadline; received data is never unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -113,34 +113,29 @@ def send(
 def receive(
     sock: socket.socket, *, deadline: float, expected: tuple[Kind, ...], takes_fds: bool = False
 ) -> Frame:
-    """One frame of an expected kind, before `deadline` (monotonic). Descriptors are closed unless
-    asked for.
+    """One frame of an expected kind, before `deadline` (monotonic). Descriptors are not received
+    unless asked for: a frame of a million parts, each with some, would take all that the reader
+    may have.
 
     Raises:
-        FrameError: not the format, too long, or another kind.
+        FrameError: not the format, too long, more than MAX_FDS descriptors, or another kind.
         PeerGone: the other end is closed.
         DeadlinePassed: not complete in time.
     """
     fds: list[int] = []
+    kept = fds if takes_fds else None
     try:
-        magic, kind, length = HEADER.unpack(_read(sock, HEADER.size, deadline=deadline, fds=fds))
+        magic, kind, length = HEADER.unpack(_read(sock, HEADER.size, deadline=deadline, fds=kept))
         if magic != MAGIC or length > MAX_BODY_BYTES:
             raise FrameError(f"bad header: magic {magic!r}, length {length}")
-        body = _parse(_read(sock, length, deadline=deadline, fds=fds))
+        body = _parse(_read(sock, length, deadline=deadline, fds=kept))
         if kind not in [int(one) for one in expected]:
             raise FrameError(f"frame kind {kind} where {[one.name for one in expected]} may come")
-        frame = Frame(kind=Kind(kind), body=body, fds=tuple(fds) if takes_fds else ())
+        return Frame(kind=Kind(kind), body=body, fds=tuple(fds))
     except BaseException:
-        _close(fds)
+        for fd in fds:
+            os.close(fd)
         raise
-    if not takes_fds:
-        _close(fds)
-    return frame
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 def _parse(data: bytes) -> dict[str, Any]:
@@ -153,7 +148,8 @@ def _parse(data: bytes) -> dict[str, Any]:
     return body
 
 
-def _read(sock: socket.socket, size: int, *, deadline: float, fds: list[int]) -> bytes:
+def _read(sock: socket.socket, size: int, *, deadline: float, fds: list[int] | None) -> bytes:
+    """Exactly `size` bytes; descriptors are appended to `fds`, or dropped by the kernel."""
     parts = bytearray()
     while len(parts) < size:
         left_s = deadline - time.monotonic()
@@ -161,21 +157,26 @@ def _read(sock: socket.socket, size: int, *, deadline: float, fds: list[int]) ->
             raise DeadlinePassed("silent past the deadline")
         sock.settimeout(left_s)
         try:
-            data, ancillary, _, _ = sock.recvmsg(min(size - len(parts), 1 << 16), ANCILLARY_BYTES)
+            data = _take(sock, min(size - len(parts), 1 << 16), fds)
         except TimeoutError as error:
             raise DeadlinePassed("silent past the deadline") from error
         except OSError as error:
             raise PeerGone(str(error)) from error
-        _keep_fds(ancillary, fds)
         if not data:
             raise PeerGone("closed")
         parts += data
     return bytes(parts)
 
 
-def _keep_fds(ancillary: list[tuple[int, int, bytes]], fds: list[int]) -> None:
-    for level, kind, data in ancillary:
+def _take(sock: socket.socket, most: int, fds: list[int] | None) -> bytes:
+    if fds is None:
+        return sock.recv(most)
+    data, ancillary, _, _ = sock.recvmsg(most, ANCILLARY_BYTES)
+    for level, kind, sent in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             received = array.array("i")
-            received.frombytes(data[: len(data) - len(data) % received.itemsize])
+            received.frombytes(sent[: len(sent) - len(sent) % received.itemsize])
             fds.extend(received)
+    if len(fds) > MAX_FDS:
+        raise FrameError(f"more than {MAX_FDS} descriptors with one frame")
+    return data

@@ -386,6 +386,7 @@ class CpuExecutor:
                 self.memory,
                 order=mode.order,
                 num_resident=self._num_resident(node),
+                num_warps=kernel.options.num_warps,
                 fusion=self._fusion if kernel.options.enable_fp_fusion else NONE,
                 as_card=self._fusion == ALL,
             )
@@ -567,7 +568,7 @@ class CpuExecutor:
         after = {number: self.memory.storages[number].data.copy() for number in self._written}
         saved, layout = dict(self._saved), self.memory.layout
         outputs = [self.read(number) for number in self.program.outputs]
-        found: list[FaultReport] = []
+        found = [one.report() for one in suspicions if one.kind is FaultKind.BARRIER]
         orders = [_Mode(order=Order.SHUFFLED)]
         turn = self._turn if has_open_choices(self.program) else 0
         if turn not in self._settled:

@@ -159,6 +159,8 @@ def _read(sock: socket.socket, size: int, deadline: float | None, fds: list[int]
                 found = array.array("i")
                 found.frombytes(rights[: len(rights) - len(rights) % found.itemsize])
                 fds.extend(found)
+        if len(fds) > MAX_FDS:
+            raise MessageError(f"more than {MAX_FDS} descriptors with one message")
         if not data:
             raise PeerEnded("closed")
         parts += data

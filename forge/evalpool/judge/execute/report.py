@@ -25,6 +25,8 @@ WORDS = {
     FaultKind.UNINITIALISED: "reads memory that nothing has written, and the output depends on it",
     FaultKind.ADDRESS: "depends on the place of a tensor in memory, and so does the output",
     FaultKind.ORDER: "depends on the order in which programs run, and so does the output",
+    FaultKind.BARRIER: "is of what another thread of this program has stored; tl.debug_barrier()"
+    " must be between",
     FaultKind.RACE: "races with another program of the launch, and the output depends on the order",
 }
 

@@ -8,7 +8,6 @@ more (from TTIR) pass an `Access` for each parameter.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Flag
@@ -172,14 +171,20 @@ class Content:
     has_parameters: bool = False
     """A parameter had a part in it."""
 
-    def __or__(self, other: Content) -> Content:
-        return Content(
-            inputs=self.inputs | other.inputs,
-            is_launched=self.is_launched or other.is_launched,
-            is_prepared=self.is_prepared or other.is_prepared,
-            is_table=self.is_table or other.is_table,
-            has_parameters=self.has_parameters or other.has_parameters,
-        )
+
+_LAUNCHED, _PREPARED, _TABLE, _PARAMETERS, _INPUT = 1, 2, 4, 8, 16
+"""Bits of a content as an integer: its flags, and from `_INPUT` on one for each input. A hostile
+program joins the contents of a million arguments."""
+
+
+def _decoded(bits: int) -> Content:
+    return Content(
+        inputs=frozenset(at for at in range(bits.bit_length()) if bits & (_INPUT << at)),
+        is_launched=bool(bits & _LAUNCHED),
+        is_prepared=bool(bits & _PREPARED),
+        is_table=bool(bits & _TABLE),
+        has_parameters=bool(bits & _PARAMETERS),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +225,11 @@ def trace(
     writers: dict[int, Placed] = {}
     reread: set[int] = set()
     looked_up: list[tuple[Placed, Content, Content]] = []
-    host = Content()
+    host = 0
     for placed, step in steps:
-        source = _joined([host, *(contents[storage] for storage in step.reads)])
+        source = host
+        for storage in step.reads:
+            source |= contents[storage]
         if isinstance(placed.node, Value):
             host = source
         reread |= step.reads & writers.keys()
@@ -231,21 +238,23 @@ def trace(
             looked_up += ((placed, table, index) for table, index in pairs)
         made = _through(program, placed, source)
         for storage in step.writes:
-            before = Content() if storage in step.replaces else contents[storage]
+            before = 0 if storage in step.replaces else contents[storage]
             # A candidate's own parameter is the problem's: `copy_` of it to itself reads nothing.
             is_parameter = program.storages[storage].origin == Origin.PARAMETER
-            contents[storage] = made | before | Content(has_parameters=is_parameter)
+            contents[storage] = made | before | (_PARAMETERS if is_parameter else 0)
             if placed.section == Section.INIT:
                 prepared.add(storage)
             elif not isinstance(placed.node, Launch) or placed.node.kernel in known:
                 writers.setdefault(storage, placed)
     reread |= storages(program, program.outputs) & writers.keys()
     live = _live(program, steps)
-    return Flow(contents, frozenset(prepared), writers, frozenset(reread), live, looked_up)
+    decoded = {bits: _decoded(bits) for bits in set(contents.values())}
+    found = {storage: decoded[bits] for storage, bits in contents.items()}
+    return Flow(found, frozenset(prepared), writers, frozenset(reread), live, looked_up)
 
 
 def _looked_up(
-    program: Program, launch: Launch, contents: Mapping[int, Content], lookups: Lookups
+    program: Program, launch: Launch, contents: Mapping[int, int], lookups: Lookups
 ) -> Iterator[tuple[Content, Content]]:
     """Contents of the tables that a launch reads where inputs choose, and of their indices."""
     for pair in sorted(lookups.get(launch.kernel, ())):
@@ -253,45 +262,39 @@ def _looked_up(
         table, index = (
             contents[program.tensors[one.tensor].storage]
             if isinstance(one, TensorUse | Descriptor)
-            else Content()
+            else 0
             for one in passed
         )
-        if table.is_table and index.inputs:
-            yield table, index
+        if table & _TABLE and index >= _INPUT:
+            yield _decoded(table), _decoded(index)
 
 
-def _first_contents(program: Program) -> dict[int, Content]:
-    contents = dict.fromkeys(range(len(program.storages)), Content())
+def _first_contents(program: Program) -> dict[int, int]:
+    contents = dict.fromkeys(range(len(program.storages)), 0)
     num_bytes = sum(one.num_bytes for one in program.storages if one.origin == Origin.CONSTANT)
     for at, held in enumerate(program.storages):
         if held.origin == Origin.INPUT:
-            contents[at] = Content(inputs=frozenset([held.index]))
+            contents[at] = _INPUT << held.index
         elif held.origin == Origin.CONSTANT and num_bytes > SMALL_CONSTANT_BYTES:
-            contents[at] = Content(is_prepared=True, is_table=True)
+            contents[at] = _PREPARED | _TABLE
         elif held.origin == Origin.PARAMETER:
-            contents[at] = Content(has_parameters=True)
+            contents[at] = _PARAMETERS
     return contents
 
 
-def _joined(contents: Iterable[Content]) -> Content:
-    found = Content()
-    for content in contents:
-        found |= content
-    return found
-
-
-def _through(program: Program, placed: Placed, source: Content) -> Content:
+def _through(program: Program, placed: Placed, source: int) -> int:
     """The content that a node makes of what it reads."""
     is_launch = isinstance(placed.node, Launch)
     computes = is_launch or computes_on_data(program, placed.node)
     in_init = placed.section == Section.INIT
-    is_made = computes and in_init
-    return dataclasses.replace(
-        source,
-        is_launched=source.is_launched or (is_launch and not in_init),
-        is_prepared=source.is_prepared or is_made,
-        is_table=is_made or (source.is_table and not (is_launch and source.inputs)),
-    )
+    found = source
+    if is_launch and source >= _INPUT:
+        found &= ~_TABLE
+    if is_launch and not in_init:
+        found |= _LAUNCHED
+    if computes and in_init:
+        found |= _PREPARED | _TABLE
+    return found
 
 
 def computes_on_data(program: Program, node: Node) -> bool:

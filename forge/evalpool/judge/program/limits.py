@@ -7,6 +7,8 @@ MAX_NODES = 10_000
 """Nodes of both sections; those of a choice's alternatives count too."""
 MAX_VARIANT_NODES = 200_000
 """Nodes of all straight-line programs together that the alternatives of choices make."""
+MAX_VARIANT_TENSORS = 2_000_000
+"""Tensors that these nodes name: a second or two of the judge's time."""
 MAX_ALTERNATIVES = 512
 MAX_CONSTANT_BYTES = 16 << 20
 MAX_TTIR_BYTES = 8 << 20

@@ -1,12 +1,12 @@
 """Caps the memory of a child and of all that it starts: by a cgroup, address space or sampling.
 
 Called by the spawner. In the order of strength: `cgroup` where this process may write to a cgroup
-v2 with the controllers for memory and processes; `rlimit` (RLIMIT_AS, set in the sandbox) on a CPU;
-`watch` on a GPU, where CUDA reserves more address space than there is memory: the judge samples and
-kills.
+v2 with the controllers for memory and processes; `rlimit` on a CPU (RLIMIT_AS, set in the sandbox,
+limits each process; the judge samples those that start others, and kills); `watch` on a GPU, where
+CUDA reserves more address space than there is memory: the judge samples all, and kills.
 
-Not covered: `rlimit` limits each process, and seccomp their number (memfd is refused on a CPU);
-`watch` may be 250 ms late, and sees neither pipes nor memfd pages that no process maps.
+Not covered: a sample may be 250 ms late, and sees neither pipes nor memfd pages that no process
+maps (memfd is refused on a CPU).
 """
 
 from __future__ import annotations
@@ -67,23 +67,7 @@ def open_caps(*, memory_bytes: int, is_gpu: bool, cgroups: Path = CGROUPS) -> Ca
     base = find_delegated(cgroups)
     if base is not None:
         return CgroupCaps(base, memory_bytes=memory_bytes)
-    return WatchCaps(memory_bytes=memory_bytes) if is_gpu else RlimitCaps()
-
-
-class RlimitCaps:
-    """The sandbox sets the limit; nothing is done from outside."""
-
-    kind = CapsKind.RLIMIT
-
-    def enclose(self, pid: int) -> None:
-        """Does nothing: each child limits itself."""
-
-    def release(self, pid: int) -> bool:
-        """False: the kernel refuses memory and kills nobody."""
-        return False
-
-    def close(self) -> None:
-        """Does nothing."""
+    return (WatchCaps if is_gpu else RlimitCaps)(memory_bytes=memory_bytes)
 
 
 class CgroupCaps:
@@ -136,6 +120,8 @@ class WatchCaps:
         self._at_start: dict[int, int] = {}
         """Memory of each child when it was enclosed: the zygote's pages, which all children
         share."""
+        self._began: dict[int, int | None] = {}
+        """Start time of each: a child that ended with its zygote may be released late."""
         self._killed: set[int] = set()
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
@@ -146,11 +132,12 @@ class WatchCaps:
         """Samples a child from now on."""
         with self._lock:
             self._at_start[pid] = held_bytes(pid)
+            self._began[pid] = processes.start_time(pid)
 
     def release(self, pid: int) -> bool:
         """Ends the sampling; True if the child was killed for its memory."""
         with self._lock:
-            self._at_start.pop(pid, None)
+            self._forget(pid)
             was_killed = pid in self._killed
             self._killed.discard(pid)
             return was_killed
@@ -168,17 +155,39 @@ class WatchCaps:
                 logger.exception("the memory of children was not sampled")
 
     def _sample(self) -> None:
-        table = processes.read_table() if self._at_start else []
-        for pid, at_start in list(self._at_start.items()):
-            family = processes.family(pid, table)
+        for pid in list(self._at_start):
+            if processes.start_time(pid) != self._began[pid]:
+                self._forget(pid)
+        measured = [pid for pid in self._at_start if self._is_measured(pid)]
+        table = processes.read_table() if measured else []
+        for pid in measured:
+            at_start, family = self._at_start[pid], processes.family(pid, table)
             held = sum(max(0, held_bytes(one) - at_start) for one in family)
             if held > self._memory_bytes:
                 logger.info("a child held %d MB and was killed", held >> 20)
-                del self._at_start[pid]
+                self._forget(pid)
                 self._killed.add(pid)
                 for one in family:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(one, signal.SIGKILL)
+
+    def _is_measured(self, _pid: int) -> bool:
+        """True if nothing else limits the memory of a child."""
+        return True
+
+    def _forget(self, pid: int) -> None:
+        self._at_start.pop(pid, None)
+        self._began.pop(pid, None)
+
+
+class RlimitCaps(WatchCaps):
+    """Each process has a limit that the sandbox sets; those that start others are sampled, since
+    64 of them have 64 limits."""
+
+    kind = CapsKind.RLIMIT
+
+    def _is_measured(self, pid: int) -> bool:
+        return processes.has_children(pid)
 
 
 def held_bytes(pid: int) -> int:

@@ -49,6 +49,35 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+def start_time(pid: int) -> int | None:
+    """Time of a process's start, which tells it from a later one of the same pid; None when it is
+    gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def has_children(pid: int) -> bool:
+    """True if a process has started others that run; also where the kernel does not say."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    for task in tasks:
+        try:
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                if file.read():
+                    return True
+        except ProcessLookupError:
+            continue
+        except FileNotFoundError:  # a task that ended, or a kernel without CONFIG_PROC_CHILDREN
+            if os.path.exists(f"/proc/{pid}/task/{task}"):
+                return True
+    return False
+
+
 def family(pid: int, table: Iterable[Row]) -> set[int]:
     """A process, its group (which a candidate cannot leave), and all their descendants."""
     children: dict[int, list[int]] = {}

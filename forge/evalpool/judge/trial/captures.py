@@ -8,7 +8,7 @@ its own. A program is parsed within its bounds before anything else looks at it.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.evalpool.judge.capture import channel
@@ -27,13 +27,16 @@ from forge.evalpool.judge.trial.trial import Decided, Run
 from forge.records.reason import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.trial.trial import Phases
 
 
+MAX_ASKED_BYTES = 256 << 20
+"""Bytes of all questions of a capture: the judge keeps their programs, of a few kB each, until the
+whole program has come."""
 FACTS_WORDS = f"a question about a compiled kernel names one, {MAX_FACTS} times at most"
 
 
@@ -123,38 +126,82 @@ class Captures:
     ) -> Captured:
         limit_s = self._table.compile_timeout_s
         deadline = time.monotonic() + limit_s
-        questions: list[Question] = []
-        num_asked = num_facts = 0
-        facts_left_s = MAX_FACTS_S
+        asked = Asked(run=run, answers=answers, number=number, parse=self._parsed)
         with run.answering(phase="capture", limit_s=limit_s):
             frames.send(run.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
             while True:
                 found = channel.receive(run.child.sock, deadline=deadline)
                 if found.kind is not Kind.ASK:
                     break
-                prefix = _parsed(run, found.program)
-                began = time.monotonic()
-                if found.body.get("kind") == "value":
-                    num_asked += len(prefix.outputs)
-                    if wrong := excess(num_asked) or unanswerable(prefix):
-                        raise Decided(run.finding(Status.REJECTED, "unsupported", wrong))
-                    value = answers.values(prefix, number=number)
-                    questions.append(Question(prefix, tuple(value or ())))
-                else:
-                    num_facts += 1
-                    if num_facts > MAX_FACTS or len(prefix.kernels) != 1:
-                        raise Decided(run.finding(Status.REJECTED, "unsupported", FACTS_WORDS))
-                    value = answers.facts(prefix)
-                spent = time.monotonic() - began  # a busy executor is not the candidate's
-                if found.body.get("kind") != "value":
-                    spent = min(spent, facts_left_s)
-                    facts_left_s -= spent
-                deadline += spent
+                value, granted_s = asked.answer(found)
+                deadline += granted_s
                 channel.answer(run.child.sock, value)
         if found.kind is Kind.FAILED:
             raise Decided(run.failed(found.body))
-        program = _parsed(run, found.program)
-        return Captured(program=program, data=found.program, questions=tuple(questions))
+        program = self._parsed(run, found.program)
+        return Captured(program=program, data=found.program, questions=tuple(asked.questions))
+
+    def _parsed(self, run: Run, data: bytes) -> Program:
+        """A program for this judge's card and compiler, which compiles it for what it names. Raises
+        Decided."""
+        program = _parsed(run, data)
+        target = ":".join(str(self._target[name]) for name in ("backend", "arch", "warp_size"))
+        version = self._spawner.versions.get("triton")
+        if (program.target, program.triton) != (target, version):
+            found = f"a program for {program.target} by Triton {program.triton}"
+            detail = words.clean(f"{found}; here are {target} and {version}")
+            raise Decided(run.finding(Status.REJECTED, "unsupported", detail))
+        return program
+
+
+@dataclass(slots=True, kw_only=True)
+class Asked:
+    """The questions of one capture, as the judge counts them."""
+
+    run: Run
+    answers: Answers
+    number: int
+    """Input set that values are of."""
+    parse: Callable[[Run, bytes], Program]
+    questions: list[Question] = field(default_factory=list[Question])
+    _num_values: int = 0
+    _num_facts: int = 0
+    _num_bytes: int = 0
+    _facts_left_s: float = MAX_FACTS_S
+
+    def answer(self, found: channel.Answer) -> tuple[Any, float]:
+        """The answer to a question, and the time that the capture's deadline does not count: a busy
+        executor is not the candidate's, what the judge does with a long program is.
+
+        Raises:
+            Decided: no question, or too many.
+        """
+        self._num_bytes += len(found.program)
+        if self._num_bytes > MAX_ASKED_BYTES:
+            raise self._refused(f"more than {MAX_ASKED_BYTES >> 20} MB of questions")
+        prefix = self.parse(self.run, found.program)
+        began, own = time.monotonic(), time.thread_time()
+        if found.body.get("kind") == "value":
+            value = self._values(prefix)
+            return value, time.monotonic() - began - (time.thread_time() - own)
+        self._num_facts += 1
+        if self._num_facts > MAX_FACTS or len(prefix.kernels) != 1:
+            raise self._refused(FACTS_WORDS)
+        value = self.answers.facts(prefix)
+        spent = min(time.monotonic() - began, self._facts_left_s)
+        self._facts_left_s -= spent
+        return value, spent
+
+    def _values(self, prefix: Program) -> list[Any] | None:
+        self._num_values += len(prefix.outputs)
+        if wrong := excess(self._num_values) or unanswerable(prefix):
+            raise self._refused(wrong)
+        value = self.answers.values(prefix, number=self.number)
+        self.questions.append(Question(prefix, tuple(value or ())))
+        return value
+
+    def _refused(self, words: str) -> Decided:
+        return Decided(self.run.finding(Status.REJECTED, "unsupported", words))
 
 
 def _parsed(run: Run, data: bytes) -> Program:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.trial import Finding
 
 RETURNED = {"list": "a list", "tuple": "a tuple", "dict": "a dict", "tensor": "a tensor"}
-"""Types that forward may return, in words."""
+"""Types that forward may return, in words. No Model that is judged returns a dict."""
+SEQUENCES = ("list", "tuple")
 
 ALTERNATIVE_WORDS = "right with one configuration of its autotuner, not with another"
 
@@ -164,7 +165,7 @@ def require_form(program: Program, memory: Memory, finding: Report, *, number: i
     found = None
     if len(tensors) != len(forms):
         found = f"forward returned {len(tensors)} outputs, expected {len(forms)}"
-    elif forms and (program.returned in ("list", "tuple")) != memory.is_sequence:
+    elif forms and program.returned not in (SEQUENCES if memory.is_sequence else ("tensor",)):
         wanted = f"a tuple of {len(forms)}" if memory.is_sequence else "a tensor"
         found = f"forward returned {RETURNED[program.returned]}, expected {wanted}"
     else:

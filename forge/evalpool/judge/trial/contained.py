@@ -35,6 +35,8 @@ DYNAMIC = frozenset(
     }
 )
 """Names with which code could do anything."""
+ACCESSORS = frozenset({"getattr", "setattr", "delattr"})
+"""Names that are looked at where they are called: under another name they would not be."""
 
 
 def is_contained(problem: ReferenceModule) -> bool:
@@ -45,7 +47,13 @@ def is_contained(problem: ReferenceModule) -> bool:
         text = ast.unparse(tree)  # names and strings as Python understands them, however written
     except (SyntaxError, ValueError, RecursionError):
         return False
-    return not SWITCHES.search(text) and not any(map(_reaches_out, ast.walk(tree)))
+    nodes = list(ast.walk(tree))
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    is_passed_on = any(
+        isinstance(node, ast.Name) and node.id in ACCESSORS and id(node) not in called
+        for node in nodes
+    )
+    return not (SWITCHES.search(text) or is_passed_on or any(map(_reaches_out, nodes)))
 
 
 def _reaches_out(node: ast.AST) -> bool:
@@ -68,7 +76,9 @@ def _reaches_out(node: ast.AST) -> bool:
         case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=args):
             return not args or not _is_self(args[0])
         case ast.Call(func=ast.Name(id="getattr"), args=[owner, name, *_]):
-            return not _is_self(owner) and not isinstance(name, ast.Constant)
+            named = name.value if isinstance(name, ast.Constant) else None
+            is_plain = isinstance(named, str) and not named.startswith("_")
+            return not _is_self(owner) and not is_plain
         case ast.With():
             return any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(node))
         case _:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,9 @@ from forge.evalpool.judge.trial.evaluations import Evaluator, Evaluators, is_pla
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
-from forge.evalpool.judge.trial.trial import Trials
+from forge.evalpool.judge.trial.trial import Decided, Trials
 from forge.evalpool.judge.ttir.contraction import ALL, NONE
+from forge.records.reason import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -254,9 +256,21 @@ class CpuJudgement(Judgement):
         """Answers the capture child, on the set that lies in the memory. Nothing that the prefix
         wrote stays there, for another question or for the program."""
         try:
-            return self.evaluator.values(prefix, number=number)
+            with self._doubting(prefix):
+                return self.evaluator.values(prefix, number=number)
         finally:
             self.evaluator.restore(number)
+
+    @contextmanager
+    def _doubting(self, program: Program) -> Iterator[None]:
+        """Within, a bug of the evaluator is the candidate's fault if Triton itself refuses the text
+        of a kernel: a capture child may send what no compiler wrote."""
+        try:
+            yield
+        except Decided as decided:
+            if decided.finding.reason == Reason.JUDGE_BUG:
+                self.require_binaries(program, self.binaries(program))
+            raise
 
     def has_elements(self, number: int) -> bool:
         """True if a call on an input set has something to compute."""
@@ -271,14 +285,15 @@ class CpuJudgement(Judgement):
             tried = self._tried.setdefault(captured.data, _Tried(captured, turns))
             turn = tried.next_turn()
             tried.ran.append((turn, number))
-        costs = self.evaluator.call(
-            captured,
-            number=number,
-            turn=(turn, self._shift),
-            fusion=ALL if captured.reads_values else next(self._fusions),
-            slots=self.reference.sets[number].slots,
-            finding=self.report,
-        )
+        with self._doubting(captured.program):
+            costs = self.evaluator.call(
+                captured,
+                number=number,
+                turn=(turn, self._shift),
+                fusion=ALL if captured.reads_values else next(self._fusions),
+                slots=self.reference.sets[number].slots,
+                finding=self.report,
+            )
         if number == 0:
             self._costs = costs
 

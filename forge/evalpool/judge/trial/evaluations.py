@@ -58,6 +58,7 @@ SPENT = frozenset({"memory", "internal"})
 
 FAULTS: Mapping[str, Reason] = {
     "race": Reason.RACE,
+    "barrier": Reason.RACE,
     "order": Reason.RACE,
     "uninitialised": Reason.UNINITIALISED,
     "address": Reason.MISMATCH,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind
@@ -49,6 +49,9 @@ are captured for several input sets and often alike."""
 MAX_KEPT_CHARACTERS = 64 << 10
 """Longest text that is remembered; a candidate may send megabytes."""
 
+Text: TypeAlias = "tuple[tuple[Access, ...], Lookups]"
+"""Access of a kernel to the memory behind each of its parameters, and its lookups."""
+
 VERDICTS: Mapping[Rule, tuple[Status, Reason]] = {
     Rule.OPERATION: (Status.REJECTED, Reason.UNSUPPORTED),
     Rule.OUTPUT: (Status.REJECTED, Reason.DECOY_KERNEL),
@@ -83,8 +86,9 @@ def require_structure(
     if num_launches(program) == 0:
         detail = "forward launches no kernel of its own"
         raise Decided(finding(Status.REJECTED, "no_kernel_launch", detail))
-    accesses = accesses_of(program, finding=finding)
-    lookups = {index: _read(kernel)[1] for index, kernel in enumerate(program.kernels)}
+    found = _read_all(program, finding=finding)
+    accesses = {index: access for index, (access, _) in enumerate(found)}
+    lookups = {index: looked_up for index, (_, looked_up) in enumerate(found)}
     refusal = judge_policy(program, facts, policy, accesses, lookups)
     if refusal is not None:
         raise Decided(_refused(refusal, code=code, report=finding))
@@ -92,14 +96,22 @@ def require_structure(
 
 def accesses_of(program: Program, *, finding: Report) -> Accesses:
     """Accesses of a program's kernels, by their index. Raises Decided for text that is no TTIR."""
-    found: dict[int, Sequence[Access]] = {}
-    for index, kernel in enumerate(program.kernels):
+    return {index: access for index, (access, _) in enumerate(_read_all(program, finding=finding))}
+
+
+def _read_all(program: Program, *, finding: Report) -> list[Text]:
+    """Accesses and lookups of each kernel. Each text is read once, however many kernels of other
+    options have it."""
+    known: dict[str, Text] = {}
+    for kernel in program.kernels:
         try:
-            found[index], _ = _read(kernel)
+            if kernel.ttir not in known:
+                known[kernel.ttir] = _read(kernel)
+            _require_parameters(kernel, known[kernel.ttir][0])
         except InvalidModule as error:
             detail = f"kernel {kernel.name}: {error}"
             raise Decided(finding(Status.COMPILE_ERROR, "not_triton", detail)) from error
-    return found
+    return [known[kernel.ttir] for kernel in program.kernels]
 
 
 def require_waits(program: Program, *, code: str, finding: Report) -> None:
@@ -110,6 +122,7 @@ def require_waits(program: Program, *, code: str, finding: Report) -> None:
     """
     if not any(kernel.options.launch_pdl for kernel in program.kernels):
         return
+    plans: dict[str, ModulePlan] = {}
     for nodes in variants(program):
         for section in Section:
             unfinished = Unfinished(program)
@@ -119,8 +132,10 @@ def require_waits(program: Program, *, code: str, finding: Report) -> None:
                 if not isinstance(placed.node, Launch):
                     unfinished.pass_by(placed.node)
                     continue
-                kernel = program.kernels[placed.node.kernel]
-                if not unfinished.begin(placed.node, ModulePlan(_module(kernel.ttir))):
+                ttir = program.kernels[placed.node.kernel].ttir
+                if ttir not in plans:
+                    plans[ttir] = ModulePlan(_module(ttir))
+                if not unfinished.begin(placed.node, plans[ttir]):
                     detail = at_line(code, placed.node.line or None, EARLY_WORDS)
                     raise Decided(finding(Status.WRONG, Reason.RACE, detail))
 
@@ -181,18 +196,19 @@ def compile_finding(failure: Failure, kernel: Kernel, *, code: str, report: Repo
             return report(Status.COMPILE_ERROR, "not_triton", detail)
 
 
-def _read(kernel: Kernel) -> tuple[tuple[Access, ...], Lookups]:
-    """Access of a kernel to the memory behind each of its parameters, and its lookups. Raises
-    InvalidModule."""
+def _read(kernel: Kernel) -> Text:
+    """Accesses and lookups of a kernel. Raises InvalidModule."""
     is_kept = len(kernel.ttir) <= MAX_KEPT_CHARACTERS
-    found, lookups = (_kept_text if is_kept else _read_text)(kernel.ttir, kernel.name)
+    return (_kept_text if is_kept else _read_text)(kernel.ttir, kernel.name)
+
+
+def _require_parameters(kernel: Kernel, found: Sequence[Access]) -> None:
     if len(found) != len(kernel.parameters):
         message = f"{len(found)} arguments of the function for {len(kernel.parameters)} parameters"
         raise InvalidModule(message)
-    return found, lookups
 
 
-def _read_text(ttir: str, name: str) -> tuple[tuple[Access, ...], Lookups]:
+def _read_text(ttir: str, name: str) -> Text:
     module = _module(ttir)
     with malformed():
         if name not in module.functions:

@@ -110,6 +110,7 @@ def launch(
     order: Order = Order.NATURAL,
     fuel: int = FUEL,
     num_resident: int = 1 << 31,
+    num_warps: int = 4,
     fusion: Fusion = ALL,
     as_card: bool = False,
 ) -> Report:
@@ -119,6 +120,7 @@ def launch(
         num_resident: instances that a card holds at once: the others begin once one of these has
             ended. It counts where instances wait for each other and begin in their natural order,
             in which a card begins them.
+        num_warps: warps of an instance: the threads of one see each other's stores.
         fusion: sums of a product that are fused with it (`contraction`).
         as_card: compute elementary functions with a card's errors (`semantics.approximate`).
 
@@ -137,6 +139,7 @@ def launch(
         grid=grid,
         reachable=frozenset(number for one in arguments for number in _pointed(one)),
         watched=_watched(plan, name, arguments),
+        relayed=_relayed(plan, name, arguments) if is_first and num_warps > 1 else frozenset(),
         fusion=fusion,
         as_card=as_card,
         is_racing=is_first and total > 1 and plan.ordering is None,
@@ -265,6 +268,15 @@ def _watched(plan: ModulePlan, name: str, arguments: Sequence[Argument]) -> froz
         if use is not None and use.is_written:
             found |= _pointed(argument)
     return frozenset(found)
+
+
+def _relayed(plan: ModulePlan, name: str, arguments: Sequence[Argument]) -> frozenset[int]:
+    """Storages that the kernel may write to and read."""
+    read: set[int] = set()
+    for argument, use in zip(arguments, plan.uses(name), strict=True):
+        if use is not None and use.is_read:
+            read |= _pointed(argument)
+    return _watched(plan, name, arguments) & read
 
 
 def _pointed(argument: Argument) -> set[int]:

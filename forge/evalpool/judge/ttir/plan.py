@@ -18,6 +18,7 @@ import numpy as np
 
 from forge.evalpool.judge.program.inline_assembly import WHOLE
 from forge.evalpool.judge.ttir.contraction import contracted
+from forge.evalpool.judge.ttir.memory.relays import may_synchronise, pass_barrier
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.scan import malformed
 from forge.evalpool.judge.ttir.symbolic import Symbolic
@@ -160,6 +161,8 @@ class Planner:
         for given in operations if terminator is None else operations[:-1]:
             operation = _exact(given) if self.module.is_exact else given
             self._note(operation)
+            if may_synchronise(operation):
+                planned.steps.append((pass_barrier, False, ()))
             if operation.name == "arith.constant":
                 self.plan.template[operation.results[0]] = _constant(operation)
                 continue

@@ -253,6 +253,8 @@ class Scanner:
         self.expect(">")
         if len(shape) > MAX_RANK or int(np.prod(shape, dtype=object)) > MAX_ELEMENTS:
             raise self.error(f"tensor of shape {tuple(shape)} is too large")
+        if any(size < 1 or size & (size - 1) for size in shape):
+            raise self.error(f"tensor of shape {tuple(shape)}: sizes are powers of two")
         if 0 in shape:
             raise self.error("tensor without elements")
         return Block(tuple(shape), element)

@@ -21,6 +21,9 @@ READS = frozenset(
 WRITES = frozenset({"tt.store", "tt.descriptor_store", "tt.descriptor_scatter", "tt.atomic_store"})
 ATOMICS = frozenset({"tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_reduce"})
 
+MAX_REGIONS, MAX_BLOCKS = 2, 64
+"""Regions of an operation other than a function, and blocks of one. Those of `scf` have one."""
+
 
 @dataclass(slots=True)
 class Use:
@@ -39,8 +42,17 @@ def verify(module: Module) -> None:
                 raise InvalidModule(f"line {operation.line}: {operation.name} is not allowed")
             if operation.name == "tt.call":
                 _check_call(module, operation)
+            _check_regions(operation)
             if operation.name == "tt.return" and operation.types.operands != function.results:
                 raise InvalidModule(f"line {operation.line}: returns other types than declared")
+
+
+def _check_regions(operation: Operation) -> None:
+    """Each block of an operation may go on in each other one: their number counts twice."""
+    sizes = [len(region.blocks) for region in operation.regions]
+    if len(sizes) > MAX_REGIONS or max(sizes, default=0) > MAX_BLOCKS:
+        words = f"more than {MAX_REGIONS} regions of {MAX_BLOCKS} blocks"
+        raise InvalidModule(f"line {operation.line}: {operation.name} has {words}")
 
 
 def _check_call(module: Module, operation: Operation) -> None:
@@ -71,7 +83,7 @@ def uses_of(module: Module, name: str, *, until: int | None = None) -> tuple[Use
     """How a kernel accesses memory through each argument; None for arguments without address.
 
     A pointer that may come from several arguments counts for each of them. An address that is
-    read from memory counts for none.
+    read from memory counts for none. Raises InvalidModule for a function that calls itself.
 
     Args:
         until: index of the operation of the kernel before which accesses count; None for all.
@@ -82,34 +94,39 @@ def uses_of(module: Module, name: str, *, until: int | None = None) -> tuple[Use
 class _Summary:
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.known: dict[str, tuple[Use | None, ...]] = {}
+        self.known: dict[str, tuple[Use | None, ...] | None] = {}
+        """None for a function whose calls are being read."""
 
     def of(self, name: str, *, until: int | None = None) -> tuple[Use | None, ...]:
+        found = self.known.get(name)
+        if found is not None:
+            return found
         if name in self.known:
-            return self.known[name]
+            raise InvalidModule(f"function {name} calls itself")
+        self.known[name] = None
         function = self.module.functions[name]
         uses = tuple(
             Use() if isinstance(element_of(kind), Pointer) or isinstance(kind, Descriptor) else None
             for kind in function.arguments
         )
-        self.known[name] = uses  # a recursive call finds what is known so far
-        sources = addresses_of(function)
+        accessed: dict[int, Use] = {}
         for operation in operations_of(function):
             if until is None or operation.index < until:
-                self._note(operation, uses, sources)
+                self._note(operation, accessed)
+        sources = addresses_of(function)
+        for value, use in accessed.items():
+            for place in sources.get(value, ()):
+                _add(uses[place], use)
+        self.known[name] = uses
         return uses
 
-    def _note(
-        self,
-        operation: Operation,
-        uses: tuple[Use | None, ...],
-        sources: Mapping[int, frozenset[int]],
-    ) -> None:
+    def _note(self, operation: Operation, accessed: dict[int, Use]) -> None:
+        """Adds the accesses of an operation to those through each value."""
         if operation.name == "tt.call":
             inner = self.of(operation.attributes["callee"])
             for value, use in zip(operation.operands, inner, strict=True):
-                for place in sources.get(value, ()) if use is not None else ():
-                    _add(uses[place], use)
+                if use is not None:
+                    _add(accessed.setdefault(value, Use()), use)
             return
         if operation.name not in READS | WRITES | ATOMICS:
             return
@@ -119,8 +136,7 @@ class _Summary:
             is_written=operation.name in WRITES or is_atomic,
             is_atomic=is_atomic,
         )
-        for place in sources.get(operation.operands[0], ()):
-            _add(uses[place], use)
+        _add(accessed.setdefault(operation.operands[0], Use()), use)
 
 
 def _add(use: Use | None, other: Use | None) -> None:

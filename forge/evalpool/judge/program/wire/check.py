@@ -20,6 +20,7 @@ from forge.evalpool.judge.program.format import (
     Kernel,
     Launch,
     LaunchArgument,
+    Node,
     Origin,
     Parameter,
     Program,
@@ -46,8 +47,11 @@ def check(program: Program) -> None:
     check_storages(program)
     for at, tensor in enumerate(program.tensors):
         check_tensor(program, tensor, f"tensors[{at}]")
+    names: dict[str, str] = {}
     for at, kernel in enumerate(program.kernels):
         check_kernel(kernel, f"kernels[{at}]")
+        if names.setdefault(kernel.ttir, kernel.name) != kernel.name:
+            fail(f"kernels[{at}].name", "a text has one kernel, and another one is named")
     found = list(places(program))
     check_amount(found)
     for placed in found:
@@ -64,6 +68,9 @@ def check_storages(program: Program) -> None:
     num_inputs = sum(storage.origin == Origin.INPUT for storage in program.storages)
     if num_inputs > limits.MAX_INPUTS:
         fail("storages", f"{num_inputs} inputs, more than {limits.MAX_INPUTS}")
+    inputs = [storage.index for storage in program.storages if storage.origin == Origin.INPUT]
+    if max(inputs, default=0) >= limits.MAX_INPUTS:
+        fail("storages", f"input {max(inputs)}, where there are {limits.MAX_INPUTS} at most")
     for origin in (Origin.INPUT, Origin.PARAMETER, Origin.CONSTANT):
         known: set[int | str] = set()
         for at, storage in enumerate(program.storages):
@@ -170,7 +177,8 @@ def descriptor_misfit(program: Program, made: Descriptor, type: Described) -> st
 
 
 def check_amount(found: list[Placed]) -> None:
-    """Bounds of the number of nodes, and of the nodes of all variants together."""
+    """Bounds of the number of nodes, and of the nodes of all variants together with the tensors
+    that they name."""
     if len(found) > limits.MAX_NODES:
         fail("program", f"{len(found)} nodes, more than {limits.MAX_NODES}")
     choices = [placed.node for placed in found if isinstance(placed.node, Choice)]
@@ -179,6 +187,18 @@ def check_amount(found: list[Placed]) -> None:
     longest = sum(max((len(a.nodes) for a in c.alternatives), default=0) for c in choices)
     if widest * (len(found) - inside + longest) > limits.MAX_VARIANT_NODES:
         fail("program", f"{len(found)} nodes beside a choice of {widest} alternatives are too many")
+    outside = (one.node for one in found if ".alternatives[" not in one.path)
+    most = sum(num_tensors(node) for node in outside)
+    most += sum(
+        max((sum(map(num_tensors, a.nodes)) for a in c.alternatives), default=0) for c in choices
+    )
+    if widest * most > limits.MAX_VARIANT_TENSORS:
+        fail("program", f"{most} tensors named beside a choice of {widest} alternatives")
+
+
+def num_tensors(node: Node) -> int:
+    """Tensors that a node names, each as often as it does."""
+    return sum(1 for _ in tensors_of(node))
 
 
 def check_node(program: Program, placed: Placed) -> None:

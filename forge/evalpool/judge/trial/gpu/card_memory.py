@@ -53,7 +53,7 @@ class CardMemory:
 
     reference: GpuReference
     protocol: OtherProtocol | None = None
-    """Another project's, which compares one output and looks at no input; None for ours."""
+    """Another project's, which compares one output; None for ours."""
     is_timed: bool = True
     """True if the candidate is timed after its checked calls, also on the sets that are kept for
     that."""
@@ -170,7 +170,7 @@ class CardMemory:
 
     def are_inputs_kept(self, number: int) -> bool:
         """True if the call left alone what the reference leaves alone."""
-        return self._is_kept or self.protocol is not None
+        return self._is_kept
 
     def variant(self, number: int) -> str:
         """Name of the set's distribution."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from forge.evalpool.judge.ttir.bits import decode, encode, memory_dtype
-from forge.evalpool.judge.ttir.memory import races
+from forge.evalpool.judge.ttir.memory import races, relays
 from forge.evalpool.judge.ttir.memory.places import Places, Scattered, Windows, windows_of
 from forge.evalpool.judge.ttir.memory.storages import (
     Fault,
@@ -22,6 +22,7 @@ from forge.evalpool.judge.ttir.memory.storages import (
     Memory,
     Storage,
 )
+from forge.evalpool.judge.ttir.types import shape_of
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:
@@ -59,12 +60,16 @@ class Launch:
     flops: float = 0.0
     fuel: int
     """Steps that are left."""
+    relayed: frozenset[int] = frozenset()
+    """Storages whose loads are compared with stores of other threads of the same instance."""
     is_serial: bool = False
     """True if each instance is a group of its own, and waits for others by yielding."""
     as_card: bool = False
     """True to compute elementary functions with an error (semantics/approximate.py)."""
     depth: int = 0
     """Calls that are open."""
+    num_barriers: int = 0
+    """Operations so far at which threads may wait for each other."""
     suspicions: list[Fault] = field(default_factory=list[Fault])
 
     def spend(self, steps: int) -> None:
@@ -164,6 +169,9 @@ def load(
         if part.number in launch.watched:
             if launch.is_racing:
                 races.note_read(group, part, operation, dtype.itemsize)
+            if part.number in launch.relayed and operation.name == "tt.load":
+                kind = operation.types.results[0]
+                relays.check_load(group, part, operation, shape_of(kind), dtype.itemsize)
             if isinstance(part.places, Windows):
                 raw = raw.copy()
         launch.bytes_loaded += dtype.itemsize * _count(raw, part.mask, group, part)
@@ -229,6 +237,9 @@ def store(
         check = None
         if launch.is_racing:
             check = races.note_write(group, part, operation, flat, chosen)
+        if part.number in launch.relayed and operation.name == "tt.store":
+            kind = operation.types.operands[1]
+            relays.note_store(group, part, shape_of(kind), flat, chosen)
         part.places.write(flat, size, chosen, part.mask)
         if check is not None:
             check()

@@ -71,16 +71,22 @@ class _Values:
     ) -> None:
         self._addresses = addresses
         self._loaded: dict[int, frozenset[int]] = {}
+        read: dict[int, set[int]] = {place: set() for place in places}
+        num_left = MAX_REACHED
+        for operation in operations:
+            if operation.name not in READS | ATOMICS | {"tt.call"}:
+                continue
+            sources = frozenset[int]().union(
+                *(addresses.get(one, ()) for one in operation.operands)
+            )
+            num_left -= len(sources)
+            if num_left < 0:
+                raise InvalidModule("too many operations read at many addresses")
+            for place in sources:
+                read[place].update(operation.results)
         num_left = MAX_REACHED
         for place in places:
-            read = {
-                result
-                for operation in operations
-                if operation.name in READS | ATOMICS | {"tt.call"}
-                if any(place in addresses.get(one, ()) for one in operation.operands)
-                for result in operation.results
-            }
-            found = reached(read, flows, most=num_left)
+            found = reached(read[place], flows, most=num_left)
             num_left -= len(found)
             for value in found:
                 self._loaded[value] = self._loaded.get(value, frozenset()) | {place}
@@ -101,6 +107,8 @@ class _Values:
         else:
             return
         index = frozenset[int]().union(*indices)
+        if not index:
+            return
         for table in frozenset[int]().union(*tables):
             for place in index - {table}:
                 yield table, place

@@ -47,6 +47,8 @@ class FaultKind(StrEnum):
     ADDRESS = "address"
     """Bits of an address are used as a number. It counts if an output changes with the places of
     the storages."""
+    BARRIER = "barrier"
+    """A load of what another thread of the same instance has stored, without a barrier between."""
     ORDER = "order"
     """Results of atomics tell instances apart by the order in which they ran. It counts as a race
     does."""
@@ -98,6 +100,12 @@ class Storage:
     readers: NDArray[np.int32] | None = None
     """By granule: instance of the current launch that read it, NOBODY or MANY."""
 
+    lanes: NDArray[np.int64] | None = None
+    """By granule: lane of the current launch that stored it last, and the barriers before
+    (`relays`)."""
+    owners: NDArray[np.int32] | None = None
+    """By granule: instance of that lane."""
+
     def forget(self) -> None:
         """Poisons the content: bytes that nothing has written from now on."""
         self.written = np.zeros(-(-len(self.data) // self.granule), np.bool_)
@@ -106,7 +114,7 @@ class Storage:
         """Notes after a launch whether all of it is initialised, and drops what was of it."""
         if self.written is not None and self.written.all():
             self.written = None
-        self.writers = self.readers = None
+        self.writers = self.readers = self.lanes = self.owners = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

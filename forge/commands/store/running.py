@@ -1,0 +1,75 @@
+"""`forge ps`: the runs of a store directory that are running now, one line each."""
+
+# pyright: strict
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.control.client import ControlClient
+from forge.errors import ForgeError
+from forge.store.layout import list_runs
+from forge.store.ownership import is_owned, read_status
+from forge.store.statements import RowTable
+from forge.views.sql.sql import render_table
+from forge.views.text.numbers import NONE, duration, memory
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from forge.control.records import LiveStatus
+    from forge.store.layout import RunPaths
+
+TIMEOUT_S = 2.0
+"""Maximum wait for each supervisor."""
+
+
+def load_running(store_dir: Path) -> list[dict[str, Any]]:
+    """Name, path, supervisor's pid, stage, progress and use of each running run, oldest first."""
+    return [_load(paths) for paths in list_runs(store_dir) if is_owned(paths)]
+
+
+def _load(paths: RunPaths) -> dict[str, Any]:
+    status = read_status(paths)
+    live = _ask(status.get("control_socket"))
+    row: dict[str, Any] = {"name": paths.name, "path": str(paths.root), "pid": status.get("pid")}
+    if live is None:
+        return {**row, "stage": None}
+    return {
+        **row, "stage": live.stage, "done": live.done, "total": live.total, "unit": live.unit,
+        "eta_s": live.eta_s, "cpu_cores": _total(live, "cpu_cores"),
+        "memory_bytes": _total(live, "memory_bytes"), "num_processes": len(live.components),
+    }  # fmt: skip
+
+
+def _ask(socket_path: Any) -> LiveStatus | None:
+    """None if the supervisor has just begun, is ending, or is silent."""
+    if not socket_path:
+        return None
+    try:
+        return ControlClient(Path(str(socket_path)), timeout_s=TIMEOUT_S).status()
+    except (ForgeError, OSError, ValueError, TypeError):
+        return None
+
+
+def _total(live: LiveStatus, name: str) -> float | None:
+    found = [value for each in live.components if (value := getattr(each, name)) is not None]
+    return sum(found) if found else None
+
+
+def render_running(rows: list[dict[str, Any]]) -> RichTable:
+    """The same as a table."""
+    columns = ("run", "stage", "progress", "ETA", "CPU", "memory", "processes", "pid")
+    return render_table(RowTable(columns=columns, rows=tuple(map(_cells, rows))))
+
+
+def _cells(row: dict[str, Any]) -> tuple[Any, ...]:
+    if row["stage"] is None:
+        return (row["name"], "does not answer", NONE, NONE, NONE, NONE, NONE, row["pid"])
+    progress = f"{row['done']}/{row['total']} {row['unit']}" if row["total"] else NONE
+    cores, held = row["cpu_cores"], row["memory_bytes"]
+    return (
+        row["name"], row["stage"], progress, duration(row["eta_s"]),
+        NONE if cores is None else f"{cores:.1f}", memory(None if held is None else int(held)),
+        row["num_processes"], row["pid"],
+    )  # fmt: skip

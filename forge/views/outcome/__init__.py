@@ -1,0 +1,5 @@
+"""Results of training: gains between evaluations, and an answer before and after it.
+
+Called by reports, comparisons, the monitor and `forge questions`; reads views and indexed tables
+only, and draws nothing.
+"""

@@ -1,0 +1,125 @@
+"""Gain of each training stage: the evaluations around it, compared problem by problem.
+
+Used by the report, the monitor and the answer to "is it learning?".
+"""
+
+# pyright: strict
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forge.statistics.passk import Estimate, Tally, compare_paired
+
+if TYPE_CHECKING:
+    from forge.store.reader import RunReader
+
+FIRST_ANSWERS = """
+FROM groups g JOIN trajectories r USING (group_id)
+LEFT JOIN turns a ON a.group_id = g.group_id AND a.rollout = r.rollout AND a.turn = 0
+LEFT JOIN verdicts v ON v.group_id = g.group_id AND v.rollout = r.rollout AND v.turn = 0
+LEFT JOIN problems p ON p.problem_id = g.problem_id
+LEFT JOIN texts t ON t.text_id = p.source_id
+WHERE g.stage = :stage AND g.step = :step AND g.purpose = 'eval' AND NOT g.is_greedy
+    AND (a.reward IS NOT NULL OR r.num_turns = 0)
+    AND g.group_id NOT IN (SELECT group_id FROM v_replayed)
+"""
+"""First answers of an evaluation, counted as `statistics.evaluation` does: sampled and scored; a
+prompt that does not fit is unsolved."""
+
+_TALLIES = f"""
+SELECT g.problem_id, count(*) AS num, coalesce(sum(v.status = 'correct'), 0) AS correct
+{FIRST_ANSWERS} GROUP BY g.problem_id
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """pass@1 before and after training, on the problems that both evaluations sampled."""
+
+    before: str
+    """Name of the evaluation before."""
+    after: str
+    by: tuple[str, ...]
+    """Names of the training stages between them."""
+    estimate: Estimate
+    """after − before, paired by problem."""
+
+    @property
+    def is_clear(self) -> bool:
+        """True if the interval excludes zero."""
+        return self.estimate.low > 0 or self.estimate.high < 0
+
+    def short(self) -> str:
+        """`+25.0 pts`, with a question mark if the interval includes zero."""
+        return f"{_points(self.estimate.value)} pts{'' if self.is_clear else '?'}"
+
+    def points(self) -> str:
+        """`+25.0 points (95 %: +17.2 to +33.1)`."""
+        each = self.estimate
+        if not math.isfinite(each.low + each.high):
+            return f"{_points(each.value)} points"
+        between = f"{_points(each.low)} to {_points(each.high)}"
+        return f"{_points(each.value)} points (95 %: {between})"
+
+
+def whole_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The evaluations that are stages of their own, in order; without one, the first and the last
+    of those within stages.
+    """
+    own = [row for row in evaluations if "@" not in str(row["stage"])]
+    return own or [*evaluations[:1], *evaluations[1:][-1:]]
+
+
+def load_gains(
+    reader: RunReader, evaluations: Sequence[Mapping[str, Any]], kinds: Sequence[str]
+) -> list[Gain]:
+    """The gain of the training between each evaluation and the next one; none without training.
+
+    Args:
+        evaluations: rows of v_evaluations, oldest first.
+        kinds: kind of each stage.
+    """
+    found: list[Gain] = []
+    chosen = whole_evaluations(evaluations)
+    tallies = [load_tallies(reader, row) for row in chosen]
+    for place in range(1, len(chosen)):
+        before, after = chosen[place - 1], chosen[place]
+        by = trained_between(before, after, kinds)
+        estimate = compare_paired(tallies[place - 1], tallies[place])
+        if by and estimate is not None:
+            gain = Gain(before=before["stage"], after=after["stage"], by=by, estimate=estimate)
+            found.append(gain)
+    return found
+
+
+def load_tallies(reader: RunReader, row: Mapping[str, Any]) -> dict[str, Tally]:
+    """Sampled and correct first answers of an evaluation by problem."""
+    if row["stage_index"] is None:
+        return {}
+    place = {"stage": row["stage_index"], "step": row["step"]}
+    return {
+        each["problem_id"]: Tally(num=each["num"], correct=each["correct"])
+        for each in reader.rows(_TALLIES, place)
+    }
+
+
+def trained_between(
+    before: Mapping[str, Any], after: Mapping[str, Any], kinds: Sequence[str]
+) -> tuple[str, ...]:
+    """Names of the training stages from one evaluation to the other: `grpo-3`."""
+    first, last = before["stage_index"], after["stage_index"]
+    if first is None or last is None:
+        return ()
+    return tuple(
+        f"{kinds[index]}-{index}"
+        for index in range(max(first, 0), min(last + 1, len(kinds)))
+        if kinds[index] != "eval"
+    )
+
+
+def _points(share: float) -> str:
+    """`+25.0`, with a real minus sign."""
+    return f"{100 * share:+.1f}".replace("-", "−")

@@ -1,0 +1,45 @@
+"""Duration of a run: the sum of its attempts.
+
+An attempt without a recorded end, of a killed run, ended with the last row; that of a running run
+lasts until `now`.
+"""
+
+# pyright: strict
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge.store.ownership import is_owned
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forge.store.reader import RunReader
+
+LAST_ROW = """
+SELECT max(coalesce((SELECT at FROM events ORDER BY event_id DESC LIMIT 1), 0),
+    coalesce((SELECT recorded_at FROM turns ORDER BY turn_row DESC LIMIT 1), 0)) AS at
+"""
+
+
+def load_seconds(reader: RunReader, *, now: float) -> float | None:
+    """Duration of all attempts; None if the run was never started."""
+    attempts = reader.rows("SELECT started_at, ended_at FROM attempts ORDER BY attempt")
+    end = now if is_owned(reader.paths) else reader.value(LAST_ROW)
+    return total_seconds(attempts, end)
+
+
+def total_seconds(attempts: Sequence[Mapping[str, Any]], end: float | None) -> float | None:
+    """The same from rows of attempts, oldest first.
+
+    Args:
+        end: end of an attempt without one.
+    """
+    if not attempts:
+        return None
+    starts = [each["started_at"] for each in attempts]
+    total = 0.0
+    for attempt, after in zip(attempts, [*starts[1:], None], strict=True):
+        ended = attempt["ended_at"] or min(end or 0.0, after or float("inf"))
+        total += max(0.0, ended - attempt["started_at"])
+    return total

@@ -1,0 +1,146 @@
+"""`forge ps`, `forge gc`, `forge --version`: the commands on a whole store directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from time import time as real_time
+
+import pytest
+
+import forge
+from forge.cli import run_command
+from forge.commands.store import checkout
+from forge.commands.store.garbage import OLD_S, find_garbage, remove
+from forge.store.layout import RunPaths, create_run
+from forge.store.ownership import open_run_lock, write_status
+from tests.report.made_runs import make_run
+from tests.store.storefactory import small_run
+from tests.tui.supervisors import supervising
+
+
+def later() -> float:
+    """A time at which the files of a test are old."""
+    return real_time() + OLD_S + 60
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A done run with three checkpoints, one that never began, and leftovers."""
+    done = make_run(tmp_path / "done-1", small_run())
+    for step in (1, 2, 3):
+        folder = done.checkpoints / "stage-1" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+        (folder / "weights.bin").write_bytes(b"x" * 1000)
+    create_run("never", store_dir=tmp_path)
+    (tmp_path / "detached-17.log").write_text("forge: no")
+    (tmp_path / "done-1" / ".report.html.999999999").write_text("half a report")
+    (tmp_path / "done-1" / f".report.html.{os.getpid()}").write_text("being written")
+    (tmp_path / "notes.txt").write_text("the user's own")
+    (tmp_path / "done-1" / ".notes-999999999").write_text("the user's own")
+    return tmp_path
+
+
+def names(store: Path, *, with_checkpoints: bool = False, now: float | None = None) -> list[str]:
+    now = later() if now is None else now
+    found = find_garbage(store, now=now, with_checkpoints=with_checkpoints)
+    return [each.path.relative_to(store.resolve()).as_posix() for each in found]
+
+
+LEFTOVERS = ["detached-17.log", "done-1/.report.html.999999999", "never-1"]
+
+
+def test_leftovers_are_found_and_nothing_else(store: Path) -> None:
+    assert names(store) == LEFTOVERS
+
+
+def test_what_a_command_is_writing_now_is_no_leftover(store: Path) -> None:
+    assert names(store, now=time.time()) == []
+
+
+def test_checkpoints_are_listed_on_request_except_the_newest_and_the_best(store: Path) -> None:
+    with closing(sqlite3.connect(store / "done-1" / "run.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE evaluations SET stage_index = 1, step = 1, pass_at_1 = 0.9")
+    found = names(store, with_checkpoints=True)
+    assert [name for name in found if "checkpoint" in name] == [
+        "done-1/checkpoints/stage-1/checkpoint-2"
+    ]
+
+
+def test_checkpoints_of_a_run_that_is_not_done_stay(store: Path) -> None:
+    with closing(sqlite3.connect(store / "done-1" / "run.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE attempts SET exit_code = 130")
+    assert names(store, with_checkpoints=True) == LEFTOVERS
+
+
+def test_a_running_run_is_not_touched(store: Path) -> None:
+    paths = RunPaths((store / "done-1").resolve())
+    found = find_garbage(store, now=later(), with_checkpoints=True)
+    with open_run_lock(paths):
+        assert names(store, with_checkpoints=True) == ["detached-17.log", "never-1"]
+        freed, kept = remove([each for each in found if each.run == paths])
+    assert freed == 0
+    assert kept
+    assert all(line.endswith("its run is running again") for line in kept)
+    assert (paths.checkpoints / "stage-1" / "checkpoint-1").is_dir()
+
+
+def test_a_directory_with_files_of_the_user_is_no_run_that_never_began(store: Path) -> None:
+    (store / "never-1" / "weights" / "kept.bin").write_bytes(b"x")
+    assert "never-1" not in names(store)
+
+
+def test_nothing_is_removed_without_yes(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(time, "time", later)
+    assert run_command(["gc", "--store", str(store)]) == 0
+    said = capsys.readouterr()
+    assert "never-1  (directory of a run that never began)" in said.out
+    assert "nothing was removed; --yes removes it" in said.err
+    assert names(store) == LEFTOVERS
+    assert run_command(["gc", "--store", str(store), "--yes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["removed"] is True
+    assert names(store) == []
+    assert (store / "notes.txt").exists()
+    assert (store / "done-1" / "run.db").exists()
+
+
+def test_ps_lists_what_runs(canned_run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["ps", "--store", str(canned_run.root.parent)]
+    assert run_command(argv) == 0
+    assert "no run is running" in capsys.readouterr().err
+    with supervising(canned_run):
+        assert run_command([*argv, "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert run_command(argv) == 0
+    assert (row["name"], row["done"], row["pid"]) == ("quickstart-1", 12, os.getpid())
+    assert row["cpu_cores"] == pytest.approx(2.96)
+    assert re.search(r"quickstart-1 +│ grpo-3 +│ 12/20 steps +│ 2m05", capsys.readouterr().out)
+
+
+def test_a_supervisor_that_is_silent_is_listed_too(
+    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(canned_run, {"pid": os.getpid()})
+    with open_run_lock(canned_run):
+        assert run_command(["ps", "--store", str(canned_run.root.parent)]) == 0
+    assert "does not answer" in capsys.readouterr().out
+
+
+def test_the_version_has_the_commit_of_a_checkout(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_command(["--version"]) == 0
+    said = capsys.readouterr().out
+    assert re.fullmatch(
+        rf"forge {forge.__version__}( \(commit [0-9a-f]{{12}}(, changed)?\))?\n", said
+    )
+    monkeypatch.setattr(checkout, "_git", lambda root, *args: "")
+    assert checkout.describe_checkout() == ""

@@ -1,0 +1,161 @@
+"""The texts of the Run screen: figures, health or ending, best kernels, verdicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.columns import Columns
+from rich.console import Group
+from rich.text import Text
+
+from forge.views.text.numbers import NONE, at_least, bar, duration, factor, number, percent, share
+from forge.views.text.terminal import printable
+from tui.widgets.processes import SIGNS, STYLES
+from tui.widgets.verdicts import SIGNS as VERDICT_SIGNS
+from tui.widgets.verdicts import STOPPED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from forge.control import LiveStatus
+    from forge.views.run.monitor import Activity
+    from forge.views.run.standing import Standing
+    from forge.views.run.steps import PlayedSteps
+
+IDLE_BAR = 8
+MIX_BAR = 12
+IDLE_MUCH = 0.5
+"""Idle share from which a role is marked."""
+ENDED = {"done": "bold green", "stopped": "bold yellow", "failed": "bold red", "killed": "bold red"}
+"""State of a run that has ended, to its style."""
+
+
+def figures(standing: Standing | None, live: LiveStatus | None, activity: Activity) -> Text:
+    """Step, ETA, rates; then idle shares. Missing numbers are omitted."""
+    if live:
+        pairs = [
+            (live.stage, f"{live.done}/{live.total} {live.unit}" if live.total else ""),
+            ("ETA", duration(live.eta_s)),
+            *((name, number(value)) for name, value in live.numbers.items() if name == "loss"),
+            ("tok/s", number(live.tokens_per_s)),
+            ("judged/s", number(live.judged_per_s)),
+        ]
+    else:
+        pairs = _store_figures(standing, activity)
+    if live or (standing is not None and standing.state == "running"):
+        pairs.insert(2, ("rollouts/s", number(activity.rollouts_per_s)))
+    if standing is not None:
+        pairs += [
+            *_played(standing.played),
+            ("pass@1", percent(standing.pass_at_1)),
+            ("evaluated", standing.judged if standing.is_judged_in_part else NONE),
+            ("trained on", standing.trained_on or NONE),
+        ]
+    text = Text()
+    for name, value in pairs:
+        if value != NONE:
+            text.append(f"{printable(name)} ", style="dim")
+            text.append(f"{printable(value)}  ", style="bold")
+    idle = live.idle if live else activity.idle
+    if not idle:
+        return text
+    text.append("\nidle ", style="dim")
+    for role in sorted(idle, reverse=True):
+        style = "yellow" if idle[role] >= IDLE_MUCH else "green"
+        text.append(f"{printable(role)} ").append(share(idle[role]), style="bold")
+        text.append(f" {bar(idle[role], width=IDLE_BAR)}  ", style=style)
+    return text
+
+
+def _played(played: PlayedSteps) -> list[tuple[str, str]]:
+    """Means of the last finished step; then the open steps with their groups."""
+    return [
+        ("reward", number(played.reward)),
+        ("pass rate", percent(played.pass_rate)),
+        *(
+            (f"step {each.step} open", f"{each.num_groups}/{each.num_expected_groups} groups")
+            for each in played.open_steps
+        ),
+    ]
+
+
+def _store_figures(standing: Standing | None, activity: Activity) -> list[tuple[str, str]]:
+    """Numbers from the store. A run that has ended has no rates."""
+    pairs = [("ran", duration(activity.ran_s))]
+    if standing is None:
+        return pairs
+    step = NONE if standing.step is None else f"{standing.step}/{standing.num_steps or '?'}"
+    if standing.state == "running":
+        pairs = [
+            ("ETA", duration(standing.eta_s)),
+            ("tok/s", number(standing.tokens_per_s)),
+            ("turns/s", number(standing.turns_per_s)),
+        ]
+    return [("step", step), *pairs, ("turns", f"{standing.num_turns:,}")]
+
+
+def health(standing: Standing | None, live: LiveStatus | None, activity: Activity) -> Text:
+    """Reason why a run ended, empty if it is done; of a running one the worst processes first, with
+    the reason, then the number of healthy ones.
+    """
+    if live is not None and not live.components:
+        text = Text("health ", style="dim")
+        return text.append(f"{NONE} its supervisor, of another version, does not report them")
+    if live is None:
+        return _ending(standing, activity)
+    text = Text("health ", style="dim")
+    for kind in ("red", "yellow"):
+        for each in live.components:
+            if each.health == kind:
+                text.append(SIGNS[kind], style=f"not dim {STYLES[kind]}")
+                text.append(f" {printable(each.name)} {printable(each.why)}  ", style="not dim")
+    num_well = sum(each.health == "green" for each in live.components)
+    text.append(SIGNS["green"], style=f"not dim {STYLES['green']}")
+    return text.append(f" {num_well} of {len(live.components)}", style="not dim")
+
+
+def _ending(standing: Standing | None, activity: Activity) -> Text:
+    state = standing.state if standing else "unknown"
+    if state not in ENDED:
+        return Text(f"no supervisor answers; the run is {state}")
+    words = activity.end_reason
+    if state == "done" and words in (None, state):
+        return Text()
+    text = Text(state, style=ENDED[state])
+    if words and words != state:
+        text.append(f": {printable(words)}", style="not bold")
+    if state in ("killed", "stopped", "failed") and standing is not None:
+        text.append(f'; "forge resume {printable(standing.run)}" continues it', style="not bold")
+    return text
+
+
+def best_kernels(rows: Sequence[Mapping[str, Any]]) -> Text:
+    """The best kernels, a line each: speed-up, or launches and length where nothing was timed."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    if not rows:
+        return text
+    text.append("best kernels (4 shows all)", style="bold")
+    for row in rows:
+        text.append("\n")
+        if row["speedup_low"] is None:
+            speed = f"{row['num_launches']} launch{'es' * (row['num_launches'] != 1)}"
+        else:
+            speed = f"{at_least(row['speedup_low'])} ({factor(row['speedup'])})"
+        text.append(f"{speed:<18}", style="green")
+        text.append(f"{printable(row['problem_id'])}  ")
+        text.append(printable(row["turn_id"]), style="dim")
+    return text
+
+
+def mix(activity: Activity) -> Group | Text:
+    """Distribution of the last verdicts."""
+    if not activity.mix:
+        return Text("no verdict yet", style="dim")
+    parts = []
+    for row in activity.mix:
+        _, style = VERDICT_SIGNS.get(row["status"], STOPPED)
+        part = Text(f"{printable(row['status'])} {share(row['share'])} ", no_wrap=True)
+        parts.append(part.append(bar(row["share"], width=MIX_BAR), style=style))
+    heading = Text("verdicts of the last groups", style="bold")
+    return Group(heading, Columns(parts, padding=(0, 3)))
