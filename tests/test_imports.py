@@ -49,9 +49,10 @@ ROOMS: dict[str, set[str]] = {
     "rollout": {"rewards", "data", "data.prompts", "rollout.sampling"},
     "rollout.sampling": set(),
     # serve: inference engines
-    "serve": {"config.schema", "process", "process.server", "serve.installed"},
+    "serve": {"config.schema", "process", "process.server", "serve.installed", "serve.upload"},
     "serve.installed": {"config.schema", "process"},
-    "serve.remote": {"config.schema", "process", "serve"},
+    "serve.remote": {"config.schema", "process", "serve", "serve.upload"},
+    "serve.upload": {"config.schema", "process", "process.server", "serve"},
     "serve.engine": {"process", "process.server", "serve"},
     "serve.hf": {"process", "serve", "serve.engine"},
     "serve.llama": {"process", "serve", "serve.engine"},
@@ -201,6 +202,7 @@ SUPERVISOR: dict[str, set[str]] = {
     },
     "commands": {
         "runner", "runner.plan", "runner.prepare", "runner.weights", "commands.doctor",
+        "serve.upload",
     },
     "commands.judge": {"commands"},
     "commands.openenv": {"api", "api.http", "commands.judge", "runner.prepare"},

@@ -62,6 +62,9 @@ def serve(
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on.")
     ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Accept new weights from a run that trains.")
+    ] = False,
     overrides: Overrides = None,
     store: Store = RUNS,
 ) -> None:
@@ -70,8 +73,9 @@ def serve(
     from forge.commands import serve as serving
 
     request = serving.ServeRequest(
-        source=source, overrides=overrides or (), socket=socket, listen=listen
-    )
+        source=source, overrides=overrides or (), socket=socket, listen=listen,
+        accepts_weights=weights,
+    )  # fmt: skip
     with waiting("engines start", is_shown=True) as end_waiting:
 
         def say_ready(text: str) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from forge import __version__
 from forge.commands.engine_placement import place_engine
 from forge.config.load import load_experiment
 from forge.config.schema import EvalStage
@@ -31,6 +32,7 @@ from forge.runner.prepare.locate_model import locate_model
 from forge.runner.weights.resume import find_weights
 from forge.serve.front import Front
 from forge.serve.replicas import open_replicas
+from forge.serve.upload.endpoints import WeightEndpoints
 from forge.serve.weights import Weights
 from forge.store.layout import ARCHIVE_SUFFIX, find_run
 
@@ -58,6 +60,8 @@ class ServeRequest:
     socket: Path | None = None
     listen: str | None = None
     """HOST:PORT."""
+    accepts_weights: bool = False
+    """True if a run may publish here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,8 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
         Stalled: an engine did not answer in time.
     """
     token = os.environ.get(TOKEN_VARIABLE) or None
+    if request.accepts_weights and token is None:
+        raise ConfigError(f"--weights: a run that sends weights needs a token: {TOKEN_ADVICE}")
     opened = open_listener(
         path=request.socket, listen=request.listen, token=token, token_advice=TOKEN_ADVICE
     )
@@ -97,7 +103,8 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
             say=say,
         ) as (placement, _),
     ):
-        anyio.run(partial(_serve, found, placement, listener, token, say))
+        serving = partial(_serve, found, placement, listener, token, say)
+        anyio.run(partial(serving, accepts_weights=request.accepts_weights))
 
 
 def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> _ServedModel:
@@ -146,6 +153,8 @@ async def _serve(
     listener: sockets.socket,
     token: str | None,
     say: Callable[[str], None],
+    *,
+    accepts_weights: bool,
 ) -> None:
     table = placement.settled(found.experiment.serve)
     chat = ChatTemplate.load(found.weights.full)
@@ -168,8 +177,15 @@ async def _serve(
                 gpus=placement.serve_uuids,
                 max_lora_rank=lora_rank(found.experiment.model, adapter=found.weights.adapter),
             ) as replicas:
+                weights = None
+                if accepts_weights:
+                    weights = WeightEndpoints(
+                        replicas, start=found.weights, table=table,
+                        folder=Path(work_dir) / "sent", forge=__version__,
+                    )  # fmt: skip
                 front = Front(
                     replicas,
+                    weights=weights,
                     model=found.model,
                     token=token,
                     is_local=token is None and listener.family != sockets.AF_UNIX,
@@ -178,7 +194,8 @@ async def _serve(
                 serving = partial(serve_listener, keep_alive_s=PUBLIC_KEEP_ALIVE_S)
                 await tasks.start(serving, front.app(), listener)
                 where = f'[serve] url = ["{url_of(listener)}"]; logs are in {folder}'
-                say(f"{_summary(found, table, placement)} at {where}; Ctrl-C ends it")
+                takes = ", accepts weights" if accepts_weights else ""
+                say(f"{_summary(found, table, placement)}{takes} at {where}; Ctrl-C ends it")
                 try:
                     await anyio.sleep_forever()
                 finally:

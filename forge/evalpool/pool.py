@@ -126,7 +126,8 @@ class Pool:
         self.seating = seating
         self._cache = VerdictCache()
         self._running: dict[tuple[bytes, JudgeOptions], _Running] = {}
-        self._room = anyio.Semaphore(MAX_QUEUED)
+        capacity = sum(seat.capacity for seat in seating.seats)
+        self._room = anyio.Semaphore(capacity + MAX_QUEUED)  # those that run are not queued
         self._shapes = ShapeLister(partial(self._examine, lists_sets=True))
         self._num_judged = self._num_cached = self._num_infra = 0
 

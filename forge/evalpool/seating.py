@@ -38,7 +38,7 @@ from forge.errors import Stalled
 from forge.evalpool.seat import Doubt, JudgeKind, Seat, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import httpx
 
@@ -243,14 +243,18 @@ class Seating:
     def _next(self) -> tuple[_Waiter, Seat] | None:
         """The first waiter that has a judge to go to, or a later one at home there if the first may
         be overtaken. None if no waiter can be served."""
+        # Under load one seat has room and many requests wait: work per request, not per seat.
+        living = [seat for seat in self.seats if seat.state is State.UP]
+        roomy = [seat for seat in living if seat.has_room]
+        if not self._waiters or not roomy:
+            return None
+        homes = {problem for seat in living for problem in seat.problems}
         passed: list[tuple[_Waiter, Seat]] = []
         for waiter in islice(self._waiters, LOOK_AHEAD):
-            if not any(seat.has_room for seat in self.seats):
-                return None
-            seat = self._best(waiter)
+            seat = _best(waiter, roomy, num_living=len(living))
             if seat is None:
                 continue
-            if self._is_at_home(waiter, seat):
+            if waiter.problem in seat.problems or waiter.problem not in homes:
                 for one, _ in passed:
                     one.num_overtaken += 1
                 return waiter, seat
@@ -258,23 +262,6 @@ class Seating:
             if waiter.num_overtaken >= MAX_OVERTAKEN * len(self.seats):
                 break
         return passed[0] if passed else None
-
-    def _is_at_home(self, waiter: _Waiter, seat: Seat) -> bool:
-        """True if the judge has the problem, or none that is up has it."""
-        return waiter.problem in seat.problems or not any(
-            waiter.problem in one.problems for one in self.seats if one.state is State.UP
-        )
-
-    def _best(self, waiter: _Waiter) -> Seat | None:
-        """None if the request must wait: no room, or room only at the seat to avoid."""
-        living = [seat for seat in self.seats if seat.state is State.UP]
-        others = [seat for seat in living if seat is not waiter.avoid] or living
-
-        def rank(seat: Seat) -> tuple[float, bool, int]:
-            is_new = waiter.problem not in seat.problems
-            return seat.num_running / seat.capacity, is_new, seat.num_taken
-
-        return min((seat for seat in others if seat.has_room), key=rank, default=None)
 
     def _patience_s(self) -> float:
         if any(seat.state in (State.UP, State.SUSPECT) for seat in self.seats):
@@ -290,3 +277,17 @@ class Seating:
             for seat in self.seats
         )
         return f"no judge is available: {states}"
+
+
+def _best(waiter: _Waiter, roomy: Sequence[Seat], *, num_living: int) -> Seat | None:
+    """The best of the seats with room; None if the request must wait for another one than the seat
+    to avoid."""
+
+    def rank(seat: Seat) -> tuple[float, bool, int]:
+        is_new = waiter.problem not in seat.problems
+        return seat.num_running / seat.capacity, is_new, seat.num_taken
+
+    avoid = waiter.avoid
+    is_alone = avoid is not None and avoid.state is State.UP and num_living == 1
+    allowed = roomy if is_alone else [seat for seat in roomy if seat is not avoid]
+    return min(allowed, key=rank, default=None)

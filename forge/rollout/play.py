@@ -231,7 +231,7 @@ class _Game:
     async def _generate(
         self, prompt: Prompt, *, n: int, rollout: int, turn: int
     ) -> list[TimedCompletion]:
-        began, place = time.monotonic(), self.place
+        began, place = anyio.current_time(), self.place
         seed_place = place.group_id if place.seed_place is None else place.seed_place
         completions = await self.ports.generate(
             prompt,
@@ -240,7 +240,7 @@ class _Game:
             temperature=self.rules.temperature,
             seed=derive_seed(self.rules.seed, seed_place, rollout, turn),
         )
-        generate_s = time.monotonic() - began
+        generate_s = anyio.current_time() - began
         return [TimedCompletion(completion=one, generate_s=generate_s) for one in completions]
 
     async def _judge_turn(
@@ -250,7 +250,7 @@ class _Game:
         prompter = self.ports.prompter
         text = prompter.decode(answer.completion.token_ids)
         code, reason = prompter.extract(self.problem, text)
-        began = time.monotonic()
+        began = anyio.current_time()
         if code:
             verdict = await self.ports.judge(self.problem, code)
         else:
@@ -268,7 +268,7 @@ class _Game:
             feedback=prompter.feedback(verdict),
             reward=None,
             generate_s=answer.generate_s,
-            judge_s=time.monotonic() - began,
+            judge_s=anyio.current_time() - began,
             prompt_hash=prompt.prompt_hash,
         )
         try:

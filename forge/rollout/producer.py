@@ -14,7 +14,6 @@ advice.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -182,7 +181,7 @@ class _Producer:
             self.ports.load(),
             judge_queue=max(self._judging - self.plan.judge_capacity, 0),
             judge_capacity=self.plan.judge_capacity,
-            now=time.monotonic(),
+            now=anyio.current_time(),
         )
 
     async def _play(self, play: int, problem: Problem, deadline: int, step: int) -> None:

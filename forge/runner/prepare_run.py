@@ -131,7 +131,8 @@ async def _weights(run: RunContext, model_dir: Path, state: LastState | None) ->
         begin,
         attempt=run.attempt,
         precision=serve.precision,
-        on_gpu=any(run.placement.serve) or is_on_gpus,
+        # The card of another machine is unknown here.
+        on_gpu=any(run.placement.serve) or is_on_gpus or bool(serve.url),
         gate=TurnGate(timeout_s=serve.request_timeout_s),
         sink=run.writer,
     )

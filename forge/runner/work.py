@@ -7,6 +7,7 @@ stage needs them.
 from __future__ import annotations
 
 import shutil
+import socket
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from forge import __version__
 from forge.cluster.cluster import open_cluster
 from forge.cluster.engines import engines_elsewhere
 from forge.cluster.judges import judges_elsewhere
@@ -24,7 +26,7 @@ from forge.records import Evaluation, Event
 from forge.runner.background import keep_counters
 from forge.runner.other_baseline import with_other_baseline
 from forge.runner.plan.model_shape import lora_rank
-from forge.runner.plan.needs import makes_pairs
+from forge.runner.plan.needs import makes_pairs, needs_training
 from forge.runner.prepare_run import prepare_run
 from forge.runner.reward_function import open_run_scorer
 from forge.runner.stages.evaluate import run_eval_stage
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
     from forge.runner.past import EarlierAttempts
     from forge.runner.stages.run_context import RunContext
     from forge.serve.elsewhere import OpenEngineElsewhere
+    from forge.serve.publishing import Publishing
     from forge.serve.remote.remote import Remote
-    from forge.serve.replicas import Replicas
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class Work:
     async def run_to_end(self) -> None:
         """Everything from the problems to the last stage. Judges outlive engines."""
         run = self.run
+        await self._check_servers()
         await self._load_problems()
         await self._publish_lost_weights_again()
         done = set(self.past.state.finished_stages) if self.past.state else set[int]()
@@ -132,10 +135,17 @@ class Work:
             say=run.console.say,
         )
 
-    def _open_replicas(self) -> AbstractAsyncContextManager[Replicas | Remote]:
+    def _open_replicas(self) -> AbstractAsyncContextManager[Publishing[Any] | Remote]:
         run, placement = self.run, self.run.placement
         run.progress.prepare("engine")
         table = placement.settled(run.experiment.serve)
+        if table.url and needs_training(run.experiment):
+            from forge.serve.remote.taking import open_takers
+
+            return open_takers(
+                table, weights=run.weights.current, chat=run.prompter.chat,
+                owner=self._owner, forge=__version__,
+            )  # fmt: skip
         if table.url:
             from forge.serve.remote.remote import open_remote
 
@@ -168,6 +178,20 @@ class Work:
         if self.run.cluster is None or not cluster.serve:
             return None
         return engines_elsewhere(self.run.cluster, cluster, table)
+
+    @property
+    def _owner(self) -> str:
+        """The run, as servers that take its weights name it."""
+        root = self.run.paths.root
+        return f"run {root.name} on {socket.gethostname()} ({root.absolute()})"
+
+    async def _check_servers(self) -> None:
+        """Raise, before anything is trained, if a server would not take the weights."""
+        table = self.run.experiment.serve
+        if table.url and needs_training(self.run.experiment):
+            from forge.serve.remote.taking import check_takers
+
+            await check_takers(table, owner=self._owner, forge=__version__)
 
     @asynccontextmanager
     async def _counted(self) -> AsyncGenerator[None]:

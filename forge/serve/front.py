@@ -3,7 +3,8 @@ engines, and answers and streams back, all unchanged.
 
 Called by `commands.serve`; `[serve] url` and clients of OpenAI's API connect, through the door
 (`forge.process.server.door`). Promises: if a client hangs up, its samples are aborted; if a replica
-dies, a request whose answer has not begun is sent to another one. Weights cannot be changed here.
+dies, a request whose answer has not begun is sent to another one. Weights can be changed only with
+`forge serve --weights`, by the endpoints of `forge.serve.upload`.
 
     POST /v1/completions, /v1/chat/completions, /score   as the engines answer them
     GET  /v1/models    GET /health
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from forge.serve.replicas import Replicas
+    from forge.serve.upload.endpoints import WeightEndpoints
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +47,13 @@ class Front:
     """The endpoints in front of replicas. Call `close` when done."""
 
     def __init__(
-        self, replicas: Replicas, *, model: str, token: str | None, is_local: bool, timeout_s: float
-    ) -> None:
-        """Connect to the engines. `timeout_s`: their maximum silence; the door's settings as in
-        `Door`."""
+        self, replicas: Replicas, *, model: str, token: str | None, is_local: bool,
+        timeout_s: float, weights: WeightEndpoints | None = None,
+    ) -> None:  # fmt: skip
+        """Connect to the engines. `timeout_s`: their maximum silence; `weights`: absent where they
+        cannot be changed; the door's settings as in `Door`."""
         self._replicas = replicas
+        self._weights = weights
         self._model = model
         self._token = token
         self._is_local = is_local
@@ -74,7 +78,8 @@ class Front:
             entry = {"id": self._model, "object": "model", "owned_by": "forge"}
             return JSONResponse({"object": "list", "data": [entry]})
 
-        async def health(_request: Request) -> Response:
+        async def health(request: Request) -> Response:
+            self._require_claim(request)
             load, stats = self._replicas.load(), self._replicas.stats()
             facts = {
                 "ok": load is not None,
@@ -90,6 +95,7 @@ class Front:
             return JSONResponse(facts)
 
         posts = [Route(path, self._forward, methods=["POST"]) for path in FORWARDED]
+        posts += self._weights.routes() if self._weights else []
         door = Middleware(Door, token=self._token, is_local=self._is_local, refusal=openai_error)
         return Starlette(
             routes=[*posts, Route("/v1/models", models), Route("/health", health)],
@@ -101,6 +107,7 @@ class Front:
     async def _forward(self, request: Request) -> Response:
         from starlette.responses import Response
 
+        self._require_claim(request)
         body = await read_body(request, max_bytes=MAX_BODY_BYTES)
         prompt_ids, num_samples = _facts(await parse_object(body))
         answered: list[Response] = []
@@ -114,6 +121,11 @@ class Front:
             await request.receive()  # after the body: the client hung up
             group.cancel_scope.cancel()
         return answered[0] if answered else Response(status_code=CLIENT_CLOSED)
+
+    def _require_claim(self, request: Request) -> None:
+        """Raise Refused for a run whose weights are served here no longer."""
+        if self._weights is not None:
+            self._weights.require_claim(request)
 
     async def _ask(
         self, request: Request, body: bytes, prompt_ids: list[int], num_samples: int

@@ -26,6 +26,7 @@ from forge.errors import ChildDied, ConfigError, MachineError, NoRoom, Stalled
 from forge.process.busy import BusyClock
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
 from forge.serve.client import ReplicaClient
+from forge.serve.publishing import drain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -40,8 +41,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.1
 """Pause between a hang-up and the next check for a restarted child."""
-DRAIN_PAUSE_S = 0.02
-"""Pause between two checks for the end of the last request."""
 NO_ROOM_PAUSE_S = 5.0
 """Pause before another attempt to find a machine with room."""
 HEALTH_EVERY_S = 0.5
@@ -117,12 +116,12 @@ class Replica:
         self._is_asleep = False
         self._is_awake = anyio.Event()
         self._has_process = False
-        self._is_draining = False
+        self.is_draining = False
 
     @property
     def is_up(self) -> bool:
         """True if it is awake, serves the wanted weights and is not draining."""
-        return self._serves_wanted and not self._is_draining and not self._is_asleep
+        return self._serves_wanted and not self.is_draining and not self._is_asleep
 
     @property
     def _serves_wanted(self) -> bool:
@@ -232,33 +231,17 @@ class Replica:
 
     # -- sleep -----------------------------------------------------------------------------------
 
-    async def drain(self, *, timeout_s: float) -> None:
-        """Return once all requests are answered. New requests are not routed here until `undrain`.
-        Raises Stalled."""
-        self._is_draining = True
-        with anyio.move_on_after(timeout_s):
-            while self.load:  # noqa: ASYNC110 - a counter that many requests change
-                await anyio.sleep(DRAIN_PAUSE_S)
-            return
-        raise Stalled(f"{self.name} did not answer {self.load} samples within {timeout_s:.0f} s")
-
-    def undrain(self) -> None:
-        """Accept requests again."""
-        self._is_draining = False
-        if self.is_up:
-            self._on_up()
-
     async def sleep(self, *, timeout_s: float) -> None:
         """Answer pending requests, then release GPU memory. Raises Stalled."""
         try:
-            await self.drain(timeout_s=timeout_s)
+            await drain(self, timeout_s=timeout_s)
             if not self._is_asleep:
                 self._is_asleep, self._is_awake = True, anyio.Event()
             with anyio.move_on_after(timeout_s):
                 return await self._release_memory()
             raise self._silent(timeout_s, "to sleep")
         finally:
-            self._is_draining = False
+            self.is_draining = False
 
     async def _release_memory(self) -> None:
         """Wait for a child that is starting, since it holds memory already; a dead one has none."""
@@ -354,18 +337,20 @@ class Replica:
             self._child.dump_stacks()
             raise Stalled(f"{error}. Its stacks are in {self._spec.log_path}") from error
 
-    async def score(
+    async def scores(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, timeout_s: float
-    ) -> list[float]:
-        """Log probabilities under the wanted weights, through restarts. Raises Stalled."""
+    ) -> list[list[float]]:
+        """Log probabilities under the wanted weights, through restarts: one list, of one engine;
+        none while it has no machine. Raises Stalled."""
         with anyio.move_on_after(timeout_s):
-            while True:
+            while not self.is_absent:
                 if self._serves_wanted:
                     try:
-                        return await self._client.score(prompt_ids, completion_ids)
+                        return [await self._client.score(prompt_ids, completion_ids)]
                     except ChildDied as error:
                         logger.warning("%s; waiting for its restart", error)
                 await anyio.sleep(RETRY_PAUSE_S)
+            return []
         raise self._silent(timeout_s, "a score")
 
     def _silent(self, timeout_s: float, asked: str) -> Stalled:

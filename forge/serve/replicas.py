@@ -1,9 +1,8 @@
 # pyright: strict
 """All replicas of a stage: kept alive, asked through a router, given new weights together.
 
-Opened by the runner; `generate` is the loop's port Generate (`forge.serve.served`). Promise:
-`publish` returns when every replica has acknowledged the version, and changes nothing if one
-refuses it.
+Opened by the runner; `generate` is the loop's port Generate (`forge.serve.served`), `publish` is
+that of `forge.serve.publishing`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.child import ChildSpec, ProcessObserver
 from forge.process.environment import child_env
-from forge.records import EngineLoad
 from forge.serve.installed.engines import (
     check_adapters,
     check_engine,
@@ -24,12 +21,12 @@ from forge.serve.installed.engines import (
     resolve,
     start_timeout_s,
 )
-from forge.serve.port import PREFIX_CACHE, SLEEP
+from forge.serve.port import SLEEP
+from forge.serve.publishing import Publishing
 from forge.serve.replica import Replica
-from forge.serve.served import Served
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
     from pathlib import Path
 
     from forge.config.schema import ServeTable
@@ -40,7 +37,7 @@ ALL_GPU_LAYERS = 999
 """Value for "all layers" in llama.cpp."""
 
 
-class Replicas(Served):
+class Replicas(Publishing[Replica]):
     """The replicas of a stage. Made by `open_replicas`."""
 
     def __init__(
@@ -50,92 +47,24 @@ class Replicas(Served):
     ) -> None:  # fmt: skip
         """Prepare one replica per spec; none is started yet. `elsewhere` starts their engines on
         other machines."""
-        self._request_timeout_s = table.request_timeout_s
-        self._through_restart_s = start_timeout_s(table) + table.request_timeout_s
-        """Maximum wait for an answer of a replica that has to be started for it."""
-        self._weights = weights
-        self._publishing = anyio.Lock()
-        self.all = tuple(
+        through_restart_s = start_timeout_s(table) + table.request_timeout_s
+        replicas = [
             Replica(
                 spec,
                 weights=weights,
                 request_timeout_s=table.request_timeout_s,
                 observer=observer,
-                on_up=self._note_up,
+                on_up=self.note_up,
                 on_death=lambda name: self.router.forget(name),
                 elsewhere=elsewhere,
             )
             for spec in specs
-        )
+        ]
         super().__init__(
-            self.all, stop_token_ids=stop_token_ids, slots=table.slots,
-            wait_s=self._through_restart_s,
+            replicas, weights=weights, stop_token_ids=stop_token_ids, slots=table.slots,
+            request_timeout_s=table.request_timeout_s, through_restart_s=through_restart_s,
+            wait_s=through_restart_s,
         )  # fmt: skip
-
-    @property
-    def version(self) -> int:
-        """Policy version that all replicas serve."""
-        return self._weights.version
-
-    @property
-    def features(self) -> frozenset[str]:
-        """Features that all engines have."""
-        return frozenset[str].intersection(*(each.features for each in self.all))
-
-    def load(self) -> EngineLoad | None:
-        """Numbers of the engines that are up; None if none is."""
-        known = [each.health for each in self.all if each.health]
-        if not known:
-            return None
-        return EngineLoad(
-            kv_use=max(health["kv_use"] for health in known),
-            running=sum(health["running"] for health in known),
-            waiting=sum(health["waiting"] for health in known),
-            slots=self._slots * len(known),
-            preempted=sum(health["preempted"] for health in known),
-        )
-
-    async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
-        """Serve the weights of a directory everywhere, as `version`. Wakes sleeping engines, and
-        loads weights again that are already served.
-
-        Args:
-            rolling: load one replica after the other, each when its requests have ended, while the
-                others serve the old weights. Otherwise load all at once, during requests.
-
-        Raises:
-            ConfigError: a replica refused the weights; all serve the old ones again.
-            Stalled: a replica was silent.
-        """
-        async with self._publishing:
-            await self._for_each(Replica.wake)
-            before = self._weights
-            weights = before.then(path, version=version)
-            if weights == before:
-                for replica in self.all:
-                    replica.doubt()
-            try:
-                await self._serve_everywhere(weights, rolling=rolling)
-            except (ConfigError, MachineError):
-                await self._serve_everywhere(before, rolling=False)
-                raise
-            finally:
-                self.release()  # requests that waited for a wake get the new weights
-
-    async def probe(
-        self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
-    ) -> list[list[float]]:
-        """Log probabilities of the completion's tokens from each replica that has a machine."""
-        answers: dict[str, list[float]] = {}
-
-        async def ask(replica: Replica) -> None:
-            if not replica.is_absent:
-                answers[replica.name] = await replica.score(
-                    prompt_ids, completion_ids, timeout_s=self._through_restart_s
-                )
-
-        await self._for_each(ask)
-        return [answers[each.name] for each in self.all if each.name in answers]
 
     async def sleep(self) -> None:
         """Release GPU memory once running requests have ended; nothing if an engine cannot."""
@@ -148,47 +77,6 @@ class Replicas(Served):
         except BaseException:
             self.release()
             raise
-
-    async def wake(self) -> None:
-        """Take GPU memory back and continue with requests."""
-        await self._for_each(Replica.wake)
-        self.release()
-
-    async def _serve_everywhere(self, weights: Weights, *, rolling: bool) -> None:
-        self._weights = weights
-
-        async def ask(replica: Replica) -> None:
-            await replica.serve(weights, timeout_s=self._through_restart_s)
-            self.router.forget_prefixes(replica.name)
-
-        if not rolling:
-            return await self._for_each(ask)
-        for replica in self.all:
-            try:
-                await replica.drain(timeout_s=self._request_timeout_s)
-                await ask(replica)
-            finally:
-                replica.undrain()
-
-    async def _for_each(self, ask: Callable[[Replica], Awaitable[None]]) -> None:
-        """Call `ask` for all at once. Raises the first ForgeError, without an exception group."""
-        failures: list[ForgeError] = []
-
-        async def one(replica: Replica) -> None:
-            try:
-                await ask(replica)
-            except ForgeError as error:
-                failures.append(error)
-
-        async with anyio.create_task_group() as group:
-            for replica in self.all:
-                group.start_soon(one, replica)
-        if failures:
-            raise failures[0]
-
-    def _note_up(self) -> None:
-        self.router.has_prefix_cache = PREFIX_CACHE in self.features
-        self.note_up()
 
 
 @asynccontextmanager

@@ -14,7 +14,6 @@ was sent, one answer is returned and counted.
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -204,7 +203,7 @@ class Served:
         if len(self._servers) == 1:
             return up[0]
         loads = [ReplicaLoad(name=each.name, samples=each.load, slots=self._slots) for each in up]
-        return up[self.router.choose(loads, prompt_ids, now=time.monotonic())]
+        return up[self.router.choose(loads, prompt_ids, now=anyio.current_time())]
 
     async def _send(self, attempt: _Attempt, first: Server) -> None:
         """Fill `attempt` with the first answer, or with the errors of all servers that got it."""
@@ -221,7 +220,7 @@ class Served:
     ) -> None:
         """Send to one server; the first answer cancels the request at the others."""
         attempt.servers.append(server)
-        began = time.monotonic()
+        began = anyio.current_time()
         try:
             completions = await server.complete(attempt.request)
         except ForgeError as error:
@@ -233,7 +232,7 @@ class Served:
             attempt.answer, is_last = completions, True
             lengths = [len(each.token_ids) for each in completions]
             server.generated_tokens += sum(lengths)
-            now = time.monotonic()
+            now = anyio.current_time()
             self._answered_at[server.name] = now
             self.router.answered(server.name, seconds=now - began, num_tokens=max(lengths))
         if is_last and others is not None:
@@ -242,10 +241,10 @@ class Served:
     async def _wait_for_silence(self, attempt: _Attempt, first: Server) -> Server | None:
         """A second server for the request, once `first` was silent for too long while another one
         answered. Cancelled by an answer."""
-        began = time.monotonic()
+        began = anyio.current_time()
         while True:
             await anyio.sleep(WATCH_EVERY_S)
-            now = time.monotonic()
+            now = anyio.current_time()
             patience_s = self.router.patience_s(attempt.request.max_tokens)
             if patience_s is None or now - began < patience_s or not self._is_silent(first, began):
                 continue
@@ -268,7 +267,7 @@ class Served:
         if not isinstance(error, Stalled):
             return False
         for server in attempt.servers:
-            self.router.was_silent(server.name, now=time.monotonic())
+            self.router.was_silent(server.name, now=anyio.current_time())
         return any(each.is_up and each not in attempt.servers for each in self._servers)
 
 

@@ -293,7 +293,7 @@ async def test_nothing_is_admitted_while_a_restarted_trainer_catches_up() -> Non
 async def test_the_number_of_groups_follows_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """With free memory in the engine, more groups than a batch has; without a report, no more."""
     now = iter(range(0, 10**6, 10))
-    monkeypatch.setattr(producer_module.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(producer_module.anyio, "current_time", lambda: next(now))
 
     roomy = EngineLoad(kv_use=0.1, running=1, waiting=0, slots=99)
     most: dict[bool, int] = {}

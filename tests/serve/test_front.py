@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,16 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import forge.data.chat
+from forge import __version__
 from forge.cli import run_command
 from forge.config.schema import ServeTable
 from forge.data.chat import ChatTemplate
+from forge.errors import ConfigError, MachineError
 from forge.records import Prompt
 from forge.serve.remote.openai_wire import Dialect
 from forge.serve.remote.remote import open_remote
+from forge.serve.remote.taking import check_takers, open_takers
+from forge.serve.weights import Weights
 
 if TYPE_CHECKING:
     from conftest import Reference
@@ -166,7 +171,9 @@ async def evaluate(url: str, model_dir: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_requests_without_the_token_are_refused(experiment: Path, tmp_path: Path) -> None:
+def test_requests_without_the_token_are_refused_and_so_are_weights(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "s.sock"
     argv = (str(experiment), "--socket", str(path), "--set=serve.replicas=1")
     with serving(*argv, FORGE_SERVE_TOKEN="sesame") as (url, _):
@@ -178,6 +185,64 @@ def test_requests_without_the_token_are_refused(experiment: Path, tmp_path: Path
             headers = {"Authorization": "Bearer sesame"}
             found = http.post("/v1/completions", json={"prompt": [1]}, headers=headers)
             assert 0 < len(found.json()["choices"][0]["token_ids"]) <= 16
+        monkeypatch.setenv("SESAME", "sesame")
+        table = ServeTable(url=[url], api_key_env="SESAME")
+        with pytest.raises(ConfigError, match="accepts no weights: start it with forge serve --we"):
+            anyio.run(partial(check_takers, table, owner="run a", forge=__version__))
+
+
+@pytest.mark.slow
+def test_a_run_elsewhere_publishes_to_a_server_that_accepts_weights(
+    experiment: Path, newer: Reference
+) -> None:
+    argv = (str(experiment), "--weights", "--listen", "127.0.0.1:0")
+    with serving(*argv, FORGE_SERVE_TOKEN="sesame") as (url, process):
+        anyio.run(publish_there, url, experiment.parent / "talking", newer)
+        port = url.rpartition(":")[2]
+        second = start(str(experiment), "--listen", f"127.0.0.1:{port}")
+        _, said = second.communicate(timeout=60)
+        assert second.returncode == 3
+        assert said.startswith(f"forge: --listen 127.0.0.1:{port}: Address already in use")
+        assert said.count("\n") == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+    assert not list((experiment.parent / "runs").glob(".serve-*"))
+
+
+async def publish_there(url: str, model_dir: Path, newer: Reference) -> None:
+    options: dict[str, Any] = {"n": 2, "max_tokens": 9, "temperature": 1.0, "seed": 0}
+    prompt, completion, start = (1, 2, 3), [4, 5, 6], Weights(full=model_dir)
+    chat = ChatTemplate.load(model_dir)
+    os.environ["SESAME"] = "sesame"
+    table = ServeTable(url=[url], api_key_env="SESAME", context_tokens=512)
+    opened = open_takers(table, weights=start, chat=chat, owner="run a", forge=__version__)
+    async with opened as replicas:
+        (server,) = replicas.servers
+        assert server.sender.sent_bytes == 0  # it had the model already
+        before = await replicas.generate(Prompt(ids=prompt), **options)
+        assert {(one.min_version, one.max_version) for one in before} == {(0, 0)}
+        await replicas.publish(newer.path, 5)
+        after = await replicas.generate(Prompt(ids=prompt), **options)
+        assert {(one.min_version, one.max_version) for one in after} == {(5, 5)}
+        assert after[0].token_ids != before[0].token_ids
+        wanted = newer.logprobs(prompt, completion)
+        answers = await replicas.probe(prompt, completion)
+        assert len(answers) == 2  # of both replicas there
+        assert max(abs(a - b) for row in answers for a, b in zip(row, wanted, strict=True)) < 1e-3
+        with pytest.raises(MachineError, match="run a publishes here"):
+            await check_takers(table, owner="run b", forge=__version__)
+        with pytest.raises(ConfigError, match="install the same version on both"):
+            await check_takers(table, owner="run a", forge="0")
+    more = table.model_copy(update={"context_tokens": 4096})
+    with pytest.raises(ConfigError, match=r"context_tokens: found 4096; http.* serves 512"):
+        await check_takers(more, owner="run b", forge=__version__)
+    fast = table.model_copy(update={"precision": "fast"})
+    with pytest.raises(ConfigError, match=r'precision: found "fast"; http.* serves "exact"'):
+        await check_takers(fast, owner="run b", forge=__version__)
+    os.environ["SESAME"] = "wrong"
+    with pytest.raises(ConfigError, match="a bearer token is needed"):
+        await check_takers(table, owner="run b", forge=__version__)
+    del os.environ["SESAME"]
 
 
 def test_a_refused_command_prints_one_line_and_exits_with_2(
@@ -188,6 +253,7 @@ def test_a_refused_command_prints_one_line_and_exits_with_2(
     cases = [
         ((str(experiment),), "needs either --socket PATH or --listen HOST:PORT"),
         ((str(experiment), "--listen", "0.0.0.0:0"), "set FORGE_SERVE_TOKEN here"),
+        ((str(experiment), "--weights", "--socket", "s"), "weights needs a token: set FORGE_SERVE"),
         ((str(experiment), "--listen", "here"), "HOST:PORT is needed"),
         ((quickstart, "--socket", "s"), '"forge serve RUN" serves the model of a run'),
         (("absent-run", "--socket", "s", f"--store={tmp_path}"), "absent-run"),

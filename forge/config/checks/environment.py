@@ -70,13 +70,13 @@ def check_serve_url(experiment: Experiment) -> Iterator[Mistake]:
     for name in ("api_key_env", "model_name"):
         if getattr(serve, name) and not serve.url:
             yield mistake("set without serve.url; it applies to that server", "serve", name)
-    for index, stage in enumerate(experiment.stage):
-        if serve.url and not isinstance(stage, EvalStage):
-            yield mistake(
-                f'found "{stage.kind}" with serve.url, whose servers take no new weights; eval '
-                "stages only, or remove serve.url to start engines",
-                *("stage", index, "kind"),
-            )
+    trained = [i for i, stage in enumerate(experiment.stage) if not isinstance(stage, EvalStage)]
+    if serve.url and trained and not serve.api_key_env:
+        yield mistake(
+            "absent, with serve.url and a stage that trains; the variable with the token of forge "
+            "serve --weights, or eval stages only",
+            *("serve", "api_key_env"),
+        )
 
 
 def check_outlets(experiment: Experiment) -> Iterator[Mistake]:

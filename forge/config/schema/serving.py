@@ -40,8 +40,9 @@ class ServeTable(Table):
     """Inference engine. auto: with GPUs the first installed of vllm, llama (if built for GPUs) and
     hf; without GPUs llama."""
     url: list[str] = Field(default_factory=list)
-    """OpenAI-compatible servers that replace the run's own engines: http://HOST:PORT[/PATH] or
-    unix:/PATH. For evaluation only, since their weights cannot be changed."""
+    """Servers that replace the run's own engines: http://HOST:PORT[/PATH] or unix:/PATH. For
+    evaluations any OpenAI-compatible ones; for training forge serve --weights, to which each new
+    version is sent."""
     api_key_env: str | None = None
     """Environment variable that holds the API key for url."""
     model_name: str | None = None
@@ -77,3 +78,8 @@ class ServeTable(Table):
     """Maximum time from start until /health answers; absent means the engine's own default."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """Maximum time for one completion request."""
+
+    @property
+    def num_servers(self) -> int:
+        """Replicas, or servers behind URLs."""
+        return len(self.url) or self.replicas

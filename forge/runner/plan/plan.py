@@ -16,7 +16,7 @@ from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan.attention import attention_reasons
 from forge.runner.plan.machine import Machine, this_machine
 from forge.runner.plan.model_shape import model_shape
-from forge.runner.plan.needs import makes_pairs, needs_judges, needs_serving
+from forge.runner.plan.needs import makes_pairs, needs_judges, needs_serving, needs_training
 from forge.runner.plan.placement import Placement, place
 from forge.runner.plan.predict import PhasePlan, predict_disk_bytes, predict_phases
 from forge.runner.plan.prefix_sharing import reasons
@@ -258,7 +258,8 @@ def _notes(
         yield f"judges are external: {', '.join(experiment.judge.url)}"
     yield from _elsewhere(experiment)
     if serve.url:
-        yield f"servers are external and keep their own weights: {', '.join(serve.url)}"
+        weights = "get each version" if needs_training(experiment) else "keep their own weights"
+        yield f"servers are external and {weights}: {', '.join(serve.url)}"
     if devices.gpus is not None and not (devices.train or devices.serve or devices.judge):
         yield "devices.gpus is set, but train, serve and judge are 0: everything runs on the CPU"
     if not machine.assumed and machine.hidden_gpus and devices.gpus:

@@ -13,7 +13,7 @@ engines wake: the next one publishes before it takes a batch.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -22,12 +22,12 @@ from forge.runner.stages.trainer_state import Engines, TrainerState
 if TYPE_CHECKING:
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.runner.weights.gate import TurnGate
+    from forge.serve.publishing import Publishing
     from forge.serve.remote.remote import Remote
-    from forge.serve.replicas import Replicas
 
 
 async def alternate_with_training(
-    engines: Replicas | Remote, desk: TrainerDesk, gate: TurnGate
+    engines: Publishing[Any] | Remote, desk: TrainerDesk, gate: TurnGate
 ) -> None:
     """Runs until cancelled; leaves the engines awake and the gate open."""
     desk.engines_sleep = True

@@ -129,7 +129,7 @@ async def evaluate(
 def groups_in_flight(serve: ServeTable, sizes: Sequence[int]) -> int:
     """Number of groups played at once, so that they fill the slots of all replicas. `sizes`:
     rollouts in each group of a problem."""
-    slots = serve.slots * (len(serve.url) or serve.replicas)
+    slots = serve.slots * serve.num_servers
     return max(2, math.ceil(ROLLOUTS_PER_SLOT * slots * len(sizes) / sum(sizes)))
 
 

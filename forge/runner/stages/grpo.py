@@ -159,7 +159,7 @@ def _set_turnover(run: RunContext, start: Weights) -> None:
         max_staleness=rollout.max_staleness,
         in_flight=rollout.in_flight,
         is_adapter=model.lora is not None or start.adapter is not None,
-        num_replicas=run.experiment.serve.replicas,
+        num_replicas=run.experiment.serve.num_servers,
         features=run.replicas.features,
     )
 
@@ -181,7 +181,7 @@ def _training_ports(run: RunContext) -> Ports:
 
 def _batch_plan(run: RunContext, stage: GrpoStage, index: int, *, first_step: int) -> BatchPlan:
     rollout, serve = run.experiment.rollout, run.experiment.serve
-    most = serve.max_concurrency and serve.max_concurrency * serve.replicas // rollout.group_size
+    most = serve.max_concurrency and serve.max_concurrency * serve.num_servers // rollout.group_size
     assert run.pool is not None
     return BatchPlan(
         stage=index,

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from forge.runner.stages.plug import TrainerPlug
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.runner.weights.sync import WeightSync
+    from forge.serve.publishing import Publishing
     from forge.serve.remote.remote import Remote
-    from forge.serve.replicas import Replicas
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer
 
@@ -79,7 +79,7 @@ class RunContext:
     """Set while judges run."""
     scorer: Scorer | None = None
     """Set while stages are played, with `reward.function`."""
-    replicas: Replicas | Remote | None = None
+    replicas: Publishing[Any] | Remote | None = None
     """Set while engines run."""
     stage: TrainerPlug | None = None
     """Set during a training stage."""

@@ -17,6 +17,7 @@ from forge.runner.live.observer import Seen
 from forge.runner.stages.trainer_state import TrainerState
 from forge.runner.status.health import FULL, Fill, Queue
 from forge.serve.remote.remote import Remote
+from forge.serve.remote.taking import RemoteReplicas
 from forge.serve.replicas import Replicas
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def observe_serving(
     if isinstance(served, Replicas):
         for replica in served.all:
             yield _observe_replica(replica, experiment, limit_s, seen.get(replica.name))
-    elif isinstance(served, Remote):
+    elif isinstance(served, Remote | RemoteReplicas):
         for server in served.servers:
             yield _observe_server(server, limit_s)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from forge.runner.weights.gate import TurnGate
     from forge.runner.weights.probe import Probe, ProbeResult
     from forge.runner.weights.resume import StartingWeights
+    from forge.serve.publishing import Publishing
     from forge.serve.remote.remote import Remote
-    from forge.serve.replicas import Replicas
     from forge.store.write.writer import Writer
 
 
@@ -53,7 +53,7 @@ class WeightSync:
         self.current, self.step = start.weights, start.step
         self.attempt = attempt
         self.gate = gate
-        self.serving: Replicas | Remote | None = None
+        self.serving: Publishing[Any] | Remote | None = None
         self._limit = probe_limit(precision, on_gpu=on_gpu)
         self._sink = sink
         self._last_version = start.last_version

@@ -1,4 +1,5 @@
 """Engines behind a URL that forge did not start: `[serve] url`.
 
-Called by the runner for evaluations. Never starts a process and never sends weights.
+Called by the runner: `remote` for evaluations, `taking` for runs that train, whose weights are sent
+by `forge.serve.upload`. Never starts a process.
 """

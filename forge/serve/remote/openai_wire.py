@@ -95,15 +95,20 @@ def read_answer(
     n: int,
     encode: Callable[[str, bool], list[int]],
     thinking: str = "think",
+    has_versions: bool = False,
 ) -> list[Completion]:
     """Parse the answer to `request_body`, which must have `n` completions. `encode` makes ids from
     a text, with the stop token if the flag says that the model ended it. `thinking` is the tag
-    around thinking that a chat server sends apart; empty leaves it out.
+    around thinking that a chat server sends apart; empty leaves it out. `has_versions`: the weights
+    are this run's, so that the versions of the FORGE format are kept.
 
     Raises MachineError, without the server's name, if the answer is invalid.
     """
     try:
-        found = _completions(content, dialect, encode, thinking)
+        if has_versions and content.startswith(MAGIC):
+            found = unpack(content)
+        else:
+            found = _completions(content, dialect, encode, thinking)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         shown = content[:200].decode("utf-8", "replace")
         raise MachineError(
@@ -166,7 +171,7 @@ def _with_thinking(message: Mapping[str, Any], tag: str, *, is_cut: bool) -> str
 
 
 def _completion(ids: Sequence[int], logprobs: Sequence[float], finish: object) -> Completion:
-    """A completion with version 0, as the server's weights never change. It counts as STOP for
+    """A completion with version 0, as no run numbers the server's weights. It counts as STOP for
     other reasons too (`content_filter`, `eos`, none): the model ended the text."""
     if logprobs and len(logprobs) != len(ids):
         raise ValueError(f"{len(ids)} tokens with {len(logprobs)} log probabilities")

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
     from pathlib import Path
 
+    import httpx
+
     from forge.config.schema import ServeTable
     from forge.records import Completion
 
@@ -72,6 +74,7 @@ class RemoteServer:
         self._chat = chat
         self._thinking = thinking
         self._limit_name = "max_tokens"
+        self._has_versions = False
         self.busy = BusyClock()
 
     @property
@@ -115,6 +118,7 @@ class RemoteServer:
             n=request.n,
             encode=self._encode_answer,
             thinking=self._thinking,
+            has_versions=self._has_versions,
         )
         try:
             if dialect is Dialect.CHAT:
@@ -215,14 +219,10 @@ async def open_remote(
     Raises ConfigError if a model or a key is missing or a server has another model, MachineError if
     no server answers.
     """
-    token = _key(table.api_key_env)
     async with AsyncExitStack() as opened:
         servers: list[RemoteServer] = []
         for url in table.url:
-            root = url.rstrip("/").removesuffix("/v1")  # which users may write
-            http = open_url_client(root, timeout_s=table.request_timeout_s, token=token)
-            await opened.enter_async_context(http)
-            client = UrlClient(url, http, timeout_s=table.request_timeout_s)
+            client, _ = await opened.enter_async_context(open_client_of(table, url))
             found = await discover(
                 client,
                 split_ids=None if by_messages else chat.encode_plain(SPLIT_ME),
@@ -239,6 +239,18 @@ async def open_remote(
             yield remote
         finally:
             tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_client_of(
+    table: ServeTable, url: str
+) -> AsyncGenerator[tuple[UrlClient, httpx.AsyncClient]]:
+    """The client of one URL of the table, and the connections below it. Raises ConfigError if the
+    key is missing."""
+    root = url.rstrip("/").removesuffix("/v1")  # which users may write
+    token = _key(table.api_key_env)
+    async with open_url_client(root, timeout_s=table.request_timeout_s, token=token) as http:
+        yield UrlClient(url, http, timeout_s=table.request_timeout_s), http
 
 
 def _key(variable: str | None) -> str | None:

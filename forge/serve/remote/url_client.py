@@ -31,12 +31,18 @@ LONGEST_PAUSE_S = 30.0
 SILENT = 504
 """A gateway got no answer from the server in time."""
 KEY_REFUSED = frozenset({401, 403})
+CLAIM_LOST = 409
+"""`forge serve --weights`: it was started again, or another run publishes there."""
 CONTENT_REFUSED = frozenset({400, 413, 422})
 """Refusals of one request, mostly as too long: the server may answer others."""
 
 
 class RefusedRequest(ConfigError):
     """The server refuses the content of a request."""
+
+
+class OtherWeights(MachineError):
+    """The server does not have the weights that this run published."""
 
 
 class UrlClient:
@@ -73,7 +79,7 @@ class UrlClient:
     async def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """JSON of a 200; None for other answers. Raises ConfigError if the key is refused."""
         response = await self._send(method, path, body, SHORT_TIMEOUT_S, {})
-        if response.status in KEY_REFUSED:
+        if response.status in KEY_REFUSED or response.status == CLAIM_LOST:
             raise self._refusal(response)
         try:
             return response.json() if response.status == 200 else None
@@ -91,6 +97,8 @@ class UrlClient:
             return ConfigError(f"{self.url}: {said}; {self._key_setting} names the key's variable")
         if status == SILENT:
             return Stalled(f"{self.url}: {status}: {said}")
+        if status == CLAIM_LOST:
+            return OtherWeights(f"{self.url}: {said}")
         if status in CONTENT_REFUSED:
             return RefusedRequest(f"{self.url}: {status}: {said}")
         kind = ConfigError if 400 <= status < 500 and status not in BUSY else MachineError

@@ -1,0 +1,338 @@
+"""Weights over HTTP, without an engine: files by content, claims, and what interrupts them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import anyio.abc
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+
+import forge.serve.upload.sender
+from forge.config.schema import ServeTable
+from forge.errors import ConfigError, ForgeError, MachineError, Stalled
+from forge.process.ask import open_url_client
+from forge.process.server.door import Door
+from forge.process.server.serving import serve_task
+from forge.process.sockets import open_socket_dir
+from forge.serve.upload.claims import SILENT_S, Claims, PublishClaim
+from forge.serve.upload.endpoints import WeightEndpoints
+from forge.serve.upload.held import RESERVE_BYTES, HeldFiles, LostPlace
+from forge.serve.upload.manifest import Digests, read_manifest
+from forge.serve.upload.sender import LostClaim, WeightSender
+from forge.serve.weights import Weights
+
+pytestmark = pytest.mark.anyio
+TOKEN = "sesame"
+NUM_BYTES = 300_000
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Engines:
+    """Fake replicas that read what they load."""
+
+    features = frozenset({"compact"})
+
+    def __init__(self) -> None:
+        self.weights = Weights(full=Path("nowhere"))
+        self.loaded: list[dict[str, bytes]] = []
+        self.refusal = ""
+
+    async def publish_weights(self, weights: Weights) -> None:
+        if self.refusal:
+            raise ConfigError(self.refusal)
+        self.weights = weights
+        self.loaded.append({path.name: path.read_bytes() for path in weights.full.iterdir()})
+
+    async def probe(self, prompt_ids: Any, completion_ids: Any) -> list[list[float]]:
+        return [[-1.0] * len(completion_ids)] * 2
+
+
+class Host:
+    """A server on a Unix socket, which can be away and be started again."""
+
+    def __init__(self, folder: Path, sockets: Path, *, forge: str = "1") -> None:
+        self.path = sockets / "s.sock"
+        self.url = f"unix:{self.path}"
+        self.engines = Engines()
+        self.num_started = 0
+        self.puts: list[int] = []
+        """Offset of each upload that began."""
+        self.garbled = 0
+        """Uploads whose bytes will be changed on the way."""
+        self._folder, self._forge = folder, forge
+        self._scope = anyio.CancelScope()
+
+    async def start(self, tasks: anyio.abc.TaskGroup) -> None:
+        self.num_started += 1
+        self.endpoints = WeightEndpoints(
+            cast("Any", self.engines), start=self.engines.weights, table=ServeTable(),
+            folder=self._folder / str(self.num_started), forge=self._forge,
+        )  # fmt: skip
+        self.endpoints._own.clear()
+        app = Starlette(routes=self.endpoints.routes(), middleware=[Middleware(Door, token=TOKEN)])
+        self._scope, self._ended = anyio.CancelScope(), anyio.Event()
+
+        async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+            with self._scope:
+                await serve_task(
+                    cast("Any", self._between(app)), self.path, task_status=task_status
+                )
+            self._ended.set()
+
+        await tasks.start(run)
+
+    async def stop(self) -> None:
+        self._scope.cancel()
+        await self._ended.wait()
+
+    def _between(self, app: Any) -> Any:
+        async def between(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] != "http" or scope["method"] != "PUT":
+                return await app(scope, receive, send)
+            query = dict(pair.split("=") for pair in scope["query_string"].decode().split("&"))
+            self.puts.append(int(query["offset"]))
+            garble, self.garbled = self.garbled > 0, max(self.garbled - 1, 0)
+
+            async def changed() -> Any:
+                message = await receive()
+                if garble and message.get("body"):
+                    message = {**message, "body": bytes(len(message["body"]))}
+                return message
+
+            await app(scope, changed, send)
+
+        return between
+
+
+@asynccontextmanager
+async def hosting(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Host, Any]]:
+    with open_socket_dir() as sockets, anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            host = Host(tmp_path / "host", sockets, **options)
+            await host.start(tasks)
+            yield host, tasks
+            tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def sending(
+    host: Host, *, owner: str = "run a", token: str = TOKEN, patience_s: float = 20.0
+) -> AsyncIterator[WeightSender]:
+    async with open_url_client(host.url, timeout_s=20, token=token) as http:
+        yield WeightSender(
+            host.url, http, owner=owner, forge="1", digests=Digests(), patience_s=patience_s
+        )
+
+
+def weights(tmp_path: Path, name: str, *, version: int) -> Weights:
+    """A directory whose tokenizer is the same in each."""
+    path = tmp_path / name
+    path.mkdir()
+    content = hashlib.sha256(name.encode()).digest() * (NUM_BYTES // 32)
+    (path / "model.safetensors").write_bytes(content)
+    (path / "tokenizer.json").write_text("{}")
+    (path / "pytorch_model.bin").write_bytes(b"a pickle, which is not sent")
+    return Weights(full=path, version=version, full_version=version)
+
+
+async def test_only_files_that_the_server_lacks_are_sent(tmp_path: Path) -> None:
+    first, second = (weights(tmp_path, name, version=n) for n, name in enumerate("ab", 1))
+    async with hosting(tmp_path) as (host, _), sending(host) as sender:
+        await sender.claim()
+        await sender.serve(first)
+        whole = sender.sent_bytes
+        await sender.serve(first)
+        assert sender.sent_bytes == whole
+        await sender.serve(second)
+        assert sender.sent_bytes - whole == (second.full / "model.safetensors").stat().st_size
+        assert [sorted(each) for each in host.engines.loaded] == [
+            ["model.safetensors", "tokenizer.json"]
+        ] * 3
+        assert (
+            host.engines.loaded[2]["model.safetensors"]
+            == (second.full / "model.safetensors").read_bytes()
+        )
+        assert (host.engines.weights.version, host.engines.weights.full_version) == (2, 2)
+        held = tmp_path / "host" / "1"
+        assert len(list((held / "blobs").iterdir())) == 2  # those of version 1 alone are deleted
+        assert [each.name for each in (held / "weights").iterdir()] == ["2-v2"]
+        assert await sender.scores({"prompt_ids": [1], "completion_ids": [2]}) == [[-1.0]] * 2
+
+
+async def test_an_upload_that_was_cut_off_continues_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forge.serve.upload.sender, "PIECE_BYTES", 50_000)
+    wanted = weights(tmp_path, "a", version=1)
+    async with hosting(tmp_path) as (host, _), sending(host) as sender:
+        await sender.claim()
+        pieces = sender._pieces
+
+        async def cut(path: Path, offset: int) -> AsyncIterator[bytes]:
+            monkeypatch.setattr(sender, "_pieces", pieces)
+            found = pieces(path, offset)
+            for _ in range(3):
+                yield await anext(found)
+            await found.aclose()
+            raise httpx.WriteError("the network is away")
+
+        monkeypatch.setattr(sender, "_pieces", cut)
+        await sender.serve(wanted)
+        assert host.puts[:2] == [0, 150_000]
+        found = host.engines.loaded[0]["model.safetensors"]
+        assert found == (wanted.full / "model.safetensors").read_bytes()
+
+
+async def test_bytes_that_arrive_changed_are_sent_again(tmp_path: Path) -> None:
+    wanted = weights(tmp_path, "a", version=1)
+    async with hosting(tmp_path) as (host, _), sending(host) as sender:
+        await sender.claim()
+        host.garbled = 1
+        await sender.serve(wanted)
+        assert len(host.engines.loaded) == 1
+        host.garbled = 100
+        with pytest.raises(ConfigError, match="bytes that arrived have another digest"):
+            await sender.serve(weights(tmp_path, "b", version=2))
+        assert len(host.engines.loaded) == 1
+
+
+async def test_a_network_that_goes_away_and_returns_delays_a_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forge.serve.upload.sender, "RETRY_PAUSE_S", 0.05)
+    wanted = weights(tmp_path, "a", version=1)
+    async with hosting(tmp_path) as (host, tasks), sending(host) as sender:
+        await sender.claim()
+        away = host.path.with_name("away")
+        host.path.rename(away)
+
+        async def return_later() -> None:
+            await anyio.sleep(0.4)
+            away.rename(host.path)
+
+        tasks.start_soon(return_later)
+        await sender.serve(wanted)
+        assert host.engines.weights.version == 1
+    async with hosting(tmp_path / "other") as (host, _), sending(host, patience_s=0.2) as sender:
+        await sender.claim()
+        await host.stop()
+        with pytest.raises(Stalled, match=r"unix:.* hung up; .*; no progress for 0"):
+            await sender.serve(wanted)
+
+
+async def test_a_server_that_was_started_again_has_to_be_claimed_again(tmp_path: Path) -> None:
+    wanted = weights(tmp_path, "a", version=1)
+    async with hosting(tmp_path) as (host, tasks), sending(host) as sender:
+        await sender.claim()
+        await sender.serve(wanted)
+        await host.stop()
+        await host.start(tasks)
+        with pytest.raises(LostClaim, match="it was started again"):
+            await sender.serve(wanted)
+        await sender.claim()
+        await sender.serve(wanted)
+        assert len(host.engines.loaded) == 2
+
+
+async def test_a_second_run_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
+    wanted = weights(tmp_path, "a", version=1)
+    async with hosting(tmp_path) as (host, _), sending(host) as first:
+        await first.claim()
+        async with sending(host, owner="run b") as second:
+            with pytest.raises(MachineError, match=r"run a publishes here \(last seen 0 s ago\)"):
+                await second.claim()
+            await first.release()
+            await second.claim()
+            with pytest.raises(LostClaim, match="run b publishes here now"):
+                await first.serve(wanted)
+        async with sending(host, owner="run b") as resumed:
+            await resumed.claim()  # the same run, after its end without a word
+            await resumed.serve(wanted)
+
+
+async def test_refusals_are_one_line_each(tmp_path: Path) -> None:
+    wanted = weights(tmp_path, "a", version=1)
+    async with hosting(tmp_path, forge="2") as (host, _):
+        async with sending(host) as sender:
+            with pytest.raises(ConfigError, match=r"here is forge 2, the run has 1; install the"):
+                await sender.claim()
+        async with sending(host, token="wrong") as sender:
+            with pytest.raises(ConfigError, match=r"bearer token is needed; serve\.api_key_env"):
+                await sender.claim()
+    async with hosting(tmp_path / "b") as (host, _), sending(host) as sender:
+        await sender.claim()
+        host.endpoints._held._free_bytes = lambda _path: RESERVE_BYTES + 1000
+        with pytest.raises(MachineError, match=r"disk full: the upload needs 0\.00 GB in .*blobs"):
+            await sender.serve(wanted)
+        host.endpoints._held._free_bytes = lambda _path: RESERVE_BYTES + 10 * NUM_BYTES
+        host.engines.refusal = "3 tensors missing"
+        with pytest.raises(ConfigError, match="3 tensors missing"):
+            await sender.serve(wanted)
+        with pytest.raises(ConfigError, match=r"no \.safetensors files"):
+            await sender.serve(Weights(full=tmp_path / "b"))
+        errors: list[str] = []
+        for name in ("../up.json", "x.py", ".hidden.json", "a/b.json"):
+            entry = {"name": name, "sha256": "0" * 64, "num_bytes": 1}
+            body = json.loads(json.dumps({"files": [entry]}))
+            answer = await sender._send("/weights/files", body, timeout_s=5)
+            assert answer.status == 400
+            errors.append(answer.json()["error"])
+        assert all("a plain name that ends in" in error for error in errors)
+    assert not host.engines.loaded
+
+
+def test_of_two_writers_of_a_file_the_last_one_to_ask_writes(tmp_path: Path) -> None:
+    held, content = HeldFiles(tmp_path), b"x" * 100
+    digest = hashlib.sha256(content).hexdigest()
+    entry = {"name": "a.json", "sha256": digest, "num_bytes": 100}
+    manifest = read_manifest([entry])
+    upload, first = held.begin(digest, offset=0)
+    held.write(upload, content[:40], writer=first)
+    assert held.missing(manifest) == {digest: 40}
+    with pytest.raises(LostPlace, match="another connection"):
+        held.write(upload, content[40:], writer=first)
+    with pytest.raises(LostPlace, match="found byte 0; next is 40"):
+        held.begin(digest, offset=0)
+    _, second = held.begin(digest, offset=40)
+    held.write(upload, content[40:], writer=second)
+    assert held.finish(digest, upload, writer=second, num_bytes=100)
+    assert held.missing(manifest) == {}
+    assert (held.assemble(manifest, version=3) / "a.json").read_bytes() == content
+    with pytest.raises(ConfigError, match=r"1 files were not sent, the first is b\.json"):
+        held.assemble(read_manifest([{**entry, "name": "b.json", "sha256": "1" * 64}]), version=4)
+
+
+def test_a_silent_run_loses_its_claim_and_a_living_one_keeps_it() -> None:
+    claims = Claims()
+    first = claims.take("a", now=0.0)
+    assert isinstance(first, PublishClaim)
+    assert claims.refusal(first.key, now=SILENT_S - 1) == ""
+    assert isinstance(claims.take("b", now=2 * SILENT_S - 2), str)
+    second = claims.take("b", now=2 * SILENT_S)
+    assert isinstance(second, PublishClaim)
+    assert claims.refusal(first.key, now=2 * SILENT_S) == "b publishes here now"
+    claims.release(first.key)
+    assert isinstance(claims.take("a", now=2 * SILENT_S), str)
+
+
+def test_a_manifest_is_checked_entry_by_entry() -> None:
+    good = {"name": "a.json", "sha256": "0" * 64, "num_bytes": 1}
+    for wrong in ({"name": 3}, {"sha256": "xyz"}, {"num_bytes": -1}, {"num_bytes": True}):
+        with pytest.raises(ForgeError, match="files: "):
+            read_manifest([{**good, **wrong}])
+    for wrong in ([], "a", None, [good, good], [{}]):
+        with pytest.raises(ConfigError, match="files: "):
+            read_manifest(wrong)
