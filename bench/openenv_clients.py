@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from websockets.asyncio.client import connect  # pyright: ignore[reportMissingImports]
+from websockets.asyncio.client import connect
 
 EXPECTED = [0.3, 0.3, 0.8]
 """Rewards of two wrong answers and a correct one, without times."""

@@ -14,10 +14,8 @@ types `forge status` would wait for. httpx and anyio are imported on first use.
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import json
 import socket
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +68,6 @@ def open_client(
     """A client of the server on `socket_path`, for `async with`."""
     import httpx
 
-    _skip_sniffio()
     transport = httpx.AsyncHTTPTransport(
         uds=str(check_socket_path(socket_path)),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=IDLE_CONNECTIONS),
@@ -89,7 +86,6 @@ def open_url_client(url: str, *, timeout_s: float, token: str | None) -> httpx.A
     """A client of `http://host:port`, `https://...` or `unix:/path`, with a bearer token."""
     import httpx
 
-    _skip_sniffio()
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     if url.startswith(UNIX_PREFIX):
         path = Path(url.removeprefix(UNIX_PREFIX))
@@ -97,14 +93,6 @@ def open_url_client(url: str, *, timeout_s: float, token: str | None) -> httpx.A
     return httpx.AsyncClient(
         base_url=url, headers=headers, timeout=timeout_s, limits=_no_limits(), trust_env=False
     )
-
-
-def _skip_sniffio() -> None:
-    """Mark sniffio as absent where it is not installed; anyio no longer needs it. Without the mark
-    httpcore tries to import it some ten times a request, and each time Python searches all folders:
-    0.5 to 0.9 ms of CPU."""
-    if "sniffio" not in sys.modules and importlib.util.find_spec("sniffio") is None:
-        sys.modules["sniffio"] = None  # pyright: ignore[reportArgumentType]  # "not there"
 
 
 def _no_limits() -> httpx.Limits:

@@ -314,7 +314,7 @@ async def test_one_slow_health_does_not_end_the_link(monkeypatch: pytest.MonkeyP
             raise NoAnswer("ReadTimeout")
         return {"device": "cpu", "isolation": "i", "harness": "h"}
 
-    monkeypatch.setattr(links, "_ask_health", ask_health)
+    monkeypatch.setattr(links, "ask_health", ask_health)
     async with links.open_url_link("http://127.0.0.1:1", timeout_s=1.0) as link:
         assert await link.ended() == "ReadTimeout"
     assert num_asked == len(answers)

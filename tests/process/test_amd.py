@@ -156,7 +156,7 @@ def test_the_environment_of_a_judge(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_the_environment_of_a_replica_on_two_gpus(tmp_path: Path) -> None:
-    spec = replicas._spec(
+    spec = replicas.engine_spec(
         ServeTable(), index=0, socket_dir=tmp_path, log_dir=tmp_path,
         gpus=[uuid_of(0), uuid_of(1)], config={},
     )  # fmt: skip

@@ -40,7 +40,7 @@ async def health(_request: Request) -> Response:
 
 
 async def test_a_websocket_outlives_the_limits_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    from websockets.asyncio.client import connect  # pyright: ignore[reportMissingImports]
+    from websockets.asyncio.client import connect
 
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.05)
     app = Starlette(routes=[WebSocketRoute("/ws", echo), Route("/health", health)])

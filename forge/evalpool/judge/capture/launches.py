@@ -238,7 +238,9 @@ class Compiler:
         self._original = triton.compiler.compiler.compile
         modules: list[Any] = list(sys.modules.values())
         self._holders = [
-            module for module in modules if vars(module).get("compile") is self._original
+            module
+            for module in modules
+            if getattr(module, "__dict__", {}).get("compile") is self._original  # some are None
         ]
         """Modules that name the compiler; those imported during a capture take ours from them."""
         self._driver: Any = None
