@@ -116,6 +116,14 @@ def test_one_ends_after_its_last_draw(zygote: Zygote, monkeypatch: pytest.Monkey
     assert [drawn(made) for _ in range(7)] == [1, 1, 1, 2, 2, 2, 3]
 
 
+def test_one_that_is_spent_draws_no_more(zygote: Zygote) -> None:
+    made = opened(zygote)
+    with made.lent(CONTAINED) as child:
+        made.spend(child)
+    assert not zygote.living
+    assert [drawn(made), drawn(made)] == [2, 2]
+
+
 def test_without_a_sandbox_none_is_kept(zygote: Zygote) -> None:
     zygote.isolation = Isolation.NONE
     made = opened(zygote)

@@ -111,6 +111,7 @@ class BaselineTimes:
                 ready = self._ask(problem, child, Kind.PROBLEM, request, limit_s=limit_s)
             if reason := ready.get("no_graph"):
                 logger.info("%s: its baseline is no graph: %s", problem.problem_id, reason)
+                self._children.spend(child)  # torch's random numbers stay in the lost capture
             with self._alone():
                 probe_us = self._device.probe_us()
                 limit_s = table.timing_timeout_s

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.channel import frames
-from forge.evalpool.judge.children.spawner import ZygoteGone
+from forge.evalpool.judge.children.spawner import SandboxedChild, ZygoteGone
 from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial.contained import is_contained
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
-    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
+    from forge.evalpool.judge.children.spawner import Spawner
     from forge.records.problem import ReferenceModule
 
 MAX_DRAWS = 256
@@ -56,6 +56,7 @@ class Oracles:
         """The one that worked last is the last."""
         self._num_lent = 0
         """Number of kept oracles that are lent."""
+        self._spent = set[SandboxedChild]()
 
     @contextmanager
     def lent(self, problem: ReferenceModule, *, is_clean: bool = True) -> Iterator[SandboxedChild]:
@@ -75,15 +76,20 @@ class Oracles:
         try:
             yield one.child
             one.num_draws += 1
-            is_kept = is_shared and one.num_draws < MAX_DRAWS
+            is_kept = is_shared and one.num_draws < MAX_DRAWS and one.child not in self._spent
         except BaseException as error:
             self._end_failed(one.child, error)
             raise
         finally:
+            self._spent.discard(one.child)
             if is_shared:
                 self._give_back(one if is_kept else None)
         if not is_kept:
             self._end([one])
+
+    def spend(self, child: SandboxedChild) -> None:
+        """A lent one serves no other problem: what it did left something behind."""
+        self._spent.add(child)
 
     def clear(self) -> None:
         """Ends those that wait: nobody draws for long, or somebody needs the card's memory."""
