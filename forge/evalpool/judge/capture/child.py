@@ -92,7 +92,7 @@ def _forget(file: str) -> None:
     Stage.get().end()
     sys.modules.pop("candidate", None)
     linecache.cache.pop(file, None)
-    names: Any = jit._triton_jit_function_registry
+    names: Any = getattr(jit, "_triton_jit_function_registry", {})  # not in Triton 3.6
     for name in [name for name in names if name.startswith("candidate:")]:
         del names[name]
 
