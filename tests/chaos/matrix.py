@@ -82,10 +82,12 @@ def engine() -> Iterator[Cell]:
     for fault in (F.KILL, F.SEGV):
         for phase in (P.STARTING, P.RESUMING):
             yield cell(T.ENGINE, phase, fault, DIED, says="serve-0 died .*killed by signal")
-        for phase in (P.EVAL, P.PLAYING, P.TRAINING, P.PUBLISHING):
+        yield cell(T.ENGINE, P.EVAL, fault, *LIVES)  # after its last answer nobody needs it
+        for phase in (P.PLAYING, P.TRAINING, P.PUBLISHING):
             yield cell(T.ENGINE, phase, fault, RESTARTED)
         yield cell(T.ENGINE, P.STOPPING, fault, STOPPED)
-    for phase in (P.EVAL, P.PLAYING, P.PUBLISHING):
+    yield cell(T.ENGINE, P.EVAL, F.TERM, *LIVES)
+    for phase in (P.PLAYING, P.PUBLISHING):
         yield cell(T.ENGINE, phase, F.TERM, RESTARTED)
     for phase in (P.EVAL, P.PLAYING, P.PUBLISHING):
         yield cell(T.ENGINE, phase, F.STOP, RESTARTED, STALLED)
