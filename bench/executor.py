@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from triton.testing import do_bench
 
-from forge.evalpool.judge.execute.executors import Executors, ProgramFault
+from forge.evalpool.judge.execute.executor import ProgramFault
+from forge.evalpool.judge.execute.executors import Executors
 from forge.evalpool.judge.execute.processes import Nursery
 from tests.evalpool.execute import cases, kernels
 from tests.evalpool.execute.trials import Laid, seconds
@@ -25,7 +26,7 @@ from tests.evalpool.execute.trials import Laid, seconds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.evalpool.judge.execute.executors import Executor
+    from forge.evalpool.judge.execute.executor import Executor
 
 NURSERY = Nursery()
 NUM_CALLS = 30

@@ -15,13 +15,13 @@ from forge.errors import Stalled
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.execute import messages
 from forge.evalpool.judge.execute.call import Call
-from forge.evalpool.judge.execute.executors import (
+from forge.evalpool.judge.execute.executor import (
     Executor,
     ExecutorGone,
-    Executors,
     ProgramFault,
     ProgramRefused,
 )
+from forge.evalpool.judge.execute.executors import Executors
 from forge.evalpool.judge.execute.messages import MAX_BLOB_BYTES, Message, PeerEnded, Received
 from forge.evalpool.judge.program.format import (
     Alternative,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import torch
 
-from forge.evalpool.judge.execute.executors import Executor, Executors, ProgramFault
+from forge.evalpool.judge.execute.executor import Executor, ProgramFault
+from forge.evalpool.judge.execute.executors import Executors
 from forge.evalpool.judge.execute.processes import Nursery
 
 if not torch.cuda.is_available():  # the kernels need Triton, whose import takes a second

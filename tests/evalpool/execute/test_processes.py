@@ -11,7 +11,7 @@ import pytest
 
 from forge.evalpool.judge.execute import processes
 from forge.evalpool.judge.execute.call import Call
-from forge.evalpool.judge.execute.executors import ExecutorGone, ProgramFault
+from forge.evalpool.judge.execute.executor import ExecutorGone, ProgramFault
 from forge.evalpool.judge.execute.processes import Nursery
 from forge.evalpool.judge.program.format import Op, Program
 

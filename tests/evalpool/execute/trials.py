@@ -15,7 +15,7 @@ from forge.evalpool.judge.program.format import Origin
 from tests.evalpool.execute.made_programs import data_of
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.execute.executors import Executor, RunReport
+    from forge.evalpool.judge.execute.executor import Executor, RunReport
     from tests.evalpool.execute.cases import Case
 
 

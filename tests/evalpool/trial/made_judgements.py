@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from forge.config.schema import JudgeTable
-from forge.evalpool.judge.execute.executors import Executor
+from forge.evalpool.judge.execute.executor import Executor
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program.policy import ProblemFacts

@@ -17,7 +17,7 @@ import torch
 from forge.config.schema import JudgeTable
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
-from forge.evalpool.judge.execute.executors import Executor
+from forge.evalpool.judge.execute.executor import Executor
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import (
     Alternative,

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.execute import messages
-from forge.evalpool.judge.execute.executors import Executor, ExecutorGone
+from forge.evalpool.judge.execute.executor import Executor, ExecutorGone
 from forge.evalpool.judge.execute.messages import Message, MessageError, PeerEnded, Silent
 from forge.evalpool.judge.execute.steps import PROGRESS
 

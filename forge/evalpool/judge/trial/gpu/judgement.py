@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.compiler.binary import Binary
-    from forge.evalpool.judge.execute.executors import ChoiceReport, Executor, NodeTime
+    from forge.evalpool.judge.execute.executor import ChoiceReport, Executor, NodeTime
     from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.trial.captures import Captured

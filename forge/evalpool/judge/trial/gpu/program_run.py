@@ -14,7 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from forge.evalpool.judge.channel.words import at_line
-from forge.evalpool.judge.execute.executors import ExecutorGone, ProgramFault, ProgramRefused
+from forge.evalpool.judge.execute.executor import (
+    ExecutorGone,
+    ProgramFault,
+    ProgramRefused,
+)
 from forge.evalpool.judge.timing.samples import Time
 from forge.evalpool.judge.trial.gpu.card_memory import LeftByCall
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.compiler.binary import Binary, Failure
     from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.execute.executors import (
+    from forge.evalpool.judge.execute.executor import (
         ChoiceReport,
         Executor,
         NodeTime,

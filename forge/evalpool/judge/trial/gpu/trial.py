@@ -32,7 +32,8 @@ from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.children.kept import KeptChildren
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
-from forge.evalpool.judge.execute.executors import ExecutorGone, Executors
+from forge.evalpool.judge.execute.executor import ExecutorGone
+from forge.evalpool.judge.execute.executors import Executors
 from forge.evalpool.judge.execute.processes import Nursery
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.timing.baseline import BaselineTimes
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
-    from forge.evalpool.judge.execute.executors import Executor, NodeTime
+    from forge.evalpool.judge.execute.executor import Executor, NodeTime
     from forge.evalpool.judge.program.policy import ProblemFacts
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.timing.store import Baseline

@@ -1,0 +1,328 @@
+# pyright: strict
+"""The judge's side of one executor: a process that runs programs, with a context of its own.
+
+Called by the judge, in its threads. A program that loses the context or does not end costs the
+process; `executors.py` has those that work and their spares.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forge.evalpool.judge.compiler.binary import Binary, Failure
+from forge.evalpool.judge.execute import messages
+from forge.evalpool.judge.execute.messages import Message, MessageError, PeerEnded, Silent
+from forge.evalpool.judge.execute.steps import NamedStep, named_steps
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Generator, Sequence
+
+    from forge.evalpool.judge.execute.call import Call
+    from forge.evalpool.judge.program.format import Program
+
+START_TIMEOUT_S = 120.0
+"""Maximum time to make a context; under a second where the host is idle."""
+
+
+class ProgramRefused(Exception):
+    """The program cannot be run on this card; the executor is sound.
+
+    `reason`: `out_of_resources`, `out_of_memory`, `operation`, `result`, `launch`, `driver`.
+    """
+
+    def __init__(self, reason: str, message: str, *, line: int) -> None:
+        super().__init__(message)
+        self.reason, self.line = reason, line
+
+
+class ProgramFault(Exception):
+    """The program lost the context (`gpu_fault`) or did not end in time (`timeout`)."""
+
+    def __init__(self, reason: str, message: str, *, step: NamedStep | None) -> None:
+        super().__init__(message)
+        self.reason, self.step = reason, step
+
+
+class ExecutorGone(Exception):
+    """The executor's process failed by itself: not the program's fault."""
+
+
+class Channel(Protocol):
+    """One executor's process as `Executor` needs it."""
+
+    sock: socket.socket
+
+    def progress(self) -> int:
+        """Number of the step that it runs, or ran last."""
+        ...
+
+    def end(self) -> None:
+        """Kills the process and waits for its end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """Outcome of one call."""
+
+    values: tuple[Any, ...]
+    """Scalars that the program read on the host, in order."""
+    changed: tuple[int, ...]
+    """Storages that should be intact and are not."""
+    written: tuple[int, ...]
+    """Storages beside which the program wrote."""
+    num_launches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedCall:
+    """One timed call, by the card's events and by the host's clock, in us."""
+
+    gpu_us: float
+    wall_us: float
+    changed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeReport:
+    """Outcome of timed calls."""
+
+    calls: tuple[TimedCall, ...]
+    no_graph: str
+    """Reason why the stream was timed; empty if a graph was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTime:
+    """GPU time of one node of `forward`."""
+
+    what: str
+    line: int
+    us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceReport:
+    """Outcome of one choice."""
+
+    step: int
+    chosen: int
+    times_us: tuple[float | None, ...]
+    reasons: tuple[str, ...]
+
+
+class Executor:
+    """One live process. Not for several threads at once."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._steps: tuple[NamedStep, ...] = ()
+        self.facts: dict[str, Any] = {}
+        self.is_alive = True
+
+    def wait_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Waits for its context. Raises ExecutorGone."""
+        try:
+            found = messages.receive(self._channel.sock, deadline=time.monotonic() + timeout_s)
+        except (Silent, PeerEnded, MessageError) as error:
+            self.end()
+            raise ExecutorGone(f"no context: {error}") from error
+        if found.kind is not Message.READY:
+            self.end()
+            raise ExecutorGone(f"{found.kind.name} in place of READY")
+        self.facts = found.body
+
+    def load(
+        self,
+        program: Program,
+        data: bytes,
+        binaries: Sequence[Binary | Failure],
+        *,
+        deadline: float,
+        block_fd: int | None = None,
+        block_bytes: int = 0,
+        is_trusted: bool = False,
+        is_tf32: bool = False,
+    ) -> None:
+        """Loads a program, in place of the one before.
+
+        Args:
+            data: the program's bytes, as `wire.dumps` writes them.
+            binaries: one for each of its kernels.
+            deadline: monotonic, as in all requests.
+            block_fd: exportable device memory of `block_bytes`, for inputs and outputs.
+            is_trusted: a reference's own program: operations outside the table may run, and their
+                results are not copied into guarded buffers in checked runs.
+
+        Raises:
+            ProgramRefused, ProgramFault, ExecutorGone: as all requests.
+        """
+        self._steps = named_steps(program)
+        headers: list[tuple[int | None, dict[str, Any] | str]] = []
+        parts = [data]
+        for binary in binaries:
+            if isinstance(binary, Failure):
+                headers.append((None, binary.message))
+            else:
+                headers.append((len(binary.code), binary.header()))
+                parts.append(binary.code)
+        body = {
+            "program_bytes": len(data),
+            "binaries": headers,
+            "block_bytes": block_bytes,
+            "trusted": is_trusted,
+            "tf32": is_tf32,
+        }
+        fds = () if block_fd is None else (block_fd,)
+        self._ask(Message.LOAD, body, deadline=deadline, blob=b"".join(parts), fds=fds)
+
+    def run(
+        self,
+        calls: Sequence[Call],
+        *,
+        deadline: float,
+        is_checked: bool = True,
+        is_direct: bool = False,
+    ) -> list[RunReport]:
+        """Runs calls, one after the other.
+
+        Args:
+            is_checked: waits after each step, so that a fault names its step.
+            is_direct: results of operations stay where torch puts them, as in timed calls.
+        """
+        body = {
+            "calls": [one.body() for one in calls],
+            "checked": is_checked,
+            "direct": is_direct,
+        }
+        answer = self._ask(Message.RUN, body, deadline=deadline)
+        with _checked_answer():
+            found = [
+                RunReport(
+                    values=tuple(one["values"]),
+                    changed=_numbers(one["changed"]),
+                    written=_numbers(one["written"]),
+                    num_launches=int(one["num_launches"]),
+                )
+                for one in answer["calls"]
+            ]
+            if len(found) != len(calls):
+                raise ExecutorGone(f"{len(found)} reports for {len(calls)} calls")
+            return found
+
+    def tune(self, call: Call, *, deadline: float) -> tuple[ChoiceReport, ...]:
+        """Times the alternatives of all choices and fixes the winners. Alone on the card."""
+        answer = self._ask(Message.TUNE, {"call": call.body()}, deadline=deadline)
+        with _checked_answer():
+            return tuple(
+                ChoiceReport(
+                    step=int(one["step"]),
+                    chosen=int(one["chosen"]),
+                    times_us=tuple(None if us is None else _time(us) for us in one["times_us"]),
+                    reasons=tuple(str(reason)[:500] for reason in one["reasons"]),
+                )
+                for one in answer["choices"]
+            )
+
+    def time(self, calls: Sequence[Call], *, warm_up: Call, deadline: float) -> TimeReport:
+        """Times each call once, after warm-ups whose contents are in no other call. The caller is
+        alone on the card."""
+        body = {"calls": [one.body() for one in calls], "warm_up": warm_up.body()}
+        answer = self._ask(Message.TIME, body, deadline=deadline)
+        with _checked_answer():
+            found = tuple(
+                TimedCall(
+                    gpu_us=_time(one["gpu_us"]),
+                    wall_us=_time(one["wall_us"]),
+                    changed=_numbers(one["changed"]),
+                )
+                for one in answer["calls"]
+            )
+            if len(found) != len(calls):
+                raise ExecutorGone(f"{len(found)} times for {len(calls)} calls")
+            return TimeReport(calls=found, no_graph=str(answer["no_graph"])[:500])
+
+    def nodes(self, call: Call, *, deadline: float, num_runs: int = 5) -> tuple[NodeTime, ...]:
+        """GPU time of each node. The caller is alone on the card."""
+        body = {"call": call.body(), "num_runs": num_runs}
+        answer = self._ask(Message.NODES, body, deadline=deadline)
+        with _checked_answer():
+            return tuple(
+                NodeTime(what=str(one["what"])[:200], line=int(one["line"]), us=_time(one["us"]))
+                for one in answer["nodes"]
+            )
+
+    def unload(self, *, deadline: float) -> None:
+        """Leaves nothing of the program on the card."""
+        self._ask(Message.UNLOAD, {}, deadline=deadline)
+
+    def end(self) -> None:
+        """Ends the process. Once."""
+        if self.is_alive:
+            self.is_alive = False
+            self._channel.end()
+
+    def _ask(
+        self,
+        kind: Message,
+        body: dict[str, Any],
+        *,
+        deadline: float,
+        blob: bytes = b"",
+        fds: tuple[int, ...] = (),
+    ) -> dict[str, Any]:
+        if not self.is_alive:
+            raise ExecutorGone("it has ended")
+        sock = self._channel.sock
+        try:
+            left_s = max(0.05, deadline - time.monotonic())
+            messages.send(sock, kind, body, blob=blob, fds=fds, timeout_s=left_s)
+            answer = messages.receive(sock, deadline=deadline)
+        except Silent:
+            step = self._step(self._channel.progress())
+            self.end()
+            where = f" in {step.what}" if step else ""
+            raise ProgramFault("timeout", f"did not end in time{where}", step=step) from None
+        except (PeerEnded, MessageError) as error:
+            self.end()
+            raise ExecutorGone(f"{kind.name}: {error}") from error
+        if answer.kind is Message.DONE:
+            return answer.body
+        text = str(answer.body.get("message"))[:2000]
+        if answer.kind is Message.REFUSED:
+            reason, line = str(answer.body.get("reason"))[:50], answer.body.get("line")
+            raise ProgramRefused(reason, text, line=line if type(line) is int else 0)
+        step = self._step(self._channel.progress()) if answer.body.get("step") else None
+        self.end()
+        if answer.kind is Message.FAULT:
+            raise ProgramFault("gpu_fault", text, step=step)
+        raise ExecutorGone(f"{answer.kind.name} is no answer")
+
+    def _step(self, number: int) -> NamedStep | None:
+        return self._steps[number - 1] if 0 < number <= len(self._steps) else None
+
+
+@contextmanager
+def _checked_answer() -> Generator[None]:
+    """Raises ExecutorGone for an answer of another form."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ExecutorGone(f"a malformed answer: {error!r}"[:300]) from error
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    return tuple(int(one) for one in value)
+
+
+def _time(value: Any) -> float:
+    """A time in us. Raises ValueError for what is no time."""
+    found = float(value)
+    if not 0 <= found < math.inf:
+        raise ValueError(f"{found} is no time")
+    return found
