@@ -14,20 +14,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch.linalg import vector_norm
 
+from forge.evalpool.judge.numbers.blocks import blocks_of
 from forge.evalpool.judge.numbers.compare import describe
 from forge.evalpool.judge.numbers.finite import widened
-from forge.evalpool.judge.numbers.slabs import (
-    CHUNK,
-    Block,
-    Slabs,
-    blocks,
-    root_mean_squares,
-    unpack_errors,
-)
+from forge.evalpool.judge.numbers.slabs import Slabs, root_mean_squares, unpack_errors
 from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floors_of, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from forge.evalpool.judge.numbers.blocks import Block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +91,7 @@ def mismatch(
     if _largest_difference(got, expected) <= allowed.least:
         return None
     found = Differences()
-    for block in blocks(tuple(expected.shape), CHUNK):
+    for block in blocks_of(expected):
         _add(found, got[block], expected[block], allowed, block)
     return _described(found, got, expected, name)
 
@@ -111,7 +107,7 @@ def allclose_mismatch(
     tolerance = 0.0 if expected.dtype is torch.bool else tolerance
     got, expected = _bytes_of_bools(got, expected)
     found = Differences()
-    for block in blocks(tuple(expected.shape), CHUNK):
+    for block in blocks_of(expected):
         _add_far(found, got[block], expected[block], tolerance, block)
     return _described(found, got, expected, name)
 
@@ -123,8 +119,7 @@ def is_near(got: torch.Tensor, expected: torch.Tensor, *, allowed: Allowed) -> b
     if expected.numel() == 0 or _largest_difference(got, expected) <= allowed.least:
         return True
     return all(
-        _is_near(got[block], expected[block], allowed, block)
-        for block in blocks(tuple(expected.shape), CHUNK)
+        _is_near(got[block], expected[block], allowed, block) for block in blocks_of(expected)
     )
 
 
@@ -147,9 +142,7 @@ def is_unwritten(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _is_all_nan(tensor: torch.Tensor) -> bool:
-    return all(
-        bool(widened(tensor[block]).isnan().all()) for block in blocks(tuple(tensor.shape), CHUNK)
-    )
+    return all(bool(widened(tensor[block]).isnan().all()) for block in blocks_of(tensor))
 
 
 def _bytes_of_bools(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -189,7 +182,7 @@ def _differences(got: torch.Tensor, expected: torch.Tensor) -> list[torch.Tensor
         vector_norm(got[block].to(wide) - expected[block].to(wide), ord=math.inf)
         if expected.is_floating_point()
         else (got[block] != expected[block]).any()
-        for block in blocks(tuple(expected.shape), CHUNK)
+        for block in blocks_of(expected)
     ]
     return found
 

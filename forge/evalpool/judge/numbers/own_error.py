@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.numbers.blocks import Block, blocks_of
 from forge.evalpool.judge.numbers.called import (
     call,
     call_on,
@@ -28,9 +29,6 @@ from forge.evalpool.judge.numbers.called import (
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.slabs import (
-    CHUNK,
-    Block,
-    blocks,
     largest_by_slab,
     root_mean_squares,
     spread,
@@ -201,7 +199,7 @@ class _Measure:
     def _largest_ratio(self, error: Callable[[Block], torch.Tensor]) -> float:
         """The largest error, relative to scale + |output|."""
         largest = 0.0
-        for block in blocks(tuple(self._output.shape), CHUNK):
+        for block in blocks_of(self._output):
             ratio = error(block).div_(self._whole(block)).nan_to_num_(0.0, 0.0, 0.0)
             largest = max(largest, float(ratio.max()))
         return largest

@@ -15,31 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.linalg import vector_norm
 
+from forge.evalpool.judge.numbers.blocks import blocks, blocks_of, limit_on
 from forge.evalpool.judge.numbers.tolerance import families, is_sentinel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-CHUNK = 1 << 25
-"""Elements at once: their squares and differences in float64 take about 1 GB."""
-
-Block = tuple[slice, ...]
-
-
-def blocks(shape: Sequence[int], limit: int) -> Iterator[Block]:
-    """Index ranges that cover `shape`, each of at most `limit` elements, in order."""
-    if math.prod(shape) <= limit or not shape:
-        yield tuple(slice(0, size) for size in shape)
-        return
-    inner = math.prod(shape[1:])
-    if inner > limit:
-        for index in range(shape[0]):
-            for rest in blocks(shape[1:], limit):
-                yield (slice(index, index + 1), *rest)
-        return
-    step = max(1, limit // inner)
-    for start in range(0, shape[0], step):
-        yield (slice(start, min(start + step, shape[0])), *(slice(0, n) for n in shape[1:]))
+    from forge.evalpool.judge.numbers.blocks import Block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +103,7 @@ def root_mean_squares(
         largest, is_finite = rest, False
     # Squares too small for float32 lie far below any floor, and their sums are float64.
     wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
-    for block in blocks(shape, CHUNK):
+    for block in blocks_of(tensor):
         part = tensor[block].to(wide)
         finite = None if is_finite else part.abs() <= largest
         squares = (part if finite is None else part.where(finite, 0.0)).div(largest).square_()
@@ -150,7 +132,7 @@ def largest_by_slab(
     """The largest element of each slab, of a tensor that `make` gives block by block."""
     groups = families(shape)
     found = [torch.zeros([shape[a] for a in g], dtype=torch.float64, device=device) for g in groups]
-    for block in blocks(shape, CHUNK):
+    for block in blocks(shape, limit_on(device)):
         part = make(block).double()
         if not part.numel():
             continue
@@ -182,7 +164,7 @@ def spread(packed: torch.Tensor, part: Sequence[int], whole: Sequence[int]) -> t
 
 def _largest_finite(tensor: torch.Tensor) -> tuple[float, bool]:
     """Largest absolute value among the finite elements, and True if all of them are finite."""
-    parts = [tensor[block] for block in blocks(tuple(tensor.shape), CHUNK)]
+    parts = [tensor[block] for block in blocks_of(tensor)]
     parts = [part for part in parts if part.numel()]
     if not parts:
         return 0.0, True
@@ -197,7 +179,7 @@ def _below_sentinel(tensor: torch.Tensor, largest: float) -> float | None:
     """Largest magnitude below a sentinel; None if the largest is none."""
     counts: list[torch.Tensor] = []
     rests: list[torch.Tensor] = []
-    for block in blocks(tuple(tensor.shape), CHUNK):
+    for block in blocks_of(tensor):
         sizes = tensor[block].abs()
         if sizes.numel():
             counts.append((sizes == largest).sum())
