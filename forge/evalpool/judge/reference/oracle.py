@@ -35,6 +35,7 @@ from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.own_error import count_work, has_products
 from forge.evalpool.judge.numbers.sizes import require_room
+from forge.evalpool.judge.reference import heap
 from forge.evalpool.judge.reference.construct import construct, parameters_made
 from forge.evalpool.judge.reference.hub import config_fields, replace_hub
 
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 Tree = list[Any]
 IDLE_S = 1e9
 """Wait for the judge: no limit, since an oracle ends when the judge closes the socket."""
+LARGE_BYTES = 8 << 20
+"""Tensors of a draw behind which free memory goes back to the system."""
 FIRST_SEED = torch.initial_seed()
 """Torch's default: a candidate, too, can draw the constants that a source draws at import."""
 
@@ -111,8 +114,11 @@ def _draw(sock: socket.socket) -> bool:
     frames.send(sock, Kind.LAYOUT, layout)
     fill = frames.receive(sock, deadline=deadline, expected=(Kind.FILL,), takes_fds=True)
     _fill(fill, tensors)
+    is_large = sum(one.nbytes for one in tensors) >= LARGE_BYTES
     tensors.clear()
     gc.collect()  # a model refers to itself
+    if is_large:  # small ones would pay for the same pages again
+        heap.give_back()
     if is_gpu:  # while the judge has the card: no later work here
         torch.cuda.empty_cache()
     frames.send(sock, Kind.DONE, {})
@@ -135,12 +141,13 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
     num_ooms = _num_ooms(terms)
     replace_hub(request["source"])
     if terms.device == "cpu":
-        require_room(
+        needed = require_room(
             request["source"],
             entry_point=request["entry_point"],
             precision=terms.precision,
             max_bytes=terms.max_bytes,
         )
+        heap.keep_freed(needed, memory_bytes=terms.max_bytes)
     module = types.ModuleType("problem")
     # Tensors are made on the device: copying them there is most of KernelBench's time at full size.
     making = nullcontext() if terms.device == "cpu" else torch.device(terms.device)
