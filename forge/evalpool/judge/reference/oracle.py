@@ -5,8 +5,8 @@ parameters moved away from their defaults, inputs of several distributions, eage
 error of eager against float64; then writes all of it into memory that the judge owns, and unmaps it
 before it reports that.
 
-    judge ── PROBLEM ──▶ compute ── LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
-                              └───── FAILED ──▶ ends
+    judge ── PROBLEM ──▶ compute ── PROGRESS… LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
+                                        └───── FAILED ──▶ ends
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from forge.evalpool.judge.numbers.sizes import require_room
 from forge.evalpool.judge.reference import heap
 from forge.evalpool.judge.reference.construct import construct, parameters_made
 from forge.evalpool.judge.reference.hub import config_fields, replace_hub
+from forge.evalpool.judge.reference.progress import reported
 
 if TYPE_CHECKING:
     import socket
@@ -103,7 +104,8 @@ def _draw(sock: socket.socket) -> bool:
     deadline = time.monotonic() + IDLE_S
     request = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,)).body
     try:
-        layout, tensors = _compute(request)
+        with reported(sock) if request.get("reports") else nullcontext():
+            layout, tensors = _compute(request)
     except BaseException as error:  # a reference may raise anything; the judge gets it
         body = {"type": type(error).__name__, "message": str(error)[:1000]}
         frames.send(sock, Kind.FAILED, body)
