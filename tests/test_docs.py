@@ -19,7 +19,7 @@ from forge.store.schema.migrations import RUN_MIGRATIONS, migrate
 from forge.store.schema.run_views import VIEWS
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/adapters.md", "docs/cluster.md")
+DOCS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/how-to/other-trainers.md", "docs/how-to/cluster.md")
 GROUPS = ("problems", "data", "kernels", "cluster")
 """Commands with two parts."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")

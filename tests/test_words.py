@@ -24,7 +24,7 @@ SUSPECT = re.compile(rf"""["']\s*{HEADLESS.pattern}|{IDIOM.pattern}""", re.IGNOR
 """In the text of every file with a fault. To parse and tokenize a file takes 50 times as long."""
 BETWEEN = re.compile(r"""["']\s*\n\s*f?["']""")
 """Between two parts of one string."""
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/from-tritonforge.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/how-to/from-tritonforge.md")
 
 
 def sources() -> list[Path]:
