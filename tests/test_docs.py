@@ -101,7 +101,7 @@ def test_the_readme_has_at_most_8_kB_and_two_commands_to_begin_with() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
-    assert [page for page in pages if f"- {page}" not in listed] == []
+    assert [page for page in pages if not re.search(rf"[-:] {page}$", listed, re.MULTILINE)] == []
 
 
 def test_the_notes_for_contributors_name_every_folder_of_forge() -> None:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forge.config.keys import all_keys
 from forge.config.load import load_experiment
 from forge.config.schema.build import DataBuild
 from forge.errors import ConfigError
-from tests.docs.pages import ROOT, Block, file_name, read_blocks
+from tests.docs.pages import PAGES, ROOT, Block, file_name, read_blocks
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -130,3 +131,21 @@ def test_the_answers_of_the_tutorial_get_the_verdicts_that_it_prints(
 
 def without_times(text: str) -> str:
     return re.sub(r"\d+\.\d+ (?=[mu]?s)", "", text).strip()
+
+
+def named_keys() -> dict[str, str]:
+    """Keys that documents name in inline code, such as `rollout.max_turns`, with a page of each."""
+    tables = {key.table.split(".")[0].split(" ")[0] for key in all_keys()} - {"", "stage"}
+    pattern = re.compile(rf"`((?:{'|'.join(sorted(tables))})(?:\.[a-z_]+)+)(?:`| =)")
+    return {
+        named: page.name
+        for page in PAGES
+        for named in pattern.findall(page.read_text(encoding="utf-8"))
+        if not named.endswith((".py", ".toml", ".md", ".jsonl", ".json", ".parquet", ".log"))
+    }
+
+
+def test_every_key_that_a_document_names_exists() -> None:
+    known = {key.path for key in all_keys()} | {key.table for key in all_keys()}
+    assert len(named_keys()) >= 30
+    assert {key: page for key, page in named_keys().items() if key not in known} == {}
