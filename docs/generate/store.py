@@ -35,7 +35,7 @@ join.
 
 Times are Unix seconds (UTC), booleans 0 or 1, shares 0 to 1. A turn is identified by
 (`group_id`, `rollout`, `turn`). Rows are never deleted, except of `tokens` (`store.keep_tokens`);
-a resumed run adds rows with its number of attempt.
+a resumed run adds rows with its number of attempt. [How the store works](../explanation/store.md).
 """
 TOKENS = "`tokens.db` lies beside it and has one table, with what the engine sampled."
 

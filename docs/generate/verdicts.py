@@ -22,6 +22,7 @@ message, the first wrong element. In a run, `v_failures` counts both by step
 
 Two statuses say nothing about the candidate: `unjudgeable` and `infra_error`. They are never
 scored, and their turns are masked from training.
+[How the judge reaches a verdict](../explanation/judge.md).
 """
 CODES = """\
 *What to do* addresses the author of the kernel, and for `unjudgeable` and `infra_error` the person
