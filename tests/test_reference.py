@@ -14,7 +14,7 @@ import forge
 from docs.generate.__main__ import write_pages
 from docs.generate.advice import ADVICE
 from docs.generate.commands import iter_commands, meaning, metavar
-from docs.generate.markdown import code, table, text
+from docs.generate.markdown import anchored, code, table, text
 from docs.generate.members import docs_of
 from docs.generate.pages import PAGES
 from docs.generate.python import iter_documented
@@ -41,10 +41,13 @@ def sections(name: str) -> dict[str, str]:
 
 
 def test_every_key_is_there_with_type_default_and_description() -> None:
-    for key in [*all_keys(), *build_keys()]:
-        assert all((key.type, key.default, key.doc)), key.path
-        rows = re.findall(rf"^\| `{re.escape(key.name)}` \|.*\|$", page("keys"), re.MULTILINE)
-        assert any(len(re.split(r"(?<!\\) \| ", row)) == 5 for row in rows), key.path
+    named = {key.path.replace(" ", "."): key for key in all_keys()}
+    named |= {f"build.{key.path}": key for key in build_keys()}
+    assert len(named) > 240
+    for anchor, key in named.items():
+        assert all((key.type, key.default, key.doc)), anchor
+        (row,) = re.findall(rf'^\| <code id="{anchor}">{key.name}</code> .*$', page("keys"), re.M)
+        assert len(re.split(r"(?<!\\) \| ", row)) == 5, anchor
 
 
 def test_a_key_with_a_unit_in_its_name_has_it_in_the_reference() -> None:
@@ -100,7 +103,8 @@ def test_every_meaning_belongs_to_a_column() -> None:
 @pytest.mark.parametrize("kind", [Status, Reason])
 def test_every_status_and_reason_is_there_with_its_meaning(kind: type[Status | Reason]) -> None:
     for member in kind:
-        assert f"| `{member}` | " in page("verdicts")
+        shown = (code(member), anchored(member, anchor=member))
+        assert any(f"| {name} | " in page("verdicts") for name in shown)
         assert meaning_of(member), member
 
 

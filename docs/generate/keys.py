@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from docs.generate.markdown import code, page, table, text
+from docs.generate.markdown import anchored, code, page, table, text
 from forge.config.keys import ARRAYS, STAGES, Key, all_keys, build_keys, member_of, table_of
 from forge.config.schema import Experiment
 from forge.config.schema.build import DataBuild
@@ -35,10 +36,10 @@ def keys_page() -> str:
     """All keys by table, in the order of the schema."""
     parts: list[str] = []
     for name, members in groupby(all_keys(), key=lambda key: key.table):
-        parts += [f"## {_title(name)}", _doc_of(Experiment, name), _rows(list(members))]
+        parts += [f"## {_title(name)}", _doc_of(Experiment, name), _rows(members)]
     parts += ["## Settings of forge data build", BUILD]
     for name, members in groupby(build_keys(), key=lambda key: key.table):
-        parts += [f"### \\[{name}]", _doc_of(DataBuild, name), _rows(list(members))]
+        parts += [f"### \\[{name}]", _doc_of(DataBuild, name), _rows(members, is_build=True)]
     return page("Configuration keys", INTRO, *parts)
 
 
@@ -54,19 +55,28 @@ def _doc_of(root: type[BaseModel], name: str) -> str:
     """The docstring of a table."""
     model = root
     if name.startswith("stage "):
-        return text(STAGES[name.removeprefix("stage ")].__doc__ or "")
+        return _sentence(STAGES[name.removeprefix("stage ")])
     for part in filter(None, name.split(".")):
         annotation = model.model_fields[part].annotation
         found = table_of(annotation) or member_of(annotation)
         assert found is not None, f"{name} is no table"
         model = found
-    return text(model.__doc__ or "")
+    return _sentence(model)
 
 
-def _rows(keys: list[Key]) -> str:
-    return table(HEAD, map(_row, keys))
+def _sentence(model: type[BaseModel]) -> str:
+    """The docstring of a table without its name, which is in the heading."""
+    doc = model.__doc__ or ""
+    words = doc.partition(": ")[2] if doc.startswith("`[") else doc
+    return text(f"{words[:1].upper()}{words[1:]}")
 
 
-def _row(key: Key) -> tuple[str, ...]:
+def _rows(keys: Iterable[Key], *, is_build: bool = False) -> str:
+    return table(HEAD, (_row(key, is_build=is_build) for key in keys))
+
+
+def _row(key: Key, *, is_build: bool) -> tuple[str, ...]:
     shown = f"*{key.default}*" if key.default in ("required", "absent") else code(key.default)
-    return (code(key.name), text(key.type), key.unit, shown, text(key.doc))
+    anchor = key.path.replace(" ", ".")
+    name = anchored(key.name, anchor=f"build.{anchor}" if is_build else anchor)
+    return (name, text(key.type), key.unit, shown, text(key.doc))

@@ -21,6 +21,11 @@ def code(value: str) -> str:
     return _code(f"`{value}`") if value else ""
 
 
+def anchored(value: str, *, anchor: str) -> str:
+    """A value in code style that a link can name: `keys.md#judge.policy`."""
+    return f'<code id="{html.escape(anchor)}">{html.escape(value, quote=False)}</code>'
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of cells that are Markdown already."""
     lines = [head, ["---"] * len(head), *rows]

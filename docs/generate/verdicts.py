@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from docs.generate.advice import ADVICE
-from docs.generate.markdown import code, page, table, text
+from docs.generate.markdown import anchored, code, page, table, text
 from docs.generate.members import member_docs
 from forge.records.policy import policy_of
 from forge.records.reason import Reason, Status
@@ -40,7 +40,7 @@ def verdicts_page() -> str:
     parts: list[str] = []
     for status in Status:
         rows = [
-            (code(each), text(meaning_of(each)), text(ADVICE[each].text))
+            (anchored(each, anchor=each), text(meaning_of(each)), text(ADVICE[each].text))
             for each in Reason
             if status in ADVICE[each].statuses
         ]
