@@ -51,7 +51,7 @@ frameworks: .frameworks/done
 
 # MkDocs is installed when it is first needed: no other command waits for it.
 .venv/docs-done: constraints.txt | setup
-	$(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt mkdocs-material
+	$(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt mkdocs-material latex2mathml
 	touch $@
 
 docs: .venv/docs-done

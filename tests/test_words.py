@@ -30,8 +30,9 @@ DOCUMENTS = tuple(str(page.relative_to(ROOT)) for page in PAGES)
 
 
 def sources() -> list[Path]:
-    found = [p for folder in ("forge", "tui", "tests") for p in (ROOT / folder).rglob("*.py")]
-    return [p for p in found if p != Path(__file__)]
+    folders = ("forge", "tui", "tests", "docs")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return [path for path in found if path != Path(__file__)]
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:

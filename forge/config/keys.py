@@ -42,8 +42,16 @@ UNITS = {
     "tokens": "tokens",
     "steps": "steps",
     "every": "steps",
+    "staleness": "steps",
+    "parallel": "GPUs",
+    "group_size": "rollouts",
+    "samples": "rollouts",
+    "slots": "sequences",
+    "batch_size": "rows",
+    "epochs": "passes",
 }
-"""Unit by the end of a key's name; the first match counts."""
+"""Unit by the end of a key's name; the first match counts. Counts that name what they count, shares
+and factors have none."""
 
 TYPES: dict[Any, tuple[str, str]] = {
     int: ("an integer", "integers"),
@@ -85,6 +93,14 @@ def all_keys() -> list[Key]:
     for kind, model in STAGES.items():
         keys += _table_keys(model, table=f"stage {kind}")
     return keys
+
+
+def build_keys() -> list[Key]:
+    """Keys that only the settings file of `forge data build` has."""
+    from forge.config.schema.build import DataBuild
+
+    shared = Experiment.model_fields.keys() & DataBuild.model_fields.keys()
+    return [key for key in _table_keys(DataBuild, table="") if key.table not in shared]
 
 
 def find_keys(table: str) -> list[Key]:
