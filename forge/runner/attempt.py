@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forge.process.devices import Gpu
 
 PACKAGES = (
-    "forge", "torch", "triton", "transformers", "trl", "peft", "datasets", "tokenizers",
+    "torch", "triton", "transformers", "trl", "peft", "datasets", "tokenizers",
     "llama-cpp-python", "gguf", "vllm", "numpy",
 )  # fmt: skip
 MAX_DIFF_BYTES = 1 << 20
@@ -52,7 +52,7 @@ def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "forge": forge.__version__}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
