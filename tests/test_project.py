@@ -343,7 +343,7 @@ DISTRIBUTIONS = {
     "markupsafe": "jinja2",
 }
 """Distribution by import name, if the names differ by more than a dash."""
-OURS = {"forge", "tui"}
+OURS = {"forge"}
 
 
 def imported_names(path: Path) -> set[str]:
