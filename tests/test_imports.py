@@ -21,6 +21,7 @@ GROUND = {"errors", "records"}
 
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
+    "origin": set(),
     "records": set(),
     # config: an experiment file
     "config": {"config.checks", "config.schema"},
@@ -184,7 +185,7 @@ PARTS = {
     "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.run", "views.outcome", "views.compare",
-    "views.report", "views.suite", "exits",
+    "views.report", "views.suite", "exits", "origin",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""
 
