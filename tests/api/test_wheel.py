@@ -1,5 +1,5 @@
-"""The built wheel in a clean environment with the packages of `forge[judge]` alone: ten lines, a
-verdict.
+"""The built wheel in a clean environment with the packages of `forge-kernels[judge]` alone: ten
+lines, a verdict.
 
 The packages are links to those of this environment, so that nothing is downloaded but what builds
 the wheel. A real installation is measured in `bench/RESULTS.md`.
@@ -45,7 +45,7 @@ def build_wheel(folder: Path) -> Path:
     if ran.returncode != 0 and "No matching distribution found for hatchling" in ran.stderr:
         pytest.skip("no package index here has hatchling, which builds the wheel")
     assert ran.returncode == 0, ran.stderr[-1000:]
-    (wheel,) = folder.glob("forge-*.whl")
+    (wheel,) = folder.glob("forge_kernels-*.whl")
     return wheel
 
 
@@ -85,7 +85,7 @@ def test_ten_lines_give_a_verdict_from_the_wheel_within_30_s(tmp_path: Path) -> 
     subprocess.run(argv, check=True, timeout=100, capture_output=True)
     for part in (tmp_path / "unpacked").iterdir():
         part.rename(site / part.name)
-    (info,) = site.glob("forge-*.dist-info")
+    (info,) = site.glob("forge_kernels-*.dist-info")
     lines = (info / "METADATA").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     wanted = [line.removeprefix("Requires-Dist: ") for line in lines if "Requires-Dist" in line]
     names = needed(wanted, extra="judge")
