@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import PAGES
+
 ROOT = Path(__file__).parents[1]
 HEADLESS = re.compile(r"(Of|What|Whether|Who|Whose|Whom|Whoever|That|Those|Where|When) [a-z]")
 """First words of a docstring that has no subject."""
@@ -24,7 +26,7 @@ SUSPECT = re.compile(rf"""["']\s*{HEADLESS.pattern}|{IDIOM.pattern}""", re.IGNOR
 """In the text of every file with a fault. To parse and tokenize a file takes 50 times as long."""
 BETWEEN = re.compile(r"""["']\s*\n\s*f?["']""")
 """Between two parts of one string."""
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/how-to/from-tritonforge.md")
+DOCUMENTS = tuple(str(page.relative_to(ROOT)) for page in PAGES)
 
 
 def sources() -> list[Path]:
