@@ -25,7 +25,8 @@ message, the first wrong element. In a run, `v_failures` counts both by step
 
 Two statuses say nothing about the candidate: `unjudgeable` and `infra_error`. They are never
 scored, and their turns are masked from training.
-[How the judge reaches a verdict](../explanation/judge.md).
+[How the judge reaches a verdict](../explanation/judge.md),
+[errors by their text](../how-to/troubleshooting.md).
 """
 FLAGS = """\
 `forge problems check` examines problems before a run, and GRPO leaves out those that cannot be
