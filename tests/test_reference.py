@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import forge
 from docs.generate.__main__ import write_pages
 from docs.generate.advice import ADVICE
 from docs.generate.commands import iter_commands, meaning, metavar
+from docs.generate.http import OPENENV_BODIES
 from docs.generate.markdown import anchored, code, table, text
 from docs.generate.members import docs_of
+from docs.generate.metrics import METRICS
 from docs.generate.pages import PAGES
 from docs.generate.python import iter_documented
 from docs.generate.store import BY_NAME, meanings, relations, token_relations
@@ -23,8 +26,10 @@ from docs.generate.verdicts import meaning_of
 from forge.api.http.openapi import document
 from forge.cli import app
 from forge.config.keys import all_keys, build_keys
+from forge.records.examination import Flag
 from forge.records.policy import policy_of
 from forge.records.reason import Reason, Status
+from forge.records.rollout import End
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -100,8 +105,8 @@ def test_every_meaning_belongs_to_a_column() -> None:
     assert unused == set()
 
 
-@pytest.mark.parametrize("kind", [Status, Reason])
-def test_every_status_and_reason_is_there_with_its_meaning(kind: type[Status | Reason]) -> None:
+@pytest.mark.parametrize("kind", [Status, Reason, End, Flag])
+def test_every_status_reason_end_and_flag_is_there_with_its_meaning(kind: type[StrEnum]) -> None:
     for member in kind:
         shown = (code(member), anchored(member, anchor=member))
         assert any(f"| {name} | " in page("verdicts") for name in shown)
@@ -144,6 +149,27 @@ def test_every_route_and_field_of_http_has_a_description() -> None:
         for field, described in schema["properties"].items():
             assert described.get("description"), f"{name}.{field}"
             assert f"| `{field}` |" in shown[name]
+
+
+def test_the_metrics_are_those_that_a_run_records() -> None:
+    """Names are string constants where metrics are made; idle times have the role as a part."""
+    made = re.compile(r'"((?:train|rollout|weights|step)/\w+/\w+)"(?::|\] = )')
+    places = ("forge/train/trainer", "forge/runner/stages")
+    sources = [path for place in places for path in (ROOT / place).rglob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in sources]
+    found = {name for text in texts for name in made.findall(text)}
+    assert len(found) > 25
+    idle = {f"idle/{role}/seconds" for role in ("trainer", "serve", "judge")}
+    assert found | idle == METRICS.keys()
+    assert all(f"| `{name}` |" in page("metrics") for name in METRICS)
+
+
+def test_every_body_of_an_openenv_environment_is_described() -> None:
+    for model in OPENENV_BODIES:
+        for field, described in model.model_json_schema()["properties"].items():
+            assert described.get("description"), f"{model.__name__}.{field}"
+            assert f"| `{field}` |" in sections("http")[model.__name__]
+    assert "`POST /step`" in sections("http")["OpenEnv"]
 
 
 def test_every_public_name_of_python_has_a_docstring() -> None:

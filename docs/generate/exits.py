@@ -18,7 +18,7 @@ ADVICE = {
 INTRO = """\
 Every command ends with one of these codes, and every failure with one message on stderr: where,
 what was found, what is allowed. A supervisor stores its code and message, too: `attempts` in the
-[store](store.md#attempts), `forge status`.
+[store](store.md#attempts), `forge status`. [Errors by their text](../how-to/troubleshooting.md).
 """
 NOTES = f"""\
 `forge judge` ends with 0 for every verdict on a candidate: the verdict is on stdout. A shell

@@ -4,11 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from docs.generate.markdown import code, page, table, text
 from forge.api.http.openapi import document
+from forge.commands.openenv.app import openapi_paths
+from forge.commands.openenv.models import (
+    KernelAction,
+    KernelObservation,
+    KernelState,
+    ResetOptions,
+    StepOptions,
+)
+from forge.serve.front import FORWARDED
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+OPENENV_BODIES: tuple[type[BaseModel], ...] = (
+    ResetOptions, StepOptions, KernelAction, KernelObservation, KernelState,
+)  # fmt: skip
+ROUTES = ("Route", "Meaning")
+OPENENV = """\
+`forge judge --serve --openenv` serves the problems as an OpenEnv environment beside the routes
+above. An episode is a problem with up to `--turns` answers.
+[How trainers use it](../how-to/other-trainers.md#openenv).
+"""
+SERVED = """\
+`forge serve` answers OpenAI's clients with a run's model, or with the one of an experiment.
+"""
 HEAD = ("Field", "Type", "Default", "Meaning")
 INTRO = """\
 `forge judge [PROBLEM] --serve --listen HOST:PORT` serves these routes; a running server answers
@@ -32,7 +56,35 @@ def http_page() -> str:
     routes = [part for path, calls in found["paths"].items() for part in _route(path, calls)]
     schemas = found["components"]["schemas"]
     bodies = [part for name in schemas for part in _body(name, schemas[name])]
-    return page("HTTP", INTRO, "## Routes", *routes, "## Bodies", *bodies)
+    return page(
+        "HTTP", INTRO, "## Routes", *routes, "## Bodies", *bodies,
+        "## OpenEnv", OPENENV, _openenv_routes(), *_openenv_bodies(),
+        "## A served model", SERVED, _served_routes(),
+    )  # fmt: skip
+
+
+def _openenv_routes() -> str:
+    calls = ((path, *one) for path, each in openapi_paths().items() for one in each.items())
+    rows = [(code(f"{verb.upper()} {path}"), text(call["summary"])) for path, verb, call in calls]
+    rows.append((code("WebSocket /ws"), "The same for one client, as OpenEnv's clients ask."))
+    return table(ROUTES, rows)
+
+
+def _openenv_bodies() -> Iterator[str]:
+    for model in OPENENV_BODIES:
+        schema = model.model_json_schema()
+        yield from _body(model.__name__, schema)
+
+
+def _served_routes() -> str:
+    known = {"/score": "Log-probabilities of given tokens, for the probe of a publish."}
+    usual = "As OpenAI's servers have it; a prompt may be token ids."
+    rows = [(code(f"POST {path}"), known.get(path, usual)) for path in FORWARDED]
+    rows += [
+        (code("GET /v1/models"), "The one model that is served."),
+        (code("GET /health"), "Version of the weights, replicas, load."),
+    ]
+    return table(ROUTES, rows)
 
 
 def _route(path: str, calls: Mapping[str, Any]) -> Iterator[str]:
@@ -93,6 +145,6 @@ def _type(found: Mapping[str, Any]) -> str:
     if found.get("type") == "array":
         limits = (f", {found['minItems']} to {found['maxItems']}",) if "maxItems" in found else ()
         return f"array of {_type(found['items'])}{''.join(limits)}"
-    if "additionalProperties" in found:
+    if isinstance(found.get("additionalProperties"), dict):
         return f"object of {_type(found['additionalProperties'])}"
     return found.get("type", "any")

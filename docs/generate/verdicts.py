@@ -5,13 +5,16 @@ Meanings are the docstrings of `forge.records.reason`; advice is in `advice.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 
 from docs.generate.advice import ADVICE
 from docs.generate.markdown import anchored, code, page, table, text
 from docs.generate.members import member_docs
+from forge.records.examination import Flag
 from forge.records.policy import policy_of
 from forge.records.reason import Reason, Status
+from forge.records.rollout import End
 
 INTRO = """\
 A verdict has a `status`, the stage at which the judgement ended, and a `reason`, a stable code that
@@ -22,7 +25,12 @@ message, the first wrong element. In a run, `v_failures` counts both by step
 
 Two statuses say nothing about the candidate: `unjudgeable` and `infra_error`. They are never
 scored, and their turns are masked from training.
-[How the judge reaches a verdict](../explanation/judge.md).
+[How the judge reaches a verdict](../explanation/judge.md),
+[errors by their text](../how-to/troubleshooting.md).
+"""
+FLAGS = """\
+`forge problems check` examines problems before a run, and GRPO leaves out those that cannot be
+judged or that reward an answer that does less than asked (`problems.allow_flagged`).
 """
 CODES = """\
 *What to do* addresses the author of the kernel, and for `unjudgeable` and `infra_error` the person
@@ -53,9 +61,24 @@ def verdicts_page() -> str:
         "## Reasons",
         CODES,
         *parts,
+        "## Ends of a rollout",
+        table(("End", "Meaning"), _members(End)),
+        "## Flags of a problem",
+        FLAGS,
+        table(("Flag", "Meaning", "Effect"), _flags()),
         "## Consequences for the judge",
         _consequences(),
     )
+
+
+def _members(kind: type[StrEnum]) -> Iterator[tuple[str, str]]:
+    return ((code(member), text(meaning_of(member))) for member in kind)
+
+
+def _flags() -> Iterator[tuple[str, str, str]]:
+    for flag, meaning in zip(Flag, _members(Flag), strict=True):
+        effect = "cannot be judged" if flag.is_unusable else "rewards less than asked"
+        yield (*meaning, effect if flag.is_unusable or flag.is_trivial else "reported only")
 
 
 def meaning_of(member: StrEnum) -> str:

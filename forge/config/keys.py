@@ -242,7 +242,8 @@ def _describe(annotation: Any, *, limits: Any = ()) -> str:
         return _describe(base, limits=[*limits, *chain.from_iterable(nested)])
     if get_origin(annotation) in (Union, types.UnionType):
         members = [member for member in get_args(annotation) if member is not types.NoneType]
-        return " or ".join(_describe(member, limits=limits) for member in members)
+        words = [_describe(member, limits=limits) for member in members]
+        return (", or " if any(", " in each for each in words) else " or ").join(words)
     if get_origin(annotation) is Literal:
         values = [json.dumps(value) for value in get_args(annotation)]
         return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
@@ -254,6 +255,8 @@ def _describe(annotation: Any, *, limits: Any = ()) -> str:
 
 
 def _plural(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return ", ".join(json.dumps(value) for value in get_args(annotation))
     words = {**{kind: plural for kind, (_, plural) in TYPES.items()}, dict: "tables"}
     options = [get_origin(option) or option for option in _options(annotation)]
     return ", ".join(words.get(option, "values") for option in options)
