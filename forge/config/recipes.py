@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import tomli
 
-from forge.config.schema import Experiment
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,6 +99,8 @@ def _is_missing(path: Path, text: str) -> bool:
 
 def _is_schema(text: str) -> bool:
     """True for the schema of an experiment."""
+    from forge.config.schema import Experiment  # a list of recipes needs no schema
+
     return f'"description": "{Experiment.__doc__}"' in text
 
 

@@ -19,10 +19,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.api.kernels import ANSWER, PROBLEM
+from tests.wheels import build_wheel
 
-pytestmark = [pytest.mark.long, pytest.mark.slow]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 30.0
 TEN_LINES = """
 import sys
@@ -37,16 +37,6 @@ print(verdict.feedback.splitlines()[0])
 print([name for name in ("torch", "trl", "textual", "transformers") if name in sys.modules])
 """
 FORBIDDEN = ("trl", "textual", "transformers", "datasets", "peft", "tokenizers", "pyarrow")
-
-
-def build_wheel(folder: Path) -> Path:
-    argv = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(folder), str(ROOT)]
-    ran = subprocess.run(argv, capture_output=True, text=True, timeout=110, check=False)
-    if ran.returncode != 0 and "No matching distribution found for hatchling" in ran.stderr:
-        pytest.skip("no package index here has hatchling, which builds the wheel")
-    assert ran.returncode == 0, ran.stderr[-1000:]
-    (wheel,) = folder.glob("forge_kernels-*.whl")
-    return wheel
 
 
 def needed(requirements: list[str], *, extra: str) -> set[str]:

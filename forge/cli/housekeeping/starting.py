@@ -11,10 +11,22 @@ from forge.cli.options import Json, app
 from forge.cli.printing import print_json, print_rich, print_text
 
 
+def _complete_recipe(incomplete: str) -> list[str]:
+    """Names of recipes for the shell's completion."""
+    from forge.config.recipes import list_recipes
+
+    return [each.name for each in list_recipes() if each.name.startswith(incomplete)]
+
+
 @app.command()
 def init(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="Name of a recipe; absent: list them.")
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE]",
+            help="Name of a recipe; absent: list them.",
+            autocompletion=_complete_recipe,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
