@@ -164,6 +164,8 @@ def schema_json() -> str:
         "type": "string",
         "description": "Experiment file that this one extends; relative to this file.",
     }
+    # A file that extends another one may leave everything to it.
+    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["extends"]}]
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 

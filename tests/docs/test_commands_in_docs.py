@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import pytest
 import typer.main
 
 from forge.cli import app, run_command
-from tests.docs.pages import ROOT, file_name, read_blocks, read_commands
+from tests.docs.pages import PAGES, ROOT, file_name, read_blocks, read_commands
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -94,3 +95,14 @@ def write_files(here: Path) -> None:
             for size in range(1000, 1040):
                 path = here / "problems" / f"{size}_{Path(name).name}"
                 path.write_text(block.text.replace("1000", str(size)), encoding="utf-8")
+
+
+def test_every_extra_that_pip_installs_in_a_document_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    asked = re.findall(r"pip install '(?:dist/)?([\w.-]+?)(?:-\d[\w.-]*)?\[([\w,]+)\]'", text)
+    assert len(asked) >= 3
+    names = {name.replace("_", "-") for name, _ in asked} - {"."}
+    assert names == {project["name"]}
+    extras = {extra for _, names in asked for extra in names.split(",")}
+    assert extras <= set(project["optional-dependencies"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from textual._context import visible_screen_stack
 
-from tui.app import PLACES, WatchApp
+from forge.tui.app import PLACES, WatchApp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
