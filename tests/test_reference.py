@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import is_dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -17,10 +18,9 @@ from docs.generate.advice import ADVICE
 from docs.generate.commands import iter_commands, meaning, metavar
 from docs.generate.http import OPENENV_BODIES
 from docs.generate.markdown import anchored, code, table, text
-from docs.generate.members import docs_of
 from docs.generate.metrics import METRICS
 from docs.generate.pages import PAGES
-from docs.generate.python import iter_documented
+from docs.generate.python import iter_documented, public_fields
 from docs.generate.store import BY_NAME, meanings, relations, token_relations
 from docs.generate.verdicts import meaning_of
 from forge.api.http.openapi import document
@@ -179,8 +179,22 @@ def test_every_public_name_of_python_has_a_docstring() -> None:
     for name, each in names.items():
         assert inspect.getdoc(each), name
         assert name.rpartition(".")[2] in shown
-    for verdict in (forge.Verdict, forge.Reward):
-        assert [field for field, _, doc in docs_of(verdict) if not doc] == []
+    values = [each for each in names.values() if is_dataclass(each) and isinstance(each, type)]
+    assert len(values) > 4
+    bare = [
+        f"{kind.__name__}.{field}"
+        for kind in values
+        for field, _, doc in public_fields(kind)
+        if not doc
+    ]
+    assert bare == []
+
+
+def test_a_signature_shows_defaults_as_they_are_written() -> None:
+    assert "preset: str = 'standard'" in page("python")
+    assert "Run.metrics(key: str = '*') -> Rows" in page("python")
+    assert "forge.client.Judge(" in page("python")
+    assert ") -> None" not in sections("python")["forge.client.Judge"].split("Judge.close")[0]
 
 
 def test_every_exit_code_is_there() -> None:

@@ -26,6 +26,8 @@ ADAPTERS = """\
 They ask a served judge; [the judge in other trainers](../how-to/other-trainers.md) says which
 trainer takes which. `forge.adapters.verifiers` is a plugin that verifiers loads by itself.
 """
+MAX_WIDTH = 90
+NEW_LINE = "\n    "
 SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Example|Examples):\n", re.MULTILINE)
 ENTRY = re.compile(r"^(\*{0,2}\w[\w, ]*): (.*)$")
 
@@ -66,6 +68,11 @@ def iter_documented() -> Iterator[tuple[str, Any]]:
                 yield f"{name}.{method}", found
 
 
+def public_fields(kind: type[Any]) -> list[tuple[str, str, str]]:
+    """Name, type and docstring of each field of a dataclass that is for users."""
+    return [field for field in docs_of(kind) if not field[0].startswith("_")]
+
+
 def _qualified(each: Any) -> str:
     return f"{each.__module__}.{each.__name__}"
 
@@ -79,7 +86,7 @@ def _section(name: str, each: Any) -> Iterator[str]:
     yield from _docstring(each)
     made = each.__dict__.get("__init__")
     if is_dataclass(each):
-        fields = docs_of(each)
+        fields = public_fields(each)
         cells = ((code(field), code(kind), text(doc)) for field, kind, doc in fields)
         yield table(("Field", "Type", "Meaning"), cells)
     elif isinstance(made, FunctionType) and made.__doc__:  # others are made by forge alone
@@ -104,28 +111,38 @@ def _methods(each: type) -> Iterator[tuple[str, Any]]:
 def _signature(name: str, each: Callable[..., Any]) -> str:
     """The call as Python code, one argument a line if it is long."""
     found = inspect.signature(each)
-    parameters = [p for p in found.parameters.values() if p.name not in ("self", "cls")]
-    shown = str(found.replace(parameters=parameters)).replace("'", "")
-    if len(name) + len(shown) > 90:
-        listed = ",\n    ".join(_one_by_one(parameters))
-        shown = f"(\n    {listed},\n){_returned(found)}"
+    arguments = list(_arguments(found))
+    returned = "" if inspect.isclass(each) else _returned(found)
+    shown = f"({', '.join(arguments)}){returned}"
+    if len(name) + len(shown) > MAX_WIDTH:
+        shown = f"({''.join(f'{NEW_LINE}{argument},' for argument in arguments)}\n){returned}"
     prefix = "async " if inspect.iscoroutinefunction(each) else ""
     return f"```python\n{prefix}{name}{shown}\n```"
 
 
-def _one_by_one(parameters: list[inspect.Parameter]) -> Iterator[str]:
+def _arguments(found: inspect.Signature) -> Iterator[str]:
+    """Each argument as it is written, with the star before those that need their name."""
     is_marked = False
-    for each in parameters:
+    for each in found.parameters.values():
+        if each.name in ("self", "cls"):
+            continue
         if each.kind is each.KEYWORD_ONLY and not is_marked:
-            is_marked = True
             yield "*"
-        is_marked = is_marked or each.kind is each.VAR_POSITIONAL
-        yield str(each).replace("'", "")
+        is_marked = is_marked or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
+        star = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        annotation = "" if each.annotation is each.empty else f": {_name(each.annotation)}"
+        default = "" if each.default is each.empty else f" = {each.default!r}"
+        yield f"{star}{each.name}{annotation}{default}"
 
 
 def _returned(found: inspect.Signature) -> str:
     is_empty = found.return_annotation is inspect.Signature.empty
-    return "" if is_empty else f" -> {found.return_annotation}".replace("'", "")
+    return "" if is_empty else f" -> {_name(found.return_annotation)}"
+
+
+def _name(annotation: Any) -> str:
+    """An annotation as it is written; those of `__future__` are texts."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def _docstring(each: Any) -> Iterator[str]:
