@@ -43,10 +43,15 @@ class CodeOrigin:
 
 
 def read_origin(package: Path = PACKAGE) -> CodeOrigin:
-    """The origin of a package."""
+    """The origin of a package, by git or by the record of its build."""
     if commit := git("rev-parse", "HEAD", package=package).strip():
         changes = git("status", "--porcelain", "--", *PARTS, package=package)
         return CodeOrigin(commit=commit, is_changed=bool(changes))
+    return read_record(package)
+
+
+def read_record(package: Path = PACKAGE) -> CodeOrigin:
+    """The origin that the build of a wheel recorded."""
     try:
         commit, _, rest = (package / RECORD).read_text(encoding="utf-8").strip().partition(" ")
     except OSError:

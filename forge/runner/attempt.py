@@ -27,17 +27,17 @@ PACKAGES = (
 )  # fmt: skip
 MAX_DIFF_BYTES = 1 << 20
 """Maximum recorded length of uncommitted changes; longer ones are cut."""
+UNKNOWN_CHANGES = "forge was built from a checkout with uncommitted changes, which are not known\n"
 
 
 def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt:
     """Describe this start. Takes milliseconds; imports nothing heavy."""
-    package = Path(forge.__file__).parent
-    found = origin.read_origin(package)
+    commit, code_diff = _describe_code(Path(forge.__file__).parent)
     return Attempt(
         attempt=attempt,
         started_at=time.time(),
-        commit=found.commit,
-        code_diff=_changes(package, found),
+        commit=commit,
+        code_diff=code_diff,
         versions=_versions(),
         machine={
             "host": platform.node(),
@@ -61,9 +61,11 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _changes(package: Path, found: origin.CodeOrigin) -> str:
-    """Uncommitted changes of a checkout; for a wheel that was built from some, a line about it."""
-    diff = origin.git("diff", "HEAD", "--", "forge", "experiments", package=package)
-    if not diff and found.is_changed and (package / origin.RECORD).exists():
-        return "forge was built from a checkout with uncommitted changes, which are not known\n"
-    return diff[:MAX_DIFF_BYTES]
+def _describe_code(package: Path) -> tuple[str, str]:
+    """The commit, and the uncommitted changes of a checkout; for a wheel that was built from some,
+    a line about it."""
+    if commit := origin.git("rev-parse", "HEAD", package=package).strip():
+        diff = origin.git("diff", "HEAD", "--", "forge", "experiments", package=package)
+        return commit, diff[:MAX_DIFF_BYTES]
+    built = origin.read_record(package)
+    return built.commit, UNKNOWN_CHANGES if built.is_changed else ""
