@@ -31,6 +31,7 @@ from forge.evalpool.judge.trial.references import (
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import SandboxedChild
+    from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.oracles import Oracles
     from forge.records.problem import ReferenceModule
 
@@ -80,8 +81,15 @@ class GpuReferences:
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
         self._oracles = oracles
 
-    def hold(self, problem: ReferenceModule) -> GpuReference:
-        """A draw that stays until `let_go`. Raises ReferenceFailed, ZygoteGone, GpuMemoryError."""
+    def hold(self, problem: ReferenceModule, *, shared: Turn) -> GpuReference:
+        """A draw that stays until `let_go`.
+
+        Args:
+            shared: holds the card beside others while an oracle draws; a kept draw needs no turn.
+
+        Raises:
+            ReferenceFailed, ZygoteGone, GpuMemoryError, Stalled.
+        """
         text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
         key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         with self._lock:
@@ -93,7 +101,7 @@ class GpuReferences:
                     return self._held(key, cached)
                 self._retire(key)
             self._failures.require_unknown(key)
-            with self._failures.noted(key):
+            with shared(), self._failures.noted(key):
                 drawn = self._draw(problem)
             with self._lock:
                 self._cache[key] = drawn
