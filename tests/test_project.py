@@ -383,3 +383,12 @@ def test_a_checkouts_earlier_distribution_is_removed_before_the_new_one_is_insta
     shutil.rmtree(site / "forge-0.1.0.dist-info")
     installer.install_rest(LlamaChoice(name="cpu", cmake_args=""))
     assert ran.count("pip uninstall -y forge") == 1
+
+
+def test_the_changelog_has_the_sections_of_keep_a_changelog() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    versions = [line for line in lines if line.startswith("## ")]
+    kinds = [line.removeprefix("### ") for line in lines if line.startswith("### ")]
+    assert versions[0] == "## [Unreleased]"
+    assert kinds
+    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

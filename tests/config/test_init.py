@@ -94,3 +94,8 @@ def test_only_a_schema_of_forge_is_replaced(tmp_path: Path) -> None:
     schema.write_text(json.dumps(of_forge))  # of another version: other text
     assert write_recipe("quickstart", into=tmp_path) == [tmp_path / "quickstart.toml", schema]
     assert schema.read_text() == (ROOT / "experiments/schema.json").read_text()
+
+
+def test_a_missing_file_with_the_name_of_a_recipe_names_init(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'no such file; "forge init quickstart" writes it$'):
+        load_experiment(tmp_path / "quickstart.toml")
