@@ -25,7 +25,12 @@ import torch
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import TensorSpec, offsets
-from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name, memory_order
+from forge.evalpool.judge.numbers.called import (
+    Unjudgeable,
+    dtype_name,
+    making_on,
+    memory_order,
+)
 from forge.evalpool.judge.numbers.constructor import constructor_arguments
 from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.inputs import parameters
@@ -116,7 +121,7 @@ def _draw(sock: socket.socket) -> bool:
     frames.send(sock, Kind.LAYOUT, layout)
     fill = frames.receive(sock, deadline=deadline, expected=(Kind.FILL,), takes_fds=True)
     _fill(fill, tensors)
-    is_large = sum(one.nbytes for one in tensors) >= LARGE_BYTES
+    is_large = not is_gpu and sum(one.nbytes for one in tensors) >= LARGE_BYTES
     tensors.clear()
     gc.collect()  # a model refers to itself
     if is_large:  # small ones would pay for the same pages again
@@ -151,17 +156,16 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         )
         heap.keep_freed(needed, memory_bytes=terms.max_bytes)
     module = types.ModuleType("problem")
-    # Tensors are made on the device: copying them there is most of KernelBench's time at full size.
-    making = nullcontext() if terms.device == "cpu" else torch.device(terms.device)
-    with torch.no_grad(), making:
+    with torch.no_grad():
         torch.manual_seed(FIRST_SEED)
-        exec(compile(request["source"], "problem.py", "exec"), module.__dict__)
-        seed_everything(fresh_seed())
-        init = placed(constructor_arguments(module, request["entry_point"]), terms)
         made: list[torch.Tensor] = []
-        with parameters_made(made.append):
-            model = construct(getattr(module, request["entry_point"]), init)
-            model = model.to(terms.device)
+        with making_on(terms.device):
+            exec(compile(request["source"], "problem.py", "exec"), module.__dict__)
+            seed_everything(fresh_seed())
+            init = placed(constructor_arguments(module, request["entry_point"]), terms)
+            with parameters_made(made.append):
+                model = construct(getattr(module, request["entry_point"]), init)
+                model = model.to(terms.device)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         order = [names[id(parameter)] for parameter in made if id(parameter) in names]
         cast(model, terms.precision)
