@@ -117,7 +117,11 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.execute": {
         "process", "evalpool.judge.channel", "evalpool.judge.program",
         "evalpool.judge.program.wire", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
-        "evalpool.judge.ttir.memory", "evalpool.judge.compiler",
+        "evalpool.judge.ttir.memory", "evalpool.judge.compiler", "evalpool.judge.execute.cpu",
+    },
+    "evalpool.judge.execute.cpu": {
+        "evalpool.judge.program", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
+        "evalpool.judge.ttir.memory", "evalpool.judge.execute",
     },
     "evalpool.judge.execute.gpu": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.program",
@@ -131,7 +135,7 @@ ROOMS: dict[str, set[str]] = {
     },
     # children of `forge doctor`
     "commands.doctor.probes": {
-        "process", "evalpool.judge.sandbox", "evalpool.judge.capture", "evalpool.judge.execute",
+        "process", "evalpool.judge.sandbox", "evalpool.judge.capture", "evalpool.judge.execute.cpu",
     },
     # train: the trainer
     "train": {"config.schema", "process", "control"},
