@@ -77,8 +77,9 @@ NOISE = Noise()
 def install() -> None:
     """Wraps the evaluator's operations in this process: plans that are made later have errors while
     `NOISE.draw` is set."""
-    from forge.evalpool.judge.ttir import control, semantics, steps
+    from forge.evalpool.judge.ttir import control, semantics
     from forge.evalpool.judge.ttir.memory import atomics
+    from forge.evalpool.judge.ttir.steps import descriptors
 
     table: Any = semantics.OPERATIONS
     for name, operation in dict(table).items():
@@ -87,7 +88,7 @@ def install() -> None:
         elif name in ROUNDED or name in APPROXIMATE or name in FURTHER:
             table[name] = _noisy(name, operation)
     control.reduce, control.scan = _noisy_sums(control.reduce), _noisy_sums(control.scan)
-    atomics.update = steps.update = _noisy_update(atomics.update)
+    atomics.update = descriptors.update = _noisy_update(atomics.update)
 
 
 def _noisy(name: str, operation: Any) -> Any:

@@ -100,6 +100,11 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.ttir": {
         "evalpool.judge.program", "evalpool.judge.ttir.contraction",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
+        "evalpool.judge.ttir.steps",
+    },
+    "evalpool.judge.ttir.steps": {
+        "evalpool.judge.ttir", "evalpool.judge.ttir.contraction", "evalpool.judge.ttir.memory",
+        "evalpool.judge.ttir.semantics",
     },
     "evalpool.judge.ttir.contraction": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},

@@ -19,9 +19,10 @@ from bench import equality, equality_compare, equality_model
 from bench.equality_card import record
 from bench.equality_cases import Case, evaluated
 from forge.evalpool.judge.channel.shm import TensorSpec
-from forge.evalpool.judge.ttir import control, semantics, steps
+from forge.evalpool.judge.ttir import control, semantics
 from forge.evalpool.judge.ttir.memory import atomics
 from forge.evalpool.judge.ttir.plan import plan_of
+from forge.evalpool.judge.ttir.steps import descriptors
 from tests.evalpool.execute.host_judge import launched
 from tests.evalpool.trial.made_judgements import Bench, open_bench, reference, scaled
 
@@ -63,11 +64,11 @@ def noisy() -> Iterator[None]:
     table: Any = semantics.OPERATIONS
     kept = dict(table)
     plan_of.cache_clear()
-    before = control.reduce, control.scan, atomics.update, steps.update
+    before = control.reduce, control.scan, atomics.update, descriptors.update
     equality_model.install()
     yield
     table.update(kept)
-    control.reduce, control.scan, atomics.update, steps.update = before
+    control.reduce, control.scan, atomics.update, descriptors.update = before
     plan_of.cache_clear()
 
 
