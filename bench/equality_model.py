@@ -77,7 +77,8 @@ NOISE = Noise()
 def install() -> None:
     """Wraps the evaluator's operations in this process: plans that are made later have errors while
     `NOISE.draw` is set."""
-    from forge.evalpool.judge.ttir import control, semantics
+    from forge.evalpool.judge.ttir import semantics
+    from forge.evalpool.judge.ttir.control import regions
     from forge.evalpool.judge.ttir.memory import atomics
     from forge.evalpool.judge.ttir.steps import descriptors
 
@@ -87,7 +88,7 @@ def install() -> None:
             table[name] = _noisy_product(operation)
         elif name in ROUNDED or name in APPROXIMATE or name in FURTHER:
             table[name] = _noisy(name, operation)
-    control.reduce, control.scan = _noisy_sums(control.reduce), _noisy_sums(control.scan)
+    regions.reduce, regions.scan = _noisy_sums(regions.reduce), _noisy_sums(regions.scan)
     atomics.update = descriptors.update = _noisy_update(atomics.update)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.ttir.contraction import ALL
-from forge.evalpool.judge.ttir.control import run_function
+from forge.evalpool.judge.ttir.control.blocks import run_function
 from forge.evalpool.judge.ttir.memory.access import Group, Launch
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind
 from forge.evalpool.judge.ttir.steps.descriptors import TensorDescriptor

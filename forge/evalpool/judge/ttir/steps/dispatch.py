@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.ttir.contraction.sums import contraction_of
-from forge.evalpool.judge.ttir.control import CONTROL, region_step
+from forge.evalpool.judge.ttir.control.regions import region_step
+from forge.evalpool.judge.ttir.control.table import CONTROL
 from forge.evalpool.judge.ttir.memory.atomics import atomic_step
 from forge.evalpool.judge.ttir.steps.accesses import load_step, store_step
 from forge.evalpool.judge.ttir.steps.arrays import (
