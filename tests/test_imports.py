@@ -134,7 +134,9 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.execute.gpu": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.program",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.execute",
+        "evalpool.judge.execute.gpu.driver",
     },
+    "evalpool.judge.execute.gpu.driver": set(),
     "evalpool.judge.numbers": {"evalpool.judge.channel"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers"},
     # cluster: judges and engines on other machines
