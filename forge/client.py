@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from forge.api.verdict import Reward, Verdict
@@ -73,7 +73,7 @@ class Judge:
         self._idle: list[_OneWrite] = []
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Judge:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
