@@ -39,7 +39,7 @@ class RemovedKey:
     date: str
     """Day of the removal; commit."""
     instead: str
-    """What to use, in one clause."""
+    """Advice in one clause: the key or table to use."""
 
 
 REMOVED = (
