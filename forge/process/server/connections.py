@@ -5,9 +5,9 @@ a request's head may take.
 Used by `serving.py`. Promises: a connection on which no whole head has arrived for `HEAD_TIMEOUT_S`
 is closed; beyond the server's maximum, the connection that has been idle for longest is closed, so
 that a client with a request is served however many idle ones there are; bytes that are no HTTP get
-400 or end their connection, and cause no error; a request is told when its client hangs up
-(`hanging_up.py`). A WebSocket counts, and is never idle: its handler bounds its silence. Not
-covered: a client that reads no answer.
+400 or end their connection, and cause no error; work for a request can be ended when its client
+hangs up (`hanging_up.py`). A WebSocket counts, and is never idle: its handler bounds its silence.
+Not covered: a client that reads no answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # pyright: strict
 """Work for a request that ends when its client hangs up.
 
-Used by servers whose answers take long and cost something: `forge judge --serve`, engines. A
-connection of forge's servers tells its request by a callback: a task that waits for the end of the
-connection costs as much as the rest of a short request.
+Used by servers whose answers take long and cost something: `forge judge --serve`, engines. The
+connection calls back at its end: a task that waits for it costs as much as the rest of a short
+request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONNECTION = "forge.connection"
 
 async def unless_hung_up(request: Request, work: Callable[[], Awaitable[T]]) -> T:
     """The result of `work` for a request whose body has been read; `work` is cancelled if the
-    client hangs up first. Behind a server that is not forge's, nobody tells, and `work` goes on.
+    client hangs up first. Behind a server that is not forge's, `work` goes on.
 
     Raises:
         ClientDisconnect: the client hung up; the door answers it.
