@@ -7,7 +7,7 @@ import gc
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -268,6 +268,28 @@ def test_a_kept_draw_needs_no_turn_on_the_card(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(3):
         references.hold(PROBLEM, shared=turn)
     assert turns == ["taken", "given back"]
+
+
+def test_large_draws_make_room_for_each_other_and_not_for_a_small_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The canary's draw is small, and needed after each fault."""
+    large = answer()
+    large["tensors"][5] = ["float32", [1000]]
+    names = ["canary", "one", "two", "three"]
+    references = open_references(Oracles([answer(), large, large, large, large]), monkeypatch)
+    monkeypatch.setattr(module, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(module, "CACHE_SHARE", 9000 / (80 << 30))
+
+    def draw(name: str) -> GpuReference:
+        problem = replace(PROBLEM, problem_id=name, source=f"import os  # {name}")
+        return references.hold(problem, shared=contextlib.nullcontext)
+
+    first = {name: draw(name) for name in names}
+    assert draw("canary") is first["canary"]
+    assert draw("three") is first["three"]
+    assert draw("two") is first["two"]
+    assert draw("one") is not first["one"]
 
 
 def test_a_draw_whose_answer_is_one_number_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
