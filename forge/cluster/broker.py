@@ -3,7 +3,7 @@
 
     POST /survey → {nodes}                   POST /open {id, order, ...} → {url, pid, devices, ...}
     POST /news {id, offset} → {log, ended}   POST /stop {id}   POST /stacks {id}
-    POST /put {path} → {key}                 POST /bring {id, key} → {path}
+    POST /bring {id, path} → {path}          POST /address → {ip}
 
 A child of its own, since Ray ends its process when the cluster is gone, and takes signals and
 threads. Promises: when it ends, Ray ends all hosts of the run; a host that is not answered for is
@@ -49,7 +49,7 @@ UNAVAILABLE_PAUSE_S = 1.0
 """Pause before a host is asked again whose connection broke: Ray decides whether it is lost."""
 STOP_TIMEOUT_S = 10.0
 KEPT_WEIGHTS = 4
-"""Directories of weights in the object store: a checkpoint and adapters, with the latest before."""
+"""Directories in the object store: a checkpoint and adapters, with the latest before."""
 MAX_BODY_BYTES = 1 << 20
 
 
@@ -69,7 +69,7 @@ class Broker:
         self._ray = ray
         self._here = str(ray.get_runtime_context().get_node_id())
         self._hosts: dict[str, HeldActor] = {}
-        self._weights: dict[str, Manifest] = {}
+        self._packed: dict[str, Manifest] = {}
         self._putting = anyio.Lock()
 
     def app(self) -> Starlette:
@@ -80,7 +80,7 @@ class Broker:
 
         calls = {
             "/survey": self.survey, "/open": self.open, "/news": self.news, "/stop": self.stop,
-            "/stacks": self.stacks, "/put": self.put, "/bring": self.bring,
+            "/stacks": self.stacks, "/bring": self.bring, "/address": self.address,
         }  # fmt: skip
         routes = [
             Route(path, partial(_answer, self._ray, call), methods=["POST"])
@@ -92,23 +92,25 @@ class Broker:
         """The living nodes, and what a host on each but this one reports about it."""
         return {"nodes": await survey(self._ray, partial(self._new_host, 0, 0))}
 
+    async def address(self, _body: Mapping[str, Any]) -> dict[str, Any]:
+        """The address of this machine among the nodes."""
+        return {"ip": list_nodes(self._ray)[0].ip}
+
     async def open(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Place a host, and let it start its child."""
-        actor = self._place(body)
+        """Place a host, copy the files of its order to it, and let it start its child."""
+        actor, order = self._place(body), body["order"]
         hosted = self._hosts[body["id"]] = HeldActor(actor)
         if not await self._is_placed(actor, within_s=body["room_s"]):
             self._kill(body["id"])
             return {"kind": "NoRoom", "error": self._no_room(body)}
-        if key := body["order"]["weights"]:
-            brought = await actor.bring.remote(key, self._weights[key])
-            if "error" in brought:
-                await self.stop(body)
-                return brought
-        hosted.holding = actor.hold.remote(body["order"])
-        found = await actor.opened.remote()
-        if error := found.get("error"):
+        brought = {name: await self._bring(actor, path) for name, path in order["files"].items()}
+        found = next((each for each in brought.values() if "error" in each), None)
+        if found is None:
+            files = {name: each["path"] for name, each in brought.items()}
+            hosted.holding = actor.hold.remote({**order, "files": files})
+            found = await actor.opened.remote()
+        if "error" in found:
             await self.stop(body)
-            return {"kind": error["kind"], "error": error["message"]}
         return found
 
     def _place(self, body: Mapping[str, Any]) -> Any:
@@ -151,27 +153,26 @@ class Broker:
             while True:
                 try:
                     found = await hosted.actor.news.remote(body["offset"])
-                    return {"log": base64.b64encode(found["log"]).decode(), "ended": found["ended"]}
+                    return {**found, "log": base64.b64encode(found["log"]).decode()}
                 except self._ray.exceptions.ActorUnavailableError as error:
                     logger.warning("%s does not answer: %s", body["id"], cause_line(error))
                     await anyio.sleep(UNAVAILABLE_PAUSE_S)
         return {"log": "", "ended": f"its node was silent for {NEWS_TIMEOUT_S:.0f} s"}
 
-    async def put(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Put a directory of weights into the object store, once."""
-        folder = Path(body["path"])
-        key = await anyio.to_thread.run_sync(weights_key, folder)
-        async with self._putting:
-            if key not in self._weights:
-                packed = await anyio.to_thread.run_sync(pack, folder, self._ray.put)
-                self._weights[key] = packed
-            touch(self._weights, key, num=KEPT_WEIGHTS)
-        return {"key": key}
-
     async def bring(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy weights to the node of a host."""
-        actor = self._hosts[body["id"]].actor
-        return await actor.bring.remote(body["key"], self._weights[body["key"]])
+        """Copy a directory to the node of a host."""
+        return await self._bring(self._hosts[body["id"]].actor, body["path"])
+
+    async def _bring(self, actor: Any, path: str) -> dict[str, Any]:
+        """The path on the node. What is brought to several is put into the object store once."""
+        source = Path(path)
+        key = await anyio.to_thread.run_sync(weights_key, source)
+        async with self._putting:
+            if key not in self._packed:
+                self._packed[key] = await anyio.to_thread.run_sync(pack, source, self._ray.put)
+            manifest = self._packed[key]
+            touch(self._packed, key, num=KEPT_WEIGHTS)
+        return await actor.bring.remote(key, manifest)
 
     async def stacks(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Ask a host for its child's stacks; its log will have them."""

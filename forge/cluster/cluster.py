@@ -62,6 +62,8 @@ class Hosted:
     """Size of that copy before this child."""
     reason: str = ""
     """Reason of its end; empty while it runs."""
+    failure: Mapping[str, Any] | None = None
+    """Its own report of why it ended."""
     ended: anyio.Event = field(default_factory=anyio.Event)
 
     async def wait(self) -> str:
@@ -83,6 +85,8 @@ class Cluster:
         say: Callable[[str], None],
     ) -> None:  # fmt: skip
         """`say` prints where each child runs."""
+        self.has_trained = False
+        """True once a trainer had all its nodes."""
         self.token = secrets.token_urlsafe(32)
         self._http, self._tasks = http, tasks
         self._run, self._log_dir, self._say = run, log_dir, say
@@ -92,15 +96,21 @@ class Cluster:
         """The living nodes, this machine first, with facts about each."""
         return (await self._ask("/survey", {}, timeout_s=SURVEY_S + STOP_S))["nodes"]
 
+    async def address(self) -> str:
+        """The address of this machine among the nodes."""
+        with absent_broker():
+            return (await self._ask("/address", {}, timeout_s=STOP_S))["ip"]
+
     @asynccontextmanager
     async def host(
         self, name: str, *, role: Role, index: int, settings: Mapping[str, Any], num_gpus: int,
-        num_cpus: int, labels: Mapping[str, str], ready_s: float, weights: Path | None = None,
+        num_cpus: int, labels: Mapping[str, str], ready_s: float,
+        files: Mapping[str, Path] | None = None,
     ) -> AsyncGenerator[Hosted]:  # fmt: skip
         """A child on a node with room, until the context ends.
 
         Args:
-            weights: checkpoint that the child starts with.
+            files: copied to the node; the child's config has their paths there.
             ready_s: maximum time until the child is ready.
 
         Raises:
@@ -111,13 +121,13 @@ class Cluster:
         order = Order(
             run=self._run, name=name, role=role, index=index, token=self.token,
             sources=source_digest(), num_gpus=num_gpus, settings=settings,
-            weights="" if weights is None else await self._put(weights),
+            files={each: str(path.absolute()) for each, path in (files or {}).items()},
         )  # fmt: skip
         body = {
             "id": key, "order": order.to_json(), "num_cpus": num_cpus, "labels": dict(labels),
             "room_s": ROOM_S,
         }  # fmt: skip
-        timeout_s = ROOM_S + ready_s + (TRANSFER_S if weights else 0.0)
+        timeout_s = ROOM_S + ready_s + (TRANSFER_S if files else 0.0)
         following = anyio.CancelScope()
         try:
             with absent_broker():
@@ -127,7 +137,8 @@ class Cluster:
                 name=name, key=key, url=found["url"], host=found["host"], log_path=log_path,
                 log_offset=log_path.stat().st_size if log_path.exists() else 0,
             )  # fmt: skip
-            self._say(f"{name} runs on {hosted.host} ({hosted.url}, {found['devices']})")
+            where = ", ".join(filter(None, (hosted.url, found["devices"])))
+            self._say(f"{name} runs on {hosted.host} ({where})")
             self._tasks.start_soon(self._follow, hosted, following)
             yield hosted
         finally:
@@ -137,8 +148,9 @@ class Cluster:
 
     async def bring(self, hosted: Hosted, path: Path) -> Path:
         """Copy a directory of weights to the node of a child; returns the path there."""
-        body = {"id": hosted.key, "key": await self._put(path)}
-        return Path((await self._ask("/bring", body, timeout_s=TRANSFER_S))["path"])
+        body = {"id": hosted.key, "path": str(path.absolute())}
+        with absent_broker():
+            return Path((await self._ask("/bring", body, timeout_s=TRANSFER_S))["path"])
 
     async def end(self, hosted: Hosted) -> None:
         """End a child before its context ends."""
@@ -153,11 +165,6 @@ class Cluster:
         with suppress(ForgeError):
             await self._ask("/stacks", {"id": key}, timeout_s=STOP_S)
 
-    async def _put(self, path: Path) -> str:
-        with absent_broker():
-            body = {"path": str(path.absolute())}
-            return (await self._ask("/put", body, timeout_s=TRANSFER_S))["key"]
-
     async def _stop(self, key: str) -> None:
         with suppress(ForgeError):
             await self._ask("/stop", {"id": key}, timeout_s=STOP_S)
@@ -171,11 +178,12 @@ class Cluster:
                     asked = {"id": hosted.key, "offset": offset}
                     news = await self._ask("/news", asked, timeout_s=NEWS_S)
                 except ForgeError as error:
-                    news = {"log": "", "ended": str(error)}
+                    news: Any = {"log": "", "ended": str(error)}
                 text = base64.b64decode(news["log"])
                 offset += log.write(text)
                 log.flush()
                 if news["ended"]:
+                    hosted.failure = news.get("failure")
                     hosted.end(news["ended"])
 
     async def _ask(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:

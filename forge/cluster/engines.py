@@ -93,7 +93,7 @@ async def _open_engine(
         num_gpus=serve.tensor_parallel if on_gpu else 0,
         num_cpus=0 if on_gpu else serve.threads,
         labels=table.serve_labels,
-        weights=Path(config["model_dir"]),
+        files={"model_dir": Path(config["model_dir"])},
         ready_s=start_timeout_s(serve) + MARGIN_S,
     ) as hosted:  # fmt: skip
         client = ReplicaClient(

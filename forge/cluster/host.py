@@ -12,6 +12,7 @@ for errors, so that the broker needs none of the node's classes.
 from __future__ import annotations
 
 import importlib.util
+import json
 import platform
 import shutil
 import socket
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.cluster.order import Order, Place, child_of
+from forge.cluster.order import WORK, Order, Place, child_of
 from forge.cluster.sources import source_digest
 from forge.cluster.weights import touch, unpack
 from forge.errors import ForgeError, MachineError
@@ -33,6 +34,7 @@ from forge.process.devices import inventory
 from forge.process.gpu_claim import claim
 from forge.process.server.network import port_file
 from forge.process.sockets import open_private_dir
+from forge.train.handle import FAILURE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,9 +49,9 @@ NEWS_S = 5.0
 """Maximum wait for news before an empty answer."""
 NEWS_PAUSE_S = 0.2
 """Pause between two looks for news."""
-KEPT_WEIGHTS = 3
-"""Directories of weights on a node's disk for each engine: a checkpoint and two adapters. Loaded
-files stay readable after their deletion."""
+KEPT_WEIGHTS = 4
+"""Directories on a node's disk for each host: a checkpoint and two adapters of an engine, or the
+files of a trainer. Loaded files stay readable after their deletion."""
 MAX_LOG_BYTES = 64 * 1024
 """Bytes of the child's log in one answer."""
 
@@ -103,10 +105,10 @@ class Host:
             with thread_for_children():
                 await self._hold(Order(**order))
         except ForgeError as error:
-            self._error = {"kind": type(error).__name__, "message": str(error)}
+            self._error = {"kind": type(error).__name__, "error": str(error)}
             self._ended = str(error)
         except BaseException as error:
-            self._error = {"kind": "MachineError", "message": f"{type(error).__name__}: {error}"}
+            self._error = {"kind": "MachineError", "error": f"{type(error).__name__}: {error}"}
             self._ended = str(error)
             raise
         finally:
@@ -124,8 +126,8 @@ class Host:
             spec = child_of(order, self._place(gpus))
             self._log = spec.log_path
             async with open_child(spec) as child:
-                assert spec.socket_path is not None
-                self._port = port_file(spec.socket_path).read_text()
+                if spec.socket_path is not None:
+                    self._port = port_file(spec.socket_path).read_text()
                 self._child = child
                 self._opened.set()
                 async with anyio.create_task_group() as tasks:
@@ -150,11 +152,10 @@ class Host:
             folder=self._folder,
             gpus=gpus,
             num_neighbours=self._num_neighbours,
-            weights=self._weights,
         )
 
     async def bring(self, key: str, manifest: Manifest) -> dict[str, Any]:
-        """Write weights to this node's disk; returns their path. The last ones stay."""
+        """Write files to this node's disk; returns their directory. The last ones stay."""
         folder = self._folder / f"weights-{key}"
         try:
             if key not in self._weights:
@@ -171,10 +172,10 @@ class Host:
         """The child's address once it is ready, or the error of its start."""
         await self._opened.wait()
         if self._child is None:
-            return {"error": self._error or {"kind": "ChildDied", "message": "it was stopped"}}
+            return self._error or {"kind": "ChildDied", "error": "it was stopped"}
         host = f"[{self._ip}]" if ":" in self._ip else self._ip
         return {
-            "url": f"http://{host}:{self._port}",
+            "url": f"http://{host}:{self._port}" if self._port else "",
             "pid": self._child.pid,
             "devices": self._child.spec.devices,
             "host": socket.gethostname(),
@@ -185,8 +186,12 @@ class Host:
         with anyio.move_on_after(NEWS_S):
             while self._ended is None and self._log_size() <= offset:  # noqa: ASYNC110 - a file
                 await anyio.sleep(NEWS_PAUSE_S)
-        text = self._read(offset)
-        return {"log": text, "ended": None if len(text) == MAX_LOG_BYTES else self._ended}
+        text, failure = self._read(offset), self._folder / WORK / FAILURE
+        return {
+            "log": text,
+            "ended": None if len(text) == MAX_LOG_BYTES else self._ended,
+            "failure": json.loads(failure.read_text()) if failure.exists() else None,
+        }
 
     def _log_size(self) -> int:
         return self._log.stat().st_size if self._log.exists() else 0

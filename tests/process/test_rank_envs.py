@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-
-import pytest
+from typing import TYPE_CHECKING
 
 from forge.process.environment import Rendezvous, free_port, rank_envs
+
+if TYPE_CHECKING:
+    import pytest
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 HOST = "127.0.0.1"

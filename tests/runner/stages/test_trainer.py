@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from forge.config.schema import EvalTable, LoraTable, ModelTable, ServeTable, SftStage
+from forge.config.schema import ClusterTable, EvalTable, LoraTable, ModelTable, ServeTable, SftStage
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled, Stopped
 from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
@@ -81,7 +81,9 @@ class Stage:
                 seed=0,
                 serve=ServeTable(),
                 eval=EvalTable(),
+                cluster=ClusterTable(),
             ),
+            cluster=None,
             placement=Placement(),
             paths=RunPaths(folder),
             control_socket=None,
