@@ -60,6 +60,12 @@ class Ranks:
         return found[0]
 
 
+def is_cause(hosted: Hosted) -> bool:
+    """True if these ranks ended first: by a signal, with their node, or with a report. Those that
+    others left exit, as those with an error of their own do; rank 0's log names both."""
+    return bool(hosted.failure) or not hosted.reason.startswith("exit ")
+
+
 def died(hosted: Hosted, *, doing: str) -> ChildDied:
     """The error of ranks that ended unasked."""
     lines = read_last_lines(hosted.log_path, num_lines=20, offset=hosted.log_offset)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from forge.cluster.ranks import died, open_ranks
+from forge.cluster.ranks import died, is_cause, open_ranks
 from forge.config.schema import GrpoStage, SftStage
 from forge.errors import MachineError
 from forge.process.child import describe_exit
@@ -54,8 +54,8 @@ STACKS_S = 1.0
 SAVED = (describe_exit(0), describe_exit(-signal.SIGTERM))
 """Exit reasons of a stopped trainer that has lost nothing: it ended by itself, or the signal ended
 it while it was still starting and had no handler."""
-CAUSE_S = 5.0
-"""Time until the end of ranks on another machine is known, after which the others ended."""
+CAUSE_S = 20.0
+"""Maximum time from the end of some ranks until it is known which ranks ended first."""
 SCALES = (1.0, 0.5)
 """Micro-batch sizes to try, relative to the configured one: the second after GPU memory ran out."""
 
@@ -191,13 +191,19 @@ async def _until_exit(
         fault = _Fault(words="trainer: silent", error=child.stalled(asked=asked, silent_s=silent_s))
         await child.kill()
 
-    async def watch_others() -> None:
+    async def find_loss() -> None:
         nonlocal fault
         lost = await ranks.lost()
+        if not is_cause(lost):
+            with anyio.move_on_after(CAUSE_S):
+                await child.wait()
+                return
         desk.failure = desk.failure or lost.failure
-        fault = _Fault(
-            words=f"{lost.name}: {lost.reason}", error=died(lost, doing=doing()), is_elsewhere=True
-        )
+        words, error = f"{lost.name}: {lost.reason}", died(lost, doing=doing())
+        fault = _Fault(words=words, error=error, is_elsewhere=True)
+
+    async def watch_others() -> None:
+        await find_loss()
         await child.kill()
 
     async with anyio.create_task_group() as tasks:
@@ -206,7 +212,8 @@ async def _until_exit(
         tasks.start_soon(watch_others)
         await child.wait()
         if ranks.hosted and fault is None and child.exit_reason not in SAVED:
-            await anyio.sleep(CAUSE_S)  # ranks that others leave end first
+            with anyio.move_on_after(CAUSE_S):
+                await find_loss()
         tasks.cancel_scope.cancel()
     return fault
 
