@@ -209,7 +209,8 @@ async def _answer(ray: Any, call: Any, request: Request) -> Response:
     except MachineError as error:
         return JSONResponse({"kind": "MachineError", "error": str(error)})
     except ray.exceptions.RayError as error:
-        return JSONResponse({"kind": "ChildDied", "error": explain(error)})
+        kind = "MachineError" if NO_FORGE in str(error) else "HostLost"
+        return JSONResponse({"kind": kind, "error": explain(error)})
 
 
 async def _health(_request: Request) -> Response:

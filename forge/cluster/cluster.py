@@ -42,8 +42,17 @@ TRANSFER_S = 1800.0
 """Maximum time until weights have reached a node: 140 GB at 1 Gbit/s."""
 NEWS_S = 90.0
 STOP_S = 20.0
+MAX_LOST = 3
+"""Hosts that may be lost, one after the other, while they start a child."""
+
+
+class HostLost(ChildDied):
+    """A host is gone, with its node or without."""
+
+
 KINDS: dict[str, type[ForgeError]] = {
-    kind.__name__: kind for kind in (NoRoom, MachineError, ConfigError, ChildDied, Stalled)
+    kind.__name__: kind
+    for kind in (NoRoom, MachineError, ConfigError, ChildDied, HostLost, Stalled)
 }
 
 
@@ -130,8 +139,7 @@ class Cluster:
         timeout_s = ROOM_S + ready_s + (TRANSFER_S if files else 0.0)
         following = anyio.CancelScope()
         try:
-            with absent_broker():
-                found = await self._ask("/open", body, timeout_s=timeout_s)
+            found = await self._open(body, timeout_s=timeout_s)
             log_path = self._log_dir / f"{name}.log"
             hosted = Hosted(
                 name=name, key=key, url=found["url"], host=found["host"], log_path=log_path,
@@ -145,6 +153,18 @@ class Cluster:
             following.cancel()
             with anyio.CancelScope(shield=True):
                 await self._stop(key)
+
+    async def _open(self, body: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """The facts of a new host. One that is lost before its child is ready is replaced."""
+        for _ in range(MAX_LOST):
+            with absent_broker():
+                try:
+                    return await self._ask("/open", body, timeout_s=timeout_s)
+                except HostLost as error:
+                    logger.warning("%s: %s; it is opened again", body["id"], error)
+            await self._stop(body["id"])
+        with absent_broker():
+            return await self._ask("/open", body, timeout_s=timeout_s)
 
     async def bring(self, hosted: Hosted, path: Path) -> Path:
         """Copy a directory of weights to the node of a child; returns the path there."""

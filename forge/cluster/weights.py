@@ -8,7 +8,8 @@ its hosts write it to their disks. Promise: an unpacked directory is complete, o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,23 +27,31 @@ Manifest = Sequence[tuple[str, Sequence[Any]]]
 
 
 def weights_key(source: Path) -> str:
-    """Identifies the content of a directory or file, by names, sizes and times."""
+    """Identifies the content of a directory or file, by names, sizes and times. Raises
+    MachineError."""
     found = hashlib.sha256(str(source.absolute()).encode())
-    for name, path in _files(source).items():
-        stat = path.stat()
-        found.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    with _readable(source):
+        for name, path in _files(source).items():
+            stat = path.stat()
+            found.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
     return found.hexdigest()[:16]
 
 
 def pack(source: Path, put: Callable[[Any], Any]) -> Manifest:
     """The files of a directory, or one file, as objects. `put` stores one object. Raises
     MachineError."""
-    try:
+    with _readable(source):
         return [
             (name, [put(chunk) for chunk in _chunks(path)]) for name, path in _files(source).items()
         ]
+
+
+@contextmanager
+def _readable(source: Path) -> Generator[None]:
+    try:
+        yield
     except OSError as error:
-        raise MachineError(f"{source}: weights cannot be read: {error}") from error
+        raise MachineError(f"{source}: it cannot be read for a node: {error}") from error
 
 
 async def unpack(manifest: Manifest, folder: Path) -> None:

@@ -54,7 +54,9 @@ STEPS = 9
 CPUS = 3
 """Room of a node: for a judge, an engine and a rank."""
 STOPPED_S = 2.0
-JUDGE, ENGINE, TRAINER = "forge.evalpool.judge", "forge.serve.llama", "forge.train.trainer"
+JUDGE = "forge.evalpool.judge.app"
+ENGINE = "forge.serve.llama.app"
+TRAINER = "forge.train.trainer"
 
 
 @dataclass
