@@ -98,11 +98,12 @@ class Broker:
 
     async def open(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Place a host, copy the files of its order to it, and let it start its child."""
-        actor, order = self._place(body), body["order"]
-        hosted = self._hosts[body["id"]] = HeldActor(actor)
-        if not await self._is_placed(actor, within_s=body["room_s"]):
+        order = body["order"]
+        hosted = await self._placed(body)
+        if hosted is None:
             self._kill(body["id"])
             return {"kind": "NoRoom", "error": self._no_room(body)}
+        actor = hosted.actor
         brought = {name: await self._bring(actor, path) for name, path in order["files"].items()}
         found = next((each for each in brought.values() if "error" in each), None)
         if found is None:
@@ -113,29 +114,31 @@ class Broker:
             await self.stop(body)
         return found
 
-    def _place(self, body: Mapping[str, Any]) -> Any:
-        """A host on any node but this one with the resources and labels."""
-        not_here = {"ray.io/node-id": f"!in({self._here})"}
+    async def _placed(self, body: Mapping[str, Any]) -> HeldActor | None:
+        """A host that runs on any node but this one with the resources and labels; None if no node
+        has room in time. Ray may choose a node whose loss it does not know yet."""
+        labels = {"ray.io/node-id": f"!in({self._here})"} | body["labels"]
         num_gpus = body["order"]["num_gpus"]
-        return self._new_host(body["num_cpus"], num_gpus, not_here | body["labels"])
+        with anyio.move_on_after(body["room_s"]):
+            while True:
+                actor = self._new_host(body["num_cpus"], num_gpus, labels)
+                hosted = self._hosts[body["id"]] = HeldActor(actor)
+                try:
+                    await actor.ready.remote()
+                    return hosted
+                except self._ray.exceptions.RayError as error:
+                    if NO_FORGE in str(error):
+                        raise
+                    logger.warning("%s was not made: %s", body["id"], cause_line(error))
+                self._kill(body["id"])
+                await anyio.sleep(UNAVAILABLE_PAUSE_S)
+        return None
 
     def _new_host(self, num_cpus: int, num_gpus: int, labels: dict[str, str]) -> Any:
         host = self._ray.remote(NodeHost).options(
             num_cpus=num_cpus, num_gpus=num_gpus, label_selector=labels, max_restarts=0
         )
         return host.remote(is_on_gpu=num_gpus > 0)
-
-    async def _is_placed(self, actor: Any, *, within_s: float) -> bool:
-        """True once a node has made the host; False if none does, or the node is lost meanwhile."""
-        with anyio.move_on_after(within_s):
-            try:
-                await actor.ready.remote()
-                return True
-            except self._ray.exceptions.ActorDiedError as error:
-                if NO_FORGE in str(error):
-                    raise
-                logger.warning("a host was not made: %s", cause_line(error))
-        return False
 
     def _no_room(self, body: Mapping[str, Any]) -> str:
         order, nodes = body["order"], list_nodes(self._ray)

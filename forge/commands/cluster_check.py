@@ -52,7 +52,7 @@ def find_all(experiment: Experiment, nodes: Sequence[Mapping[str, Any]]) -> list
 def _find(experiment: Experiment, facts: Mapping[str, Any]) -> Iterator[Finding]:
     node = Node(**facts["node"])
     if node.is_here:
-        yield Finding(name=node.ip, found=f"{node}: the supervisor, the store and the trainer")
+        yield Finding(name=node.ip, found=f"{node}: the supervisor, the store and rank 0")
         return
     if "error" in facts:
         fix = "install forge's commit in the Python that runs Ray there"

@@ -286,8 +286,8 @@ def _elsewhere(experiment: Experiment, placement: Placement) -> Iterator[str]:
         yield f"{serve.replicas} engines run {where}, {num} {kind} each{labels}"
     if table.train_nodes:
         num = len(placement.train) or 1
-        each = f"{num} more {'rank' if num == 1 else 'ranks'} on each of {table.train_nodes} nodes"
-        yield f"the trainer has {each}, {where}{_labels(table.train_labels)}"
+        more = f"{num} more {'rank' if num == 1 else 'ranks'} on each of {table.train_nodes}"
+        yield f"the trainer has {more} {where[3:]}{_labels(table.train_labels)}"
 
 
 def _labels(labels: Mapping[str, str]) -> str:
