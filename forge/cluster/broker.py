@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import logging
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ import anyio
 import anyio.to_thread
 
 from forge.cluster.connection import cause_line, connect, list_nodes
-from forge.cluster.node_host import NodeHost
+from forge.cluster.placing import UNAVAILABLE_PAUSE_S, HeldActor, Places
 from forge.cluster.survey import NO_FORGE, explain, survey
 from forge.cluster.weights import pack, touch, weights_key
 from forge.errors import ForgeError, MachineError
@@ -45,20 +44,10 @@ logger = logging.getLogger(__name__)
 
 NEWS_TIMEOUT_S = 60.0
 """Maximum silence of a host. Longer than an outage of the network from which it returns."""
-UNAVAILABLE_PAUSE_S = 1.0
-"""Pause before a host is asked again whose connection broke: Ray decides whether it is lost."""
 STOP_TIMEOUT_S = 10.0
 KEPT_WEIGHTS = 4
 """Directories in the object store: a checkpoint and adapters, with the latest before."""
 MAX_BODY_BYTES = 1 << 20
-
-
-@dataclass(slots=True, eq=False)
-class HeldActor:
-    """A host and its running call of `hold`."""
-
-    actor: Any
-    holding: Any = None
 
 
 class Broker:
@@ -67,7 +56,7 @@ class Broker:
     def __init__(self, ray: Any) -> None:
         """`ray`: the package, connected."""
         self._ray = ray
-        self._here = str(ray.get_runtime_context().get_node_id())
+        self._places = Places(ray)
         self._hosts: dict[str, HeldActor] = {}
         self._packed: dict[str, Manifest] = {}
         self._putting = anyio.Lock()
@@ -90,7 +79,7 @@ class Broker:
 
     async def survey(self, _body: Mapping[str, Any]) -> dict[str, Any]:
         """The living nodes, and what a host on each but this one reports about it."""
-        return {"nodes": await survey(self._ray, partial(self._new_host, 0, 0))}
+        return {"nodes": await survey(self._ray, partial(self._places.new_host, 0, 0))}
 
     async def address(self, _body: Mapping[str, Any]) -> dict[str, Any]:
         """The address of this machine among the nodes."""
@@ -98,11 +87,11 @@ class Broker:
 
     async def open(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Place a host, copy the files of its order to it, and let it start its child."""
-        order = body["order"]
-        hosted = await self._placed(body)
-        if hosted is None:
+        order, hosted = body["order"], HeldActor()
+        self._hosts[body["id"]] = hosted
+        if not await self._places.place(hosted, body):
             self._kill(body["id"])
-            return {"kind": "NoRoom", "error": self._no_room(body)}
+            return {"kind": "NoRoom", "error": self._places.no_room(body)}
         actor = hosted.actor
         brought = {name: await self._bring(actor, path) for name, path in order["files"].items()}
         found = next((each for each in brought.values() if "error" in each), None)
@@ -113,41 +102,6 @@ class Broker:
         if "error" in found:
             await self.stop(body)
         return found
-
-    async def _placed(self, body: Mapping[str, Any]) -> HeldActor | None:
-        """A host that runs on any node but this one with the resources and labels; None if no node
-        has room in time. Ray may choose a node whose loss it does not know yet."""
-        labels = {"ray.io/node-id": f"!in({self._here})"} | body["labels"]
-        num_gpus = body["order"]["num_gpus"]
-        with anyio.move_on_after(body["room_s"]):
-            while True:
-                actor = self._new_host(body["num_cpus"], num_gpus, labels)
-                hosted = self._hosts[body["id"]] = HeldActor(actor)
-                try:
-                    await actor.ready.remote()
-                    return hosted
-                except self._ray.exceptions.RayError as error:
-                    if NO_FORGE in str(error):
-                        raise
-                    logger.warning("%s was not made: %s", body["id"], cause_line(error))
-                self._kill(body["id"])
-                await anyio.sleep(UNAVAILABLE_PAUSE_S)
-        return None
-
-    def _new_host(self, num_cpus: int, num_gpus: int, labels: dict[str, str]) -> Any:
-        host = self._ray.remote(NodeHost).options(
-            num_cpus=num_cpus, num_gpus=num_gpus, label_selector=labels, max_restarts=0
-        )
-        return host.remote(is_on_gpu=num_gpus > 0)
-
-    def _no_room(self, body: Mapping[str, Any]) -> str:
-        order, nodes = body["order"], list_nodes(self._ray)
-        needs = [f"{order['num_gpus']} GPU" if order["num_gpus"] else f"{body['num_cpus']:g} CPU"]
-        needs += [f"{key}={value}" for key, value in body["labels"].items()]
-        return (
-            f"{order['name']}: no node has room within {body['room_s']:g} s (needs "
-            f"{', '.join(needs)}); the nodes are {'; '.join(map(str, nodes))}"
-        )
 
     async def news(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """News of a host. A host that is silent or lost has ended."""
@@ -196,7 +150,8 @@ class Broker:
         return {}
 
     def _kill(self, key: str) -> None:
-        if (hosted := self._hosts.pop(key, None)) is not None:
+        hosted = self._hosts.pop(key, None)
+        if hosted is not None and hosted.actor is not None:
             self._ray.kill(hosted.actor)
 
 

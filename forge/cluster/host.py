@@ -11,22 +11,18 @@ for errors, so that the broker needs none of the node's classes.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import platform
 import shutil
 import socket
 import sys
 import tempfile
-import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.cluster.order import WORK, Order, Place, child_of
-from forge.cluster.sources import source_digest
+from forge.cluster.order import WORK, Order, Place, child_of, source_digest
+from forge.cluster.survey import Surveyed
 from forge.cluster.weights import touch, unpack
 from forge.errors import ForgeError, MachineError
 from forge.process.child import open_child, thread_for_children
@@ -43,8 +39,6 @@ if TYPE_CHECKING:
     from forge.process.child import Child
     from forge.process.devices import Gpu
 
-NEEDED = ("torch", "triton")
-"""Packages that a judge needs on its node."""
 NEWS_S = 5.0
 """Maximum wait for news before an empty answer."""
 NEWS_PAUSE_S = 0.2
@@ -56,14 +50,13 @@ MAX_LOG_BYTES = 64 * 1024
 """Bytes of the child's log in one answer."""
 
 
-class Host:
+class Host(Surveyed):
     """Starts one child and keeps it until `stop`, its end, or the end of this process."""
 
     def __init__(self, ip: str, num_neighbours: int) -> None:
         """Prepare a host on the node with address `ip`."""
-        self._ip = ip
+        super().__init__(ip)
         self._num_neighbours = num_neighbours
-        self._stack = ExitStack()
         self._folder = self._stack.enter_context(open_private_dir(Path(tempfile.gettempdir())))
         self._log = self._folder / "none.log"
         self._opened, self._stopping = anyio.Event(), anyio.Event()
@@ -75,29 +68,6 @@ class Host:
 
     async def ready(self) -> None:
         """Nothing; its answer shows that a node has made the host."""
-
-    async def describe(self) -> dict[str, Any]:
-        """Facts about this node, for the check of its installation."""
-        return {
-            "ip": self._ip,
-            "host": socket.gethostname(),
-            "sources": source_digest(),
-            "python": platform.python_version(),
-            "executable": sys.executable,
-            "time": time.time(),
-            "missing": [name for name in NEEDED if importlib.util.find_spec(name) is None],
-            "port": self._listen(),
-        }
-
-    def _listen(self) -> int:
-        """A port where the supervisor can try to reach this node, until the host ends."""
-        family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
-        listener = self._stack.enter_context(socket.create_server((self._ip, 0), family=family))
-        return listener.getsockname()[1]
-
-    async def receive(self, refs: Sequence[Any]) -> int:
-        """Fetch objects to this node; returns their bytes."""
-        return sum([len(await ref) for ref in refs])
 
     async def hold(self, order: Mapping[str, Any]) -> None:
         """Start the child and wait for its end."""

@@ -8,14 +8,17 @@ the supervisor (`process.server.network`).
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+import forge
 from forge.config.schema import JudgeTable, ServeTable
 from forge.evalpool.capacity import GPU_CAPACITY, seat_cores
 from forge.evalpool.links import judge_spec
@@ -33,6 +36,10 @@ WORK = "work"
 RANKS_GRACE_S = 2.0
 """Time for ranks on a node to end: they have ended with rank 0, or wait for others that are lost.
 """
+
+
+DIGITS = 12
+"""Digits of the digest that are compared and shown."""
 
 
 class Role(StrEnum):
@@ -97,6 +104,17 @@ class Place:
     def uuids(self) -> list[str]:
         """Its cards."""
         return [gpu.uuid for gpu in self.gpus]
+
+
+@cache
+def source_digest(root: Path | None = None) -> str:
+    """Digest of the paths and contents of all Python files below `root` (default: forge)."""
+    folder = Path(forge.__file__).parent if root is None else root
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(f"{path.relative_to(folder)}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:DIGITS]
 
 
 def child_of(order: Order, place: Place) -> ChildSpec:

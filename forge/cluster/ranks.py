@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.cluster.order import Role
-from forge.errors import ChildDied, MachineError, NoRoom
+from forge.errors import MachineError, NoRoom
 from forge.process.environment import Rendezvous, free_port
-from forge.process.logtail import read_last_lines
 from forge.train.refusals import refusals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from forge.cluster.cluster import Cluster, Hosted
+    from forge.cluster.cluster import Cluster
+    from forge.cluster.hosted import Hosted
     from forge.config.schema import ClusterTable
     from forge.train.handle import TrainerJob
 
@@ -64,15 +64,6 @@ def is_cause(hosted: Hosted) -> bool:
     """True if these ranks ended first: by a signal, with their node, or with a report. Those that
     others left exit, as those with an error of their own do; rank 0's log names both."""
     return bool(hosted.failure) or not hosted.reason.startswith("exit ")
-
-
-def died(hosted: Hosted, *, doing: str) -> ChildDied:
-    """The error of ranks that ended unasked."""
-    lines = read_last_lines(hosted.log_path, num_lines=20, offset=hosted.log_offset)
-    return ChildDied(
-        f"{hosted.name} on {hosted.host} died while {doing}: {hosted.reason}. "
-        f"Last lines of {hosted.log_path}:\n{lines}"
-    )
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.cluster.cluster import open_cluster
 from forge.cluster.connection import Node
-from forge.cluster.sources import source_digest
+from forge.cluster.order import source_digest
 from forge.commands.doctor.finding import Finding, error, warning
 from forge.errors import ConfigError
 from forge.process.sockets import open_socket_dir

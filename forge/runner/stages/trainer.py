@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from forge.cluster.ranks import died, is_cause, open_ranks
+from forge.cluster.ranks import is_cause, open_ranks
 from forge.config.schema import GrpoStage, SftStage
 from forge.errors import MachineError
 from forge.process.child import describe_exit
@@ -199,7 +199,7 @@ async def _until_exit(
                 await child.wait()
                 return
         desk.failure = desk.failure or lost.failure
-        words, error = f"{lost.name}: {lost.reason}", died(lost, doing=doing())
+        words, error = f"{lost.name}: {lost.reason}", lost.died(doing=doing())
         fault = _Fault(words=words, error=error, is_elsewhere=True)
 
     async def watch_others() -> None:
