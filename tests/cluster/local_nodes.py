@@ -1,6 +1,7 @@
 """`python local_nodes.py`: a Ray cluster of several nodes on this machine, driven over stdin.
 
     add LABEL CPUS → node N      kill N → killed N      end of stdin: the cluster ends
+    raylet N → raylet PID, whose children are the node
     actors → actors NUMBER, of those that live      holder PID → holder N, the process's node
 
 The first line printed is the address. The head has the label `head`. Runs in a process of its own,
@@ -52,6 +53,9 @@ def main() -> None:
                     raylets = [each.all_processes["raylet"][0].process.pid for each in nodes]
                     number = next(i for i, each in enumerate(raylets) if each in above)
                     print(f"holder {number}", flush=True)  # noqa: T201
+                case ["raylet", number]:
+                    raylet = nodes[int(number)].all_processes["raylet"][0].process.pid
+                    print(f"raylet {raylet}", flush=True)  # noqa: T201
                 case ["actors"]:
                     print(f"actors {len(living_actors(cluster.address))}", flush=True)  # noqa: T201
                 case _:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -41,6 +41,13 @@ class LocalNodes:
         """The node that has a child running this module."""
         pid = next(pid for pid, each in self.pids().items() if f"-m {module} " in each)
         return int(self._say(f"holder {pid}").split()[1])
+
+    def signal(self, number: int, signum: int) -> None:
+        """Send a signal to all processes of a node."""
+        raylet = psutil.Process(int(self._say(f"raylet {number}").split()[1]))
+        for each in (raylet, *raylet.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                each.send_signal(signum)
 
     def num_actors(self) -> int:
         """Number of living actors, of any run."""

@@ -54,6 +54,7 @@ STEPS = 9
 CPUS = 3
 """Room of a node: for a judge, an engine and a rank."""
 STOPPED_S = 2.0
+OUTAGE_S = 30.0
 JUDGE = "forge.evalpool.judge.app"
 ENGINE = "forge.serve.llama.app"
 TRAINER = "forge.train.trainer"
@@ -163,6 +164,34 @@ def test_a_node_killed_in_any_phase_costs_no_turn_and_leaves_nothing(
         monkeypatch.setattr(tempfile, "tempdir", None)
         remove_left_dirs()
         assert list(temp.glob("forge-*")) == [], "nobody holds a directory of sockets"
+
+
+def test_a_node_that_is_silent_for_30_s_is_not_lost(
+    grpo_project: Path, temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes are stopped, as if the network were away: nothing arrives, nothing breaks."""
+    monkeypatch.setenv("TMPDIR", str(temp))
+    with local_nodes({"TMPDIR": str(temp)}) as nodes:
+        nodes.add("work", cpus=CPUS)
+        text = EXPERIMENT.replace("ADDRESS", nodes.address)
+        (grpo_project / "grpo.toml").write_text(text)
+        root = grpo_project / "runs" / "grpo-1"
+        run = Run(nodes, root, start(grpo_project, "run", "grpo.toml"))
+        try:
+            run.until(lambda: last_trained(root) >= 2, "two steps")
+            nodes.signal(0, signal.SIGSTOP)
+            time.sleep(OUTAGE_S)
+            nodes.signal(0, signal.SIGCONT)
+            errors = run.process.communicate(timeout=400)[1]
+        finally:
+            run.process.kill()
+            run.process.communicate()
+        assert run.process.returncode == 0, errors
+        require_whole(root)
+        with opened(root) as db:
+            query = "SELECT count(*) FROM events WHERE kind = 'child_restart'"
+            assert db.execute(query).fetchone()[0] == 0, errors
+        assert errors.count(" runs on ") == 3, errors
 
 
 def require_whole(root: Path) -> None:
