@@ -150,8 +150,8 @@ def _most_nodes(job: TrainerJob, found: int, *, cause: NoRoom) -> int:
     MachineError if there is none, not even 0."""
     for num in range(found, -1, -1):
         ranks = job.ranks * (1 + num)
-        is_whole = ranks == 1 and job.gpus and job.stage.parallel == "fsdp2"
-        if not is_whole and not refusals(
+        is_one_shard = ranks == 1 and job.gpus and job.stage.parallel == "fsdp2"
+        if not is_one_shard and not refusals(
             job.stage, model=job.model, model_dir=job.model_dir, num_gpus=ranks
         ):
             return num
