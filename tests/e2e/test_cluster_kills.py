@@ -48,7 +48,7 @@ max_turns = 1
 ) + """\
 [[stage]]
 kind = "eval"
-samples = 64
+samples = 1024
 """  # fmt: skip
 STEPS = 9
 CPUS = 3
@@ -204,5 +204,5 @@ def require_whole(root: Path) -> None:
         samples = db.execute("SELECT num_samples FROM v_evaluations").fetchall()
     assert steps == STEPS
     assert statuses <= {"compile_error", "rejected"}, "as at home: no infra error is stored"
-    assert samples == [(64,)]
+    assert samples == [(1024,)]
     assert "grpo-0: checkpoint after step 9" in messages
