@@ -24,8 +24,10 @@ from forge.cluster.order import source_digest
 
 MEASURED_BYTES = 32 << 20
 """Bytes that are sent to a node to measure its bandwidth: a second at 256 Mbit/s."""
-NEEDED = ("torch", "triton")
+JUDGES_NEED = ("torch", "triton")
 """Packages that a judge needs on its node."""
+RANKS_NEED = ("torch", "transformers", "trl", "peft", "datasets")
+"""Packages that ranks of a trainer need on their node."""
 NO_FORGE = "No module named 'forge"
 """Part of Ray's message about a node whose Python cannot import forge."""
 
@@ -47,7 +49,11 @@ class Surveyed:
             "python": platform.python_version(),
             "executable": sys.executable,
             "time": time.time(),
-            "missing": [name for name in NEEDED if importlib.util.find_spec(name) is None],
+            "missing": sorted(
+                name
+                for name in {*JUDGES_NEED, *RANKS_NEED}
+                if importlib.util.find_spec(name) is None
+            ),
             "port": self._listen(),
         }
 
