@@ -141,9 +141,10 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.execute.gpu.driver": set(),
     "evalpool.judge.numbers": {"evalpool.judge.channel"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers"},
-    # cluster: judges and engines on other machines
+    # cluster: judges, engines and ranks of a trainer on other machines
     "cluster": {
         "config.schema", "process", "process.server", "evalpool", "serve", "serve.installed",
+        "train",
     },
     # children of `forge doctor`
     "commands.doctor.probes": {

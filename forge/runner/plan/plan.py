@@ -256,7 +256,7 @@ def _notes(
             yield f"{name}: trainer and engine have {busy} threads for {machine.cores} cores"
     if experiment.judge.url:
         yield f"judges are external: {', '.join(experiment.judge.url)}"
-    yield from _elsewhere(experiment)
+    yield from _elsewhere(experiment, placement)
     if serve.url:
         weights = "get each version" if needs_training(experiment) else "keep their own weights"
         yield f"servers are external and {weights}: {', '.join(serve.url)}"
@@ -271,7 +271,7 @@ def _notes(
         yield f"{experiment.model.path} is not a local directory: nothing is predicted for it"
 
 
-def _elsewhere(experiment: Experiment) -> Iterator[str]:
+def _elsewhere(experiment: Experiment, placement: Placement) -> Iterator[str]:
     """A line for each role on other nodes."""
     table, serve = experiment.cluster, experiment.serve
     where = f'on nodes of the Ray cluster "{table.address}"'
@@ -284,6 +284,10 @@ def _elsewhere(experiment: Experiment) -> Iterator[str]:
             num, kind = serve.tensor_parallel, "GPUs"
         labels = _labels(table.serve_labels)
         yield f"{serve.replicas} engines run {where}, {num} {kind} each{labels}"
+    if table.train_nodes:
+        num = len(placement.train) or 1
+        more = f"{num} more {'rank' if num == 1 else 'ranks'} on each of {table.train_nodes}"
+        yield f"the trainer has {more} {where[3:]}{_labels(table.train_labels)}"
 
 
 def _labels(labels: Mapping[str, str]) -> str:
