@@ -188,7 +188,8 @@ PARTS = {
 """Rooms that the supervisor joins: every room that runs on the host."""
 
 SUPERVISOR: dict[str, set[str]] = {
-    "runner.plan": set(),
+    "runner.plan": {"runner.plan.nodes"},
+    "runner.plan.nodes": {"runner.plan"},
     "runner.live": set(),
     "runner.prepare": {"runner.plan", "runner.live"},
     "runner.weights": set(),
