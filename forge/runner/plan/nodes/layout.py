@@ -180,18 +180,16 @@ def _planned(experiment: Experiment, node: _Node, *, engine: str) -> NodePlan:
         elif demand.role == "judge":
             judges += cards
     layout = Placement(serve=tuple(serve), judge=tuple(judges), engine=engine)
-    try:
-        by_gpu = fit(experiment, layout, users={}).bytes_by_gpu if layout.gpus else {}
-    except MachineError as error:
-        raise MachineError(f"{node.name}: {error}") from error
+    by_gpu: Mapping[str, Mapping[str, int]] = {}
+    if layout.gpus:
+        try:
+            by_gpu = fit(experiment, layout, users={}).bytes_by_gpu
+        except MachineError as error:
+            raise MachineError(f"{node.name}: {error}") from error
     roles = [
-        NodeRole(
-            role=demand.role, first=first, count=count, gpus=_indices(cards),
-            bytes_each=max((by_gpu.get(gpu.uuid, {}).get(demand.role, 0) for gpu in cards),
-                           default=0) or None,
-        )
+        _role(demand.role, cards, by_gpu, first=first, count=count)
         for demand, first, count, cards in node.taken
-    ]  # fmt: skip
+    ]
     return _node_plan(node.name, node.gpus, roles, idle=node.free, labels=node.labels)
 
 
@@ -202,17 +200,26 @@ def _head(machine: Machine, placement: Placement) -> NodePlan:
         "train": (placement.train, 1),
     }
     roles = [
-        NodeRole(
-            role=role, first=0, count=count, gpus=_indices(cards),
-            bytes_each=max(
-                placement.bytes_by_gpu.get(gpu.uuid, {}).get(role, 0) for gpu in cards
-            ) or None,
-        )
+        _role(role, cards, placement.bytes_by_gpu, first=0, count=count)
         for role, (cards, count) in by_role.items()
         if cards
-    ]  # fmt: skip
+    ]
     idle = [gpu for gpu in machine.gpus if not placement.roles_of(gpu.uuid)]
     return _node_plan(HEAD, machine.gpus, roles, idle=idle, labels={})
+
+
+def _role(
+    role: str,
+    cards: tuple[Gpu, ...],
+    by_gpu: Mapping[str, Mapping[str, int]],
+    *,
+    first: int,
+    count: int,
+) -> NodeRole:
+    largest = max((by_gpu.get(gpu.uuid, {}).get(role, 0) for gpu in cards), default=0)
+    return NodeRole(
+        role=role, first=first, count=count, gpus=_indices(cards), bytes_each=largest or None
+    )
 
 
 def _node_plan(
