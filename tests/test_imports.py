@@ -31,7 +31,8 @@ ROOMS: dict[str, set[str]] = {
     "statistics": set(),
     "install": set(),
     "client": {"api"},
-    "process": set(),
+    "process": {"process.client"},
+    "process.client": {"process"},
     "process.server": {"process"},
     "exits": {"process"},
     # data and rollout: the problems and the loop
