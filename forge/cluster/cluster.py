@@ -10,11 +10,12 @@ from __future__ import annotations
 import base64
 import logging
 import secrets
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
@@ -25,14 +26,14 @@ from forge.cluster.order import Order, Role
 from forge.cluster.sources import source_digest
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
 from forge.process.ask import open_client, send
+from forge.process.child import ProcessObserver
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 
     import httpx
 
     from forge.config.schema import ClusterTable
-    from forge.process.child import ProcessObserver
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,14 @@ STOP_S = 20.0
 KINDS: dict[str, type[ForgeError]] = {
     kind.__name__: kind for kind in (NoRoom, MachineError, ConfigError, ChildDied, Stalled)
 }
+
+
+class NodeObserver(ProcessObserver, Protocol):
+    """Receives starts and ends of children, on nodes too."""
+
+    def started(self, name: str, *, pid: int, devices: str, log_path: Path, node: str = "") -> None:
+        """A child was started. `node`: name and address of its machine; empty for this one."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -80,9 +89,10 @@ class Cluster:
 
     def __init__(
         self, http: httpx.AsyncClient, tasks: anyio.abc.TaskGroup, *, run: str, log_dir: Path,
-        say: Callable[[str], None],
+        say: Callable[[str], None], observer: NodeObserver | None = None,
     ) -> None:  # fmt: skip
         """`say` prints where each child runs."""
+        self._observer = observer
         self.token = secrets.token_urlsafe(32)
         self._http, self._tasks = http, tasks
         self._run, self._log_dir, self._say = run, log_dir, say
@@ -129,11 +139,29 @@ class Cluster:
             )  # fmt: skip
             self._say(f"{name} runs on {hosted.host} ({hosted.url}, {found['devices']})")
             self._tasks.start_soon(self._follow, hosted, following)
-            yield hosted
+            with self._observed(hosted, found):
+                yield hosted
         finally:
             following.cancel()
             with anyio.CancelScope(shield=True):
                 await self._stop(key)
+
+    @contextmanager
+    def _observed(self, hosted: Hosted, found: Mapping[str, Any]) -> Generator[None]:
+        """Report the start and the end of a child."""
+        observer, name, pid = self._observer, hosted.name, int(found["pid"])
+        if observer is None:
+            yield
+            return
+        address = urlsplit(hosted.url).hostname or ""
+        observer.started(
+            name, pid=pid, devices=str(found["devices"]), log_path=hosted.log_path,
+            node=" ".join(filter(None, (hosted.host, address))),
+        )  # fmt: skip
+        try:
+            yield
+        finally:
+            observer.ended(name, pid=pid, reason=hosted.reason or "stopped with its host")
 
     async def bring(self, hosted: Hosted, path: Path) -> Path:
         """Copy a directory of weights to the node of a child; returns the path there."""
@@ -195,7 +223,7 @@ async def open_cluster(
     run: str,
     socket_dir: Path,
     log_dir: Path,
-    observer: ProcessObserver | None = None,
+    observer: NodeObserver | None = None,
     say: Callable[[str], None] = logger.info,
 ) -> AsyncGenerator[Cluster]:
     """Connects to the cluster; every host ends with the context.
@@ -211,6 +239,6 @@ async def open_cluster(
     ):
         await tasks.start(keep_broker, spec, observer)
         try:
-            yield Cluster(http, tasks, run=run, log_dir=log_dir, say=say)
+            yield Cluster(http, tasks, run=run, log_dir=log_dir, say=say, observer=observer)
         finally:
             tasks.cancel_scope.cancel()
