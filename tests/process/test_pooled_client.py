@@ -232,12 +232,14 @@ async def test_a_url_has_a_prefix_and_a_token_and_https_stays_with_httpx() -> No
         url = f"http://127.0.0.1:{port}/pool"
         async with open_url_client(url, timeout_s=5, token="t") as client:
             assert isinstance(client, PooledClient)
+            client.headers["X-Claim"] = "c"
             assert (await ask(client)).content == b"ok"
         tasks.cancel_scope.cancel()
     head = server.requests[0].split(b"\r\n")
     assert head[0] == b"POST /pool/x HTTP/1.1"
     assert f"Host: 127.0.0.1:{port}".encode() in head
     assert b"Authorization: Bearer t" in head
+    assert b"X-Claim: c" in head
     async with open_url_client("https://judge.example", timeout_s=5, token=None) as other:
         assert not isinstance(other, PooledClient)
 

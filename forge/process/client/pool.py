@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 IDLE_CONNECTIONS = 64
 """Idle connections that a client keeps. They cost a descriptor each, and no CPU time."""
 
+OF_HTTPX = frozenset({b"accept", b"accept-encoding", b"connection", b"host", b"user-agent"})
+"""Headers that httpx adds by itself; the others of a client are its user's."""
+
 
 class PooledClient(httpx.AsyncClient):
     """A client of `http://host:port/prefix`, or of a Unix socket."""
@@ -33,19 +36,15 @@ class PooledClient(httpx.AsyncClient):
         self._prefix = self._url.raw_path.rstrip(b"/")
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
-        given: Mapping[str, str] = options.get("headers") or {}
-        self._always = [
-            (b"Host", self._url.netloc),
-            (b"Accept-Encoding", b"identity"),
-            *_encoded(given),
-        ]
+        self._always = [(b"Host", self._url.netloc), (b"Accept-Encoding", b"identity")]
 
     async def ask(
         self, method: str, path: str, *, content: bytes | None, headers: Mapping[str, str]
     ) -> Answer:
         """The whole answer to a request. Raises HungUp or AnswerTooLarge."""
         connection = await self._take()
-        sent = [*self._always, *_encoded(headers)]
+        own = [each for each in self.headers.raw if each[0].lower() not in OF_HTTPX]
+        sent = [*self._always, *own, *_encoded(headers)]
         if content is not None:
             sent.append((b"Content-Length", str(len(content)).encode()))
         self._busy.add(connection)
