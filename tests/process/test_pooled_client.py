@@ -222,7 +222,7 @@ async def test_an_answer_beyond_the_bound_is_refused(
 
 
 async def test_a_url_has_a_prefix_and_a_token_and_https_stays_with_httpx() -> None:
-    server = Server(ok)
+    server, port = Server(ok), 0
     async with (
         await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
         anyio.create_task_group() as tasks,
