@@ -33,7 +33,8 @@ ROOMS: dict[str, set[str]] = {
     "statistics": set(),
     "install": set(),
     "client": {"api"},
-    "process": set(),
+    "process": {"process.client"},
+    "process.client": {"process"},
     "process.server": {"process"},
     "exits": {"process"},
     # data and rollout: the problems and the loop
@@ -205,7 +206,8 @@ PARTS = {
 """Rooms that the supervisor joins: every room that runs on the host."""
 
 SUPERVISOR: dict[str, set[str]] = {
-    "runner.plan": set(),
+    "runner.plan": {"runner.plan.nodes"},
+    "runner.plan.nodes": {"runner.plan"},
     "runner.live": set(),
     "runner.prepare": {"runner.plan", "runner.live"},
     "runner.weights": set(),

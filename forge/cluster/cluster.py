@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
@@ -23,14 +24,14 @@ from forge.cluster.hosted import NEWS_S, STOP_S, TRANSFER_S, Hosted
 from forge.cluster.order import Order, Role, source_digest
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
 from forge.process.ask import open_client, send
+from forge.process.child import ProcessObserver
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 
     import httpx
 
     from forge.config.schema import ClusterTable
-    from forge.process.child import ProcessObserver
 
 logger = logging.getLogger(__name__)
 
@@ -50,16 +51,25 @@ KINDS: dict[str, type[ForgeError]] = {
 }
 
 
+class NodeObserver(ProcessObserver, Protocol):
+    """Receives starts and ends of children, on nodes too."""
+
+    def started(self, name: str, *, pid: int, devices: str, log_path: Path, node: str = "") -> None:
+        """A child was started. `node`: name and address of its machine; empty for this one."""
+        ...
+
+
 class Cluster:
     """The hosts of a run. Made by `open_cluster`."""
 
     def __init__(
         self, http: httpx.AsyncClient, tasks: anyio.abc.TaskGroup, *, run: str, log_dir: Path,
-        say: Callable[[str], None],
+        say: Callable[[str], None], observer: NodeObserver | None = None,
     ) -> None:  # fmt: skip
         """`say` prints where each child runs."""
         self.has_trained = False
         """True once a trainer had all its nodes."""
+        self._observer = observer
         self.token = secrets.token_urlsafe(32)
         self.tasks, self._http = tasks, http
         self._run, self._log_dir, self._say = run, log_dir, say
@@ -112,7 +122,8 @@ class Cluster:
             where = ", ".join(filter(None, (hosted.url, found["devices"])))
             self._say(f"{name} runs on {hosted.host} ({where})")
             self.tasks.start_soon(hosted.follow, following)
-            yield hosted
+            with self._observed(hosted, found):
+                yield hosted
         finally:
             following.cancel()
             with anyio.CancelScope(shield=True):
@@ -127,6 +138,23 @@ class Cluster:
                 logger.warning("%s: %s; it is opened again", body["id"], error)
             await self.stop(body["id"])
         return await self.ask("/open", body, timeout_s=timeout_s)
+
+    @contextmanager
+    def _observed(self, hosted: Hosted, found: Mapping[str, Any]) -> Generator[None]:
+        """Report the start and the end of a child."""
+        observer, name, pid = self._observer, hosted.name, int(found["pid"])
+        if observer is None:
+            yield
+            return
+        address = urlsplit(hosted.url).hostname or ""
+        observer.started(
+            name, pid=pid, devices=str(found["devices"]), log_path=hosted.log_path,
+            node=" ".join(filter(None, (hosted.host, address))),
+        )  # fmt: skip
+        try:
+            yield
+        finally:
+            observer.ended(name, pid=pid, reason=hosted.reason or "stopped with its host")
 
     async def stop(self, key: str) -> None:
         """End a host with its child, as far as they can be reached."""
@@ -152,7 +180,7 @@ async def open_cluster(
     run: str,
     socket_dir: Path,
     log_dir: Path,
-    observer: ProcessObserver | None = None,
+    observer: NodeObserver | None = None,
     say: Callable[[str], None] = logger.info,
 ) -> AsyncGenerator[Cluster]:
     """Connects to the cluster; every host ends with the context.
@@ -168,6 +196,6 @@ async def open_cluster(
     ):
         await tasks.start(keep_broker, spec, observer)
         try:
-            yield Cluster(http, tasks, run=run, log_dir=log_dir, say=say)
+            yield Cluster(http, tasks, run=run, log_dir=log_dir, say=say, observer=observer)
         finally:
             tasks.cancel_scope.cancel()
