@@ -182,6 +182,21 @@ def test_the_jumps_of_a_rounding_count_where_it_rounds_an_input_itself() -> None
         assert edges_of(reference, X).units == units
 
 
+def test_a_slice_of_each_axis_has_one_sign_where_a_maximum_may_begin_with_0() -> None:
+    for reference, sign in (
+        (lambda x: x.amax(0), -1),
+        (lambda x: x.softmax(-1), -1),
+        (lambda x: x.amin(0), 1),
+        (torch.relu, 0),
+    ):
+        found = edges_of(reference, X)
+        assert found.sign == sign
+        assert (Kind.SIGNS in found.kinds(has_integers=False)) is (sign != 0)
+        made = found.plant_(X.clone(), kinds=frozenset({Kind.SIGNS}), signs=True) * sign
+        for axis in range(2):
+            assert bool((made > 0).all(axis).any()) is (sign != 0)
+
+
 def test_zeros_are_of_both_signs_where_the_sign_counts() -> None:
     found = edges_of(lambda x: torch.copysign(x.abs(), x), X)
     made = found.plant_(torch.randn(64, 64), kinds=frozenset({Kind.ZEROS}), signs=True)

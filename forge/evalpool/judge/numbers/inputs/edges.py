@@ -8,6 +8,8 @@ Called by input_sets.py for the sets behind the first, as far as the reference b
     constants  values around those that the reference compares with, and these themselves: clamps,
                thresholds; NaN and infinities where the reference looks for them; equal ones where
                it compares tensors; the jumps of what rounds an input (ties.py)
+    signs      a slice of each axis of negative values where the reference looks for a maximum, of
+               positive ones for a minimum: one that begins with 0 is wrong there
     integers   negative ones where nothing may be an index; lengths of 0; the label left out
 
 No kind tells that another is there: each has a set where it is the only one, whose distribution
@@ -69,6 +71,9 @@ SELECTING = {
     *("nanmedian", "mode", "cummax", "cummin"),
 }
 """Operations that return positions, which equal values leave open."""
+MAXIMA = ("max", "sort", "topk", "median", "kthvalue", "sumexp")
+"""Parts of names of operations that look for a maximum, or for any place in an order; softmax is
+one of them."""
 IGNORED = re.compile(r"\bignore_index\s*=\s*(-?\d+)")
 
 
@@ -78,6 +83,7 @@ class Kind(StrEnum):
     RAISED = "raised"
     ZEROS = "zeros"
     CONSTANTS = "constants"
+    SIGNS = "signs"
     INTEGERS = "integers"
 
 
@@ -107,10 +113,10 @@ def planned(kinds: Collection[Kind], num_sets: int) -> list[Kinds]:
 
 def fewer(kinds: Kinds) -> list[Kinds]:
     """Selections of `kinds`, from all to none, in the order in which they are tried."""
+    others = (Kind.RAISED, Kind.ZEROS, Kind.SIGNS)
     dropped = [
-        *((), (Kind.RAISED,), (Kind.ZEROS,), (Kind.RAISED, Kind.ZEROS)),
-        *((Kind.RAISED, Kind.ZEROS, Kind.INTEGERS), (Kind.RAISED, Kind.ZEROS, Kind.CONSTANTS)),
-        tuple(Kind),
+        *((), (Kind.SIGNS,), (Kind.RAISED,), (Kind.ZEROS,), (Kind.RAISED, Kind.ZEROS)),
+        *(others, (*others, Kind.INTEGERS), (*others, Kind.CONSTANTS), tuple(Kind)),
     ]
     return list(dict.fromkeys(kinds.difference(one) for one in dropped))
 
@@ -127,6 +133,9 @@ class Edges:
     """True if it compares tensors: elements of two inputs are hardly ever equal by chance."""
     units: tuple[float, ...] = ()
     """Units to multiples of which it rounds an input: jumps are hardly ever met by chance."""
+    sign: int = 0
+    """That of the values of a slice where an extremum that begins with 0 is wrong; 0 if it looks
+    for none."""
     has_signed_zeros: bool = False
     """True if it tells a negative zero from a positive one."""
     has_indices: bool = True
@@ -156,6 +165,7 @@ class Edges:
             units=tuple(
                 sorted(one for one in counted.units if MIN_CONSTANT <= one <= MAX_CONSTANT)
             ),
+            sign=_sign(counted.work),
             has_signed_zeros=any(name.rstrip("_") in SIGNED for name in counted.work),
             has_indices=any(part in name for name in counted.work for part in INDEXING),
             is_decided=not counted.is_truncating
@@ -168,6 +178,8 @@ class Edges:
         found = {Kind.RAISED, Kind.ZEROS} if self.is_decided else {Kind.RAISED}
         if self.constants or self.special or self.is_comparing or self.units:
             found.add(Kind.CONSTANTS)
+        if self.sign:
+            found.add(Kind.SIGNS)
         if has_integers:
             found.add(Kind.INTEGERS)
         return frozenset(found)
@@ -196,6 +208,8 @@ class Edges:
                 one.zero_()
             if self.has_signed_zeros and signs:
                 flat[places[: len(places) // 2]] = -0.0
+        if Kind.SIGNS in kinds and signs and self.sign:
+            _plant_signs(value, self.sign)
         for one, earlier in zip(raised, before, strict=True):
             one.copy_(earlier)
         if self.is_decided:
@@ -265,6 +279,21 @@ def _crossing(value: torch.Tensor) -> list[torch.Tensor]:
     """A slice of each axis behind the first that has enough: a channel, a column."""
     axes = [a for a, length in enumerate(value.shape) if MIN_SLICES <= length < value.numel()]
     return [value.narrow(a, random.randrange(value.shape[a]), 1) for a in axes[1:]]
+
+
+def _sign(names: Collection[str]) -> int:
+    """Negative for operations that look for a maximum, positive for a minimum alone."""
+    if any(part in name for name in names for part in MAXIMA):
+        return -1
+    return int(any("min" in name for name in names))
+
+
+def _plant_signs(value: torch.Tensor, sign: int) -> None:
+    """Gives all values of a slice of each axis one sign; zeros too."""
+    for axis, length in enumerate(value.shape):
+        if length > 1:
+            part = value.narrow(axis, random.randrange(length), 1).abs_()
+            part.add_(part.mean() / 8).mul_(sign)
 
 
 def _raise(slices: Sequence[torch.Tensor]) -> None:
