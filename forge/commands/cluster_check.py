@@ -76,6 +76,9 @@ def _faults(experiment: Experiment, facts: Mapping[str, Any]) -> Iterator[tuple[
         yield error, found, "open all TCP ports between the nodes, as Ray needs too"
     if experiment.cluster.judges and facts["missing"]:
         yield error, f"no {', '.join(facts['missing'])} for judges", "pip install 'forge[judge]'"
+    if facts["nice"] > 0:
+        found = f"children have nice {facts['nice']}: everything else on that node comes first"
+        yield warning, found, "RAY_worker_niceness=0 in the environment of ray start there"
     if abs(facts["skew_s"]) > MAX_SKEW_S:
         found = f"its clock differs by {facts['skew_s']:+.1f} s"
         yield warning, found, "timedatectl set-ntp true there"
