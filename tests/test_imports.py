@@ -58,7 +58,8 @@ ROOMS: dict[str, set[str]] = {
     "serve.llama": {"process", "serve", "serve.engine"},
     "serve.vllm": {"process", "process.server", "serve", "serve.engine"},
     # evalpool: judges of kernels
-    "evalpool": {"config.schema", "process", "process.server"},
+    "evalpool": {"config.schema", "process", "process.server", "evalpool.health"},
+    "evalpool.health": set(),
     "evalpool.judge": {
         "config.schema", "process", "process.server", "evalpool",
         "evalpool.judge.sandbox", "evalpool.judge.children", "evalpool.judge.compiler",
