@@ -137,7 +137,7 @@ def open_gpu_trials(
         baselines=BaselineTimes(
             Oracles(card_spawner, uid=oracle_uid, num_kept=NUM_BASELINES, role="baseline"),
             device=device,
-            store=Baselines(baselines_path()),
+            store=Baselines(baselines_path(uuid)),
             harness=stamp.harness,
             shared=turn,
             alone=partial(turns.alone, timeout_s=LEASE_TIMEOUT_S),
