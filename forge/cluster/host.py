@@ -11,7 +11,6 @@ for errors, so that the broker needs none of the node's classes.
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import shutil
 import socket
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.cluster.order import Order, Place, child_of
-from forge.cluster.sources import source_digest
+from forge.cluster.sources import source_digest, versions
 from forge.cluster.weights import touch, unpack
 from forge.errors import ForgeError, MachineError
 from forge.process.child import open_child, thread_for_children
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from forge.process.child import Child
     from forge.process.devices import Gpu
 
-NEEDED = ("torch", "triton")
-"""Packages that a judge needs on its node."""
 NEWS_S = 5.0
 """Maximum wait for news before an empty answer."""
 NEWS_PAUSE_S = 0.2
@@ -74,7 +71,7 @@ class Host:
     async def ready(self) -> None:
         """Nothing; its answer shows that a node has made the host."""
 
-    async def describe(self) -> dict[str, Any]:
+    async def describe(self, needs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         """Facts about this node, for the check of its installation."""
         return {
             "ip": self._ip,
@@ -83,7 +80,8 @@ class Host:
             "python": platform.python_version(),
             "executable": sys.executable,
             "time": time.time(),
-            "missing": [name for name in NEEDED if importlib.util.find_spec(name) is None],
+            "versions": versions(needs["packages"]),
+            "missing": [path for path in needs["paths"] if not Path(path).exists()],
             "port": self._listen(),
         }
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from forge.cluster.connection import import_ray, list_nodes
 from forge.cluster.host import Host
+from forge.process.devices import VISIBILITY_VARIABLES, inventory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class NodeHost(Host):
@@ -29,9 +30,15 @@ class NodeHost(Host):
         take_priority()
         await super().hold(order)
 
-    async def describe(self) -> dict[str, Any]:
-        """Facts about this node, with the nice value that its children have."""
-        return {**await super().describe(), "nice": take_priority()}
+    async def describe(self, needs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """Facts about this node, with its cards and the nice value of its children."""
+        for name in VISIBILITY_VARIABLES:  # Ray hides all cards from a host that has none
+            os.environ.pop(name, None)
+        cards = [
+            {"name": gpu.name, "used_bytes": gpu.memory_bytes - gpu.free_bytes}
+            for gpu in inventory()
+        ]
+        return {**await super().describe(needs), "nice": take_priority(), "cards": cards}
 
 
 def take_priority() -> int:

@@ -1,5 +1,6 @@
 # pyright: strict
-"""Digest of forge's own sources, to compare installations on several machines.
+"""Digest of forge's own sources, and versions of packages, to compare installations on several
+machines.
 
 A version number does not change with every commit; nodes of a run need equal sources.
 """
@@ -7,13 +8,28 @@ A version number does not change with every commit; nodes of a run need equal so
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import forge
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 DIGITS = 12
 """Digits of the digest that are compared and shown."""
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of those packages that are installed. Imports none of them."""
+    found: dict[str, str] = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 @cache

@@ -7,7 +7,7 @@ Called by the broker. Each node but this one gets a host for a moment.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -20,13 +20,17 @@ MEASURED_BYTES = 32 << 20
 """Bytes that are sent to a node to measure its bandwidth: a second at 256 Mbit/s."""
 NO_FORGE = "No module named 'forge"
 """Part of Ray's message about a node whose Python cannot import forge."""
+NO_FORGE_LINE = "its node has no forge: install the same commit there, in the Python that runs Ray"
 
 
-async def survey(ray: Any, new_host: Callable[[dict[str, str]], Any]) -> list[dict[str, Any]]:
+async def survey(
+    ray: Any, new_host: Callable[[dict[str, str]], Any], needs: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
     """Each living node, this one first, and what a host there reports.
 
     Args:
         new_host: makes a host on a node with the given labels.
+        needs: packages and paths that are looked for on each node.
     """
     nodes = list_nodes(ray)
     found = [{"node": node.to_json()} for node in nodes]
@@ -35,7 +39,7 @@ async def survey(ray: Any, new_host: Callable[[dict[str, str]], Any]) -> list[di
         host = new_host({"ray.io/node-id": node.node_id})
         try:
             with anyio.fail_after(SURVEY_S):
-                facts |= await _ask(ray, host, node)
+                facts |= await _ask(ray, host, node, needs)
         except TimeoutError:
             facts["error"] = f"it did not answer within {SURVEY_S:.0f} s"
         except ray.exceptions.RayError as error:
@@ -50,10 +54,12 @@ async def survey(ray: Any, new_host: Callable[[dict[str, str]], Any]) -> list[di
     return found
 
 
-async def _ask(ray: Any, host: Any, node: Node) -> dict[str, Any]:
+async def _ask(
+    ray: Any, host: Any, node: Node, needs: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     await host.ready.remote()  # so that its start is no part of the times
     before = time.time()
-    facts = await host.describe.remote()
+    facts = await host.describe.remote(needs)
     skew_s = facts["time"] - (before + time.time()) / 2
     ref = ray.put(np.zeros(MEASURED_BYTES, np.uint8))
     began = time.monotonic()
@@ -69,5 +75,5 @@ async def _ask(ray: Any, host: Any, node: Node) -> dict[str, Any]:
 def explain(error: Exception) -> str:
     """The reason why a host is gone, in one line."""
     if NO_FORGE in str(error):
-        return "its node has no forge: install the same commit there, in the Python that runs Ray"
+        return NO_FORGE_LINE
     return f"its host is gone: {cause_line(error)}"
