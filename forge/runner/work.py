@@ -19,6 +19,7 @@ from forge import __version__
 from forge.cluster.cluster import open_cluster
 from forge.cluster.engines import engines_elsewhere
 from forge.cluster.judges import judges_elsewhere
+from forge.cluster.kernels import KernelTravel
 from forge.config.schema import EvalStage, GrpoStage, SftStage
 from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
@@ -111,19 +112,25 @@ class Work:
         run = self.run
         run.progress.prepare("judges")
         table, cluster = _without_key(run.experiment), run.experiment.cluster
-        async with open_pool(
-            table,
-            socket_dir=run.socket_dir,
-            log_dir=run.log_dir,
-            observer=run.observer,
-            gpus=run.placement.judge,
-            elsewhere=judges_elsewhere(run.cluster, cluster, table) if run.cluster else (),
-            say=self._note_pace,
-        ) as pool:
+        async with (
+            open_pool(
+                table,
+                socket_dir=run.socket_dir,
+                log_dir=run.log_dir,
+                observer=run.observer,
+                gpus=run.placement.judge,
+                elsewhere=judges_elsewhere(run.cluster, cluster, table) if run.cluster else (),
+                say=self._note_pace,
+            ) as pool,
+            anyio.create_task_group() as tasks,
+        ):
+            if run.cluster and cluster.judges:
+                tasks.start_soon(KernelTravel(pool).run)
             try:
                 yield pool
             finally:
                 run.ending = ("judge",)
+                tasks.cancel_scope.cancel()
 
     def _note_pace(self, message: str) -> None:
         """Report and record that a judge has become slow, or has ceased to be."""
