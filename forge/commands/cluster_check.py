@@ -19,7 +19,7 @@ from forge.cluster.labels import has_labels
 from forge.cluster.sources import source_digest, versions
 from forge.cluster.survey import NO_FORGE_LINE
 from forge.commands.doctor.finding import Finding, error, warning
-from forge.errors import ConfigError
+from forge.errors import ConfigError, pip_install
 from forge.process.sockets import open_socket_dir
 
 if TYPE_CHECKING:
@@ -117,8 +117,10 @@ def _package_faults(
     packages = _packages(experiment)
     there, here = facts["versions"], versions(packages)
     if missing := [name for name in packages if name not in there]:
-        command = f"{facts['executable']} -m pip install {' '.join(missing)} -c constraints.txt"
-        yield error, f"no {', '.join(missing)} for judges", f"{command} there"
+        is_ours = not set(missing).isdisjoint(JUDGE_PACKAGES)
+        command = pip_install("judge") if is_ours else f"pip install {' '.join(missing)}"
+        found = f"no {', '.join(missing)} for judges in {facts['executable']}"
+        yield error, found, f"{command} there"
     other = [
         f"{name} {there[name]}" for name in there if name in here and here[name] != there[name]
     ]

@@ -62,7 +62,7 @@ def test_nodes_without_a_fault_say_what_was_compared(experiment: Experiment) -> 
     [
         ({"sources": "x"}, "error", "other sources of forge: x", "/opt/forge/bin/python"),
         ({"is_reachable": False}, "error", "its port 4000 cannot be reached", "open all TCP"),
-        ({"versions": {"torch": "0"}}, "error", "no triton for judges", "pip install triton"),
+        ({"versions": {"torch": "0"}}, "error", "no triton for judges", "judge"),
         ({"versions": {"torch": "0", "triton": "0"}}, "warning", "torch 0, triton 0; here", "-c"),
         ({"missing": ["/x/python"]}, "error", "no /x/python", "same path"),
         ({"nice": 15}, "warning", "children have nice 15", "RAY_worker_niceness=0"),

@@ -7,8 +7,8 @@ import gc
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -24,6 +24,11 @@ from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, 
 from forge.evalpool.judge.trial.oracles import Oracles as JudgeOracles
 from forge.evalpool.judge.trial.references import ReferenceFailed
 from forge.records.problem import Problem, Split
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from forge.evalpool.judge.trial.gpu.layout import GpuReference
 
 BLOCK = Block(address=0, num_bytes=0, fd=-1, handle=0)
 
@@ -202,6 +207,10 @@ def open_references(
     return GpuReferences(kept, num_sets=2, timeout_s=10.0, is_tf32=is_tf32, is_varied=is_varied)
 
 
+def held(references: GpuReferences) -> GpuReference:
+    return references.hold(PROBLEM, shared=contextlib.nullcontext)
+
+
 @pytest.mark.parametrize(
     ("is_tf32", "is_varied", "allowed"),
     [
@@ -215,7 +224,9 @@ def test_another_projects_protocol_has_tf32_by_torchs_defaults(
     is_tf32: bool, is_varied: bool, allowed: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     oracles = Oracles([answer()])
-    open_references(oracles, monkeypatch, is_tf32=is_tf32, is_varied=is_varied).hold(PROBLEM)
+    open_references(oracles, monkeypatch, is_tf32=is_tf32, is_varied=is_varied).hold(
+        PROBLEM, shared=contextlib.nullcontext
+    )
     assert oracles.tf32 == [allowed]
 
 
@@ -239,8 +250,46 @@ def test_an_oracle_gets_more_room_or_plainer_inputs_where_it_fails(
 ) -> None:
     oracles = Oracles(answers)
     references = open_references(oracles, monkeypatch)
-    assert references.hold(PROBLEM) is references.hold(PROBLEM)
+    assert held(references) is held(references)
     assert oracles.asked == asked
+
+
+def test_a_kept_draw_needs_no_turn_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While others are timed, candidates of a problem that is drawn go on."""
+    turns: list[str] = []
+
+    @contextlib.contextmanager
+    def turn() -> Generator[None]:
+        turns.append("taken")
+        yield
+        turns.append("given back")
+
+    references = open_references(Oracles([answer()]), monkeypatch)
+    for _ in range(3):
+        references.hold(PROBLEM, shared=turn)
+    assert turns == ["taken", "given back"]
+
+
+def test_large_draws_make_room_for_each_other_and_not_for_a_small_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The canary's draw is small, and needed after each fault."""
+    large = answer()
+    large["tensors"][5] = ["float32", [1000]]
+    names = ["canary", "one", "two", "three"]
+    references = open_references(Oracles([answer(), large, large, large, large]), monkeypatch)
+    monkeypatch.setattr(module, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(module, "CACHE_SHARE", 9000 / (80 << 30))
+
+    def draw(name: str) -> GpuReference:
+        problem = replace(PROBLEM, problem_id=name, source=f"import os  # {name}")
+        return references.hold(problem, shared=contextlib.nullcontext)
+
+    first = {name: draw(name) for name in names}
+    assert draw("canary") is first["canary"]
+    assert draw("three") is first["three"]
+    assert draw("two") is first["two"]
+    assert draw("one") is not first["one"]
 
 
 def test_a_draw_whose_answer_is_one_number_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +297,7 @@ def test_a_draw_whose_answer_is_one_number_is_used_once(monkeypatch: pytest.Monk
     for output in (1, 4):
         one_number["tensors"][output] = ["float32", [1]]
     references = open_references(Oracles([one_number, one_number]), monkeypatch)
-    assert references.hold(PROBLEM) is not references.hold(PROBLEM)
+    assert held(references) is not held(references)
 
 
 @pytest.mark.parametrize("answers", [[FULL, FULL], ["ValueError", "ValueError"]])
@@ -257,7 +306,7 @@ def test_what_fails_to_the_end_is_the_references_fault(
 ) -> None:
     references = open_references(Oracles(answers), monkeypatch)
     with pytest.raises(ReferenceFailed, match=f"fails: {answers[-1]}: m"):
-        references.hold(PROBLEM)
+        held(references)
     gc.collect()
     assert not references._drawing  # nor is it remembered
 
@@ -269,7 +318,7 @@ def test_a_reference_that_took_all_its_time_is_not_asked_again(
     references = open_references(oracles, monkeypatch)
     references._timeout_s = 0.05
     with pytest.raises(ReferenceFailed, match="DeadlinePassed"):
-        references.hold(PROBLEM)
+        held(references)
     assert len(oracles.answers) == 1
 
 
@@ -280,4 +329,4 @@ def test_a_full_card_is_not_the_references_fault(monkeypatch: pytest.MonkeyPatch
     references = open_references(Oracles([answer()]), monkeypatch)
     monkeypatch.setattr(module, "create_block", refuse)
     with pytest.raises(GpuMemoryError):
-        references.hold(PROBLEM)
+        held(references)

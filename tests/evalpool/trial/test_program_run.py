@@ -419,7 +419,7 @@ def test_a_card_in_trouble_is_nobodys_score(
     error: Exception, reason: str, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Failing:
-        def hold(self, problem: object) -> None:
+        def hold(self, problem: object, *, shared: object) -> None:
             raise error
 
     sent: list[int] = []

@@ -246,7 +246,7 @@ def count_work(model: Any, inputs: list[Any]) -> OpCounter | None:
     model, inputs = copy.deepcopy(model), copy.deepcopy(inputs)
     try:
         with OpCounter([*model.parameters(), *model.buffers()]) as counter:
-            model(*inputs)
+            call_on(model, inputs)
     except Exception:  # it ran before: some torch code refuses to run under a mode
         return None
     return counter

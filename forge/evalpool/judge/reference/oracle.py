@@ -16,7 +16,6 @@ import mmap
 import os
 import time
 import types
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,12 @@ import torch
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import TensorSpec, offsets
-from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name, memory_order
+from forge.evalpool.judge.numbers.called import (
+    Unjudgeable,
+    dtype_name,
+    making_on,
+    memory_order,
+)
 from forge.evalpool.judge.numbers.constructor import constructor_arguments
 from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.inputs import parameters
@@ -142,17 +146,16 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
             max_bytes=terms.max_bytes,
         )
     module = types.ModuleType("problem")
-    # Tensors are made on the device: copying them there is most of KernelBench's time at full size.
-    making = nullcontext() if terms.device == "cpu" else torch.device(terms.device)
-    with torch.no_grad(), making:
+    with torch.no_grad():
         torch.manual_seed(FIRST_SEED)
-        exec(compile(request["source"], "problem.py", "exec"), module.__dict__)
-        seed_everything(fresh_seed())
-        init = placed(constructor_arguments(module, request["entry_point"]), terms)
         made: list[torch.Tensor] = []
-        with parameters_made(made.append):
-            model = construct(getattr(module, request["entry_point"]), init)
-            model = model.to(terms.device)
+        with making_on(terms.device):
+            exec(compile(request["source"], "problem.py", "exec"), module.__dict__)
+            seed_everything(fresh_seed())
+            init = placed(constructor_arguments(module, request["entry_point"]), terms)
+            with parameters_made(made.append):
+                model = construct(getattr(module, request["entry_point"]), init)
+                model = model.to(terms.device)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         order = [names[id(parameter)] for parameter in made if id(parameter) in names]
         cast(model, terms.precision)

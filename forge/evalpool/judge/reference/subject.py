@@ -8,12 +8,17 @@ from __future__ import annotations
 import copy
 import os
 import types
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.numbers.called import Unjudgeable, flatten, leaves, replaced
+from forge.evalpool.judge.numbers.called import (
+    Unjudgeable,
+    flatten,
+    leaves,
+    making_on,
+    replaced,
+)
 from forge.evalpool.judge.numbers.constructor import constructor_arguments
 from forge.evalpool.judge.numbers.file_inputs import make_inputs
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
@@ -58,7 +63,7 @@ class Subject:
         module = types.ModuleType("problem")
         exec(compile(request["source"], FILE, "exec"), module.__dict__)
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
-        with _making_on(request["device"]):
+        with making_on(request["device"]):
             init = constructor_arguments(module, request["entry_point"])
             Describer().tree(init)
             model = construct(getattr(module, request["entry_point"]), init)
@@ -73,7 +78,7 @@ class Subject:
 
     def draw(self) -> list[Any]:
         """Fresh inputs, in the problem's precision; fp32 leaves what the problem made."""
-        with _making_on(str(self.device)):
+        with making_on(str(self.device)):
             inputs = make_inputs(self.module)
         return replaced(list(inputs), lambda _, one: self._placed(one))
 
@@ -134,8 +139,3 @@ class Subject:
         if self.precision != "fp32" and value.is_floating_point():
             return value.to(self.device, DTYPES[self.precision])
         return value.to(self.device)
-
-
-def _making_on(device: str) -> Any:
-    """Within, tensors are made on the device: to copy them there takes longer than all else."""
-    return nullcontext() if device == "cpu" else torch.device(device)

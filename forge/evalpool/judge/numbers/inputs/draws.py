@@ -12,7 +12,7 @@ another seed:
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -186,22 +186,27 @@ class Draws:
         earlier = leaves(self._given) if self._given is not None else []
         is_adverse = self._terms.is_tf32 and recipe.variant != "given"
         is_huge = recipe.variant == HUGE
-        operands = _operands(inputs)
+        domains = _domains(inputs)
+        operands = _operands(inputs, domains)
         chosen = operands[self._huge % MAX_HUGE :][:1] if is_huge else ()
         kinds = recipe.freedom.kinds
         edges = self._edges if kinds else None
         labels = self._edges if Kind.INTEGERS in kinds else None
         raised = random.choice(operands) if operands and Kind.RAISED in kinds else None
-        alike = _free(inputs, operands) if Kind.CONSTANTS in kinds else []
-        alike = [number for number in alike if number != raised]
+        alike = [
+            number
+            for number in operands
+            if Kind.CONSTANTS in kinds and domains[number].form is Form.FREE and number != raised
+        ]
 
         def change(number: int, value: torch.Tensor) -> torch.Tensor:
             first = earlier[number] if number < len(earlier) else None
             is_kept = is_huge and number not in chosen
-            made = value
-            if not is_kept and not _is_discrete(value):
+            made, domain = value, domains.get(number)
+            if not is_kept and domain is not None and domain.form is not Form.CATEGORICAL:
                 is_raised = number == raised
-                vary_(value, recipe.variant, recipe.freedom, edges=edges, is_raised=is_raised)
+                terms = {"domain": domain, "edges": edges, "is_raised": is_raised}
+                vary_(value, recipe.variant, recipe.freedom, **terms)
             elif not is_kept and recipe.freedom.discrete:
                 made = redraw(
                     value,
@@ -316,7 +321,8 @@ class Draws:
                 if self._given is None:
                     self._traits = _Traits.of(inputs)
                     self._given = replaced(inputs, _kept)
-                    self.num_huge = max(1, min(MAX_HUGE, len(_operands(inputs))))
+                    operands = _operands(inputs, _domains(inputs))
+                    self.num_huge = max(1, min(MAX_HUGE, len(operands)))
                     self._finite_share = _finite_share(made.outputs)
                     self._is_copy = any(
                         Agreement(self._terms.precision)([output], [one])
@@ -466,22 +472,21 @@ def _is_discrete(value: torch.Tensor) -> bool:
     return is_single or Domain.of(value).form is Form.CATEGORICAL
 
 
-def _operands(inputs: list[Any]) -> list[int]:
-    """Numbers of the continuous inputs, those with most elements first. One at a time is huge: the
-    products of several would be out of every kernel's range."""
-    found = {
-        number: one.numel()
+def _domains(inputs: list[Any]) -> dict[int, Domain]:
+    """Domains of the floating inputs that have more than one element, by number."""
+    return {
+        number: Domain.of(one)
         for number, one in enumerate(leaves(inputs))
         if one.is_floating_point() and one.numel() > 1
-        if Domain.of(one).form is not Form.CATEGORICAL
     }
-    return sorted(found, key=lambda number: -found[number])
 
 
-def _free(inputs: list[Any], operands: list[int]) -> list[int]:
-    """The `operands` of no form."""
+def _operands(inputs: list[Any], domains: Mapping[int, Domain]) -> list[int]:
+    """Numbers of the continuous inputs, those with most elements first. One at a time is huge: the
+    products of several would be out of every kernel's range."""
+    found = [number for number, one in domains.items() if one.form is not Form.CATEGORICAL]
     given = leaves(inputs)
-    return [number for number in operands if Domain.of(given[number]).form is Form.FREE]
+    return sorted(found, key=lambda number: -given[number].numel())
 
 
 def _kept(_: int, value: torch.Tensor) -> torch.Tensor:

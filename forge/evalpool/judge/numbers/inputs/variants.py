@@ -84,6 +84,7 @@ def vary_(
     variant: str,
     freedom: Freedom,
     *,
+    domain: Domain | None = None,
     edges: Edges | None = None,
     is_raised: bool = False,
 ) -> torch.Tensor:
@@ -92,6 +93,7 @@ def vary_(
     Categorical values and single numbers stay as they are.
 
     Args:
+        domain: of `value`, where it is known.
         edges: plants the kinds of `freedom` in a tensor of no form; None plants none.
         is_raised: the tensor that has the raised values, if there are any.
     """
@@ -99,9 +101,9 @@ def vary_(
         return value
     if (wide := widened(value)) is not value:  # torch computes nothing in types of one byte
         limit = torch.finfo(value.dtype).max
-        vary_(wide, variant, freedom, edges=edges, is_raised=is_raised)
+        vary_(wide, variant, freedom, domain=domain, edges=edges, is_raised=is_raised)
         return value.copy_(wide.clamp_(-limit, limit))
-    domain = Domain.of(value)
+    domain = domain or Domain.of(value)
     if domain.form is Form.CATEGORICAL:
         return value
     if freedom.forms:

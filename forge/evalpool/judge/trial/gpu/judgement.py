@@ -28,7 +28,7 @@ from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS
 from forge.evalpool.judge.trial.gpu.leftovers import are_alike, may_remember
 from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
-from forge.evalpool.judge.trial.gpu.program_run import ProgramRun, Turn
+from forge.evalpool.judge.trial.gpu.program_run import ProgramRun
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.structure import accesses_of, compile_finding, require_waits
 from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.gpu.card_memory import CardMemory, LeftByCall
     from forge.evalpool.judge.trial.gpu.layout import GpuReference
     from forge.evalpool.judge.trial.gpu.program_memory import SharedBlock
+    from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.trial import Finding
 
 MAX_FURTHER = 16

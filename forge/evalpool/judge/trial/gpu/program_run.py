@@ -26,7 +26,6 @@ from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.compiler.binary import Binary, Failure
     from forge.evalpool.judge.execute.call import Call
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.checks import Report
     from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
+    from forge.evalpool.judge.trial.gpu.turns import Turn
 
 T = TypeVar("T")
-Turn: TypeAlias = "Callable[[], AbstractContextManager[None]]"
 Choices: TypeAlias = tuple[tuple[int, int], ...]
 """Pairs of a choice's step and one of its alternatives."""
 

@@ -31,10 +31,14 @@ from forge.evalpool.judge.trial.references import (
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import SandboxedChild
+    from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.oracles import Oracles
     from forge.records.problem import ReferenceModule
 
-MAX_PROBLEMS = 16
+MAX_PROBLEMS = 64
+SMALL_BYTES = 16 << 20
+"""A draw of up to so many bytes makes no room for another one. The canary's is small, and needed
+after every fault, while all verdicts wait."""
 CACHE_SHARE = 0.1
 """Share of the card's memory that kept draws may take together; one draw may take more."""
 DRAW_SHARE = 0.3
@@ -80,8 +84,15 @@ class GpuReferences:
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
         self._oracles = oracles
 
-    def hold(self, problem: ReferenceModule) -> GpuReference:
-        """A draw that stays until `let_go`. Raises ReferenceFailed, ZygoteGone, GpuMemoryError."""
+    def hold(self, problem: ReferenceModule, *, shared: Turn) -> GpuReference:
+        """A draw that stays until `let_go`.
+
+        Args:
+            shared: holds the card beside others while an oracle draws; a kept draw needs no turn.
+
+        Raises:
+            ReferenceFailed, ZygoteGone, GpuMemoryError, Stalled.
+        """
         text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
         key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         with self._lock:
@@ -93,7 +104,7 @@ class GpuReferences:
                     return self._held(key, cached)
                 self._retire(key)
             self._failures.require_unknown(key)
-            with self._failures.noted(key):
+            with shared(), self._failures.noted(key):
                 drawn = self._draw(problem)
             with self._lock:
                 self._cache[key] = drawn
@@ -113,21 +124,24 @@ class GpuReferences:
         reference.num_uses += 1
         reference.num_holders += 1
         self._cache.move_to_end(key)
-        limit = CACHE_SHARE * self._memory_bytes
-        while len(self._cache) > 1 and (
-            len(self._cache) > MAX_PROBLEMS or self._kept_bytes() > limit
-        ):
+        while len(self._cache) > MAX_PROBLEMS:
             self._retire(next(iter(self._cache)))
+        self._make_room(but=key)
         return reference
 
-    def _make_room(self) -> None:
-        """Retires draws, the oldest first, until the kept ones take no more than their share."""
-        with self._lock:
-            while self._kept_bytes() > CACHE_SHARE * self._memory_bytes:
-                self._retire(next(iter(self._cache)))
+    def _make_room(self, *, but: str = "") -> None:
+        """Retires large draws, the oldest first, until they take no more than their share.
 
-    def _kept_bytes(self) -> int:
-        return sum(one.block.num_bytes for one in self._cache.values())
+        Args:
+            but: key of one that stays.
+        """
+        sizes = {key: one.block.num_bytes for key, one in self._cache.items()}
+        large = [key for key, size in sizes.items() if size > SMALL_BYTES and key != but]
+        kept_bytes = sum(sizes.values())
+        while large and kept_bytes > CACHE_SHARE * self._memory_bytes:
+            oldest = large.pop(0)
+            kept_bytes -= sizes[oldest]
+            self._retire(oldest)
 
     def _retire(self, key: str) -> None:
         reference = self._cache.pop(key, None)
@@ -145,7 +159,8 @@ class GpuReferences:
             return self._draw_within(problem, memory_share=SMALL_SHARE)
         except NoRoom:
             with _LARGE:
-                self._make_room()
+                with self._lock:
+                    self._make_room()
                 return self._draw_within(problem, memory_share=LARGE_SHARE)
 
     def _draw_within(self, problem: ReferenceModule, *, memory_share: float) -> GpuReference:

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.timing.store import Baseline
     from forge.evalpool.judge.trial.gpu.layout import GpuReference
-    from forge.evalpool.judge.trial.gpu.program_run import Turn
+    from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.trial import Candidate, Phases, Stamp
 
 logger = logging.getLogger(__name__)
@@ -230,8 +230,8 @@ class GpuTrials(Trials):
     def _run_on_card(self, candidate: Candidate) -> Finding:
         problem, phases = candidate.problem, candidate.phases
         references = self.references if candidate.protocol is None else self._given
-        with self._shared(phases), phases.timed("reference"):
-            reference = references.hold(problem)
+        with phases.timed("reference"):
+            reference = references.hold(problem, shared=self._to_draw)
         try:
             with phases.timed("reference"):
                 facts = self._facts.of(
@@ -361,6 +361,9 @@ class GpuTrials(Trials):
 
     def _shared(self, phases: Phases) -> AbstractContextManager[None]:
         return _waited(self._turns.shared(timeout_s=LEASE_TIMEOUT_S), phases)
+
+    def _to_draw(self) -> AbstractContextManager[None]:
+        return self._turns.shared(timeout_s=LEASE_TIMEOUT_S)
 
     def _alone(self, phases: Phases) -> AbstractContextManager[None]:
         return _waited(self._turns.alone(timeout_s=LEASE_TIMEOUT_S), phases)

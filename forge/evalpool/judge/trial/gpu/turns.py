@@ -11,14 +11,18 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from forge.errors import Stalled
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
 
     from forge.process.gpu_lease import GpuLease
+
+Turn: TypeAlias = "Callable[[], AbstractContextManager[None]]"
+"""Takes a turn on the GPU."""
 
 MAX_TURNS = 32
 """Turns alone, one after the other, while threads wait to share the GPU."""
