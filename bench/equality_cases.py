@@ -16,7 +16,7 @@ from bench.equality_compare import Comparison, compare
 from bench.equality_model import NUM_SAMPLES, install, sampled
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.estimate.program import estimate_program
-from forge.evalpool.judge.execute.cpu import CpuExecutor
+from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.ttir.contraction import NONE
@@ -160,10 +160,11 @@ class _Evaluation:
 
     def moved(self) -> list[bytes]:
         """With the instances in another order and no sum fused; nothing is looked for."""
-        from forge.evalpool.judge.execute.cpu import Outcome, _Mode
+        from forge.evalpool.judge.execute.cpu.conditions import Conditions
+        from forge.evalpool.judge.execute.outcome import Outcome
 
         self._executor.init(fusion=NONE)
-        self._executor._call(Outcome(), _Mode(order=Order.SHUFFLED))
+        self._executor.sections.call(Outcome(), Conditions(order=Order.SHUFFLED))
         return self._read()
 
     def _read(self) -> list[bytes]:

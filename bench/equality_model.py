@@ -77,8 +77,10 @@ NOISE = Noise()
 def install() -> None:
     """Wraps the evaluator's operations in this process: plans that are made later have errors while
     `NOISE.draw` is set."""
-    from forge.evalpool.judge.ttir import control, semantics, steps
+    from forge.evalpool.judge.ttir import semantics
+    from forge.evalpool.judge.ttir.control import regions
     from forge.evalpool.judge.ttir.memory import atomics
+    from forge.evalpool.judge.ttir.steps import descriptors
 
     table: Any = semantics.OPERATIONS
     for name, operation in dict(table).items():
@@ -86,8 +88,8 @@ def install() -> None:
             table[name] = _noisy_product(operation)
         elif name in ROUNDED or name in APPROXIMATE or name in FURTHER:
             table[name] = _noisy(name, operation)
-    control.reduce, control.scan = _noisy_sums(control.reduce), _noisy_sums(control.scan)
-    atomics.update = steps.update = _noisy_update(atomics.update)
+    regions.reduce, regions.scan = _noisy_sums(regions.reduce), _noisy_sums(regions.scan)
+    atomics.update = descriptors.update = _noisy_update(atomics.update)
 
 
 def _noisy(name: str, operation: Any) -> Any:

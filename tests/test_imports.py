@@ -103,6 +103,14 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.ttir": {
         "evalpool.judge.program", "evalpool.judge.ttir.contraction",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
+        "evalpool.judge.ttir.control", "evalpool.judge.ttir.steps",
+    },
+    "evalpool.judge.ttir.steps": {
+        "evalpool.judge.ttir", "evalpool.judge.ttir.contraction", "evalpool.judge.ttir.control",
+        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
+    },
+    "evalpool.judge.ttir.control": {
+        "evalpool.judge.ttir", "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
     },
     "evalpool.judge.ttir.contraction": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
@@ -120,12 +128,18 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.execute": {
         "process", "evalpool.judge.channel", "evalpool.judge.program",
         "evalpool.judge.program.wire", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
-        "evalpool.judge.ttir.memory", "evalpool.judge.compiler",
+        "evalpool.judge.ttir.memory", "evalpool.judge.compiler", "evalpool.judge.execute.cpu",
+    },
+    "evalpool.judge.execute.cpu": {
+        "evalpool.judge.program", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
+        "evalpool.judge.ttir.memory", "evalpool.judge.execute",
     },
     "evalpool.judge.execute.gpu": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.program",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.execute",
+        "evalpool.judge.execute.gpu.driver",
     },
+    "evalpool.judge.execute.gpu.driver": set(),
     "evalpool.judge.numbers": {"evalpool.judge.channel"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers"},
     # cluster: judges and engines on other machines
@@ -134,7 +148,7 @@ ROOMS: dict[str, set[str]] = {
     },
     # children of `forge doctor`
     "commands.doctor.probes": {
-        "process", "evalpool.judge.sandbox", "evalpool.judge.capture", "evalpool.judge.execute",
+        "process", "evalpool.judge.sandbox", "evalpool.judge.capture", "evalpool.judge.execute.cpu",
     },
     # train: the trainer
     "train": {"config.schema", "process", "control"},

@@ -109,7 +109,7 @@ def _take_evenly(
 
 
 def _unlike(rest: list[Composition], heldout: list[Composition]) -> list[Composition]:
-    """Those whose model no held-out problem has."""
+    """The compositions whose model no held-out problem has."""
     kinds = {(one.family, one.chain) for one in heldout}
     models = {model_source(one) for one in heldout}
     return [

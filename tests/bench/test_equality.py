@@ -19,9 +19,11 @@ from bench import equality, equality_compare, equality_model
 from bench.equality_card import record
 from bench.equality_cases import Case, evaluated
 from forge.evalpool.judge.channel.shm import TensorSpec
-from forge.evalpool.judge.ttir import control, semantics, steps
+from forge.evalpool.judge.ttir import semantics
+from forge.evalpool.judge.ttir.control import regions
 from forge.evalpool.judge.ttir.memory import atomics
 from forge.evalpool.judge.ttir.plan import plan_of
+from forge.evalpool.judge.ttir.steps import descriptors
 from tests.evalpool.execute.host_judge import launched
 from tests.evalpool.trial.made_judgements import Bench, open_bench, reference, scaled
 
@@ -63,11 +65,11 @@ def noisy() -> Iterator[None]:
     table: Any = semantics.OPERATIONS
     kept = dict(table)
     plan_of.cache_clear()
-    before = control.reduce, control.scan, atomics.update, steps.update
+    before = regions.reduce, regions.scan, atomics.update, descriptors.update
     equality_model.install()
     yield
     table.update(kept)
-    control.reduce, control.scan, atomics.update, steps.update = before
+    regions.reduce, regions.scan, atomics.update, descriptors.update = before
     plan_of.cache_clear()
 
 
@@ -218,7 +220,7 @@ def test_a_sum_has_the_error_of_another_order() -> None:
         return [left[0] + right[0]]
 
     def total() -> float:
-        return float(control.reduce([values], 0, combine, "arith.addf")[0][0])
+        return float(regions.reduce([values], 0, combine, "arith.addf")[0][0])
 
     assert total() == 1.0
     found = [equality_model.sampled(total, seed=seed) for seed in range(8)]

@@ -15,7 +15,7 @@ from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.compiler.backend import open_target
 from forge.evalpool.judge.compiler.check import ParseFailed, check_ttir
 from forge.evalpool.judge.compiler.text import Refused
-from forge.evalpool.judge.execute.cpu import CpuExecutor
+from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.policy.judge import judge_policy
 from forge.evalpool.judge.program.policy.reference import facts_of

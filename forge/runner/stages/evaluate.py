@@ -71,59 +71,120 @@ async def evaluate(
         show: Drive the progress display, which a training stage uses otherwise.
         kept: Groups of an earlier attempt, which are not played again.
     """
-    groups = [*kept]
-    done = {(group.problem_id, group.is_greedy) for group in kept}
-    turns = settings.max_turns
-    rules_of = partial(run.rules, max_turns=turns, seed=run.experiment.eval.seed)
+    playing = Playing.of(run, settings, stage=stage, step=step, show=show, kept=kept)
+    if show:
+        playing.show_begin(label, len(problems))
+    version = await playing.play_all(problems)
+    measure = partial(
+        evaluate_groups,
+        playing.groups,
+        problems,
+        stage=label,
+        step=step,
+        version=version,
+        max_turns=settings.max_turns,
+    )
+    result = await anyio.to_thread.run_sync(lambda: measure(at=time.time()))
+    result = await _with_detail(run, result, problems, stage=stage)
+    await run.writer.put(result)
+    return result
+
+
+@dataclass(slots=True, kw_only=True)
+class Playing:
+    """Groups of one evaluation while they are played."""
+
+    run: RunContext
+    rules: Sequence[Rules]
+    """One for samples, and one for greedy rollouts if there are any."""
+    stage: int
+    step: int
+    show: bool
+    groups: list[Group]
+    """Finished groups, those of an earlier attempt included."""
+    limiter: anyio.CapacityLimiter
+
+    @classmethod
+    def of(
+        cls,
+        run: RunContext,
+        settings: EvalSettings,
+        *,
+        stage: int,
+        step: int,
+        show: bool,
+        kept: Sequence[Group],
+    ) -> Playing:
+        """Nothing played but the groups of an earlier attempt."""
+        rules = _rules_of(run, settings)
+        sizes = [rule.group_size for rule in rules]
+        return cls(
+            run=run,
+            rules=rules,
+            stage=stage,
+            step=step,
+            show=show,
+            groups=[*kept],
+            limiter=anyio.CapacityLimiter(groups_in_flight(run.experiment.serve, sizes)),
+        )
+
+    def show_begin(self, label: str, num_problems: int) -> None:
+        """Sets up the progress display."""
+        progress = self.run.progress
+        total = num_problems * sum(rule.group_size for rule in self.rules)
+        busy = self.run.busy()
+        progress.enter(label, stage=self.stage, total=total, unit="rollouts", busy=busy)
+        progress.done += sum(len(group.trajectories) for group in self.groups)
+
+    async def play_all(self, problems: Sequence[Problem]) -> int:
+        """Plays what an earlier attempt has not. Returns the policy version that played."""
+        done = {(group.problem_id, group.is_greedy) for group in self.groups}
+        async with self.run.pinned_ports() as ports:
+            version = self.run.weights.version
+            async with anyio.create_task_group() as tasks:
+                for problem in problems:
+                    for rule in self.rules:
+                        if (problem.problem_id, rule.temperature == 0.0) not in done:
+                            tasks.start_soon(self._play, problem, rule, ports)
+        return version
+
+    async def _play(self, problem: Problem, rule: Rules, ports: Ports) -> None:
+        async with self.limiter:
+            place = GroupPlace(
+                group_id=next(self.run.group_ids),
+                purpose=Purpose.EVAL,
+                stage=self.stage,
+                step=self.step,
+                seed_place=problem_place(problem.problem_id),
+            )
+            self.groups.append(await play_group(problem, place=place, rules=rule, ports=ports))
+            if self.show:
+                self._show_group(rule)
+
+    def _show_group(self, rule: Rules) -> None:
+        progress = self.run.progress
+        progress.done += rule.group_size
+        sampled = [group for group in self.groups if not group.is_greedy]
+        progress.numbers = {"pass@1": group_numbers(sampled)["pass_rate"]}
+
+
+def _rules_of(run: RunContext, settings: EvalSettings) -> list[Rules]:
+    seed = run.experiment.eval.seed
+    rules_of = partial(run.rules, max_turns=settings.max_turns, seed=seed)
     rules = [rules_of(group_size=settings.samples, temperature=1.0)]
     if settings.greedy:
         rules.append(rules_of(group_size=1, temperature=0.0))
-    sizes = [rule.group_size for rule in rules]
-    limiter = anyio.CapacityLimiter(groups_in_flight(run.experiment.serve, sizes))
+    return rules
 
-    async def play(problem: Problem, rule: Rules, ports: Ports) -> None:
-        async with limiter:
-            place = GroupPlace(
-                group_id=next(run.group_ids),
-                purpose=Purpose.EVAL,
-                stage=stage,
-                step=step,
-                seed_place=problem_place(problem.problem_id),
-            )
-            groups.append(await play_group(problem, place=place, rules=rule, ports=ports))
-            if show:
-                run.progress.done += rule.group_size
-                sampled = [group for group in groups if not group.is_greedy]
-                run.progress.numbers = {"pass@1": group_numbers(sampled)["pass_rate"]}
 
-    if show:
-        total = len(problems) * sum(sizes)
-        run.progress.enter(label, stage=stage, total=total, unit="rollouts", busy=run.busy())
-        run.progress.done += sum(len(group.trajectories) for group in kept)
-    async with run.pinned_ports() as ports:
-        version = run.weights.version
-        async with anyio.create_task_group() as tasks:
-            for problem in problems:
-                for rule in rules:
-                    if (problem.problem_id, rule.temperature == 0.0) not in done:
-                        tasks.start_soon(play, problem, rule, ports)
-    result = await anyio.to_thread.run_sync(
-        lambda: evaluate_groups(
-            groups,
-            problems,
-            stage=label,
-            step=step,
-            version=version,
-            max_turns=turns,
-            at=time.time(),
-        )
-    )
+async def _with_detail(
+    run: RunContext, result: Evaluation, problems: Sequence[Problem], *, stage: int
+) -> Evaluation:
+    """The result with the number of trained problems and the baseline's name."""
     num_trained = await anyio.to_thread.run_sync(partial(count_trained, run, problems, stage=stage))
     detail = {**result.detail, "num_trained_problems": num_trained}
     detail["baseline"] = run.experiment.judge.baseline
-    result = replace(result, detail=detail)
-    await run.writer.put(result)
-    return result
+    return replace(result, detail=detail)
 
 
 def groups_in_flight(serve: ServeTable, sizes: Sequence[int]) -> int:

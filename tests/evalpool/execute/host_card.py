@@ -20,7 +20,7 @@ import torch
 
 from forge.evalpool.judge.execute.gpu import operations
 from forge.evalpool.judge.execute.gpu.arena import Pool
-from forge.evalpool.judge.execute.gpu.driver import DriverError
+from forge.evalpool.judge.execute.gpu.driver.calls import DriverError
 
 UNIT = 64 << 10
 SHARED_BYTES = 232_448

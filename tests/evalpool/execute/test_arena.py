@@ -17,7 +17,7 @@ from forge.evalpool.judge.execute.gpu.arena import (
     Sealed,
     plan,
 )
-from forge.evalpool.judge.execute.gpu.driver import DriverError, Unsupported
+from forge.evalpool.judge.execute.gpu.driver.calls import DriverError, Unsupported
 
 UNIT = 4096
 GUARD = 16 * UNIT

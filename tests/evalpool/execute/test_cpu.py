@@ -18,7 +18,9 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.execute.child_cpu import Session
-from forge.evalpool.judge.execute.cpu import CpuExecutor, Poison, alternative
+from forge.evalpool.judge.execute.cpu.choices import alternative
+from forge.evalpool.judge.execute.cpu.conditions import Poison
+from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import (
@@ -335,9 +337,9 @@ def test_an_address_counts_if_the_output_depends_on_it(value: str, kinds: list[s
     made = replace(program(launch(1, size=1), size=1), kernels=(kernel,))
     one = CpuExecutor(made, [X[:1].view(np.uint8)], {})
     one.init()
-    layout = one.memory.layout
+    layout = one.sections.memory.layout
     assert [fault.kind for fault in one.forward().faults] == kinds
-    assert one.memory.layout is layout
+    assert one.sections.memory.layout is layout
 
 
 WAIT = "    tt.grid_dependency_wait\n"

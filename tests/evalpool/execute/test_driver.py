@@ -8,21 +8,18 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.judge.execute.gpu.driver import (
+from forge.evalpool.judge.execute.gpu.driver.calls import NAMES, DriverError, Unsupported
+from forge.evalpool.judge.execute.gpu.driver.driver import Driver
+from forge.evalpool.judge.execute.gpu.driver.launches import (
     CLUSTER,
     CLUSTER_POLICY,
     COOPERATIVE,
-    NAMES,
     PROGRAMMATIC,
-    Driver,
-    DriverError,
     Geometry,
-    LaunchAttribute,
-    MapSpec,
-    Unsupported,
-    aligned_map,
     launch_config,
 )
+from forge.evalpool.judge.execute.gpu.driver.maps import MapSpec, aligned_map
+from forge.evalpool.judge.execute.gpu.driver.structures import LaunchAttribute
 
 
 class Library:

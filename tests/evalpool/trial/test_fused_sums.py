@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from forge.evalpool.judge.execute.cpu import CpuExecutor
+from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.trial.cpu_trial import fusions
 from forge.evalpool.judge.ttir.contraction import ALL, NONE
 from forge.records import Status

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from forge.evalpool.judge.capture.session import capture
-from forge.evalpool.judge.execute.cpu import CpuExecutor
+from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 
 SIZE = 64
 CODE = """

@@ -4,7 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forge.evalpool.judge.ttir.memory.storages import FaultKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,14 @@ class FaultReport:
     message: str
     line: int
     kernel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """A memory error that may not matter."""
+
+    kind: FaultKind
+    report: Callable[[], FaultReport]
 
 
 @dataclass(slots=True, kw_only=True)

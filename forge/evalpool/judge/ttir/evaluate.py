@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.ttir.contraction import ALL
-from forge.evalpool.judge.ttir.control import run_function
+from forge.evalpool.judge.ttir.control.blocks import run_function
 from forge.evalpool.judge.ttir.memory.access import Group, Launch
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind
-from forge.evalpool.judge.ttir.steps import TensorDescriptor
+from forge.evalpool.judge.ttir.steps.descriptors import TensorDescriptor
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Descriptor, Pointer, Scalar, Type
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of

@@ -152,7 +152,7 @@ class Planner:
 
     def block(self, block: BasicBlock, *, frees: bool = True) -> BlockPlan:
         """The plan of a block; `frees`: its values are read in this block only."""
-        from forge.evalpool.judge.ttir.steps import step_of
+        from forge.evalpool.judge.ttir.steps.dispatch import step_of
 
         operations = block.operations
         terminator = operations[-1] if operations and _is_terminator(operations[-1]) else None

@@ -14,7 +14,7 @@ import torch
 
 from forge.evalpool.judge.channel.gpu_memory import DeviceBytes
 from forge.evalpool.judge.execute.gpu.arena import Pool
-from forge.evalpool.judge.execute.gpu.driver import Driver
+from forge.evalpool.judge.execute.gpu.driver.driver import Driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

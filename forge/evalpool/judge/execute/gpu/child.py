@@ -31,7 +31,7 @@ from forge.evalpool.judge.execute.call import Call
 from forge.evalpool.judge.execute.gpu.arena import Placement, Sealed
 from forge.evalpool.judge.execute.gpu.card import Card
 from forge.evalpool.judge.execute.gpu.choices import Tuner
-from forge.evalpool.judge.execute.gpu.driver import DriverError
+from forge.evalpool.judge.execute.gpu.driver.calls import DriverError
 from forge.evalpool.judge.execute.gpu.exchange import Exchange
 from forge.evalpool.judge.execute.gpu.places import BadResult
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Faulted, Loaded, Progress, failed

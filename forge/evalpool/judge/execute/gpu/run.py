@@ -7,7 +7,6 @@ the driver, operations by torch. Everything that a launch needs but addresses is
 from __future__ import annotations
 
 import math
-import mmap
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,8 @@ import torch
 from forge.evalpool.judge.compiler.binary import Binary, Failure
 from forge.evalpool.judge.execute.gpu import arguments, operations, residency
 from forge.evalpool.judge.execute.gpu.arguments import BadLaunch, Packed
-from forge.evalpool.judge.execute.gpu.driver import DriverError, launch_config
+from forge.evalpool.judge.execute.gpu.driver.calls import DriverError
+from forge.evalpool.judge.execute.gpu.driver.launches import launch_config
 from forge.evalpool.judge.execute.gpu.operations import UnknownOperation
 from forge.evalpool.judge.execute.gpu.places import BadResult, Places
 from forge.evalpool.judge.execute.steps import PROGRESS, what_of
@@ -25,10 +25,11 @@ from forge.evalpool.judge.program import ops
 from forge.evalpool.judge.program.format import Choice, Launch, Op, Section, Value
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Iterator, Sequence
 
     from forge.evalpool.judge.execute.gpu.card import Card
-    from forge.evalpool.judge.execute.gpu.driver import LaunchConfig
+    from forge.evalpool.judge.execute.gpu.driver.structures import LaunchConfig
     from forge.evalpool.judge.program.format import Node, Program
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.execute.gpu.card import REPLAY_CYCLES, RUN_CYCLES
-from forge.evalpool.judge.execute.gpu.driver import DriverError
+from forge.evalpool.judge.execute.gpu.driver.calls import DriverError
 from forge.evalpool.judge.execute.gpu.places import POISON
 from forge.evalpool.judge.execute.gpu.run import CannotRun, failed
 from forge.evalpool.judge.program.format import Section

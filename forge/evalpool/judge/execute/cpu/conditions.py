@@ -1,0 +1,76 @@
+# pyright: strict
+"""Conditions of one run: order of instances, content of unwritten memory, addresses, choices.
+
+`executor` runs a call under the usual ones; `confirm` and `leftovers` run it again under others, to
+see whether a suspicion changes an output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forge.evalpool.judge.ttir.contraction import ALL
+from forge.evalpool.judge.ttir.evaluate import Order
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
+
+POISON = 0xFF
+"""Byte of uninitialised memory: NaN in every float type, -1 in integers."""
+
+
+class Poison(StrEnum):
+    """Content of memory that nothing has written."""
+
+    SAME = "same"
+    """`POISON` everywhere."""
+    RANDOM = "random"
+    """Any bytes."""
+    ZEROS = "zeros"
+    """As fresh memory of a card often is."""
+    NUMBERS = "numbers"
+    """Floats around 1, as tensors that were freed have them."""
+    LEFT = "left"
+    """Content that an earlier call on other inputs left."""
+
+    def fill(self, data: NDArray[np.uint8]) -> None:
+        """Writes it over a storage."""
+        if self is Poison.LEFT:
+            return
+        if self in (Poison.SAME, Poison.ZEROS):
+            data.fill(POISON if self is Poison.SAME else 0)
+            return
+        draw = np.random.default_rng()
+        if self is Poison.RANDOM:
+            data[:] = draw.integers(0, 256, data.shape, np.uint8)
+            return
+        numbers = draw.standard_normal(-(-len(data) // 4), np.float32)
+        data[:] = numbers.view(np.uint8)[: len(data)]
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Conditions of one run that may not change its outputs."""
+
+    order: Order = Order.NATURAL
+    poison: Poison = Poison.SAME
+    layout: tuple[bool, int] | None = None
+    """`is_near` and `alignment` of other addresses (`Memory.move`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Terms of a call, which all of its runs share (`CpuExecutor.forward`)."""
+
+    turn: int = 0
+    """Number of the alternative that runs of the first open choice."""
+    shift: int = 0
+    """Distance from it of the alternative of the next one."""
+    fusion: Fusion = ALL
+    """Sums of a product that are fused with it."""

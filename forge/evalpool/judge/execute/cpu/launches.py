@@ -1,0 +1,163 @@
+# pyright: strict
+"""Runs launch nodes by the evaluator of `ttir`, and counts their work. Called by `sections`."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from forge.evalpool.judge.execute.dependent import used_storages
+from forge.evalpool.judge.execute.outcome import ExecutionFailed, NodeCost, Suspicion
+from forge.evalpool.judge.execute.report import Place, fault_report
+from forge.evalpool.judge.program.format import ITEM_BYTES, Descriptor, TensorUse
+from forge.evalpool.judge.ttir.contraction import ALL, NONE
+from forge.evalpool.judge.ttir.evaluate import Address, HostDescriptor, launch
+from forge.evalpool.judge.ttir.memory.storages import Faulted
+from forge.evalpool.judge.ttir.plan import plan_of
+from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.values import Unsupported
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.execute.cpu.conditions import Conditions
+    from forge.evalpool.judge.execute.outcome import Outcome
+    from forge.evalpool.judge.program.format import Launch, LaunchArgument, Program
+    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
+    from forge.evalpool.judge.ttir.evaluate import Argument, Report
+    from forge.evalpool.judge.ttir.memory.storages import Memory
+    from forge.evalpool.judge.ttir.plan import ModulePlan
+
+TF32 = "inputPrecision = tf32 "
+"""Attribute of a matrix product in TTIR."""
+NUM_SMS, THREADS_OF_SM, BLOCKS_OF_SM, WARP = 132, 2048, 32, 32
+"""The card that instances which wait for each other are held against: an H100."""
+PRODUCT = re.compile(r"tt\.dot .*: tensor<(?:\d+x)+(?P<element>\w+)")
+"""A matrix product in TTIR, with the element of its left operand."""
+
+
+@dataclass(slots=True)
+class Launches:
+    """The launches of a program over its memory."""
+
+    program: Program
+    memory: Memory
+    has_tf32: bool
+
+    def plan(self, node: Launch) -> ModulePlan:
+        """The plan of a launch's kernel. Raises ExecutionFailed where the evaluator has none."""
+        kernel = self.program.kernels[node.kernel]
+        try:
+            return plan_of(kernel.ttir, is_exact=not self.has_tf32)
+        except InvalidModule as error:
+            words = f"kernel {kernel.name}: {error}"
+            raise ExecutionFailed("unsupported", words, line=node.line) from error
+        except Unsupported as error:
+            raise ExecutionFailed("unsupported", str(error), line=node.line) from error
+
+    def written_by(self, node: Launch) -> set[int]:
+        """Storages that a launch may store to."""
+        uses = self.plan(node).uses(self.program.kernels[node.kernel].name)
+        return {
+            self.program.tensors[one.tensor].storage
+            for one, use in zip(node.arguments, uses, strict=False)
+            if use is not None and use.is_written and isinstance(one, (TensorUse, Descriptor))
+        }
+
+    def run(
+        self, node: Launch, outcome: Outcome, conditions: Conditions, fusion: Fusion
+    ) -> list[Suspicion]:
+        """Runs a launch and adds its cost to the outcome. Returns what may be wrong with it."""
+        place = Place(self.program, node, outcome.num_launches)
+        plan = self.plan(node)
+        report = self._evaluated(node, plan, place, conditions, fusion)
+        outcome.costs.append(self._cost_of(node, plan, report))
+        return [Suspicion(one.kind, partial(fault_report, one, place)) for one in report.suspicions]
+
+    def _evaluated(
+        self, node: Launch, plan: ModulePlan, place: Place, conditions: Conditions, fusion: Fusion
+    ) -> Report:
+        kernel = self.program.kernels[node.kernel]
+        arguments = [self._argument(one) for one in node.arguments]
+        try:
+            return launch(
+                plan,
+                kernel.name,
+                node.grid,
+                arguments,
+                self.memory,
+                order=conditions.order,
+                num_resident=self._num_resident(node),
+                num_warps=kernel.options.num_warps,
+                fusion=fusion if kernel.options.enable_fp_fusion else NONE,
+                as_card=fusion == ALL,
+            )
+        except Faulted as error:
+            found = fault_report(error.fault, place)
+            raise ExecutionFailed(found.kind, found.message, line=found.line) from error
+        except Unsupported as error:
+            words = f"kernel {kernel.name}: {error}"
+            raise ExecutionFailed("unsupported", words, line=node.line) from error
+
+    def _num_resident(self, node: Launch) -> int:
+        """Instances of a launch that the assumed card holds at once, if their threads are the only
+        limit."""
+        options = self.program.kernels[node.kernel].options
+        num_threads = WARP * options.num_warps
+        num_blocks = NUM_SMS * min(THREADS_OF_SM // num_threads, BLOCKS_OF_SM)
+        found = max(1, num_blocks // options.num_ctas)
+        if options.launch_cooperative_grid and math.prod(node.grid) > found:
+            words = f"a cooperative launch of {math.prod(node.grid)} programs; a card holds {found}"
+            raise Unsupported(words)
+        return found
+
+    def _cost_of(self, node: Launch, plan: ModulePlan, report: Report) -> NodeCost:
+        kernel = self.program.kernels[node.kernel]
+        read, written = self._bytes_of(node, plan)
+        loaded, stored = report.bytes_loaded, report.bytes_stored
+        return NodeCost(
+            name=kernel.name,
+            line=node.line,
+            tensor_bytes=min(loaded, read) + min(stored, written),
+            requested_bytes=loaded + stored,
+            flops=report.flops,
+            kind=_arithmetic(kernel.ttir),
+            num_programs=math.prod(node.grid),
+        )
+
+    def _bytes_of(self, node: Launch, plan: ModulePlan) -> tuple[int, int]:
+        """Bytes of the storages that a launch may read, and of those that it may write to."""
+        uses = plan.uses(self.program.kernels[node.kernel].name)
+        read, written = used_storages(self.program, node, uses)
+        storages = self.program.storages
+        return (
+            sum(storages[number].num_bytes for number in read),
+            sum(storages[number].num_bytes for number in written),
+        )
+
+    def _argument(self, argument: LaunchArgument) -> Argument:
+        if isinstance(argument, TensorUse):
+            return self._address(argument.tensor)
+        if isinstance(argument, Descriptor):
+            return HostDescriptor(
+                base=self._address(argument.tensor),
+                shape=argument.shape,
+                strides=argument.strides,
+                padding=math.nan if argument.padding == "nan" else 0.0,
+            )
+        return Address(None) if argument is None else argument
+
+    def _address(self, tensor: int) -> Address:
+        one = self.program.tensors[tensor]
+        return Address(one.storage, one.offset * ITEM_BYTES[one.dtype])
+
+
+def _arithmetic(ttir: str) -> str:
+    """The unit of a kernel's arithmetic: that of its first matrix product, if it has one."""
+    product = PRODUCT.search(ttir)
+    if product is None:
+        return "fp32"
+    if product["element"] in ("f32", "f64"):
+        return "tf32" if TF32 in product[0] else "fp32"
+    return "half"

@@ -1,0 +1,117 @@
+# pyright: strict
+"""Views of a program's tensors over its storages: as torch tensors, as raw elements, as records of
+which elements something has written.
+
+Called by `sections`, `operations` and `executor`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge.evalpool.judge.program.format import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from forge.evalpool.judge.program.format import Program
+    from forge.evalpool.judge.ttir.memory.storages import Memory, Storage
+
+RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+"""Type of raw elements, by their size in bytes."""
+
+
+@dataclass(slots=True)
+class Tensors:
+    """The tensors of a program, by their numbers."""
+
+    program: Program
+    memory: Memory
+    _made: dict[int, Any] = field(init=False, default_factory=dict[int, Any])
+
+    def torch(self, number: int) -> Any:
+        """A torch tensor over the memory of a tensor of the program."""
+        if number not in self._made:
+            import torch
+
+            one = self.program.tensors[number]
+            dtype = getattr(torch, one.dtype)
+            data = self.memory.storages[one.storage].data
+            if math.prod(one.shape) == 0:
+                self._made[number] = torch.empty(one.shape, dtype=dtype)
+            else:
+                size = ITEM_BYTES[one.dtype]
+                flat: Any = data[: len(data) // size * size]
+                whole: Any = torch.as_tensor(flat).view(dtype)
+                view = whole.as_strided(one.shape, one.strides, one.offset)
+                self._made[number] = view
+        return self._made[number]
+
+    def read(self, number: int) -> NDArray[Any]:
+        """A contiguous copy of a tensor's raw elements."""
+        one = self.program.tensors[number]
+        return np.array(self._raw(number), order="C").reshape(one.shape)
+
+    def outputs(self) -> list[NDArray[Any]]:
+        """Copies of the program's outputs."""
+        return [self.read(number) for number in self.program.outputs]
+
+    def mark_written(self, number: int) -> None:
+        """Records that something has written all of a tensor."""
+        storage = self._storage(number)
+        if storage.written is not None:
+            self._entries(number, storage.written, storage.granule)[...] = True
+            if storage.written.all():
+                storage.written = None
+
+    def is_partly_unwritten(self, number: int) -> bool:
+        """True if a tensor has elements that nothing has written whole."""
+        storage = self._storage(number)
+        if storage.written is None:
+            return False
+        return not bool(self._entries(number, storage.written, storage.granule).all())
+
+    def unwritten(self, number: int) -> NDArray[np.bool_] | None:
+        """True for each element that nothing has written whole; None where there is none."""
+        storage = self._storage(number)
+        if storage.written is None:
+            return None
+        entries = self._entries(number, storage.written, storage.granule)
+        missing = np.logical_not(np.all(entries, axis=-1, keepdims=True))[..., 0]
+        return missing if missing.any() else None
+
+    def _storage(self, number: int) -> Storage:
+        return self.memory.storages[self.program.tensors[number].storage]
+
+    def _raw(self, number: int) -> NDArray[Any]:
+        """A strided view of a tensor's raw elements."""
+        one = self.program.tensors[number]
+        size = ITEM_BYTES[one.dtype]
+        data = self.memory.storages[one.storage].data
+        if math.prod(one.shape) == 0:
+            return np.empty(one.shape, RAW[size])
+        return np.ndarray(
+            one.shape,
+            RAW[size],
+            buffer=data,
+            offset=one.offset * size,
+            strides=tuple(stride * size for stride in one.strides),
+        )
+
+    def _entries(self, number: int, record: NDArray[Any], granule: int) -> NDArray[Any]:
+        """Entries of a record by granule, with an axis for the granules of each element."""
+        one = self.program.tensors[number]
+        per = max(ITEM_BYTES[one.dtype] // granule, 1)
+        if math.prod(one.shape) == 0:
+            return np.empty((*one.shape, per), record.dtype)
+        return np.ndarray(
+            (*one.shape, per),
+            record.dtype,
+            buffer=record,
+            offset=one.offset * per * record.itemsize,
+            strides=(*(stride * per * record.itemsize for stride in one.strides), record.itemsize),
+        )

@@ -1,0 +1,170 @@
+# pyright: strict
+"""Steps of tensor descriptors: loads, stores and atomic updates of a block at some indices.
+
+Called by `dispatch`; `evaluate` makes descriptors of a launch's arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge.evalpool.judge.ttir import arrange, integers
+from forge.evalpool.judge.ttir.memory.access import load, store
+from forge.evalpool.judge.ttir.memory.atomics import UPDATES, update
+from forge.evalpool.judge.ttir.steps.arrays import array_of, scalar_of
+from forge.evalpool.judge.ttir.symbolic import Symbolic
+from forge.evalpool.judge.ttir.types import Scalar, Type, shape_of
+from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.ttir.memory.access import Group
+    from forge.evalpool.judge.ttir.plan import Environment, Step
+    from forge.evalpool.judge.ttir.tree import Operation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDescriptor:
+    """The value of a descriptor."""
+
+    base: Symbolic
+    """Address, without block axes."""
+    shape: tuple[Array, ...]
+    strides: tuple[Array, ...]
+    """In elements, `[n or 1]` each, as the sizes."""
+    padding: float = 0.0
+    """Value of what lies outside the shape."""
+
+
+def make_descriptor(operation: Operation) -> Step:
+    """`tt.make_tensor_descriptor`"""
+    base, *rest = operation.operands
+    (result,) = operation.results
+    rank = len(rest) // 2
+    is_nan = "nan" in str(operation.attributes.get("padding", "")).lower()
+
+    def step(env: Environment, group: Group) -> None:
+        numbers = [env[value].astype(np.int64) for value in rest]
+        env[result] = TensorDescriptor(
+            base=env[base],
+            shape=tuple(numbers[:rank]),
+            strides=tuple(numbers[rank:]),
+            padding=float("nan") if is_nan else 0.0,
+        )
+
+    return step
+
+
+def _window(
+    descriptor: TensorDescriptor, starts: list[Any], shape: tuple[int, ...], size: int
+) -> tuple[Symbolic, Array | None]:
+    """Addresses and mask of a block of a descriptor at some indices."""
+    rank = len(shape)
+    addresses = descriptor.base.mapped(lambda term: term.reshape(-1, *(1,) * rank))
+    mask: Array | None = None
+    for axis, start in enumerate(starts):
+        index = _along(start, axis, shape)
+        limit = descriptor.shape[axis].reshape(-1, *(1,) * rank)
+        for found in (
+            integers.compare(index, Symbolic.constant(0, rank), "sge"),
+            integers.compare(index, Symbolic.of(limit), "slt"),
+        ):
+            assert found is not None
+            mask = found if mask is None else _and(mask, found)
+        stride = descriptor.strides[axis]
+        if int(stride.min()) == int(stride.max()):
+            offset = index.times(int(stride[0]) * size)
+        else:
+            wide = stride.reshape(-1, *(1,) * rank) * size
+            offset = Symbolic.of(index.array(arrange.INT64) * wide)
+        addresses = addresses.plus(offset)
+    return addresses, mask
+
+
+def _and(a: Array, b: Array) -> Array:
+    found = integers.both(a, b)
+    return a & b if found is None else found
+
+
+def _along(start: Any, axis: int, shape: tuple[int, ...]) -> Symbolic:
+    """Indices of a block along an axis: from a scalar on, or a given row of them."""
+    rank = len(shape)
+    form = [1] * (rank + 1)
+    form[axis + 1] = shape[axis]
+    if isinstance(start, Symbolic) or start.ndim > 1:  # x_offsets of a gather
+        rows = array_of(start, Scalar("i32")).astype(np.int64)
+        return Symbolic.of(np.broadcast_to(rows, (len(rows), shape[axis])).reshape(-1, *form[1:]))
+    first = Symbolic.of(start.reshape(-1, *(1,) * rank))
+    line = np.arange(shape[axis], dtype=np.int64).reshape(form)
+    return first.plus(Symbolic((line,), 0, shape[axis] - 1))
+
+
+def descriptor_load(operation: Operation) -> Step:
+    """`tt.descriptor_load` and `tt.descriptor_gather`"""
+    source, *starts = operation.operands
+    (result,) = operation.results
+    kind = operation.types.results[0]
+    block = _block_shape(operation, kind)
+    element = scalar_of(kind)
+
+    def step(env: Environment, group: Group) -> None:
+        descriptor: TensorDescriptor = env[source]
+        addresses, mask = _window(
+            descriptor, [env[one] for one in starts], block, element.num_bytes
+        )
+        other = np.full((1,) * (len(block) + 1), descriptor.padding, dtype_of(element))
+        found = load(group, addresses, mask, other, operation, element)
+        env[result] = arrange.reshape(found, block, shape_of(kind))
+
+    return step
+
+
+def descriptor_store(operation: Operation) -> Step:
+    """`tt.descriptor_store` and `tt.descriptor_scatter`"""
+    target, *starts, value = operation.operands
+    kind = operation.types.operands[-1]
+    block = _block_shape(operation, kind)
+    element = scalar_of(kind)
+
+    def step(env: Environment, group: Group) -> None:
+        addresses, mask = _window(
+            env[target], [env[one] for one in starts], block, element.num_bytes
+        )
+        values = arrange.reshape(array_of(env[value], kind), shape_of(kind), block)
+        assert not isinstance(values, Symbolic)
+        store(group, addresses, values, mask, operation, element)
+
+    return step
+
+
+def descriptor_reduce(operation: Operation) -> Step:
+    """`tt.descriptor_reduce`: an atomic update of a block."""
+    target, *starts, value = operation.operands
+    kind = operation.types.operands[-1]
+    block = _block_shape(operation, kind)
+    element = scalar_of(kind)
+    name = operation.attributes["operation"]
+    name = "fadd" if name == "add" and element.is_float else name
+    if name not in UPDATES:
+        raise Unsupported(f"line {operation.line}: atomic {name}")
+
+    def step(env: Environment, group: Group) -> None:
+        addresses, mask = _window(
+            env[target], [env[one] for one in starts], block, element.num_bytes
+        )
+        values = arrange.reshape(array_of(env[value], kind), shape_of(kind), block)
+        assert not isinstance(values, Symbolic)
+        update(group, addresses, values, mask, operation, element, name, is_used=False)
+
+    return step
+
+
+def _block_shape(operation: Operation, kind: Type) -> tuple[int, ...]:
+    """Shape of the window: the descriptor's block, or the rows of a gather or scatter."""
+    from forge.evalpool.judge.ttir.plan import block_of
+
+    if operation.name in ("tt.descriptor_gather", "tt.descriptor_scatter"):
+        return shape_of(kind)
+    return block_of(operation.types.operands[0]).shape
