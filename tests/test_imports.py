@@ -61,7 +61,8 @@ ROOMS: dict[str, set[str]] = {
     "serve.llama": {"process", "serve", "serve.engine"},
     "serve.vllm": {"process", "process.server", "serve", "serve.engine"},
     # evalpool: judges of kernels
-    "evalpool": {"config.schema", "process", "process.server"},
+    "evalpool": {"config.schema", "process", "process.server", "evalpool.health"},
+    "evalpool.health": set(),
     "evalpool.judge": {
         "config.schema", "process", "process.server", "evalpool",
         "evalpool.judge.sandbox", "evalpool.judge.children", "evalpool.judge.compiler",
@@ -224,6 +225,7 @@ SUPERVISOR: dict[str, set[str]] = {
         "serve.upload",
     },
     "commands.judge": {"commands"},
+    "commands.cluster": {"commands.doctor"},
     "commands.openenv": {"api", "api.http", "commands.judge", "runner.prepare"},
     "api": {"commands", "commands.judge"},
     "api.http": {"api", "commands.judge"},
