@@ -9,13 +9,15 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
 LENT := import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))
 
-.PHONY: help setup quickstart test test-all frameworks check lint types tests format clean
+.PHONY: help setup quickstart test test-all frameworks docs pictures check lint types tests format clean
 
 help:
 	@echo "make quickstart   install, then forge run experiments/quickstart.toml"
 	@echo "make test         install, then linters, type checker and tests (WORKERS=4: in 4 processes; default: one more than cores, at most 8)"
 	@echo "make test-all     the same with the tests marked long: more whole runs, more sizes"
 	@echo "make frameworks   TRL, OpenEnv's client and verifiers, unchanged, against the judge; installs the last two in .frameworks"
+	@echo "make docs         the documentation as pages in build/docs; a broken link is an error"
+	@echo "make pictures RUN=runs/quickstart-1   the pictures of the documentation, from a finished run"
 	@echo "make setup        install only: .venv (TORCH=cpu|cuda|rocm|'torch==...' overrides what is detected)"
 	@echo "                  (LLAMA=cuda|hip|vulkan|cpu builds llama.cpp for GPUs too; kept until another is named)"
 	@echo "make check        linters and type checker"
@@ -46,6 +48,17 @@ test-all: setup lint .frameworks/done
 
 frameworks: .frameworks/done
 	@$(MAKE) --no-print-directory tests TIER='-m "frameworks and long" tests/adapters tests/commands/openenv'
+
+# MkDocs is installed when it is first needed: no other command waits for it.
+.venv/docs-done: constraints.txt | setup
+	$(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt mkdocs-material latex2mathml
+	touch $@
+
+docs: .venv/docs-done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+pictures:
+	$(BIN)/python bench/pictures.py $(RUN) $(INTO)
 
 lint:
 	$(BIN)/ruff check .

@@ -47,7 +47,9 @@ class Scored:
     """A verdict with its reward."""
 
     verdict: Verdict
+    """The verdict."""
     reward: Reward
+    """Its reward, under the weights of the call."""
 
 
 class Judge:

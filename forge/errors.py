@@ -11,6 +11,14 @@
 Any other exception is a bug in forge and keeps its traceback (exit 70).
 """
 
+DISTRIBUTION = "forge-kernels"
+"""Name of forge on PyPI, where `forge` is another project."""
+
+
+def pip_install(extra: str) -> str:
+    """Command in messages that installs an extra of pyproject.toml."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
 
 class ForgeError(Exception):
     """Base of all errors with a message for the user, and the exit code of the process."""

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 
 import typer
 
-from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled, Stopped
+from forge.errors import (
+    ChildDied,
+    ConfigError,
+    ForgeError,
+    MachineError,
+    Stalled,
+    Stopped,
+    pip_install,
+)
 from forge.process.machine import is_disk_full
 
 if TYPE_CHECKING:
@@ -41,7 +49,7 @@ _OUT_OF_MEMORY = (
 )
 EXTRAS = {
     "judge": ("torch", "triton"),
-    "run": (
+    "train": (
         "textual", "textual_plotext", "sqlite_utils", "xxhash", "matplotlib", "pygments", "regex",
         "tokenizers", "safetensors", "huggingface_hub", "pyarrow", "transformers", "trl", "peft",
         "datasets",
@@ -117,7 +125,7 @@ def _missing_package(error: BaseException) -> str | None:
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     for extra, modules in EXTRAS.items():
         if name in modules:
-            return f"{name} is not installed: pip install 'forge[{extra}]', or make setup"
+            return f"{name} is not installed: {pip_install(extra)}, or make setup"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -20,6 +21,7 @@ GROUND = {"errors", "records"}
 
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
+    "origin": set(),
     "records": set(),
     # config: an experiment file
     "config": {"config.checks", "config.schema"},
@@ -199,7 +201,7 @@ PARTS = {
     "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.run", "views.outcome", "views.compare",
-    "views.report", "views.suite", "exits",
+    "views.report", "views.suite", "exits", "origin",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""
 
@@ -293,9 +295,14 @@ def module_rooms() -> dict[str, str]:
     """The room of each dotted module name, packages included."""
     found = {}
     for path in modules():
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        found[name.removesuffix(".__init__")] = room_of(path)
+        found[dotted_name(path)] = room_of(path)
     return found
+
+
+def dotted_name(path: Path) -> str:
+    """Name to import a module by: `forge/tui` is a link to `tui`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts if parts[0] == "forge" else ("forge", *parts)).removesuffix(".__init__")
 
 
 MODULES = module_rooms()
@@ -354,6 +361,16 @@ def test_only_the_command_line_imports_commands():
     assert importers <= {"api", "commands", "commands.judge", "commands.prompts", "cli", "__init__"}
 
 
+def test_the_monitor_is_imported_from_forge_where_a_wheel_has_it():
+    """A checkout also has it as `tui`, a name that an installed forge leaves to others."""
+    assert (FORGE / "tui").resolve() == ROOT / "tui"
+    sources = [*modules(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").glob("*.py")]
+    wrong = [
+        path for path in sources if re.search(r"^\s*(from|import) tui\b", path.read_text(), re.M)
+    ]
+    assert wrong == []
+
+
 def test_no_room_is_crowded():
     crowded = [folder for folder in folders() if len(list(folder.glob("*.py"))) > MAX_FILES]
     assert crowded == []
@@ -378,7 +395,7 @@ def test_every_room_says_what_happens_in_it():
 
 def test_the_host_imports_no_torch():
     names = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        dotted_name(path)
         for path in modules()
         if not str(path.relative_to(ROOT)).startswith((*CHILD_FOLDERS, *OF_OTHERS))
         and path.name != "__main__.py"

@@ -20,6 +20,7 @@ from forge.errors import MachineError
 from forge.exits import EXTRAS, ending_of
 from forge.install.__main__ import PYTHON_AT_LEAST, find_unsupported
 from forge.install.command import InstallProgress, describe, run_command
+from forge.install.llama_build import LlamaChoice
 from forge.install.machine import GIB, HostMachine, find_faults, read_machine
 from forge.install.project import Project, drop_triton, load_project, pin_torch
 from forge.install.stamp import Stamp, find_damaged, fingerprint, is_done, write_stamp
@@ -292,7 +293,7 @@ def test_constraints_pin_every_direct_dependency() -> None:
 def test_the_extras_are_those_that_a_missing_module_names() -> None:
     extras = load_project(ROOT).tables["project"]["optional-dependencies"]
     for extra, modules in EXTRAS.items():
-        lines = [line for line in extras[extra] if not line.startswith("forge[")]
+        lines = [line for line in extras[extra] if not line.startswith("forge-kernels[")]
         names = [re.split(r"[\[>=;]", line)[0].replace("-", "_") for line in lines]
         assert names == list(modules)
 
@@ -308,7 +309,7 @@ def test_a_package_of_an_extra_that_is_missing_is_one_line() -> None:
     error = ModuleNotFoundError("No module named 'textual.app'", name="textual.app")
     ending = ending_of(ExceptionGroup("g", [error]))
     assert (ending.code, ending.message) == (
-        3, "textual is not installed: pip install 'forge[run]', or make setup"
+        3, "textual is not installed: pip install 'forge-kernels[train]', or make setup"
     )  # fmt: skip
     assert ending_of(ModuleNotFoundError("no", name="forge.none")).is_bug
 
@@ -342,7 +343,7 @@ DISTRIBUTIONS = {
     "markupsafe": "jinja2",
 }
 """Distribution by import name, if the names differ by more than a dash."""
-OURS = {"forge", "tui"}
+OURS = {"forge"}
 
 
 def imported_names(path: Path) -> set[str]:
@@ -360,3 +361,34 @@ def test_the_stamp_is_complete_or_absent(tmp_path: Path) -> None:
     write_stamp(tmp_path, Stamp(fingerprint="f", torch="cpu", root="/r"))
     assert json.loads((tmp_path / "setup.json").read_text())["torch"] == "cpu"
     assert [path.name for path in tmp_path.iterdir()] == ["setup.json"]
+
+
+def test_a_checkouts_earlier_distribution_is_removed_before_the_new_one_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / ".venv/lib/python3.11/site-packages"
+    for name, version in (("torch", "2.13.0+cpu"), ("forge", "0.1.0")):
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    installer = Installer(tmp_path, load_project(ROOT), {})
+    ran: list[str] = []
+    monkeypatch.setattr(installer, "_run", lambda label, *args, **_: ran.append(" ".join(args)))
+    monkeypatch.setattr(installer, "_succeeds", lambda code: True)
+    installer.install_rest(LlamaChoice(name="cpu", cmake_args=""))
+    assert ran[-2:] == [
+        "pip uninstall -y forge",
+        f"pip install --no-compile --no-deps -e {tmp_path}",
+    ]
+    shutil.rmtree(site / "forge-0.1.0.dist-info")
+    installer.install_rest(LlamaChoice(name="cpu", cmake_args=""))
+    assert ran.count("pip uninstall -y forge") == 1
+
+
+def test_the_changelog_has_the_sections_of_keep_a_changelog() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    versions = [line for line in lines if line.startswith("## ")]
+    kinds = [line.removeprefix("### ") for line in lines if line.startswith("### ")]
+    assert versions[0] == "## [Unreleased]"
+    assert kinds
+    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import PAGES
+
 ROOT = Path(__file__).parents[1]
 HEADLESS = re.compile(r"(Of|What|Whether|Who|Whose|Whom|Whoever|That|Those|Where|When) [a-z]")
 """First words of a docstring that has no subject."""
@@ -24,12 +26,13 @@ SUSPECT = re.compile(rf"""["']\s*{HEADLESS.pattern}|{IDIOM.pattern}""", re.IGNOR
 """In the text of every file with a fault. To parse and tokenize a file takes 50 times as long."""
 BETWEEN = re.compile(r"""["']\s*\n\s*f?["']""")
 """Between two parts of one string."""
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/from-tritonforge.md")
+DOCUMENTS = tuple(str(page.relative_to(ROOT)) for page in PAGES)
 
 
 def sources() -> list[Path]:
-    found = [p for folder in ("forge", "tui", "tests") for p in (ROOT / folder).rglob("*.py")]
-    return [p for p in found if p != Path(__file__)]
+    folders = ("forge", "tui", "tests", "docs")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return [path for path in found if path != Path(__file__)]
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -21,12 +21,12 @@ from textual.screen import Screen
 from textual.theme import ThemeProvider
 
 from forge.errors import ForgeError
+from forge.tui.dialogs.help import Help, Palette
+from forge.tui.dialogs.questions import Confirm
+from forge.tui.frame.heading import TopLine
+from forge.tui.frame.theme import FORGE
+from forge.tui.frame.watched import Watched
 from forge.views.text.terminal import printable
-from tui.dialogs.help import Help, Palette
-from tui.dialogs.questions import Confirm
-from tui.frame.heading import TopLine
-from tui.frame.theme import FORGE
-from tui.frame.watched import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from textual.worker import Worker
 
     from forge.store.layout import RunPaths
-    from tui.screens.run import LogWanted
-    from tui.screens.runs import RunChosen
+    from forge.tui.screens.run import LogWanted
+    from forge.tui.screens.runs import RunChosen
 
 PERIOD_S = 1.0
 POLLING = "polling"
@@ -49,12 +49,12 @@ NOWHERE = "nowhere"
 """Mode during a change of run: the current mode cannot be removed."""
 
 PLACES = {
-    "run": ("1", "Run", "tui.screens.run:RunScreen"),
-    "problems": ("2", "Problems", "tui.screens.problems:ProblemsScreen"),
-    "rollout": ("3", "Rollout", "tui.screens.rollout:RolloutScreen"),
-    "kernels": ("4", "Kernels", "tui.screens.kernels:KernelsScreen"),
-    "logs": ("5", "Logs", "tui.screens.logs:LogsScreen"),
-    "runs": ("6", "Runs", "tui.screens.runs:RunsScreen"),
+    "run": ("1", "Run", "forge.tui.screens.run:RunScreen"),
+    "problems": ("2", "Problems", "forge.tui.screens.problems:ProblemsScreen"),
+    "rollout": ("3", "Rollout", "forge.tui.screens.rollout:RolloutScreen"),
+    "kernels": ("4", "Kernels", "forge.tui.screens.kernels:KernelsScreen"),
+    "logs": ("5", "Logs", "forge.tui.screens.logs:LogsScreen"),
+    "runs": ("6", "Runs", "forge.tui.screens.runs:RunsScreen"),
 }
 """Mode to key, title and class; a class is imported when its screen is first shown."""
 

@@ -2,5 +2,5 @@
 
 Called by those frameworks, in their processes: everything here asks `forge judge --serve` through
 `forge.client`, so neither torch nor a judge runs there. Never imports a framework, except
-`verifiers.py`, whose classes are subclasses. `docs/adapters.md` says how each is set up.
+`verifiers.py`, whose classes are subclasses. docs/how-to/other-trainers.md says how to use each.
 """

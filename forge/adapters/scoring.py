@@ -138,12 +138,18 @@ class Attempts:
     """The answers of one rollout to one problem."""
 
     scorer: ServedScorer
+    """Asks the server."""
     problem: str
+    """Source of the problem, or its name on the server."""
     _: KW_ONLY
     max_turns: int = MAX_TURNS
+    """Maximum answers, as rollout.max_turns."""
     gamma: float = GAMMA
+    """Discount of later answers, as rollout.gamma."""
     stop_at_speedup: float = STOP_AT_SPEEDUP
+    """Speed-up of a correct answer that ends the rollout, as reward.stop_at_speedup."""
     outcomes: list[ScoredAnswer] = field(default_factory=list[ScoredAnswer])
+    """Results of the answers so far, in order."""
     refusal: ConfigError | None = None
     """Error of a request that the server refused. A framework may hide it from its user, so the
     rollout has no reward."""

@@ -23,8 +23,11 @@ class ProtocolResult:
     __pydantic_config__: ClassVar[Mapping[str, Any]] = PYDANTIC
 
     status: str
+    """As of a verdict, under this protocol; so are the next ones."""
     reason: str
+    """Stable code of why it ended."""
     detail: str
+    """Text about the reason."""
 
     @property
     def correct(self) -> bool:
@@ -41,11 +44,15 @@ class ShapeResult:
     name: str
     """Constants of the shape: `N=4096, M=100`."""
     status: str
+    """As of a verdict, at this shape."""
     speedup: float | None = None
     """baseline_us / candidate_us; None if it was not timed, as the next ones."""
     speedup_low: float | None = None
+    """Lower end of the speed-up's 95 % bootstrap interval."""
     candidate_us: float | None = None
+    """GPU time of one call of the answer, in microseconds: the median."""
     baseline_us: float | None = None
+    """GPU time of one call of the reference, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +98,7 @@ class Verdict:
     infra: bool = False
     """True if the machine prevented a verdict. It says nothing about the answer: judge it again."""
     problem_id: str = ""
+    """Name of the problem, or a hash of its source."""
     code: str = ""
     """Source that was judged; empty if the answer has none."""
     protocol: str = "forge"

@@ -11,6 +11,7 @@ import sys
 from io import TextIOWrapper
 
 # isort: off
+from forge.cli.housekeeping import starting
 from forge.cli import running, judging, asking, seeing, querying, watching, exporting, prompting
 from forge.cli import preparing, distilling, knowing
 from forge.cli.outcomes import evaluating, kernels
@@ -23,8 +24,8 @@ from forge.errors import ConfigError, Stopped
 __all__ = ["app", "main", "run_command"]
 
 COMMANDS = (
-    running, judging, asking, seeing, querying, watching, exporting, prompting, preparing,
-    distilling, knowing, evaluating, kernels, store, version,
+    starting, running, judging, asking, seeing, querying, watching, exporting, prompting,
+    preparing, distilling, knowing, evaluating, kernels, store, version,
 )  # fmt: skip
 """Modules that add their commands to the app when imported, in the order of --help."""
 

@@ -31,9 +31,23 @@ cluster_app = typer.Typer(
 )
 app.add_typer(cluster_app, name="cluster")
 
+
+def _complete_run(incomplete: str) -> list[str]:
+    """Names of runs in runs/ for the shell's completion, the newest first."""
+    from forge.store.layout import list_runs
+
+    names = [paths.name for paths in reversed(list_runs(RUNS))]
+    return [name for name in (*names, "last") if name.startswith(incomplete)]
+
+
 ExperimentFile = Annotated[Path, typer.Argument(metavar="X.toml", help="Experiment file.")]
 RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run: directory, archive, name, name-n or `last`.")
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Run: directory, archive, name, name-n or `last`.",
+        autocompletion=_complete_run,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,

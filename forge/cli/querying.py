@@ -30,8 +30,12 @@ Params = Annotated[
 
 @app.command()
 def sql(
-    run: Annotated[str, typer.Argument(metavar="[RUN]")] = "last",
-    query: Annotated[str | None, typer.Argument(metavar='["SELECT ..."]')] = None,
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="Run to query; absent: the latest.")
+    ] = "last",
+    query: Annotated[
+        str | None, typer.Argument(metavar='["SELECT ..."]', help="One statement that reads.")
+    ] = None,
     named: Annotated[str | None, typer.Option("--named", help="Run a named query.")] = None,
     params: Params = None,
     runs: Annotated[
@@ -83,7 +87,9 @@ def questions(
     number: Annotated[
         str | None, typer.Argument(metavar="[N]", help="Number of the question.")
     ] = None,
-    run: Annotated[str, typer.Argument(metavar="[RUN]")] = "last",
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="Run to ask about; absent: the latest.")
+    ] = "last",
     params: Params = None,
     store: Store = RUNS,
     as_json: Json = False,

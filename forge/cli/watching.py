@@ -16,7 +16,7 @@ def tui_command(run: RunName = "last", store: Store = RUNS) -> int:
     _require_terminal()
     paths = find(run, store)
     from forge.exits import BUG
-    from tui.app import WatchApp
+    from forge.tui.app import WatchApp
 
     # A warning on stderr would overwrite the screen.
     logging.basicConfig(handlers=[logging.NullHandler()], force=True)

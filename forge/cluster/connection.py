@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from forge.errors import ConfigError, MachineError
+from forge.errors import ConfigError, MachineError, pip_install
 
 CONNECT_TIMEOUT_S = 5.0
 """Maximum wait for a TCP connection to the cluster's head."""
@@ -54,7 +54,7 @@ def import_ray() -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise MachineError(
-            f"cluster.address needs ray, which is not installed ({error}): pip install 'forge[ray]'"
+            f"cluster.address needs ray, which is not installed ({error}): {pip_install('ray')}"
         ) from error
 
 

@@ -16,7 +16,7 @@ from forge.cluster.cluster import open_cluster
 from forge.cluster.connection import Node
 from forge.cluster.sources import source_digest
 from forge.commands.doctor.finding import Finding, error, warning
-from forge.errors import ConfigError
+from forge.errors import ConfigError, pip_install
 from forge.process.sockets import open_socket_dir
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _faults(experiment: Experiment, facts: Mapping[str, Any]) -> Iterator[tuple[
         found = f"its port {facts['port']} cannot be reached from here"
         yield error, found, "open all TCP ports between the nodes, as Ray needs too"
     if experiment.cluster.judges and facts["missing"]:
-        yield error, f"no {', '.join(facts['missing'])} for judges", "pip install 'forge[judge]'"
+        yield error, f"no {', '.join(facts['missing'])} for judges", pip_install("judge")
     if abs(facts["skew_s"]) > MAX_SKEW_S:
         found = f"its clock differs by {facts['skew_s']:+.1f} s"
         yield warning, found, "timedatectl set-ntp true there"

@@ -42,8 +42,16 @@ UNITS = {
     "tokens": "tokens",
     "steps": "steps",
     "every": "steps",
+    "staleness": "steps",
+    "parallel": "GPUs",
+    "group_size": "rollouts",
+    "samples": "rollouts",
+    "slots": "sequences",
+    "batch_size": "rows",
+    "epochs": "passes",
 }
-"""Unit by the end of a key's name; the first match counts."""
+"""Unit by the end of a key's name; the first match counts. Counts that name what they count, shares
+and factors have none."""
 
 TYPES: dict[Any, tuple[str, str]] = {
     int: ("an integer", "integers"),
@@ -85,6 +93,14 @@ def all_keys() -> list[Key]:
     for kind, model in STAGES.items():
         keys += _table_keys(model, table=f"stage {kind}")
     return keys
+
+
+def build_keys() -> list[Key]:
+    """Keys that only the settings file of `forge data build` has."""
+    from forge.config.schema.build import DataBuild
+
+    shared = Experiment.model_fields.keys() & DataBuild.model_fields.keys()
+    return [key for key in _table_keys(DataBuild, table="") if key.table not in shared]
 
 
 def find_keys(table: str) -> list[Key]:
@@ -148,6 +164,8 @@ def schema_json() -> str:
         "type": "string",
         "description": "Experiment file that this one extends; relative to this file.",
     }
+    # A file that extends another one may leave everything to it.
+    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["extends"]}]
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -224,7 +242,8 @@ def _describe(annotation: Any, *, limits: Any = ()) -> str:
         return _describe(base, limits=[*limits, *chain.from_iterable(nested)])
     if get_origin(annotation) in (Union, types.UnionType):
         members = [member for member in get_args(annotation) if member is not types.NoneType]
-        return " or ".join(_describe(member, limits=limits) for member in members)
+        words = [_describe(member, limits=limits) for member in members]
+        return (", or " if any(", " in each for each in words) else " or ").join(words)
     if get_origin(annotation) is Literal:
         values = [json.dumps(value) for value in get_args(annotation)]
         return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
@@ -236,6 +255,8 @@ def _describe(annotation: Any, *, limits: Any = ()) -> str:
 
 
 def _plural(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return ", ".join(json.dumps(value) for value in get_args(annotation))
     words = {**{kind: plural for kind, (_, plural) in TYPES.items()}, dict: "tables"}
     options = [get_origin(option) or option for option in _options(annotation)]
     return ", ".join(words.get(option, "values") for option in options)

@@ -17,6 +17,7 @@ from typing import Any
 import tomli
 
 from forge.config.positions import key_lines, split_key
+from forge.config.recipes import list_recipes
 from forge.config.schema import KeyPath, TomlTable, TomlValue, dotted
 from forge.errors import ConfigError
 
@@ -84,6 +85,8 @@ def _read(path: Path, *, place: str) -> str:
         there = sorted(str(other) for other in path.parent.glob("*.toml"))
         near = difflib.get_close_matches(str(path), there, n=1) or there[:5]
         hint = f"; there is {', '.join(near)}" if near else ""
+        if path.stem in (recipe.name for recipe in list_recipes()):
+            hint = f'; "forge init {path.stem}" writes it{hint}'
         raise ConfigError(f"{place}{path}: no such file{hint}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from random import Random
 from typing import TYPE_CHECKING
 
 from forge.data.families import FAMILIES
@@ -18,8 +19,6 @@ from forge.data.families.ops import OPS, Chain
 from forge.data.families.sizes import Scale, Sizes, grown, scale_of
 
 if TYPE_CHECKING:
-    from random import Random
-
     from forge.records import Problem
 
 
@@ -68,6 +67,13 @@ class Composition:
         """Source of the problem with these sizes."""
         rendered = FAMILIES[self.family].render_problem(self.variant, self.chain, sizes=sizes)
         return in_dtype(rendered, self.dtype)
+
+
+def model_source(composition: Composition) -> str:
+    """Source of the model alone. Compositions of one model differ in the shapes of their inputs: a
+    row and a column that are added to a matrix."""
+    source = composition.source(composition.draw_sizes(Random(0)))
+    return source[source.index("class Model") : source.index("def get_inputs")]
 
 
 def is_generated(problem_id: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from forge.data.compositions import Composition
+from forge.data.compositions import Composition, model_source
 from forge.data.families import BASIC, FAMILIES
 from forge.data.families.half import Dtype
 from forge.data.families.ops import MAX_CHAIN, OPS, Chain, chains
@@ -35,9 +35,11 @@ the worst family one draw in 25 is sound, so a few percent of its compositions m
 
 
 def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
-    """`table.num_problems` distinct problems in a fixed order: held-out first, then SFT, then GRPO.
+    """Up to `table.num_problems` distinct problems in a fixed order: held-out first, then SFT, then
+    GRPO.
 
-    Held-out problems are spread evenly over all families and chain lengths.
+    Held-out problems are spread evenly over all families and chain lengths. A problem that has the
+    model of a held-out one, for inputs of other shapes, is left out.
 
     Raises:
         ConfigError: no held-out problem for some family and length, or none left to train on.
@@ -53,7 +55,7 @@ def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
     heldout = _take_evenly(cells, num=table.num_heldout, rng=rng)
     rest = [composition for cell in sorted(cells) for composition in cells[cell]]
     rng.shuffle(rest)
-    sft, grpo = _demonstrate(rest, by_level=table.sft_by_level)
+    sft, grpo = _demonstrate(_unlike(rest, heldout), by_level=table.sft_by_level)
     parts = ((Split.HELDOUT, heldout), (Split.SFT, sft), (Split.GRPO, grpo))
     scale = Scale(table.sizes)
     return [_problem(c, split=split, seed=seed, scale=scale) for split, part in parts for c in part]
@@ -104,6 +106,17 @@ def _take_evenly(
         turn = rng.sample(filled, min(len(filled), num - len(taken)))
         taken.extend(cells[cell].pop() for cell in turn)
     return taken
+
+
+def _unlike(rest: list[Composition], heldout: list[Composition]) -> list[Composition]:
+    """The compositions whose model no held-out problem has."""
+    kinds = {(one.family, one.chain) for one in heldout}
+    models = {model_source(one) for one in heldout}
+    return [
+        one
+        for one in rest
+        if (one.family, one.chain) not in kinds or model_source(one) not in models
+    ]
 
 
 def _check(table: ProblemsTable, *, num_drawn: int) -> None:

@@ -30,6 +30,8 @@ NUM_BASELINES = 2
 """Processes of a card that time references: one prepares while another has the card alone."""
 NUM_OTHER_CONTEXTS = 1 + NUM_BASELINES
 """Contexts of the judge and of baselines; oracles, executors and their spares come on top."""
+DRAW_FACTOR = 3.0
+"""Limit for a draw on a CPU, in limits for its reference."""
 
 
 def seat_cores(
@@ -44,6 +46,17 @@ def seat_cores(
     each = max(1, count // num_seats)
     first = seat * each + offset
     return tuple(cores[(first + number) % count] for number in range(each))
+
+
+def reference_timeout_s(table: JudgeTable) -> float:
+    """Limit for a reference itself, on all input sets of a draw."""
+    return table.compile_timeout_s + table.correct_timeout_s
+
+
+def draw_timeout_s(table: JudgeTable) -> float:
+    """Limit for a draw: the judge's own passes over large tensors take several times as long as
+    most references, and a busy machine has less than a core for it."""
+    return DRAW_FACTOR * reference_timeout_s(table)
 
 
 def executor_timeout_s(table: JudgeTable) -> float:

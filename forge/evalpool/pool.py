@@ -36,7 +36,13 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from forge.errors import MachineError, Stalled
-from forge.evalpool.capacity import GPU_CAPACITY, MAX_EXAMINED, executor_timeout_s, seat_cores
+from forge.evalpool.capacity import (
+    GPU_CAPACITY,
+    MAX_EXAMINED,
+    draw_timeout_s,
+    executor_timeout_s,
+    seat_cores,
+)
 from forge.evalpool.input_sets import ShapeLister, ShapesUnknown
 from forge.evalpool.keeper import Keeper, Link, OpenLink
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
@@ -363,7 +369,8 @@ def request_timeout_s(table: JudgeTable, *, is_timed: bool) -> float:
     timings of other requests that come first (on a card, or behind a URL, where they are
     unknown)."""
     num_protocols = 1 + len(table.also)
-    checks_s = 2 * num_protocols * (table.compile_timeout_s + table.correct_timeout_s)
+    candidate_s = table.compile_timeout_s + table.correct_timeout_s
+    checks_s = num_protocols * (draw_timeout_s(table) + candidate_s)
     return checks_s + (executor_timeout_s(table) if is_timed else 0.0) + SLACK_S
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-EXTRAS = ("judge", "run", "llama", "dev")
+EXTRAS = ("judge", "train", "llama", "dev")
 """Extras that setup installs."""
-ELSEWHERE = ("forge", "torch", "llama-cpp-python")
+ELSEWHERE = ("forge-kernels", "torch", "llama-cpp-python")
 """Requirements of these extras that are no part of the step: steps of their own, and an extra that
 another one includes."""
 

@@ -17,7 +17,7 @@ class Attempt:
     started_at: float
     """Unix seconds, UTC."""
     commit: str
-    """Commit of the code; empty outside a checkout."""
+    """Commit of the code, of its checkout or its wheel; empty if it is not known."""
     code_diff: str
     """Uncommitted changes of the code."""
     versions: Mapping[str, str]

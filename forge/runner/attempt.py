@@ -4,7 +4,6 @@ machine."""
 from __future__ import annotations
 
 import platform
-import subprocess
 import time
 from contextlib import suppress
 from importlib import metadata
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import forge
+from forge import origin
 from forge.process.machine import total_memory_bytes
 from forge.records import Attempt
 from forge.runner.plan.machine import count_cores
@@ -22,20 +22,22 @@ if TYPE_CHECKING:
     from forge.process.devices import Gpu
 
 PACKAGES = (
-    "forge", "torch", "triton", "transformers", "trl", "peft", "datasets", "tokenizers",
+    "torch", "triton", "transformers", "trl", "peft", "datasets", "tokenizers",
     "llama-cpp-python", "gguf", "vllm", "numpy",
 )  # fmt: skip
 MAX_DIFF_BYTES = 1 << 20
 """Maximum recorded length of uncommitted changes; longer ones are cut."""
+UNKNOWN_CHANGES = "forge was built from a checkout with uncommitted changes, which are not known\n"
 
 
 def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt:
     """Describe this start. Takes milliseconds; imports nothing heavy."""
+    commit, code_diff = _describe_code(Path(forge.__file__).parent)
     return Attempt(
         attempt=attempt,
         started_at=time.time(),
-        commit=_git("rev-parse", "HEAD").strip(),
-        code_diff=_git("diff", "HEAD", "--", "forge", "experiments")[:MAX_DIFF_BYTES],
+        commit=commit,
+        code_diff=code_diff,
         versions=_versions(),
         machine={
             "host": platform.node(),
@@ -52,24 +54,18 @@ def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "forge": forge.__version__}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
 
 
-def _git(*args: str) -> str:
-    """Output of git in the checkout that contains forge; empty if there is none."""
-    try:
-        done = subprocess.run(
-            ["git", *args],
-            cwd=Path(forge.__file__).parents[1],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+def _describe_code(package: Path) -> tuple[str, str]:
+    """The commit, and the uncommitted changes of a checkout; for a wheel that was built from some,
+    a line about it."""
+    if commit := origin.git("rev-parse", "HEAD", package=package).strip():
+        diff = origin.git("diff", "HEAD", "--", "forge", "experiments", package=package)
+        return commit, diff[:MAX_DIFF_BYTES]
+    built = origin.read_record(package)
+    return built.commit, UNKNOWN_CHANGES if built.is_changed else ""

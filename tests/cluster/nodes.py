@@ -12,8 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from forge.errors import pip_install
+
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install forge[ray]"
+    importlib.util.find_spec("ray") is None,
+    reason=f"ray is not installed: {pip_install('ray')}",
 )
 SCRIPT = Path(__file__).parent / "local_nodes.py"
 

@@ -497,8 +497,8 @@ def test_strict_on_the_command_line_ends_with_exit_code_2(
     assert "rows.jsonl:2" in capsys.readouterr().err
 
 
-def test_the_readme_lists_every_key_of_a_build_with_its_default() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_documents_list_every_key_of_a_build_with_its_default() -> None:
+    text = (Path(__file__).parents[2] / "docs/how-to/sft-rows.md").read_text()
     found = re.search(r"^```toml\n(\[input\].*?)^```", text, re.MULTILINE | re.DOTALL)
     assert found is not None
     values = tomllib.loads(found[1])

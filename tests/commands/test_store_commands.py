@@ -13,9 +13,7 @@ from time import time as real_time
 
 import pytest
 
-import forge
 from forge.cli import run_command
-from forge.commands.store import checkout
 from forge.commands.store.garbage import OLD_S, find_garbage, remove
 from forge.store.layout import RunPaths, create_run
 from forge.store.ownership import open_run_lock, write_status
@@ -132,15 +130,3 @@ def test_a_supervisor_that_is_silent_is_listed_too(
     with open_run_lock(canned_run):
         assert run_command(["ps", "--store", str(canned_run.root.parent)]) == 0
     assert "does not answer" in capsys.readouterr().out
-
-
-def test_the_version_has_the_commit_of_a_checkout(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run_command(["--version"]) == 0
-    said = capsys.readouterr().out
-    assert re.fullmatch(
-        rf"forge {forge.__version__}( \(commit [0-9a-f]{{12}}(, changed)?\))?\n", said
-    )
-    monkeypatch.setattr(checkout, "_git", lambda root, *args: "")
-    assert checkout.describe_checkout() == ""

@@ -265,9 +265,9 @@ def test_gpu_sizes_are_refused_with_judges_on_the_cpu() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_has_its_files_name_and_begins_with_a_comment(name: str) -> None:
     assert load(name).name == name
-    assert (FOLDER / f"{name}.toml").read_text().startswith("# ")
+    assert (FOLDER / f"{name}.toml").read_text().startswith("#:schema ./schema.json\n# ")
 
 
-def test_the_readme_lists_every_recipe() -> None:
-    text = (FOLDER.parent / "README.md").read_text()
+def test_the_documents_list_every_recipe() -> None:
+    text = (FOLDER.parent / "docs/how-to/recipes.md").read_text()
     assert [name for name in NAMES if f"`experiments/{name}.toml`" not in text] == []

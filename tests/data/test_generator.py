@@ -14,6 +14,7 @@ from forge.data.compositions import Composition, Style, answer, sizes_of
 from forge.data.families import BASIC, FAMILIES
 from forge.data.families.ops import OPS, chains, is_sound
 from forge.data.generator import generate_problems
+from forge.data.sources.normal_form import normal_digest
 from forge.data.splits import in_split
 from forge.errors import ConfigError
 from forge.records import Problem, Split
@@ -61,6 +62,17 @@ def test_no_answer_of_one_split_is_an_answer_in_another(problems: list[Problem])
     assert not held & seen
     assert not held & played
     assert not seen & played
+
+
+@pytest.mark.parametrize("dtypes", [["fp32"], ["fp32", "bf16"]])
+def test_no_problem_to_train_on_has_the_model_of_a_heldout_one(dtypes: list[str]) -> None:
+    table = ProblemsTable.model_validate({"dtypes": dtypes})
+    problems = generate_problems(table, seed=0)
+    held = {normal_digest(one.source) for one in in_split(problems, Split.HELDOUT)}
+    trained = in_split(problems, Split.SFT) + in_split(problems, Split.GRPO)
+    assert len(held) > 32
+    assert not held & {normal_digest(one.source) for one in trained}
+    assert len(problems) >= table.num_problems - table.num_heldout
 
 
 def test_heldout_problems_cover_every_family_and_length_evenly(problems: list[Problem]) -> None:

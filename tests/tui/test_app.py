@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forge.tui.app import ACTIONS, PLACES, WatchApp
+from forge.tui.dialogs.help import Help, Palette
+from forge.tui.dialogs.questions import Confirm
+from forge.tui.frame import watched
+from forge.tui.frame.heading import NavLine
 from tests.tui.supervisors import supervising
 from tests.tui.watching import (
     NOW,
@@ -22,11 +27,6 @@ from tests.tui.watching import (
     unwrapped,
     watching,
 )
-from tui.app import ACTIONS, PLACES, WatchApp
-from tui.dialogs.help import Help, Palette
-from tui.dialogs.questions import Confirm
-from tui.frame import watched
-from tui.frame.heading import NavLine
 
 if TYPE_CHECKING:
     from pathlib import Path

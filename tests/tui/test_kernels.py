@@ -13,6 +13,11 @@ from textual.widgets import Input
 
 from forge.records import Status
 from forge.store.layout import RunPaths
+from forge.tui.dialogs.questions import Confirm
+from forge.tui.screens.kernels import KernelsScreen
+from forge.tui.screens.rollout import RolloutScreen
+from forge.tui.widgets.row_table import RowTable
+from forge.tui.widgets.texts import MAX_COPIED
 from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
 from tests.tui.hostile import assert_harmless, write_hostile_run
 from tests.tui.watching import (
@@ -25,11 +30,6 @@ from tests.tui.watching import (
     toast_text,
     watching,
 )
-from tui.dialogs.questions import Confirm
-from tui.screens.kernels import KernelsScreen
-from tui.screens.rollout import RolloutScreen
-from tui.widgets.row_table import RowTable
-from tui.widgets.texts import MAX_COPIED
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot

@@ -11,14 +11,14 @@ import pytest
 from textual.widgets import Input
 
 from forge.store.layout import RunPaths
+from forge.tui.frame.asking import PacedScreen
+from forge.tui.screens.attempts import AttemptsScreen
+from forge.tui.screens.problems import ProblemsScreen
+from forge.tui.screens.rollout import RolloutScreen
+from forge.tui.widgets.row_table import RowTable
 from tests.store.storefactory import write_run
 from tests.tui.hostile import NAME, assert_harmless, write_hostile_run
 from tests.tui.watching import LARGE, SIZES, SMALL, check_snapshot, press, settle, text_of, watching
-from tui.frame.asking import PacedScreen
-from tui.screens.attempts import AttemptsScreen
-from tui.screens.problems import ProblemsScreen
-from tui.screens.rollout import RolloutScreen
-from tui.widgets.row_table import RowTable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,7 +139,7 @@ async def test_letters_go_into_the_open_filter(canned_run: RunPaths):
 async def test_new_rows_are_shown_and_an_equal_query_is_not_repeated(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tui.frame.asking.PACE", 0.0)
+    monkeypatch.setattr("forge.tui.frame.asking.PACE", 0.0)
     asked = []
     answer = ProblemsScreen.answer
     monkeypatch.setattr(
@@ -164,7 +164,7 @@ async def test_new_rows_are_shown_and_an_equal_query_is_not_repeated(
 async def test_an_expensive_query_runs_rarely_but_immediately_after_a_key(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tui.frame.asking.PACE", 1e6)
+    monkeypatch.setattr("forge.tui.frame.asking.PACE", 1e6)
     async with watching(canned_run, keys=["2"]) as pilot:
         with sqlite3.connect(canned_run.run_db) as connection:
             connection.execute("UPDATE problems SET level = 77")
@@ -193,7 +193,7 @@ def test_a_run_without_a_problem_says_so(tmp_path: Path):
 async def test_only_the_first_of_many_attempts_are_listed(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tui.screens.attempts.MAX_ROWS", 3)
+    monkeypatch.setattr("forge.tui.screens.attempts.MAX_ROWS", 3)
     async with watching(canned_run, keys=["2", "enter"]) as pilot:
         assert table(pilot).row_count == 3
         assert "8 attempts, 3 listed · all · by latest" in text_of(pilot)

@@ -18,6 +18,10 @@ from textual.widgets import Input, TabbedContent
 from forge.records import Status
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
+from forge.tui.screens.rollout import PANES, RolloutScreen
+from forge.tui.widgets.conversations import answer_of
+from forge.tui.widgets.search import lines_with, marked
+from forge.tui.widgets.texts import shown_code
 from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
 from tests.tui.hostile import VISIBLE, assert_harmless, write_hostile_run
 from tests.tui.watching import (
@@ -30,10 +34,6 @@ from tests.tui.watching import (
     toast_text,
     watching,
 )
-from tui.screens.rollout import PANES, RolloutScreen
-from tui.widgets.conversations import answer_of
-from tui.widgets.search import lines_with, marked
-from tui.widgets.texts import shown_code
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,6 +12,10 @@ from textual.filter import Monochrome
 from forge.control import LiveStatus
 from forge.store.ownership import open_run_lock, write_status
 from forge.store.reader import open_run
+from forge.tui.widgets.curves import CurveBox
+from forge.tui.widgets.histories import Histories
+from forge.tui.widgets.ladder import draw_scale
+from forge.tui.widgets.processes import ProcessTable
 from forge.views.outcome.ladder import Rung, RungState, load_ladder
 from forge.views.run.monitor import Curve, Curves, load_processes
 from forge.views.run.standing import load_stages
@@ -26,10 +30,6 @@ from tests.tui.watching import (
     text_of,
     watching,
 )
-from tui.widgets.curves import CurveBox
-from tui.widgets.histories import Histories
-from tui.widgets.ladder import draw_scale
-from tui.widgets.processes import ProcessTable
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forge.tui.frame.asking import AskingScreen
+from forge.tui.frame.watched import Watched
 from tests.tui.watching import (
     SIZES,
     check_snapshot,
@@ -23,8 +25,6 @@ from tests.tui.watching import (
     unwrapped,
     watching,
 )
-from tui.frame.asking import AskingScreen
-from tui.frame.watched import Watched
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot
@@ -50,7 +50,7 @@ def looked_at(pilot: Pilot[None]) -> str:
 
 async def go_to(pilot: Pilot[None], name: str) -> None:
     """Moves the cursor to a run."""
-    from tui.widgets.row_table import RowTable
+    from forge.tui.widgets.row_table import RowTable
 
     pilot.app.screen.query_one(RowTable).choose(name)
     await settle(pilot)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.store.layout import RunPaths
+from forge.tui.frame.watched import Watched
 from forge.views.run.conversation import load_conversation
 from tests import canned
 from tests.tui.supervisors import supervising
-from tui.frame.watched import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from textual._context import visible_screen_stack
 
-from tui.app import PLACES, WatchApp
+from forge.tui.app import PLACES, WatchApp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -35,14 +35,14 @@ SNAPSHOTS = Path(__file__).with_name("snapshots")
 
 @asynccontextmanager
 async def watching(
-    paths: RunPaths, *, size: tuple[int, int] = SMALL, keys: Sequence[str] = ()
+    paths: RunPaths, *, size: tuple[int, int] = SMALL, keys: Sequence[str] = (), now: float = NOW
 ) -> AsyncIterator[Pilot[None]]:
     """The app on a run, settled after each of the keys.
 
     A leading number selects the first screen directly, since drawing the Run screen first would
     double a test's time. `test_each_number_shows_its_screen` covers the keys themselves.
     """
-    app = WatchApp(paths, clock=lambda: NOW)
+    app = WatchApp(paths, clock=lambda: now)
     modes = {key: mode for mode, (key, _, _) in PLACES.items()}
     if keys and keys[0] in modes:
         app.first_mode, keys = modes[keys[0]], keys[1:]

@@ -22,6 +22,7 @@ from forge.runner.live.progress import Progress
 from forge.runner.outlets.best_kernels import Bests
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
+from forge.tui.widgets.run_lines import figures
 from forge.views.api import open_run as open_api
 from forge.views.report.asking import Asker
 from forge.views.report.facts import Facts
@@ -31,7 +32,6 @@ from forge.views.run.show import load_show, render_show
 from forge.views.run.standing import load_standing
 from forge.views.run.steps import load_played_steps
 from tests.store.storefactory import attempt, evaluation, group, problem, write_run
-from tui.widgets.run_lines import figures
 
 CORRECT, WRONG = [Status.CORRECT], [Status.WRONG]
 

@@ -18,8 +18,8 @@ from textual.containers import Vertical
 from textual.screen import Screen
 from textual.worker import Worker, WorkerState
 
-from tui.frame.footer import KeyFooter
-from tui.frame.heading import NavLine, TopLine
+from forge.tui.frame.footer import KeyFooter
+from forge.tui.frame.heading import NavLine, TopLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from textual.events import ScreenResume
 
     from forge.store.reader import RunReader
-    from tui.frame.watched import Watched
+    from forge.tui.frame.watched import Watched
 
 Data = TypeVar("Data")
 

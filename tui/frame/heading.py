@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from textual.events import Resize
 
-    from tui.frame.watched import Watched
+    from forge.tui.frame.watched import Watched
 
 STATE_SIGNS = {
     "running": "▶", "done": "✔", "stopped": "■", "failed": "✘", "killed": "✘", "new": "…",

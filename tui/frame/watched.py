@@ -1,8 +1,8 @@
 """The watched run: its reader, reopened when needed, and its supervisor, if it is running.
 
-Created by `tui.app`, passed to every screen. A run may be deleted, half copied, of another schema,
-or on a medium that was removed: none of this raises. It is reported in `problem`, and the next
-`changed` tries again.
+Created by `forge.tui.app`, passed to every screen. A run may be deleted, half copied, of another
+schema, or on a medium that was removed: none of this raises. It is reported in `problem`, and the
+next `changed` tries again.
 
 Threads: `changed` and `ask` may block (disk, socket) and are called from worker threads; a lock
 serialises them. The fields may be read from the event loop at any time.

@@ -11,22 +11,22 @@ from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.widgets import ContentSwitcher, DataTable, Static
 
+from forge.tui.frame.asking import PacedScreen, following
+from forge.tui.screens.rollout import RolloutScreen
+from forge.tui.widgets.row_table import Column, RowTable
+from forge.tui.widgets.texts import shown_code, spark
+from forge.tui.widgets.verdicts import path_of_statuses
 from forge.views.run.problem_history import ProblemAttempt, ProblemHistory, load_history
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
-from tui.frame.asking import PacedScreen, following
-from tui.screens.rollout import RolloutScreen
-from tui.widgets.row_table import Column, RowTable
-from tui.widgets.texts import shown_code, spark
-from tui.widgets.verdicts import path_of_statuses
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from forge.store.reader import RunReader
+    from forge.tui.frame.watched import Watched
     from forge.views.run.problem_list import ProblemRow
-    from tui.frame.watched import Watched
 
 ORDERS = {
     "latest": lambda attempt: (-attempt.group_id, attempt.rollout),

@@ -13,16 +13,16 @@ from textual.widgets import Static
 
 from forge.errors import ForgeError
 from forge.store.reader import RunReader
+from forge.tui.frame.asking import AskingScreen, following
 from forge.views.compare import By, compare, render_comparison
 from forge.views.text.terminal import printable
-from tui.frame.asking import AskingScreen, following
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from forge.store.layout import RunPaths
-    from tui.frame.watched import Watched
+    from forge.tui.frame.watched import Watched
 
 
 class CompareScreen(AskingScreen[Group]):

@@ -14,6 +14,12 @@ from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
 from forge.errors import ConfigError
+from forge.tui.dialogs.questions import AskLine, Confirm, FilterLine
+from forge.tui.frame.asking import PacedScreen
+from forge.tui.screens.rollout import RolloutScreen
+from forge.tui.widgets.row_table import Column, RowTable
+from forge.tui.widgets.texts import copy_code, shown_code
+from forge.tui.widgets.verdicts import kernel_facts
 from forge.views.run.kernels import (
     Kernel,
     KernelList,
@@ -24,19 +30,13 @@ from forge.views.run.kernels import (
 )
 from forge.views.text.numbers import NONE, at_least
 from forge.views.text.terminal import printable
-from tui.dialogs.questions import AskLine, Confirm, FilterLine
-from tui.frame.asking import PacedScreen
-from tui.screens.rollout import RolloutScreen
-from tui.widgets.row_table import Column, RowTable
-from tui.widgets.texts import copy_code, shown_code
-from tui.widgets.verdicts import kernel_facts
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from forge.store.reader import RunReader
-    from tui.frame.watched import Watched
+    from forge.tui.frame.watched import Watched
 
 COLUMNS = (
     Column("rank", "#", lambda row: str(row["rank"]), is_number=True),

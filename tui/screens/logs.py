@@ -14,9 +14,9 @@ from textual.binding import Binding
 from textual.widgets import Input, Log, Static, Tab, Tabs
 
 from forge.errors import ConfigError
+from forge.tui.frame.asking import AskingScreen, following
 from forge.views.run.logs import Level, LogBook, LogFilter, LogLine, compile_pattern
 from forge.views.text.terminal import printable
-from tui.frame.asking import AskingScreen, following
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from tui.frame.watched import Watched
+    from forge.tui.frame.watched import Watched
 
 POLL_S = 1.0
 ALL = "all"

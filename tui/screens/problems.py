@@ -12,20 +12,20 @@ from textual.binding import Binding
 from textual.widgets import DataTable, Input, Static
 
 from forge.records import Purpose
+from forge.tui.dialogs.questions import FilterLine
+from forge.tui.frame.asking import PacedScreen, following
+from forge.tui.widgets.row_table import Column, RowTable
+from forge.tui.widgets.texts import spark
 from forge.views.run.problem_list import ORDERS, ProblemFilter, ProblemList, load_problems
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
-from tui.dialogs.questions import FilterLine
-from tui.frame.asking import PacedScreen, following
-from tui.widgets.row_table import Column, RowTable
-from tui.widgets.texts import spark
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from forge.store.reader import RunReader
-    from tui.frame.watched import Watched
+    from forge.tui.frame.watched import Watched
 
 PURPOSES: tuple[str | None, ...] = (None, *Purpose)
 SOLVED = {None: "all", False: "never solved", True: "solved"}
@@ -152,7 +152,7 @@ class ProblemsScreen(PacedScreen[ProblemList]):
 
     def action_attempts(self) -> None:
         """Opens all attempts at the problem under the cursor."""
-        from tui.screens.attempts import AttemptsScreen
+        from forge.tui.screens.attempts import AttemptsScreen
 
         chosen = self.query_one(RowTable).chosen
         if chosen is not None:

@@ -14,15 +14,15 @@ from textual.binding import Binding
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import DataTable, Static, TabbedContent, TabPane
 
+from forge.tui.dialogs.questions import AskLine
+from forge.tui.frame.asking import PacedScreen
+from forge.tui.widgets.conversations import answer_of, head_of, prompt_of, turn_diff
+from forge.tui.widgets.search import lines_with, marked
+from forge.tui.widgets.siblings import SiblingsPane
+from forge.tui.widgets.texts import copy_code, shown_code
+from forge.tui.widgets.verdicts import verdict_panel
 from forge.views.run.conversation import Conversation, PlayedTurn, load_conversation, parse_address
 from forge.views.text.terminal import printable
-from tui.dialogs.questions import AskLine
-from tui.frame.asking import PacedScreen
-from tui.widgets.conversations import answer_of, head_of, prompt_of, turn_diff
-from tui.widgets.search import lines_with, marked
-from tui.widgets.siblings import SiblingsPane
-from tui.widgets.texts import copy_code, shown_code
-from tui.widgets.verdicts import verdict_panel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from forge.store.reader import RunReader
-    from tui.frame.watched import Watched
+    from forge.tui.frame.watched import Watched
 
 PANES = {
     "answer": ("a", "Answer"),

@@ -15,16 +15,16 @@ from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widgets import DataTable, Static
 
+from forge.tui.frame.asking import AskingScreen
+from forge.tui.widgets.curves import CurveGrid
+from forge.tui.widgets.histories import Histories
+from forge.tui.widgets.ladder import draw_ladder, ladder_line
+from forge.tui.widgets.processes import ProcessTable, row_of_component, row_of_store
+from forge.tui.widgets.run_lines import ENDED, best_kernels, figures, health, mix
 from forge.views.outcome.gains import load_gains
 from forge.views.outcome.ladder import EVALUATIONS, Rung, load_ladder
 from forge.views.run.monitor import Activity, Curve, Curves, load_activity
 from forge.views.run.standing import load_stages
-from tui.frame.asking import AskingScreen
-from tui.widgets.curves import CurveGrid
-from tui.widgets.histories import Histories
-from tui.widgets.ladder import draw_ladder, ladder_line
-from tui.widgets.processes import ProcessTable, row_of_component, row_of_store
-from tui.widgets.run_lines import ENDED, best_kernels, figures, health, mix
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from forge.control import LiveStatus
     from forge.store.reader import RunReader
+    from forge.tui.frame.watched import Watched
     from forge.views.run.standing import Standing
-    from tui.frame.watched import Watched
 
 BEST_KERNELS = """
 SELECT problem_id, speedup_low, speedup, num_launches, turn_id FROM v_best_kernels

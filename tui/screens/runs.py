@@ -15,14 +15,14 @@ from textual.widgets import DataTable, Input, Static
 
 from forge.store.layout import RunPaths, list_runs
 from forge.store.ownership import is_owned
+from forge.tui.dialogs.questions import FilterLine
+from forge.tui.frame.asking import AskingScreen
+from forge.tui.frame.heading import STATE_SIGNS
+from forge.tui.screens.compare import CompareScreen
+from forge.tui.widgets.row_table import Column, RowTable
 from forge.views.run.runs import load_run
 from forge.views.text.numbers import NONE, percent
 from forge.views.text.terminal import printable
-from tui.dialogs.questions import FilterLine
-from tui.frame.asking import AskingScreen
-from tui.frame.heading import STATE_SIGNS
-from tui.screens.compare import CompareScreen
-from tui.widgets.row_table import Column, RowTable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from tui.frame.watched import Watched
+    from forge.tui.frame.watched import Watched
 
 Row = dict[str, Any]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
+from forge.tui.widgets.texts import MAX_SHOWN, shown_code, shown_diff, shown_text
+from forge.tui.widgets.verdicts import signed, speedup, verdict_word
 from forge.views.run.conversation import AnswerPart, diff_codes, split_answer
 from forge.views.text.numbers import number
 from forge.views.text.terminal import printable
-from tui.widgets.texts import MAX_SHOWN, shown_code, shown_diff, shown_text
-from tui.widgets.verdicts import signed, speedup, verdict_word
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from forge.tui.widgets.texts import spark
 from forge.views.text.numbers import memory, number, share
-from tui.widgets.texts import spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
-from tui.widgets.texts import cell
+from forge.tui.widgets.texts import cell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,11 +8,11 @@ from rich.columns import Columns
 from rich.console import Group
 from rich.text import Text
 
+from forge.tui.widgets.processes import SIGNS, STYLES
+from forge.tui.widgets.verdicts import SIGNS as VERDICT_SIGNS
+from forge.tui.widgets.verdicts import STOPPED
 from forge.views.text.numbers import NONE, at_least, bar, duration, factor, number, percent, share
 from forge.views.text.terminal import printable
-from tui.widgets.processes import SIGNS, STYLES
-from tui.widgets.verdicts import SIGNS as VERDICT_SIGNS
-from tui.widgets.verdicts import STOPPED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

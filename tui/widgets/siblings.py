@@ -10,10 +10,10 @@ from rich.text import Text
 from textual.containers import HorizontalScroll, Vertical, VerticalScroll
 from textual.widgets import Static
 
+from forge.tui.widgets.row_table import Column, RowTable
+from forge.tui.widgets.texts import shown_code
+from forge.tui.widgets.verdicts import path_of_statuses, signed, verdict_word
 from forge.views.text.numbers import factor, number
-from tui.widgets.row_table import Column, RowTable
-from tui.widgets.texts import shown_code
-from tui.widgets.verdicts import path_of_statuses, signed, verdict_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable

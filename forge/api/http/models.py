@@ -53,13 +53,16 @@ class BatchCall(Wanted):
     """Body of POST /v1/judge/batch."""
 
     items: Annotated[list[JudgeItem], Field(min_length=1, max_length=MAX_ITEMS)]
+    """Problems with their answers."""
 
 
 class JudgeReply(Body):
     """A verdict, and its reward if it was asked for."""
 
     verdict: Verdict
+    """The verdict."""
     reward: Reward | None
+    """None unless the request asked for it."""
 
 
 class BatchResult(Body):
@@ -68,6 +71,7 @@ class BatchResult(Body):
     verdict: Verdict | None
     """None if the machine prevented a verdict: send the item again."""
     reward: Reward | None
+    """None unless the request asked for it."""
     error: str | None
     """Reason why there is no verdict."""
 
@@ -76,33 +80,44 @@ class BatchReply(Body):
     """Results in the order of the items."""
 
     results: list[BatchResult]
+    """One result per item."""
 
 
 class ProblemNames(Body):
     """Problems that the server knows by name."""
 
     problems: list[str]
+    """Names that `problem` of a request may be."""
 
 
 class ProblemReply(Body):
     """One problem of the server."""
 
     name: str
+    """Name of the problem."""
     source: str
+    """Source of the reference module."""
     entry_point: str
+    """Name of the reference class; an answer defines `<entry_point>New`."""
     precision: str
+    """Element type: fp32, fp16 or bf16."""
 
 
 class JudgeHealth(Body):
     """State of one judge."""
 
     name: str
+    """Name of the judge: judge-0."""
     state: str
     """up, suspect, down or quarantined."""
     device: str
+    """Name of its GPU, or cpu."""
     isolation: str
+    """Sandbox level of its candidates."""
     harness: str
+    """Hash of its source and of the versions of torch and triton."""
     busy_s: float
+    """Seconds so far with at least one answer in progress."""
 
 
 class HealthReply(Body):
@@ -111,22 +126,31 @@ class HealthReply(Body):
     ok: bool
     """True if a judge takes requests."""
     policy: str
+    """Rule for torch's work beside an answer's kernels: own or hybrid."""
     protocol: str
+    """Inputs and tolerance of the verdicts: forge, kernelbench or drkernel."""
     also: list[str]
+    """Further protocols whose verdicts come in `by_protocol`."""
     is_timed: bool
     """True if correct answers can be timed."""
     capacity: int
     """Requests that a client should keep in flight so that no judge idles."""
     in_flight: int
+    """Requests that are being judged, or wait for a judge."""
     max_in_flight: int
     """Beyond it, requests get 503 with Retry-After."""
     queue: int
+    """Requests that wait for a judge."""
     num_judged: int
+    """Verdicts so far."""
     num_cached: int
+    """Verdicts so far that were known from an equal request."""
     num_infra: int
     """Faults of the machine so far, retried ones included."""
     num_quarantined: int
+    """Judges that are out of service after failing canaries."""
     judges: list[JudgeHealth]
+    """State of each judge."""
 
 
 class ErrorReply(Body):

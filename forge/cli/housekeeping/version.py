@@ -1,4 +1,4 @@
-"""`forge --version`: the version, and the commit of a checkout."""
+"""`forge --version`: the version, and the commit of the checkout or of the build."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def _show(is_asked: bool) -> None:
     if not is_asked:
         return
     import forge
-    from forge.commands.store.checkout import describe_checkout
+    from forge.origin import read_origin
 
-    print_text(f"forge {forge.__version__}{describe_checkout()}")
+    print_text(f"forge {forge.__version__}{read_origin()}")
     raise typer.Exit
 
 

@@ -59,7 +59,7 @@ def can_run(findings: Sequence[Finding]) -> bool:
 
 
 def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The findings for programs. README, "Is the machine ready?", describes the fields."""
+    """The findings for programs. docs/how-to/machine.md describes the fields."""
     return {
         "schema": SCHEMA,
         "ok": can_run(findings),

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.commands.doctor.finding import Finding, error, warning
 from forge.commands.doctor.probe import run_probe
+from forge.errors import pip_install
+from forge.exits import EXTRAS
 from forge.serve.installed.versions import PYTHON_AT_LEAST
 
 if TYPE_CHECKING:
@@ -152,7 +154,8 @@ def check_packages(imports: Imports) -> Iterator[Finding]:
     for name in PACKAGES:
         one = imports.packages.get(name) or Imported(fault="not tried")
         if one.is_missing:
-            yield error(name, "not installed", fix='"make setup"')
+            extra = "judge" if name in EXTRAS["judge"] else "train"
+            yield error(name, "not installed", fix=f'{pip_install(extra)}, or "make setup"')
         elif one.fault:
             fix = f'"make setup", or pip install --force-reinstall "{name}{NEEDS[name]}"'
             yield error(name, f"does not import: {one.fault}", fix=fix)

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from forge.config.mistakes import found_mistakes
 from forge.config.schema import JudgeTable, ModelCardName, dotted
 from forge.config.schema.problems import RowFormat
-from forge.errors import ConfigError, MachineError
+from forge.errors import ConfigError, MachineError, pip_install
 from forge.evalpool.site_packages import OPTION, require_installed
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _require_torch() -> None:
     for name in ("torch", "triton"):
         if find_spec(name) is None:
             raise MachineError(
-                f"judge: {name} is not installed: pip install 'forge[judge]', or make setup"
+                f"judge: {name} is not installed: {pip_install('judge')}, or make setup"
             )
 
 

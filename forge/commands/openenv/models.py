@@ -126,7 +126,7 @@ class ResetOptions(BaseModel):
 class StepOptions(BaseModel):
     """Body of POST /step."""
 
-    action: KernelAction
+    action: KernelAction = Field(description="The answer.")
     episode_id: Id | None = Field(
         default=None, description="Episode of a reset over HTTP; absent: the only one that is open."
     )

@@ -15,7 +15,7 @@ from forge.commands.openenv.episode import EpisodeRules
 from forge.commands.openenv.problems import serve_problems
 from forge.commands.openenv.sessions import Sessions
 from forge.config.schema import PromptTable, RewardTable
-from forge.errors import ConfigError, MachineError, Stalled
+from forge.errors import ConfigError, MachineError, Stalled, pip_install
 from forge.records import Reason, Status, Verdict
 from forge.runner.prepare.prompt_facts import prompts_for
 
@@ -72,7 +72,7 @@ def serve_environment(
     if find_spec("websockets") is None:
         raise MachineError(
             "--openenv: the package websockets is missing, which WebSockets need;"
-            " install it: pip install 'forge[openenv]'"
+            f" install it: {pip_install('openenv')}"
         )
     table, gpus = settings.table(), settings.gpus()
     problems = serve_problems(known_problems(request.problems, format=request.format))

@@ -133,7 +133,8 @@ class ProblemsTable(SourceTable):
     precision if the judge's tolerance could not tell its chain of operations from a shorter one: of
     ["fp32", "bf16"], about a fifth of the problems is in bf16."""
     num_problems: Annotated[int, Field(ge=64)] = 3200
-    """Number of generated problems, all different, divided among SFT, GRPO and evaluation."""
+    """Number of generated problems, all different, divided among SFT, GRPO and evaluation. Those
+    with the model of a held-out one, for inputs of other shapes, are left out."""
     num_heldout: Positive = 64
     """Problems reserved for evaluation. With source = "dir" or "file" and too few problems, GRPO
     and evaluation use the same ones."""

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from forge.data.pairs.datasets import BadRow, Unfit, kernelbook_pair, text_of, trinity_pair
-from forge.errors import ConfigError, MachineError
+from forge.errors import ConfigError, MachineError, pip_install
 from forge.records import Message, Pair
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _parquet_rows(file: Path, *, key: str) -> Iterator[Mapping[str, Any]]:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise MachineError(
-            f"{key}: {file}: Parquet needs pyarrow; make setup installs it"
+            f"{key}: {file}: Parquet needs pyarrow: {pip_install('train')}, or make setup"
         ) from None
     try:
         with parquet.ParquetFile(file) as opened:

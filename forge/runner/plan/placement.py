@@ -253,7 +253,7 @@ def _too_few(
         has += f" ({machine.hidden_gpus})"
     advice = (
         '"forge plan --assume 8xH100-80GB" plans for another machine; '
-        "experiments/quickstart.toml needs no GPU."
+        '"forge init quickstart" writes one that needs no GPU.'
     )
     if num_allowed and experiment.devices.share == "never" and max(counts.values()) <= num_allowed:
         advice = '[devices] share = "auto" lets roles share a GPU if its memory suffices.'

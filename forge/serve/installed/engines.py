@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.errors import ConfigError, MachineError
+from forge.errors import ConfigError, MachineError, pip_install
 from forge.serve.installed.versions import TESTED_VLLM, Interpreter, find_mismatch, read_interpreter
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ ENGINES: dict[str, EngineKind] = {
     "llama": EngineKind(
         module="forge.serve.llama.app",
         requires=("llama_cpp", "gguf"),
-        advice="`make setup` builds it; that needs a C++ compiler (apt install g++)",
+        advice=f"`make setup` or {pip_install('llama')} builds it; that needs a C++ compiler "
+        "(apt install g++)",
         start_timeout_s=120.0,
     ),
     "vllm": EngineKind(
@@ -57,7 +58,7 @@ ENGINES: dict[str, EngineKind] = {
     "hf": EngineKind(
         module="forge.serve.hf.app",
         requires=("torch", "transformers", "peft", *HTTP),
-        advice="`make setup` installs it",
+        advice=f"`make setup` or {pip_install('train')} installs it",
         start_timeout_s=180.0,
     ),
 }

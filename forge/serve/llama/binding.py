@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forge.errors import MachineError
+from forge.errors import MachineError, pip_install
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,8 @@ class Binding:
             )
         except (ImportError, OSError, RuntimeError) as error:
             raise MachineError(
-                f"llama_cpp cannot be loaded: {error}; `make setup` builds it"
+                f"llama_cpp cannot be loaded: {error}; `make setup` or {pip_install('llama')} "
+                "builds it"
             ) from error
         self._log = self.c.llama_log_callback(_take_log)
         self.c.llama_log_set(self._log, None)

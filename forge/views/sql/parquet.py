@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from forge.errors import MachineError
+from forge.errors import MachineError, pip_install
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ def write_parquet(name: str, found: RowStream, path: Path) -> int:
         from pyarrow import parquet
     except ImportError:
         raise MachineError(
-            "forge export parquet: pyarrow is not installed; make setup installs it"
+            f"forge export parquet: pyarrow is not installed: {pip_install('train')}, or make setup"
         ) from None
     schema = pyarrow.schema([(column, arrow_type(name, column)) for column in found.columns])
     num = 0

@@ -74,7 +74,7 @@ def by_name(findings: Any) -> dict[str, Finding]:
 def test_forges_own_requirements_are_those_of_pyproject() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
-    lines = [*extras["judge"], *extras["run"]]
+    lines = [*extras["judge"], *extras["train"]]
     declared = {line.partition(";")[0].strip() for line in lines}
     assert {f"{name}{versions}" for name, versions in NEEDS.items()} <= declared
     assert set(NEEDS) == set(PACKAGES)

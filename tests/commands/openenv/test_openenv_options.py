@@ -44,4 +44,4 @@ def test_a_missing_package_is_named_with_its_installation(
 ) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     assert run_command(["judge", "--serve", "--openenv", *LISTEN, "--device", "cpu"]) == 3
-    assert "pip install 'forge[openenv]'" in capsys.readouterr().err
+    assert "pip install 'forge-kernels[openenv]'" in capsys.readouterr().err

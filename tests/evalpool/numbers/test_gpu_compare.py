@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forge.evalpool.judge.channel.shm import TensorSpec
-from forge.evalpool.judge.numbers import gpu_compare, slabs
+from forge.evalpool.judge.numbers import blocks, gpu_compare, slabs
 from forge.evalpool.judge.numbers.compare import Expected, mismatch
 from forge.evalpool.judge.numbers.slabs import largest_by_slab
 
@@ -36,8 +36,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_both_say_the_same(kind: torch.dtype, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (gpu_compare, slabs):
-        monkeypatch.setattr(module, "CHUNK", 7)
+    monkeypatch.setattr(blocks, "CACHED", 7)
     torch.manual_seed(seed)
     shape = [(5, 6), (32, 20), (2, 20, 70), (3, 1, 4, 5)][seed]
     expected = (torch.randn(shape) * 10).to(kind)
@@ -94,7 +93,7 @@ def test_a_sentinel_is_left_out_of_the_scale(kind: torch.dtype) -> None:
 
 
 def test_unset_values_are_counted_over_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_compare, "CHUNK", 4)
+    monkeypatch.setattr(blocks, "CACHED", 4)
     expected = torch.ones(10)
     got = torch.full((10,), float("nan"))
     got[0] = 1.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from forge.evalpool.judge.numbers import own_error
+from forge.evalpool.judge.numbers import blocks, own_error
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, mismatch
 from forge.evalpool.judge.numbers.inputs.draws import MAX_TF32_ERROR
 from forge.evalpool.judge.numbers.opcount import OpCounter
@@ -176,3 +176,52 @@ def test_a_reference_that_insists_on_its_type_has_no_known_error() -> None:
     inputs = [torch.randn(4)]
     found = errors_of(Typed(), inputs, [inputs[0] + 1], changed=[], is_tf32=True)
     assert [one.numel() for one in found.packed] == [0]
+
+
+@pytest.mark.parametrize("is_tf32", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [torch.log, torch.floor, lambda x: x.softmax(1), lambda x: x @ x.mT, lambda x: x.sum(1)],
+)
+def test_errors_do_not_depend_on_how_results_are_cut(
+    function: Callable[[torch.Tensor], torch.Tensor],
+    is_tf32: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x)
+
+    torch.manual_seed(0)
+    inputs = [3 * torch.randn(16, 20)]  # of which log makes NaN
+    inputs[0][3, 4] = 0.0  # and here an infinity
+    inputs[0][5] = torch.arange(20.0)  # which floor jumps at
+    found: list[OwnErrors] = []
+    for elements in (blocks.CACHED, 7):
+        monkeypatch.setattr(blocks, "CACHED", elements)
+        torch.manual_seed(1)
+        outputs = [function(inputs[0])]
+        found.append(errors_of(Model(), inputs, outputs, changed=[], is_tf32=is_tf32))
+    whole, cut = found
+    assert (whole.largest > 0) == (is_tf32 or function is not torch.floor)
+    assert cut.largest == pytest.approx(whole.largest, rel=1e-9)
+    assert torch.allclose(cut.packed[0], whole.packed[0], rtol=1e-6, atol=0)
+
+
+def test_an_own_error_is_the_largest_of_its_slab() -> None:
+    """Both kinds count: what eager rounds, and what moves with the last bits of the inputs."""
+
+    class Wave(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(1000 * x)
+
+    torch.manual_seed(0)
+    values = torch.randn(32, 64)
+    output = Wave()(values)
+    torch.manual_seed(1)
+    (packed,) = errors_of(Wave(), [values], [output], changed=[], is_tf32=False).packed
+    torch.manual_seed(1)
+    exact, moved = Wave()(values.double()), Wave()(own_error._nudged(values))
+    lost = torch.maximum((output.double() - exact).abs(), (moved - exact).abs())
+    news = lost.where(lost > own_error.COVERED * 1e-4 / 4 * output.double().abs(), 0.0)
+    assert torch.equal(packed, torch.cat([news.amax(1), news.amax(0)]).float())

@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from forge.evalpool.judge.numbers import slabs
+from forge.evalpool.judge.numbers import blocks
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
-from forge.evalpool.judge.numbers.inputs import variations
 from forge.evalpool.judge.numbers.inputs.variations import Range, relative
 
 
@@ -54,8 +53,8 @@ def test_the_variation_is_that_of_whole_tensors_however_they_are_cut(
     wide = torch.stack([one.double() for one in draws])
     radius = (wide.amax(0) - wide.amin(0)) / 2
     expected = float(radius.square().sum().sqrt() / wide[0].square().sum().sqrt())
-    for chunk in (slabs.CHUNK, 7):
-        monkeypatch.setattr(variations, "CHUNK", chunk)
+    for chunk in (blocks.CACHED, 7):
+        monkeypatch.setattr(blocks, "CACHED", chunk)
         assert relative([range_of(*draws)], draws[:1]) == pytest.approx(expected)
 
 

@@ -51,6 +51,8 @@ class Kind(IntEnum):
     """Oracle to judge: forms of the tensors that it has computed."""
     FILL = 13
     """Judge to oracle: write the tensors into the attached memory."""
+    PROGRESS = 14
+    """Oracle to judge: its draw goes on; processor time of the reference until now."""
     EXAMINE = 20
     """Judge to examiner: a problem."""
     FOUND = 21

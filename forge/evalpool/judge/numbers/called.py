@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from contextlib import nullcontext
+import time
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import torch
 from forge.evalpool.judge.numbers.finite import widened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
 SAMPLE_ROWS, SAMPLE_LENGTH = 64, 1 << 16
@@ -66,9 +67,42 @@ def call(model: Any, inputs: list[Any], *, has_state: bool = False) -> Called:
     return called
 
 
+class Clock:
+    """Processor time that the calls of references have taken, while somebody follows them."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._report: Callable[[float], None] | None = None
+
+    def start(self, report: Callable[[float], None]) -> None:
+        """From now on each call is measured, and `report` gets the sum before it."""
+        self._seconds, self._report = 0.0, report
+
+    def stop(self) -> None:
+        """Nobody follows the calls any more."""
+        self._report = None
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """One call."""
+        if self._report is None:
+            yield
+            return
+        self._report(self._seconds)
+        began = time.process_time()
+        try:
+            yield
+        finally:
+            self._seconds += time.process_time() - began
+
+
+CLOCK = Clock()
+"""The clock of this process, which serves one problem at a time."""
+
+
 def call_on(model: Any, inputs: list[Any]) -> Called:
     """One call on a model and inputs that may change: `before` is unknown, taken for `after`."""
-    with making_on(_device_of(model, inputs)):
+    with CLOCK.measured(), making_on(_device_of(model, inputs)):
         result = model(*inputs)
     after = leaves(inputs)
     return Called(

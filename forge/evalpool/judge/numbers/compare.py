@@ -76,27 +76,41 @@ class Expected:
         floors = floors_of(spec.dtype, precision, spec.shape)
         if is_known and lost.size > num:
             floors = np.split(lost[num:], cuts)
+        close = tolerance(spec.dtype, precision, is_error_known=is_known)
+        errors = np.split(lost[:num], cuts) if is_known else []
+        allowed = np.empty_like(values)
         with np.errstate(invalid="ignore"):
-            allowed = np.asarray(np.abs(values))
-            allowed += _scale(values, floors=floors)
-            allowed *= tolerance(spec.dtype, precision, is_error_known=is_known)
-            if is_known:
-                allowed += ERROR_FACTOR * _least(np.split(lost[:num], cuts), spec.shape)
+            scales = _scales(values, floors=floors, scratch=allowed)
+            for rows in _row_blocks(spec.shape):
+                part = allowed[rows]
+                np.abs(values[rows], out=part)
+                if scales:
+                    part += _least(scales, spec.shape, rows)
+                part *= close
+                if errors:
+                    part += ERROR_FACTOR * _least(errors, spec.shape, rows)
         return cls(spec=spec, values=values, allowed=allowed)
 
 
-def _scale(
-    values: NDArray[np.float64], *, floors: Sequence[float | NDArray[np.float64]]
-) -> NDArray[np.float64]:
-    """`scale` of tolerance.py, broadcastable to [shape]; `floors` has the least scales by
-    family."""
+def _scales(
+    values: NDArray[np.float64],
+    *,
+    floors: Sequence[float | NDArray[np.float64]],
+    scratch: NDArray[np.float64],
+) -> list[NDArray[np.float64]]:
+    """Scales of tolerance.py, one vector a family; none where all is 0.
+
+    Args:
+        floors: least scales by family.
+        scratch: [shape] is overwritten: fresh memory of a large tensor takes as long as all sums.
+    """
     is_finite = np.isfinite(values)
     is_whole = bool(is_finite.all())  # then nothing needs to be counted
     finite = values if is_whole else np.where(is_finite, values, 0.0)
-    sizes = np.asarray(np.abs(finite))
+    sizes = np.abs(finite, out=scratch)
     largest = float(sizes.max(initial=0.0))
     if largest == 0.0:
-        return np.zeros(())
+        return []
     is_largest = sizes == largest
     count = int(np.count_nonzero(is_largest))
     rest = float(np.where(is_largest, 0.0, sizes).max()) if count >= MIN_SENTINELS else 0.0
@@ -114,15 +128,28 @@ def _scale(
         if not is_whole:
             known = np.maximum(is_finite.sum(axis=others), 1)
         own = np.sqrt(squares.sum(axis=others) / known).reshape(-1)
-        parts.append(np.maximum(own, floor * whole))
-    return largest * _least(parts, values.shape)
+        parts.append(largest * np.maximum(own, floor * whole))
+    return parts
 
 
-def _least(parts: list[NDArray[np.float64]], shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """The smallest value among an element's slabs, from one vector a family."""
+def _row_blocks(shape: tuple[int, ...]) -> Iterator[Any]:
+    """Indices of a tensor's rows, as many at once as caches hold."""
+    if not shape:
+        yield ...
+        return
+    step = max(1, BLOCK_ELEMENTS // max(1, math.prod(shape[1:])))
+    for start in range(0, shape[0], step):
+        yield slice(start, start + step)
+
+
+def _least(
+    parts: list[NDArray[np.float64]], shape: tuple[int, ...], rows: Any
+) -> NDArray[np.float64]:
+    """The smallest value among an element's slabs, from one vector a family, for some rows."""
     least: NDArray[np.float64] | None = None
     for axes, part in zip(families(shape), parts, strict=True):
         wide = part.reshape([size if axis in axes else 1 for axis, size in enumerate(shape)])
+        wide = wide[rows] if 0 in axes else wide
         least = wide if least is None else np.minimum(least, wide)
     assert least is not None
     return least

@@ -19,4 +19,13 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
 
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """True if no element is NaN or infinite."""
-    return all(bool(torch.isfinite(widened(one)).all()) for one in tensors)
+    return all(is_finite(one) for one in tensors)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """True if no element is NaN or infinite."""
+    tensor = widened(tensor)
+    if not tensor.is_floating_point() or not tensor.numel():
+        return bool(torch.isfinite(tensor).all())
+    least_and_largest = torch.stack(torch.aminmax(tensor))  # NaN where one is; a tenth of the time
+    return bool(torch.isfinite(least_and_largest).all())

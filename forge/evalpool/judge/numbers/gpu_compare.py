@@ -7,27 +7,21 @@ Integers and bools must be equal. Beside the two tensors it takes memory for one
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.linalg import vector_norm
 
+from forge.evalpool.judge.numbers.blocks import blocks_of
 from forge.evalpool.judge.numbers.compare import describe
 from forge.evalpool.judge.numbers.finite import widened
-from forge.evalpool.judge.numbers.slabs import (
-    CHUNK,
-    Block,
-    Slabs,
-    blocks,
-    root_mean_squares,
-    unpack_errors,
-)
+from forge.evalpool.judge.numbers.slabs import Slabs, largest_size, root_mean_squares, unpack_errors
 from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floors_of, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from forge.evalpool.judge.numbers.blocks import Block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +89,7 @@ def mismatch(
     if _largest_difference(got, expected) <= allowed.least:
         return None
     found = Differences()
-    for block in blocks(tuple(expected.shape), CHUNK):
+    for block in blocks_of(expected):
         _add(found, got[block], expected[block], allowed, block)
     return _described(found, got, expected, name)
 
@@ -111,24 +105,43 @@ def allclose_mismatch(
     tolerance = 0.0 if expected.dtype is torch.bool else tolerance
     got, expected = _bytes_of_bools(got, expected)
     found = Differences()
-    for block in blocks(tuple(expected.shape), CHUNK):
+    for block in blocks_of(expected):
         _add_far(found, got[block], expected[block], tolerance, block)
     return _described(found, got, expected, name)
 
 
-def is_near(got: torch.Tensor, expected: torch.Tensor, *, allowed: Allowed) -> bool:
-    """True if there is no mismatch; cheaper than its description."""
+def is_near(
+    got: torch.Tensor, expected: torch.Tensor, *, allowed: Allowed, margin: float = 1.0
+) -> bool:
+    """True if there is no mismatch; cheaper than its description.
+
+    Args:
+        margin: part of a floating difference that must be within tolerance.
+    """
     if got.shape != expected.shape:
         return False
-    if expected.numel() == 0 or _largest_difference(got, expected) <= allowed.least:
+    if expected.numel() == 0:
         return True
+    if not got.is_floating_point() or got.itemsize < 2:
+        margin = 1.0
     return all(
-        _is_near(got[block], expected[block], allowed, block)
-        for block in blocks(tuple(expected.shape), CHUNK)
+        _is_near(got[block], expected[block], allowed, block, margin)
+        for block in _ends_first(list(blocks_of(expected)))
     )
 
 
-def _is_near(got: torch.Tensor, expected: torch.Tensor, allowed: Allowed, block: Block) -> bool:
+def _ends_first(found: list[Block]) -> list[Block]:
+    """The last and the first block in front: there the results of a witness differ."""
+    return [*found[-1:], *found[:-1]]
+
+
+def _is_near(
+    got: torch.Tensor, expected: torch.Tensor, allowed: Allowed, block: Block, margin: float
+) -> bool:
+    if margin != 1.0:
+        got = expected + (got - expected) / margin
+    if float(_difference(got, expected)) <= allowed.least:
+        return True
     if not expected.is_floating_point():
         return torch.equal(got, expected)
     got, expected = got.double(), expected.double()
@@ -147,9 +160,7 @@ def is_unwritten(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _is_all_nan(tensor: torch.Tensor) -> bool:
-    return all(
-        bool(widened(tensor[block]).isnan().all()) for block in blocks(tuple(tensor.shape), CHUNK)
-    )
+    return all(bool(widened(tensor[block]).isnan().all()) for block in blocks_of(tensor))
 
 
 def _bytes_of_bools(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,14 +195,14 @@ def are_near(
 
 def _differences(got: torch.Tensor, expected: torch.Tensor) -> list[torch.Tensor]:
     """The largest difference of each block, still on the card."""
+    return [_difference(got[block], expected[block]) for block in blocks_of(expected)]
+
+
+def _difference(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    if not expected.is_floating_point():
+        return (got != expected).any()
     wide = _compared_in(expected.dtype)
-    found = [
-        vector_norm(got[block].to(wide) - expected[block].to(wide), ord=math.inf)
-        if expected.is_floating_point()
-        else (got[block] != expected[block]).any()
-        for block in blocks(tuple(expected.shape), CHUNK)
-    ]
-    return found
+    return largest_size(got.to(wide) - expected.to(wide))
 
 
 def _compared_in(kind: torch.dtype) -> torch.dtype:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.numbers.blocks import Block, blocks_of
 from forge.evalpool.judge.numbers.called import (
     call,
     call_on,
@@ -28,9 +29,7 @@ from forge.evalpool.judge.numbers.called import (
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.slabs import (
-    CHUNK,
-    Block,
-    blocks,
+    Slabs,
     largest_by_slab,
     root_mean_squares,
     spread,
@@ -112,10 +111,9 @@ def errors_of(
             packed.append(torch.zeros(0, dtype=torch.float32))
             continue
         measure = _Measure(output, one, precision)
-        measure.add_nudged(_at(nudged, number, output))
-        measure.add_rounded(_at(rounded, number, output))
-        largest = max(largest, measure.largest())
-        packed.append(measure.packed())
+        found = measure.errors(_at(nudged, number, output), _at(rounded, number, output))
+        largest = max(largest, found.largest)
+        packed.append(found.packed)
     return OwnErrors(packed=packed, largest=largest)
 
 
@@ -143,68 +141,84 @@ class _Measure:
         self._output, self._exact = widened(output), exact
         self._scales = root_mean_squares(self._output, floors=floors)
         self._close = tolerance(dtype_name(output), precision)
-        self._nudged: torch.Tensor | None = None
-        self._everywhere = 0.0
-        """Least error of every element, relative to scale + |output|."""
 
-    def add_nudged(self, nudged: torch.Tensor | None) -> None:
-        """Takes the result on nudged inputs into account, unless it jumps."""
-        if nudged is None:
-            return
-        moved = self._largest_ratio(lambda block: (nudged[block] - self._exact[block]).abs_())
-        if moved <= MAX_NUDGED_ERROR * self._close:
-            self._nudged = nudged
+    def errors(self, nudged: torch.Tensor | None, rounded: torch.Tensor | None) -> _Errors:
+        """All errors together. The result on nudged inputs counts unless it jumps; that of rounded
+        operands everywhere in proportion to scale + |output|: another kernel loses as much, but at
+        other elements; and an epilogue that grows what is large grows its error too."""
+        found = self._walk(nudged)
+        if found.moved > MAX_NUDGED_ERROR * self._close:
+            nudged, found = None, self._walk(None)
+        everywhere = 0.0
+        if rounded is not None:
+            lost = self._walk(rounded).moved
+            everywhere = max(found.error, lost * TF32_SLACK / ERROR_FACTOR)
+            found = self._walk(nudged, everywhere=everywhere)
+        largest = max(found.error, everywhere) / self._close
+        return _Errors(packed=found.news.pack(), largest=largest)
 
-    def add_rounded(self, rounded: torch.Tensor | None) -> None:
-        """Takes the result of rounded operands into account, everywhere in proportion to scale +
-        |output|: another kernel loses as much, but at other elements; and an epilogue that grows
-        what is large grows its error too."""
-        if rounded is None:
-            return
-        lost = self._largest_ratio(lambda block: (rounded[block] - self._exact[block]).abs_())
-        own = self._largest_ratio(self._error)
-        self._everywhere = max(own, lost * TF32_SLACK / ERROR_FACTOR)
+    def _walk(self, other: torch.Tensor | None, *, everywhere: float = 0.0) -> _Walk:
+        """One pass over the results. All of its steps are done block by block.
 
-    def largest(self) -> float:
-        """The largest error, in tolerances."""
-        return max(self._largest_ratio(self._error), self._everywhere) / self._close
-
-    def packed(self) -> torch.Tensor:
-        """The largest error of each slab, of what the tolerance does not cover anyway."""
+        Args:
+            other: a second result whose distance from the exact one counts as an error, too.
+            everywhere: least error of every element, relative to scale + |output|.
+        """
+        error = moved = 0.0
 
         def news(block: Block) -> torch.Tensor:
-            error = self._error(block).nan_to_num_(0.0, 0.0, 0.0)
-            if self._everywhere:
-                error = torch.maximum(error, self._everywhere * self._whole(block))
-            else:
-                covered = self._size(block).mul_(COVERED * self._close / ERROR_FACTOR)
-                error = error.masked_fill_(error <= covered, 0.0)
-            return error
+            nonlocal error, moved
+            exact = self._exact[block]
+            size = self._output[block].to(torch.float64, copy=True)
+            lost = (size - exact).abs_()
+            size.abs_().nan_to_num_(0.0, 0.0, 0.0)
+            whole = (size + self._scales.at(block)).clamp_min_(TINY)
+            if other is not None:
+                distance = (other[block] - exact).abs_()
+                moved = max(moved, _largest_ratio(distance, whole))
+                torch.maximum(lost, distance, out=lost)
+            error = max(error, _largest_ratio(lost, whole))
+            lost.nan_to_num_(0.0, 0.0, 0.0)
+            if everywhere:
+                return torch.maximum(lost, whole.mul_(everywhere), out=lost)
+            covered = size.mul_(COVERED * self._close / ERROR_FACTOR)
+            if float((lost - covered).max()) <= 0:  # cheaper than a mask
+                return lost.zero_()
+            return lost.masked_fill_(lost <= covered, 0.0)
 
         shape = tuple(self._output.shape)
-        return largest_by_slab(shape, news, device=self._output.device).pack()
+        slabs = largest_by_slab(shape, news, device=self._output.device)
+        return _Walk(error=error, moved=moved, news=slabs)
 
-    def _error(self, block: Block) -> torch.Tensor:
-        exact = self._exact[block]
-        error = (self._output[block].double() - exact).abs_()
-        if self._nudged is not None:
-            error = torch.maximum(error, (self._nudged[block] - exact).abs_())
-        return error
 
-    def _size(self, block: Block) -> torch.Tensor:
-        return self._output[block].abs().double().nan_to_num_(0.0, 0.0, 0.0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Errors:
+    """Errors of one output."""
 
-    def _whole(self, block: Block) -> torch.Tensor:
-        """Scale + |output|, never 0."""
-        return (self._size(block) + self._scales.at(block)).clamp_min_(TINY)
+    packed: torch.Tensor
+    """The largest error of each slab, of what the tolerance does not cover anyway."""
+    largest: float
+    """The largest error, in tolerances."""
 
-    def _largest_ratio(self, error: Callable[[Block], torch.Tensor]) -> float:
-        """The largest error, relative to scale + |output|."""
-        largest = 0.0
-        for block in blocks(tuple(self._output.shape), CHUNK):
-            ratio = error(block).div_(self._whole(block)).nan_to_num_(0.0, 0.0, 0.0)
-            largest = max(largest, float(ratio.max()))
-        return largest
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Walk:
+    """Results of one pass over an output."""
+
+    error: float
+    """The largest error, relative to scale + |output|."""
+    moved: float
+    """The largest distance of the other result, in the same."""
+    news: Slabs
+
+
+def _largest_ratio(error: torch.Tensor, whole: torch.Tensor) -> float:
+    """The largest finite ratio of two tensors, at least 0; `whole` is never 0."""
+    ratio = error / whole
+    largest = float(ratio.max())
+    if not math.isfinite(largest):
+        largest = float(ratio.nan_to_num_(0.0, 0.0, 0.0).max())
+    return largest
 
 
 def _errors_of_rows(
@@ -280,8 +294,12 @@ def _nudged(value: torch.Tensor) -> torch.Tensor:
     is_wide = value.is_floating_point() and value.itemsize >= 4
     if not is_wide or not value.numel() or is_categorical(value):
         return _to_double(value)
-    noise = torch.rand_like(value, dtype=torch.float64).mul_(2).sub_(1)
-    return noise.mul_(torch.finfo(value.dtype).eps / 2).add_(1).mul_(value)
+    made = torch.empty_like(value, dtype=torch.float64)
+    for block in blocks_of(value):
+        noise = torch.rand_like(value[block], dtype=torch.float64).mul_(2).sub_(1)
+        noise.mul_(torch.finfo(value.dtype).eps / 2).add_(1)
+        torch.mul(noise, value[block], out=made[block])
+    return made
 
 
 def _to_double(value: torch.Tensor) -> torch.Tensor:

@@ -54,14 +54,16 @@ class ProblemTooLarge(Exception):
         )
 
 
-def require_room(source: str, *, entry_point: str, precision: str, max_bytes: int) -> None:
-    """Refuses a problem that certainly takes more than `max_bytes`. Raises ProblemTooLarge."""
+def require_room(source: str, *, entry_point: str, precision: str, max_bytes: int) -> int | None:
+    """Bytes that a problem takes at least; None if unknown. Raises ProblemTooLarge if they are more
+    than `max_bytes`."""
     sizes = count_sizes(source, entry_point=entry_point, precision=precision, max_bytes=max_bytes)
     if sizes is None:
-        return
+        return None
     needed = MIN_SETS * sizes.one_set + sizes.state
     if needed > max_bytes:
         raise ProblemTooLarge(needed, max_bytes)
+    return needed
 
 
 def count_sizes(source: str, *, entry_point: str, precision: str, max_bytes: int) -> Sizes | None:

@@ -5,8 +5,8 @@ parameters moved away from their defaults, inputs of several distributions, eage
 error of eager against float64; then writes all of it into memory that the judge owns, and unmaps it
 before it reports that.
 
-    judge ── PROBLEM ──▶ compute ── LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
-                              └───── FAILED ──▶ ends
+    judge ── PROBLEM ──▶ compute ── PROGRESS… LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
+                                        └───── FAILED ──▶ ends
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import mmap
 import os
 import time
 import types
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,10 @@ from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.own_error import count_work, has_products
 from forge.evalpool.judge.numbers.sizes import require_room
+from forge.evalpool.judge.reference import heap
 from forge.evalpool.judge.reference.construct import construct, parameters_made
 from forge.evalpool.judge.reference.hub import config_fields, replace_hub
+from forge.evalpool.judge.reference.progress import reported
 
 if TYPE_CHECKING:
     import socket
@@ -52,6 +55,8 @@ if TYPE_CHECKING:
 Tree = list[Any]
 IDLE_S = 1e9
 """Wait for the judge: no limit, since an oracle ends when the judge closes the socket."""
+LARGE_BYTES = 8 << 20
+"""Tensors of a draw behind which free memory goes back to the system."""
 FIRST_SEED = torch.initial_seed()
 """Torch's default: a candidate, too, can draw the constants that a source draws at import."""
 
@@ -104,7 +109,8 @@ def _draw(sock: socket.socket) -> bool:
     deadline = time.monotonic() + IDLE_S
     request = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,)).body
     try:
-        layout, tensors = _compute(request)
+        with reported(sock) if request.get("reports") else nullcontext():
+            layout, tensors = _compute(request)
     except BaseException as error:  # a reference may raise anything; the judge gets it
         body = {"type": type(error).__name__, "message": str(error)[:1000]}
         frames.send(sock, Kind.FAILED, body)
@@ -115,8 +121,11 @@ def _draw(sock: socket.socket) -> bool:
     frames.send(sock, Kind.LAYOUT, layout)
     fill = frames.receive(sock, deadline=deadline, expected=(Kind.FILL,), takes_fds=True)
     _fill(fill, tensors)
+    is_large = not is_gpu and sum(one.nbytes for one in tensors) >= LARGE_BYTES
     tensors.clear()
     gc.collect()  # a model refers to itself
+    if is_large:  # small ones would pay for the same pages again
+        heap.give_back()
     if is_gpu:  # while the judge has the card: no later work here
         torch.cuda.empty_cache()
     frames.send(sock, Kind.DONE, {})
@@ -139,12 +148,13 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
     num_ooms = _num_ooms(terms)
     replace_hub(request["source"])
     if terms.device == "cpu":
-        require_room(
+        needed = require_room(
             request["source"],
             entry_point=request["entry_point"],
             precision=terms.precision,
             max_bytes=terms.max_bytes,
         )
+        heap.keep_freed(needed, memory_bytes=terms.max_bytes)
     module = types.ModuleType("problem")
     with torch.no_grad():
         torch.manual_seed(FIRST_SEED)

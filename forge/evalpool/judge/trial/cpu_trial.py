@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from forge.evalpool.capacity import draw_timeout_s, reference_timeout_s
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.children.kept import KeptChildren
 from forge.evalpool.judge.compiler.cache import Cache
@@ -74,7 +75,8 @@ def open_cpu_trials(
     draws = partial(
         References,
         spawner,
-        timeout_s=table.compile_timeout_s + table.correct_timeout_s,
+        timeout_s=reference_timeout_s(table),
+        draw_timeout_s=draw_timeout_s(table),
         uid=oracle_uid,
         max_bytes=table.memory_bytes,
     )

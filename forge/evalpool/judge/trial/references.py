@@ -25,6 +25,7 @@ from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 
 if TYPE_CHECKING:
     import mmap
+    import socket
     from collections.abc import Callable, Collection, Generator
 
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
@@ -193,18 +194,22 @@ class References:
         *,
         num_sets: int,
         timeout_s: float,
+        draw_timeout_s: float,
         uid: int | None,
         max_bytes: int,
         is_varied: bool = True,
     ) -> None:
         """
         Args:
+            timeout_s: limit for the reference itself, and for any silence.
+            draw_timeout_s: limit for a draw, most of which may be work of the judge's own.
             is_varied: draw inputs of several distributions and move parameters; else both are as
                 the problem gives them.
         """
         self._oracles = Oracles(spawner, uid=uid, num_kept=1)
         self._num_sets = num_sets
         self._timeout_s = timeout_s
+        self._draw_timeout_s = draw_timeout_s
         self._max_bytes = max_bytes
         self._is_varied = is_varied
         self._lock = threading.Lock()
@@ -266,15 +271,17 @@ class References:
             "precision": problem.precision,
             "num_sets": self._num_sets,
             "device": "cpu",
+            "reports": True,
             "tf32": False,
             "tf32_products": False,
             "max_bytes": self._max_bytes,
             "plain": is_plain or not self._is_varied,
             "moved": self._is_varied,
         }
-        deadline = time.monotonic() + self._timeout_s
         frames.send(oracle.sock, Kind.PROBLEM, body)
-        answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
+        answer = receive_answer(
+            oracle.sock, timeout_s=self._timeout_s, draw_timeout_s=self._draw_timeout_s
+        )
         if answer.kind is Kind.FAILED:
             kind, message = answer.body.get("type"), str(answer.body.get("message"))
             if kind == "ProblemTooLarge":
@@ -289,6 +296,7 @@ class References:
             raise OutOfMemory
         with shared_memory(num_bytes) as (fd, memory):
             frames.send(oracle.sock, Kind.FILL, {}, fds=(fd,))
+            deadline = time.monotonic() + self._timeout_s
             frames.receive(oracle.sock, deadline=deadline, expected=(Kind.DONE,))
             data = memory[:]
         parts = [
@@ -298,6 +306,24 @@ class References:
             return _Builder(specs, parts, precision=problem.precision).build(answer.body)
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
             raise LayoutError(f"{type(error).__name__}: {error}") from error
+
+
+def receive_answer(sock: socket.socket, *, timeout_s: float, draw_timeout_s: float) -> frames.Frame:
+    """Receives the results of an oracle on a CPU.
+
+    Raises DeadlinePassed after `timeout_s` of its reference's processor time, after as much
+    silence, or after `draw_timeout_s` in all.
+    """
+    expected = (Kind.LAYOUT, Kind.FAILED, Kind.PROGRESS)
+    last = time.monotonic() + draw_timeout_s
+    while True:
+        deadline = min(last, time.monotonic() + timeout_s)
+        frame = frames.receive(sock, deadline=deadline, expected=expected)
+        if frame.kind is not Kind.PROGRESS:
+            return frame
+        seconds = frame.body.get("reference_s")
+        if not (isinstance(seconds, int | float) and seconds <= timeout_s):
+            raise frames.DeadlinePassed("the reference computes past its limit")
 
 
 class _Builder:

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forge.evalpool.judge.numbers.blocks import limit_on
 from forge.evalpool.judge.numbers.called import is_categorical
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.inputs.discrete import Part
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form, settle
 from forge.evalpool.judge.numbers.inputs.edges import Kind
-from forge.evalpool.judge.numbers.slabs import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -231,7 +231,7 @@ def avoid_bf16_(value: torch.Tensor) -> torch.Tensor:
     of 0.3 % in products of any sign. Written in place; other types and categorical values stay."""
     if value.dtype is not torch.float32 or not value.numel() or is_categorical(value):
         return value
-    for flat in value.view(-1).split(CHUNK):
+    for flat in value.view(-1).split(limit_on(value.device)):
         is_tiny = flat.abs() < torch.finfo(torch.float32).tiny
         flat.view(torch.int32).bitwise_and_(-(1 << 16)).bitwise_or_(0b011 << 13)
         flat.masked_fill_(is_tiny, 0.0)

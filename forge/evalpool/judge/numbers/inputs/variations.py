@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forge.evalpool.judge.numbers.blocks import blocks_of
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.inputs.variants import Freedom, vary_
-from forge.evalpool.judge.numbers.slabs import CHUNK, Block, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from forge.evalpool.judge.numbers.blocks import Block
     from forge.evalpool.judge.numbers.gpu_compare import Allowed
 
 
@@ -71,7 +72,7 @@ class Range:
         return sum(_square_sum(self._radius(block)) for block in self._blocks())
 
     def _blocks(self) -> Iterator[Block]:
-        return blocks(tuple(self._low.shape), CHUNK)
+        return blocks_of(self._low)
 
     def _radius(self, block: Block) -> torch.Tensor:
         return (self._high[block].double() - self._low[block].double()).div_(2)
@@ -88,11 +89,7 @@ class Range:
 
 def relative(ranges: Sequence[Range], outputs: Sequence[torch.Tensor]) -> float:
     """The rms of half of all `ranges` over that of all `outputs`; 0 if these are 0."""
-    whole = sum(
-        _square_sum(one[block].double())
-        for one in outputs
-        for block in blocks(tuple(one.shape), CHUNK)
-    )
+    whole = sum(_square_sum(one[block].double()) for one in outputs for block in blocks_of(one))
     return (sum(one.square_sum() for one in ranges) / whole) ** 0.5 if whole else 0.0
 
 

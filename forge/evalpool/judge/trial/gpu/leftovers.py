@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forge.evalpool.judge.numbers.blocks import blocks_of
 from forge.evalpool.judge.numbers.finite import widened
-from forge.evalpool.judge.numbers.slabs import CHUNK, blocks
 from forge.evalpool.judge.program.dataflow import effects
 from forge.evalpool.judge.program.format import Launch, Origin, Section
 from forge.evalpool.judge.program.walk import variants
@@ -58,7 +58,7 @@ def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
         return torch.equal(one, other)
     finite = other.isfinite()
     size = float(widened(other)[finite].square().mean().sqrt()) if bool(finite.any()) else 0.0
-    for block in blocks(tuple(one.shape), CHUNK):
+    for block in blocks_of(one):
         first, second = widened(one[block]), widened(other[block])
         near = (first - second).abs() <= TOLERANCE * (second.abs() + size)
         same = (first == second) | (first.isnan() & second.isnan())

@@ -16,7 +16,7 @@ import torch
 
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
-from forge.evalpool.judge.numbers.slabs import CHUNK
+from forge.evalpool.judge.numbers.blocks import CHUNK
 from forge.evalpool.judge.program.format import InvalidProgram, Origin
 from forge.evalpool.judge.trial.gpu.layout import spec_of, view
 

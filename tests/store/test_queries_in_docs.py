@@ -1,8 +1,7 @@
-"""The README's queries answer in stock sqlite3, on a run with plain texts."""
+"""The queries of the documents answer in stock sqlite3, on a run with plain texts."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import sqlite3
 import subprocess
@@ -11,15 +10,15 @@ from pathlib import Path
 import anyio
 import pytest
 
+from tests.docs.pages import Block, read_blocks
 from tests.store.storefactory import small_run, write_run
 
-README = Path(__file__).parents[2] / "README.md"
-QUERIES = re.findall(r"^```sql\n(.*?)^```", README.read_text(encoding="utf-8"), flags=re.M | re.S)
+BLOCKS = read_blocks("sql")
 
 
 @pytest.fixture(scope="module")
 def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("readme") / "toy-1"
+    root = tmp_path_factory.mktemp("docs") / "toy-1"
     anyio.run(write_run, root, small_run())
     return root / "run.db"
 
@@ -37,11 +36,11 @@ def ask(path: Path, query: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_a_readme_query_answers_in_stock_sqlite3(run_db: Path, query: str) -> None:
-    assert ask(run_db, query).strip()
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
+def test_a_query_of_a_document_answers_in_stock_sqlite3(run_db: Path, block: Block) -> None:
+    assert ask(run_db, block.text).strip()
 
 
-def test_the_readme_queries_pass_rate_failures_and_best_kernels() -> None:
-    text = "\n".join(QUERIES)
+def test_the_documents_query_pass_rate_failures_and_best_kernels() -> None:
+    text = "\n".join(block.text for block in BLOCKS)
     assert all(view in text for view in ("v_steps", "v_failures", "v_best_kernels"))

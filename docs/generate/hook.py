@@ -1,0 +1,40 @@
+"""Hook of MkDocs (mkdocs.yml, `hooks`): adds the generated pages and renders formulas.
+
+Formulas are written as GitHub shows them, a fenced block `math` or $`inline`$, and become MathML,
+which browsers draw by themselves: the site needs no script and no network.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"\$`([^`]+)`\$")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds each page as a file that lies nowhere on disk."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        from docs.generate.pages import PAGES
+    finally:
+        sys.path.remove(str(ROOT))
+    # MkDocs is installed by `make docs` alone; the type checker runs without it.
+    file = import_module("mkdocs.structure.files").File
+    for name, made in PAGES.items():
+        files.append(file.generated(config, name, content=made()))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The page with its formulas as MathML."""
+    if "```math" not in markdown and "$`" not in markdown:
+        return markdown
+    convert = import_module("latex2mathml.converter").convert
+    shown = BLOCK.sub(lambda found: convert(found[1], display="block"), markdown)
+    return INLINE.sub(lambda found: convert(found[1]), shown)

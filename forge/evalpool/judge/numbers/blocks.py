@@ -1,0 +1,50 @@
+# pyright: strict
+"""Index ranges that cover a tensor, each of as many elements as are cheap at once.
+
+Used by everything in this room that makes several passes over a tensor. On a card a block is as
+large as memory allows; on a CPU it is as small as a core's cache, since a pass over fresh memory
+costs five times one over memory that is at hand.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+CHUNK = 1 << 25
+"""Elements at once on a card: their squares and differences in float64 take about 1 GB."""
+CACHED = 1 << 17
+"""Elements at once on a CPU: 1 MB in float64."""
+
+Block = tuple[slice, ...]
+
+
+def limit_on(device: torch.device) -> int:
+    """Elements that are computed at once there."""
+    return CACHED if device.type == "cpu" else CHUNK
+
+
+def blocks_of(tensor: torch.Tensor) -> Iterator[Block]:
+    """Index ranges that cover a tensor, in order."""
+    return blocks(tuple(tensor.shape), limit_on(tensor.device))
+
+
+def blocks(shape: Sequence[int], limit: int) -> Iterator[Block]:
+    """Index ranges that cover `shape`, each of at most `limit` elements, in order."""
+    if math.prod(shape) <= limit or not shape:
+        yield tuple(slice(0, size) for size in shape)
+        return
+    inner = math.prod(shape[1:])
+    if inner > limit:
+        for index in range(shape[0]):
+            for rest in blocks(shape[1:], limit):
+                yield (slice(index, index + 1), *rest)
+        return
+    step = max(1, limit // inner)
+    for start in range(0, shape[0], step):
+        yield (slice(start, min(start + step, shape[0])), *(slice(0, n) for n in shape[1:]))

@@ -1,0 +1,43 @@
+# pyright: strict
+"""Keeps memory that a draw frees, since the draw needs as much again at once.
+
+Called by the oracle on a CPU. glibc returns each block of more than 32 MB to the system when it is
+freed, and a page fault costs 2 us for each 4 KiB of the next one: a draw makes a hundred passes
+over tensors of 64 MB, and half of its time went there. Not for problems whose tensors take a large
+part of the memory: holes between kept blocks would take the rest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""glibc: malloc.h."""
+KEPT_BLOCK, KEPT_TOTAL = 160 << 20, 1 << 30
+"""Bytes of the largest block that is kept (16 M elements in float64), and of all."""
+USUAL_BLOCK, USUAL_TOTAL = 32 << 20, 64 << 20
+"""The same as glibc sets them itself in the end."""
+MEMORY_DIVISOR = 32
+"""Part of a process' memory that a problem's tensors may take: with intermediate results, own
+errors and holes it needs 14 times as much."""
+LIBC = ctypes.CDLL(None)
+
+
+def keep_freed(num_bytes: int | None, *, memory_bytes: int) -> None:
+    """Sets what this process keeps from now on.
+
+    Args:
+        num_bytes: of the problem's tensors, as `require_room` counts them; None if unknown.
+        memory_bytes: what the process may have.
+    """
+    is_small = num_bytes is not None and num_bytes <= memory_bytes // MEMORY_DIVISOR
+    block, total = (KEPT_BLOCK, KEPT_TOTAL) if is_small else (USUAL_BLOCK, USUAL_TOTAL)
+    if mallopt := getattr(LIBC, "mallopt", None):  # other C libraries may have none
+        mallopt(M_MMAP_THRESHOLD, block)
+        mallopt(M_TRIM_THRESHOLD, total)
+
+
+def give_back() -> None:
+    """Returns what is free to the system."""
+    if trim := getattr(LIBC, "malloc_trim", None):
+        trim(0)

@@ -1,0 +1,151 @@
+"""Every TOML and Python block of the documents is valid, and names only what forge has."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import itertools
+import re
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forge.config.keys import all_keys
+from forge.config.load import load_experiment
+from forge.config.schema.build import DataBuild
+from forge.errors import ConfigError
+from tests.docs.pages import PAGES, ROOT, Block, file_name, read_blocks
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
+
+TOML = read_blocks("toml")
+PYTHON = read_blocks("python")
+BASES = tuple(
+    f'extends = "{ROOT}/experiments/{name}.toml"' for name in ("quickstart", "qwen3-8b-kernelbench")
+)
+BARE = '[model]\npath = "m"\n[[stage]]\nkind = "grpo"\nsteps = 1\nlearning_rate = 1e-6\n'
+"""Experiments that a part may belong to: on CPUs, on GPUs with problem files, a bare one."""
+NEXT_TO_IT = {"my_rewards.py": "def score(verdict):\n    return {}\n"}
+"""Files that blocks name."""
+
+
+def by_place(block: Block) -> str:
+    return block.place
+
+
+@pytest.mark.parametrize("block", TOML, ids=by_place)
+def test_a_toml_block_loads(block: Block, tmp_path: Path) -> None:
+    """A block with `[input]` is a build of rows, one that begins with a name an experiment; any
+    other one is part of an experiment."""
+    for name, text in NEXT_TO_IT.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    if "input" in tomllib.loads(block.text):
+        DataBuild.model_validate(tomllib.loads(block.text))
+    elif block.text.startswith("name ="):
+        load_text(block.text, tmp_path)
+    else:
+        load_part(block.text, tmp_path)
+
+
+def load_text(text: str, folder: Path) -> None:
+    path = folder / "x.toml"
+    path.write_text(text, encoding="utf-8")
+    load_experiment(path, is_here=False)
+
+
+def load_part(text: str, folder: Path) -> None:
+    """Loads a part of an experiment as a change of a whole one, whichever it fits."""
+    errors: list[str] = []
+    for whole in (*(f"{base}\n{text}" for base in BASES), f'name = "bare"\n{text}\n{BARE}'):
+        try:
+            load_text(whole, folder)
+        except ConfigError as error:
+            errors.append(str(error))
+        else:
+            return
+    pytest.fail("\n".join(errors))
+
+
+def test_a_wrong_key_in_a_block_is_found(tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match="unknown key"):
+        load_part("[rollout]\ngrup_size = 4\n", tmp_path)
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=by_place)
+def test_a_python_block_parses_and_names_what_exists(block: Block) -> None:
+    tree = ast.parse(block.text)
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str() as module, names=names) if is_ours(module):
+                loaded = importlib.import_module(module)
+                absent = [name.name for name in names if not hasattr(loaded, name.name)]
+            case ast.Attribute(value=ast.Name(id="forge"), attr=attr):
+                absent = [] if hasattr(importlib.import_module("forge"), attr) else [attr]
+            case _:
+                continue
+        assert absent == [], f"{block.place}: forge has no {absent}"
+
+
+def is_ours(module: str) -> bool:
+    return module.partition(".")[0] == "forge"
+
+
+@pytest.mark.parametrize("block", [b for b in PYTHON if "forge.open(" in b.text], ids=by_place)
+def test_a_block_that_opens_a_run_works_as_written(
+    block: Block, canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("pandas") is None and "pandas" in block.text:
+        pytest.skip("pandas is not installed")
+    monkeypatch.chdir(canned_run.root.parents[1])
+    names: dict[str, Any] = {}
+    exec(compile(block.text, block.place, "exec"), names)
+    assert "run" in names
+
+
+@pytest.mark.long
+def test_the_answers_of_the_tutorial_get_the_verdicts_that_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each `forge judge` line of the page is run on the page's files; the block behind it begins
+    the output."""
+    from forge.cli import run_command
+
+    page = "docs/tutorial/first-problem.md"
+    blocks = [block for block in read_blocks("python", "sh", "text") if block.page == page]
+    monkeypatch.chdir(tmp_path)
+    num_judged = 0
+    for block, shown in itertools.pairwise(blocks):
+        if name := file_name(block):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(block.text, encoding="utf-8")
+        elif block.text.startswith("forge judge "):
+            assert run_command(block.text.split()[1:]) == 0
+            assert without_times(shown.text) in without_times(capsys.readouterr().out)
+            num_judged += 1
+    assert num_judged == 2
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"\d+\.\d+ (?=[mu]?s)", "", text).strip()
+
+
+def named_keys() -> dict[str, str]:
+    """Keys that documents name in inline code, such as `rollout.max_turns`, with a page of each."""
+    tables = {key.table.split(".")[0].split(" ")[0] for key in all_keys()} - {"", "stage"}
+    pattern = re.compile(rf"`((?:{'|'.join(sorted(tables))})(?:\.[a-z_]+)+)(?:`| =)")
+    return {
+        named: page.name
+        for page in PAGES
+        for named in pattern.findall(page.read_text(encoding="utf-8"))
+        if not named.endswith((".py", ".toml", ".md", ".jsonl", ".json", ".parquet", ".log"))
+    }
+
+
+def test_every_key_that_a_document_names_exists() -> None:
+    known = {key.path for key in all_keys()} | {key.table for key in all_keys()}
+    assert len(named_keys()) >= 30
+    assert {key: page for key, page in named_keys().items() if key not in known} == {}

@@ -1,0 +1,94 @@
+"""Limits of a draw: one for the reference itself, one for all of it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.numbers.called import call
+from forge.evalpool.judge.reference import progress
+from forge.evalpool.judge.trial.references import receive_answer
+
+Ends = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_a_draw_may_take_longer_than_its_reference_may(ends: Ends) -> None:
+    ours, theirs = ends
+
+    def draw() -> None:
+        for number in range(4):
+            time.sleep(0.15)
+            frames.send(theirs, Kind.PROGRESS, {"reference_s": number / 100})
+        frames.send(theirs, Kind.LAYOUT, {})
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    began = time.monotonic()
+    assert receive_answer(ours, timeout_s=0.5, draw_timeout_s=10.0).kind is Kind.LAYOUT
+    assert time.monotonic() - began > 0.5
+    thread.join()
+
+
+@pytest.mark.parametrize("seconds", [0.6, float("nan"), "0.1", None])
+def test_a_reference_past_its_limit_ends_the_draw(ends: Ends, seconds: object) -> None:
+    ours, theirs = ends
+    frames.send(theirs, Kind.PROGRESS, {"reference_s": seconds})
+    frames.send(theirs, Kind.LAYOUT, {})
+    with pytest.raises(frames.DeadlinePassed, match="past its limit"):
+        receive_answer(ours, timeout_s=0.5, draw_timeout_s=10.0)
+
+
+@pytest.mark.parametrize(("timeout_s", "draw_timeout_s"), [(0.2, 10.0), (10.0, 0.2)])
+def test_silence_ends_the_draw(ends: Ends, timeout_s: float, draw_timeout_s: float) -> None:
+    ours, theirs = ends
+    frames.send(theirs, Kind.PROGRESS, {"reference_s": 0.0})
+    with pytest.raises(frames.DeadlinePassed, match="silent"):
+        receive_answer(ours, timeout_s=timeout_s, draw_timeout_s=draw_timeout_s)
+
+
+def test_an_oracle_reports_what_its_reference_has_computed(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            end = time.process_time() + 0.1
+            while time.process_time() < end:
+                pass
+            return x
+
+    ours, theirs = ends
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    with progress.reported(theirs):
+        for _ in range(3):
+            call(Slow(), [torch.zeros(3)])
+    call(Slow(), [torch.zeros(3)])
+    theirs.close()
+    deadline = time.monotonic() + 10.0
+    received = [frames.receive(ours, deadline=deadline, expected=(Kind.PROGRESS,)) for _ in "012"]
+    found = [one.body["reference_s"] for one in received]
+    assert found == pytest.approx([0.0, 0.1, 0.2], abs=0.05)
+    with pytest.raises(frames.PeerGone):  # nobody follows the fourth call
+        frames.receive(ours, deadline=deadline, expected=(Kind.PROGRESS,))
+
+
+def test_a_quick_draw_reports_nothing(ends: Ends) -> None:
+    ours, theirs = ends
+    with progress.reported(theirs):
+        call(torch.nn.ReLU(), [torch.zeros(3)])
+    theirs.close()
+    with pytest.raises(frames.PeerGone):
+        frames.receive(ours, deadline=time.monotonic() + 10.0, expected=(Kind.PROGRESS,))

@@ -1,0 +1,71 @@
+"""The commit of a checkout, of a wheel, and of a package below a repository of the user."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import forge
+from forge.cli import run_command
+from forge.origin import RECORD, CodeOrigin, read_origin
+from forge.runner.attempt import describe_attempt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def make_repository(root: Path) -> Path:
+    """A repository with a package; returns the package."""
+    package = root / "forge"
+    package.mkdir(parents=True)
+    (package / "x.py").write_text("old\n")
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@x"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *command], cwd=root, check=True)
+    return package
+
+
+def test_the_version_has_the_commit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--version"]) == 0
+    said = capsys.readouterr().out
+    assert re.fullmatch(
+        rf"forge {forge.__version__}( \(commit [0-9a-f]{{12}}(, changed)?\))?\n", said
+    )
+
+
+def test_a_checkout_knows_its_commit_and_changes_of_it(tmp_path: Path) -> None:
+    package = make_repository(tmp_path)
+    found = read_origin(package)
+    assert re.fullmatch("[0-9a-f]{40}", found.commit)
+    assert not found.is_changed
+    (package / "x.py").write_text("new\n")
+    assert read_origin(package) == CodeOrigin(commit=found.commit, is_changed=True)
+
+
+def test_an_installed_package_has_the_commit_of_its_build_not_of_the_users_repository(
+    tmp_path: Path,
+) -> None:
+    make_repository(tmp_path)
+    package = tmp_path / ".venv/lib/python3.11/site-packages/forge"
+    package.mkdir(parents=True)
+    assert str(read_origin(package)) == ""
+    for origin in (CodeOrigin(commit=COMMIT), CodeOrigin(commit=COMMIT, is_changed=True)):
+        (package / RECORD).write_text(origin.record)
+        assert read_origin(package) == origin
+    assert str(read_origin(package)) == " (commit 0123456789ab, changed)"
+
+
+def test_a_run_of_an_installed_package_records_the_commit_of_its_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / RECORD).write_text(CodeOrigin(commit=COMMIT, is_changed=True).record)
+    monkeypatch.setattr(forge, "__file__", str(tmp_path / "__init__.py"))
+    found = describe_attempt(1, seed=0, gpus=())
+    assert found.commit == COMMIT
+    assert "built from a checkout with uncommitted changes" in found.code_diff
+    assert found.versions["forge"] == forge.__version__
