@@ -1,34 +1,46 @@
-"""Measures what HTTP adds to a judgement: the same pool in this process, and behind `/v1/judge`.
+"""Measures what HTTP adds to a judgement: the same pool in this process, and behind `/v1/`.
 
     python bench/http_overhead.py                 # one judge per core, 8 rounds of 24 answers
-    python bench/http_overhead.py --workers 1 --rounds 12 --answers 16
+    python bench/http_overhead.py --workers 1 --rounds 12 --answers 16 --in-flight 16
 
-Each round judges the same number of new answers to one problem in both ways, in an order that
-alternates, with as many in flight as the server names (`capacity`). The client is a process of its
-own. The overhead is the median over the rounds of HTTP's time over the pool's, minus 1, for the CPU
-time of all processes and for wall time; CPU time depends less on other load. Exit code 1 if a
-verdict is not correct.
+Each round judges the same number of new answers to one problem in three ways: `pool`, in this
+process; `http`, one POST /v1/judge an answer, by `forge.client` in a process of its own; `batch`,
+one POST /v1/judge/batch, by the same client. The order of the ways is random, with a pause between
+them, in which the judges clean up after the way before. As many are in flight as the server names
+(`capacity`), or as given. The pool's way starts with the parsed problem and ends with the published
+verdict, as HTTP's does: extraction, source check and feedback are in both. `empty` is the floor:
+the same requests by the same client to a Starlette route of the same server that reads the body and
+answers `{}`.
+
+Printed for CPU time of all processes and for wall time: milliseconds an answer, the median over the
+rounds of a way's time over the pool's of the same round, minus 1, and of the difference. CPU time
+depends less on other load. Exit code 1 if a verdict is not correct.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
 from judge import cpu_seconds
+from starlette.responses import Response
+from starlette.routing import Route
 
 from forge.api.answering import answering_on
 from forge.api.http.routes import JudgeApi
 from forge.api.subjects import problem_from_text
+from forge.api.verdict import Verdict
 from forge.client import Judge
 from forge.config.schema import JudgeTable
 from forge.evalpool.pool import open_pool
@@ -36,8 +48,12 @@ from forge.evalpool.served import PoolApp
 from forge.process.server.serving import serve_task
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+
     from forge.api.answering import Answering
 
+WAYS = ("pool", "http", "batch", "empty")
+PAUSE_S = 0.2
 PROBLEM = "def f(x): return torch.relu(x)"
 ANSWER = """import torch
 import triton
@@ -61,16 +77,49 @@ def answers(label: str, number: int) -> list[str]:
     return [f"{ANSWER}# {label} {index}\n" for index in range(number)]
 
 
+class Asking(Judge):
+    """A client with the requests that only this measurement sends."""
+
+    def judge_batch(self, texts: list[str]) -> list[Verdict]:
+        """Verdicts by one request."""
+        items = [{"problem": PROBLEM, "answer": text} for text in texts]
+        found = self._ask("POST", "/v1/judge/batch", {"items": items})
+        return [Verdict.from_json(each["verdict"]) for each in found["results"]]
+
+    def ask_empty(self, texts: list[str], concurrency: int) -> None:
+        """Requests with the bodies of POST /v1/judge that are not judged."""
+
+        def ask(text: str) -> None:
+            body = {"problem": PROBLEM, "answer": text, "timed": None}
+            self._ask("POST", "/empty", body)
+
+        with ThreadPoolExecutor(concurrency) as threads:
+            list(threads.map(ask, texts))
+
+
 def ask(url: str, number: int, concurrency: int) -> None:
     """The client process: judges answers for each label on stdin, and answers with `done`."""
-    with Judge(url) as judge:
+    with Asking(url) as judge:
         for line in sys.stdin:
             label = line.strip()
-            pairs = [(PROBLEM, answer) for answer in answers(label, number)]
-            verdicts = list(judge.judge_many(pairs, concurrency=concurrency))
+            verdicts: list[Verdict] = []
+            texts = answers(label, number)
+            if label.startswith("empty"):
+                judge.ask_empty(texts, concurrency)
+            elif label.startswith("batch"):
+                verdicts = judge.judge_batch(texts)
+            else:
+                pairs = [(PROBLEM, answer) for answer in texts]
+                verdicts = list(judge.judge_many(pairs, concurrency=concurrency))
             if not all(verdict.correct for verdict in verdicts):
                 sys.exit(f"{label}: {[verdict.reason for verdict in verdicts]}")
             print("done", flush=True)
+
+
+async def answer_empty(request: Request) -> Response:
+    """The floor of any route."""
+    await request.body()
+    return Response(b"{}", media_type="application/json")
 
 
 async def through_pool(answering: Answering, label: str, number: int, concurrency: int) -> None:
@@ -114,7 +163,7 @@ class Client:
 async def measure(given: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
     """Wall and CPU seconds of each round, by way."""
     table = JudgeTable(workers=given.workers)
-    times: dict[str, list[tuple[float, float]]] = {"pool": [], "http": []}
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with (
@@ -123,13 +172,17 @@ async def measure(given: argparse.Namespace) -> dict[str, list[tuple[float, floa
         ):
             app, answering = PoolApp(pool), answering_on(pool, table)
             public = JudgeApi(answering, app, known=None, is_timed=False)
-            await tasks.start(serve_task, app.routes(public.routes()), folder / "x.sock")
-            client = Client(f"unix:{folder / 'x.sock'}", given.answers, app.ahead)
-            for number in range(-1, given.rounds):  # the first round warms both up
-                for way in ("pool", "http") if number % 2 else ("http", "pool"):
+            routes = [*public.routes(), Route("/empty", answer_empty, methods=["POST"])]
+            await tasks.start(serve_task, app.routes(routes), folder / "x.sock")
+            in_flight = given.in_flight or app.ahead
+            client = Client(f"unix:{folder / 'x.sock'}", given.answers, in_flight)
+            order = random.Random(0)
+            for number in range(-1, given.rounds):  # the first round warms all up
+                for way in order.sample(WAYS, len(WAYS)):
+                    await anyio.sleep(PAUSE_S)
                     label, began, cpu_before = f"{way} {number}", time.monotonic(), cpu_seconds()
                     if way == "pool":
-                        await through_pool(answering, label, given.answers, app.ahead)
+                        await through_pool(answering, label, given.answers, in_flight)
                     else:
                         await anyio.to_thread.run_sync(client.judge, label)
                     if number >= 0:
@@ -140,32 +193,38 @@ async def measure(given: argparse.Namespace) -> dict[str, list[tuple[float, floa
     return times
 
 
+def report(times: dict[str, list[tuple[float, float]]], num_answers: int) -> None:
+    """Prints a line for each way and kind of time."""
+    for index, name in enumerate(("wall", "cpu")):
+        pool = [1e3 * spent[index] / num_answers for spent in times["pool"]]
+        print(f"{name}: pool {statistics.median(pool):.2f} ms an answer")
+        for way in WAYS[1:]:
+            found = [1e3 * spent[index] / num_answers for spent in times[way]]
+            line = f"{name}: {way} {statistics.median(found):.2f} ms"
+            if way != "empty":
+                ratios = [one / other for one, other in zip(found, pool, strict=True)]
+                more = [one - other for one, other in zip(found, pool, strict=True)]
+                low, middle, high = statistics.quantiles(ratios, n=4)
+                line += (
+                    f", {statistics.median(more):+.2f} ms; overhead {middle - 1:+.1%}"
+                    f" (quartiles {low - 1:+.1%} to {high - 1:+.1%})"
+                )
+            print(line)
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--answers", type=int, default=24)
+    parser.add_argument("--in-flight", type=int, default=0, help="0: as many as the server names")
     parser.add_argument("--client", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.client:
         url, number, concurrency = given.client
         return ask(url, int(number), int(concurrency))
-    times = anyio.run(measure, given)
-    for index, name in enumerate(("wall", "cpu")):
-        ratios = [
-            http[index] / pool[index]
-            for pool, http in zip(times["pool"], times["http"], strict=True)
-        ]
-        each_ms = {
-            way: 1e3 * statistics.median(spent[index] for spent in found) / given.answers
-            for way, found in times.items()
-        }
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"{name}: pool {each_ms['pool']:.1f} ms, http {each_ms['http']:.1f} ms an answer; "
-            f"overhead {middle - 1:+.1%} (quartiles {low - 1:+.1%} to {high - 1:+.1%})"
-        )
+    report(anyio.run(measure, given), given.answers)
 
 
 if __name__ == "__main__":

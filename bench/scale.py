@@ -91,10 +91,10 @@ class Costs:
     weight_bytes: float = 1.2e9
     link_bytes_per_s: float = 1.25e9
     """10 Gbit/s, not measured: between nodes."""
-    generate_cpu_s: float = 2.3e-3
+    generate_cpu_s: float = 0.42e-3
     """Of the supervisor, per request to an engine with 256 in flight (`scale_costs.py`)."""
-    verdict_cpu_s: float = 2.1e-3
-    prompter_cpu_s: float = 0.9e-3
+    verdict_cpu_s: float = 0.46e-3
+    prompter_cpu_s: float = 0.96e-3
     row_cpu_s: float = 0.62e-3
     """Of the store's threads, per turn ("The store at a million turns")."""
     rows_per_s: float = 4_444

@@ -225,7 +225,7 @@ async def run_loop(bench: Bench, sink: Any, *, num_turns: int) -> float:
     groups, size = 8, 8
     plan = BatchPlan(
         stage=0, first_step=1, last_step=max(num_turns // (groups * size * 2), 1),
-        groups_per_step=groups, max_replacements=0, max_staleness=0, scale="group",
+        groups_per_step=groups, max_replacements=0, max_staleness=10**6, scale="group",
         train_truncated=True, publish_timeout_s=60,
     )  # fmt: skip
     rules = Rules(

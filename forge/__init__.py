@@ -11,6 +11,7 @@ This file must load under an old Python, since `forge.install` does.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forge import client as client
     from forge.api.calls import ajudge, judge, judges, reward
     from forge.api.pools import JudgePool
     from forge.api.verdict import Reward, Verdict
@@ -25,6 +26,7 @@ __all__ = [
     "Verdict",
     "ajudge",
     "asolve",
+    "client",
     "judge",
     "judges",
     "open",
@@ -54,3 +56,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'forge' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Public names, for completion in a notebook."""
+    return sorted(__all__)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from forge.api.verdict import Reward, Verdict
@@ -72,10 +72,10 @@ class Judge:
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
-        self._idle: list[http.client.HTTPConnection] = []
+        self._idle: list[_OneWrite] = []
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Judge:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -194,6 +194,7 @@ class Judge:
             assert connection.sock is not None
             connection.sock.settimeout(max(timeout_s, 0.01))
             connection.request(method, path, body=content, headers=self._headers)
+            connection.flush()
             response = connection.getresponse()
             found = _parse(response.read(), is_answer=response.status == 200)
         except BaseException:
@@ -226,7 +227,27 @@ def _in_order(threads: ThreadPoolExecutor, futures: list[Future[Verdict]]) -> It
         threads.shutdown(wait=False, cancel_futures=True)
 
 
-class _SocketFileConnection(http.client.HTTPConnection):
+class _OneWrite(http.client.HTTPConnection):
+    """A connection that sends head and body by one system call. http.client sends them apart, and
+    the server starts on the head, only to wait for the body."""
+
+    _written = b""
+
+    def send(self, data: Any) -> None:
+        """Keeps bytes until `flush`."""
+        self._written += data
+
+    def flush(self) -> None:
+        """Sends them. Raises OSError."""
+        data, self._written = self._written, b""
+        super().send(data)
+
+
+class _TlsConnection(_OneWrite, http.client.HTTPSConnection):
+    """A connection with TLS."""
+
+
+class _SocketFileConnection(_OneWrite):
     """A connection to a Unix socket."""
 
     def __init__(self, path: str) -> None:
@@ -240,12 +261,12 @@ class _SocketFileConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _connect(url: str) -> http.client.HTTPConnection:
+def _connect(url: str) -> _OneWrite:
     """A connection that is not open yet."""
     if url.startswith(UNIX_PREFIX):
         return _SocketFileConnection(url.removeprefix(UNIX_PREFIX))
     parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    kind = _TlsConnection if parts.scheme == "https" else _OneWrite
     return kind(parts.hostname or "", parts.port)
 
 

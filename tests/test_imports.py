@@ -33,7 +33,8 @@ ROOMS: dict[str, set[str]] = {
     "statistics": set(),
     "install": set(),
     "client": {"api"},
-    "process": set(),
+    "process": {"process.client"},
+    "process.client": {"process"},
     "process.server": {"process"},
     "exits": {"process"},
     # data and rollout: the problems and the loop
@@ -143,9 +144,10 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.execute.gpu.driver": set(),
     "evalpool.judge.numbers": {"evalpool.judge.channel"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers"},
-    # cluster: judges and engines on other machines
+    # cluster: judges, engines and ranks of a trainer on other machines
     "cluster": {
         "config.schema", "process", "process.server", "evalpool", "serve", "serve.installed",
+        "train",
     },
     # children of `forge doctor`
     "commands.doctor.probes": {
@@ -206,7 +208,8 @@ PARTS = {
 """Rooms that the supervisor joins: every room that runs on the host."""
 
 SUPERVISOR: dict[str, set[str]] = {
-    "runner.plan": set(),
+    "runner.plan": {"runner.plan.nodes"},
+    "runner.plan.nodes": {"runner.plan"},
     "runner.live": set(),
     "runner.prepare": {"runner.plan", "runner.live"},
     "runner.weights": set(),

@@ -12,6 +12,7 @@ import os
 import re
 import warnings
 from dataclasses import replace
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 MAX_SOURCE = 1 << 20
 """Maximum length of a problem's source: parsing takes a hundred times its memory."""
+CACHED_SOURCES = 256
+"""Parsed problems that are kept: a trainer sends the same problem with each answer to it."""
+MAX_CACHED_SOURCE = 1 << 14
+"""Maximum length of a source whose problem is kept, so that the cache takes at most 32 MB."""
 MAX_SHOWN = 80
 """Characters of a user's text in a message."""
 _SOURCE = re.compile(r"\n|^(?:import|from|class|def)\s")
@@ -81,6 +86,11 @@ def problem_from_text(
     source: str, *, entry_point: str = "Model", precision: str = "fp32"
 ) -> ReferenceModule:
     """The problem in a text: a whole problem file, or a bare torch function. Raises ConfigError."""
+    parse = _parse_cached if len(source) <= MAX_CACHED_SOURCE else _parse_problem
+    return parse(source, entry_point, precision)
+
+
+def _parse_problem(source: str, entry_point: str, precision: str) -> ReferenceModule:
     if len(source) > MAX_SOURCE:
         raise ConfigError(f"problem: {len(source)} characters; {MAX_SOURCE} are allowed")
     try:
@@ -98,6 +108,9 @@ def problem_from_text(
         digest = sha256(source.encode()).hexdigest()[:8]
         made = replace(made, problem_id=f"text-{digest}", entry_point=entry_point)
     return replace(made, precision=precision)
+
+
+_parse_cached = lru_cache(CACHED_SOURCES)(_parse_problem)
 
 
 def is_source(problem: str) -> bool:

@@ -159,16 +159,24 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with all fields."""
-        return {**asdict(self), "by_shape": [asdict(each) for each in self.by_shape]}
+        found = {name: getattr(self, name) for name in _NAMES}  # asdict copies: 0.2 ms a verdict
+        found["by_protocol"] = {
+            name: {"status": one.status, "reason": one.reason, "detail": one.detail}
+            for name, one in self.by_protocol.items()
+        }
+        found["by_shape"] = [asdict(each) for each in self.by_shape]
+        found["phase_s"] = dict(self.phase_s)
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
         """Inverse of `to_json`; ignores fields of later versions. Raises KeyError or TypeError on
         another object."""
-        known: dict[str, Any] = {
-            each.name: data[each.name] for each in fields(cls) if each.name in data
-        }
+        known: dict[str, Any] = {name: data[name] for name in _NAMES if name in data}
         by_protocol = {name: ProtocolResult(**one) for name, one in data["by_protocol"].items()}
         by_shape = tuple(ShapeResult(**one) for one in data["by_shape"])
         known["by_protocol"], known["by_shape"] = by_protocol, by_shape
         return cls(**known)
+
+
+_NAMES = tuple(each.name for each in fields(Verdict))

@@ -104,7 +104,9 @@ def plan(
     assumed: Annotated[
         str | None,
         typer.Option(
-            "--assume", metavar="MACHINE", help='Plan for another machine, e.g. "8xH100-80GB".'
+            "--assume",
+            metavar="MACHINE",
+            help='Plan for another machine, e.g. "8xH100-80GB", or several: "4x8xH100-80GB".',
         ),
     ] = None,
     as_json: Json = False,

@@ -7,72 +7,56 @@ run's log folder; a host ends with its context; whatever fails is a ForgeError t
 
 from __future__ import annotations
 
-import base64
 import logging
 import secrets
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
 
 from forge.cluster.broker_process import BROKER, absent_broker, broker_spec, keep_broker
 from forge.cluster.connection import SURVEY_S
-from forge.cluster.order import Order, Role
-from forge.cluster.sources import source_digest
+from forge.cluster.hosted import NEWS_S, STOP_S, TRANSFER_S, Hosted
+from forge.cluster.order import Order, Role, source_digest
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
 from forge.process.ask import open_client, send
+from forge.process.child import ProcessObserver
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 
     import httpx
 
     from forge.config.schema import ClusterTable
-    from forge.process.child import ProcessObserver
 
 logger = logging.getLogger(__name__)
 
 ROOM_S = 45.0
 """Maximum wait for a node with room, its first import of forge included."""
-TRANSFER_S = 1800.0
-"""Maximum time until weights have reached a node: 140 GB at 1 Gbit/s."""
-NEWS_S = 90.0
-STOP_S = 20.0
+MAX_LOST = 3
+"""Hosts that may be lost, one after the other, while they start a child."""
+
+
+class HostLost(ChildDied):
+    """A host is gone, with its node or without."""
+
+
 KINDS: dict[str, type[ForgeError]] = {
-    kind.__name__: kind for kind in (NoRoom, MachineError, ConfigError, ChildDied, Stalled)
+    kind.__name__: kind
+    for kind in (NoRoom, MachineError, ConfigError, ChildDied, HostLost, Stalled)
 }
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Hosted:
-    """A child on a node."""
+class NodeObserver(ProcessObserver, Protocol):
+    """Receives starts and ends of children, on nodes too."""
 
-    name: str
-    key: str
-    url: str
-    host: str
-    """Name of its machine."""
-    log_path: Path
-    """The copy of its log, here."""
-    log_offset: int
-    """Size of that copy before this child."""
-    reason: str = ""
-    """Reason of its end; empty while it runs."""
-    ended: anyio.Event = field(default_factory=anyio.Event)
-
-    async def wait(self) -> str:
-        """Wait for its end and return the reason."""
-        await self.ended.wait()
-        return self.reason
-
-    def end(self, reason: str) -> None:
-        """Note that it has ended. The first reason stays."""
-        self.reason = self.reason or reason
-        self.ended.set()
+    def started(self, name: str, *, pid: int, devices: str, log_path: Path, node: str = "") -> None:
+        """A child was started. `node`: name and address of its machine; empty for this one."""
+        ...
 
 
 class Cluster:
@@ -80,27 +64,35 @@ class Cluster:
 
     def __init__(
         self, http: httpx.AsyncClient, tasks: anyio.abc.TaskGroup, *, run: str, log_dir: Path,
-        say: Callable[[str], None],
+        say: Callable[[str], None], observer: NodeObserver | None = None,
     ) -> None:  # fmt: skip
         """`say` prints where each child runs."""
+        self.has_trained = False
+        """True once a trainer had all its nodes."""
+        self._observer = observer
         self.token = secrets.token_urlsafe(32)
-        self._http, self._tasks = http, tasks
+        self.tasks, self._http = tasks, http
         self._run, self._log_dir, self._say = run, log_dir, say
         self._ids = count()
 
     async def survey(self) -> list[dict[str, Any]]:
         """The living nodes, this machine first, with facts about each."""
-        return (await self._ask("/survey", {}, timeout_s=SURVEY_S + STOP_S))["nodes"]
+        return (await self.ask("/survey", {}, timeout_s=SURVEY_S + STOP_S))["nodes"]
+
+    async def address(self) -> str:
+        """The address of this machine among the nodes."""
+        return (await self.ask("/address", {}, timeout_s=STOP_S))["ip"]
 
     @asynccontextmanager
     async def host(
         self, name: str, *, role: Role, index: int, settings: Mapping[str, Any], num_gpus: int,
-        num_cpus: int, labels: Mapping[str, str], ready_s: float, weights: Path | None = None,
+        num_cpus: int, labels: Mapping[str, str], ready_s: float,
+        files: Mapping[str, Path] | None = None,
     ) -> AsyncGenerator[Hosted]:  # fmt: skip
         """A child on a node with room, until the context ends.
 
         Args:
-            weights: checkpoint that the child starts with.
+            files: copied to the node; the child's config has their paths there.
             ready_s: maximum time until the child is ready.
 
         Raises:
@@ -111,75 +103,68 @@ class Cluster:
         order = Order(
             run=self._run, name=name, role=role, index=index, token=self.token,
             sources=source_digest(), num_gpus=num_gpus, settings=settings,
-            weights="" if weights is None else await self._put(weights),
+            files={each: str(path.absolute()) for each, path in (files or {}).items()},
         )  # fmt: skip
         body = {
             "id": key, "order": order.to_json(), "num_cpus": num_cpus, "labels": dict(labels),
             "room_s": ROOM_S,
         }  # fmt: skip
-        timeout_s = ROOM_S + ready_s + (TRANSFER_S if weights else 0.0)
+        timeout_s = ROOM_S + ready_s + (TRANSFER_S if files else 0.0)
         following = anyio.CancelScope()
         try:
-            with absent_broker():
-                found = await self._ask("/open", body, timeout_s=timeout_s)
+            found = await self._open(body, timeout_s=timeout_s)
             log_path = self._log_dir / f"{name}.log"
             hosted = Hosted(
-                name=name, key=key, url=found["url"], host=found["host"], log_path=log_path,
+                cluster=self, name=name, key=key, url=found["url"], host=found["host"],
+                log_path=log_path,
                 log_offset=log_path.stat().st_size if log_path.exists() else 0,
             )  # fmt: skip
-            self._say(f"{name} runs on {hosted.host} ({hosted.url}, {found['devices']})")
-            self._tasks.start_soon(self._follow, hosted, following)
-            yield hosted
+            where = ", ".join(filter(None, (hosted.url, found["devices"])))
+            self._say(f"{name} runs on {hosted.host} ({where})")
+            self.tasks.start_soon(hosted.follow, following)
+            with self._observed(hosted, found):
+                yield hosted
         finally:
             following.cancel()
             with anyio.CancelScope(shield=True):
-                await self._stop(key)
+                await self.stop(key)
 
-    async def bring(self, hosted: Hosted, path: Path) -> Path:
-        """Copy a directory of weights to the node of a child; returns the path there."""
-        body = {"id": hosted.key, "key": await self._put(path)}
-        return Path((await self._ask("/bring", body, timeout_s=TRANSFER_S))["path"])
+    async def _open(self, body: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """The facts of a new host. One that is lost before its child is ready is replaced."""
+        for _ in range(MAX_LOST):
+            try:
+                return await self.ask("/open", body, timeout_s=timeout_s)
+            except HostLost as error:
+                logger.warning("%s: %s; it is opened again", body["id"], error)
+            await self.stop(body["id"])
+        return await self.ask("/open", body, timeout_s=timeout_s)
 
-    async def end(self, hosted: Hosted) -> None:
-        """End a child before its context ends."""
-        await self._stop(hosted.key)
-        hosted.end("killed by forge")
+    @contextmanager
+    def _observed(self, hosted: Hosted, found: Mapping[str, Any]) -> Generator[None]:
+        """Report the start and the end of a child."""
+        observer, name, pid = self._observer, hosted.name, int(found["pid"])
+        if observer is None:
+            yield
+            return
+        address = urlsplit(hosted.url).hostname or ""
+        observer.started(
+            name, pid=pid, devices=str(found["devices"]), log_path=hosted.log_path,
+            node=" ".join(filter(None, (hosted.host, address))),
+        )  # fmt: skip
+        try:
+            yield
+        finally:
+            observer.ended(name, pid=pid, reason=hosted.reason or "stopped with its host")
 
-    def dump_stacks(self, hosted: Hosted) -> None:
-        """Make a child write its stacks to its log."""
-        self._tasks.start_soon(self._dump_stacks, hosted.key)
-
-    async def _dump_stacks(self, key: str) -> None:
+    async def stop(self, key: str) -> None:
+        """End a host with its child, as far as they can be reached."""
         with suppress(ForgeError):
-            await self._ask("/stacks", {"id": key}, timeout_s=STOP_S)
+            await self.ask("/stop", {"id": key}, timeout_s=STOP_S)
 
-    async def _put(self, path: Path) -> str:
+    async def ask(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """The broker's answer. Raises NoRoom while there is no broker, and its errors."""
         with absent_broker():
-            body = {"path": str(path.absolute())}
-            return (await self._ask("/put", body, timeout_s=TRANSFER_S))["key"]
-
-    async def _stop(self, key: str) -> None:
-        with suppress(ForgeError):
-            await self._ask("/stop", {"id": key}, timeout_s=STOP_S)
-
-    async def _follow(self, hosted: Hosted, scope: anyio.CancelScope) -> None:
-        """Copy the child's log until its end, and note the reason."""
-        offset = 0
-        with scope, hosted.log_path.open("ab") as log:
-            while not hosted.reason:
-                try:
-                    asked = {"id": hosted.key, "offset": offset}
-                    news = await self._ask("/news", asked, timeout_s=NEWS_S)
-                except ForgeError as error:
-                    news = {"log": "", "ended": str(error)}
-                text = base64.b64decode(news["log"])
-                offset += log.write(text)
-                log.flush()
-                if news["ended"]:
-                    hosted.end(news["ended"])
-
-    async def _ask(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        answer = await send(self._http, "POST", path, body, server=BROKER, timeout_s=timeout_s)
+            answer = await send(self._http, "POST", path, body, server=BROKER, timeout_s=timeout_s)
         found: Any = answer.json()
         if kind := KINDS.get(found.get("kind", "")):
             raise kind(found["error"])
@@ -195,7 +180,7 @@ async def open_cluster(
     run: str,
     socket_dir: Path,
     log_dir: Path,
-    observer: ProcessObserver | None = None,
+    observer: NodeObserver | None = None,
     say: Callable[[str], None] = logger.info,
 ) -> AsyncGenerator[Cluster]:
     """Connects to the cluster; every host ends with the context.
@@ -211,6 +196,6 @@ async def open_cluster(
     ):
         await tasks.start(keep_broker, spec, observer)
         try:
-            yield Cluster(http, tasks, run=run, log_dir=log_dir, say=say)
+            yield Cluster(http, tasks, run=run, log_dir=log_dir, say=say, observer=observer)
         finally:
             tasks.cancel_scope.cancel()

@@ -14,60 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from forge.cluster.judges import MARGIN_S
 from forge.cluster.order import Role
-from forge.errors import ChildDied
-from forge.process.logtail import read_last_lines
 from forge.serve.client import ReplicaClient
 from forge.serve.installed.engines import start_timeout_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from forge.cluster.cluster import Cluster, Hosted
+    from forge.cluster.cluster import Cluster
     from forge.config.schema import ClusterTable, ServeTable
     from forge.process.child import ChildSpec
     from forge.serve.elsewhere import EngineElsewhere, OpenEngineElsewhere
 
 COMMON = ("stop_token_ids", "max_lora_rank", "version")
 """Keys of an engine's config that are the same at home and elsewhere."""
-
-
-class NodeEngine:
-    """An engine on a node: an `EngineElsewhere`."""
-
-    def __init__(self, cluster: Cluster, hosted: Hosted, client: ReplicaClient) -> None:
-        self._cluster, self._hosted = cluster, hosted
-        self.client = client
-
-    @property
-    def is_alive(self) -> bool:
-        """True until its end is known."""
-        return not self._hosted.reason
-
-    async def wait(self) -> str:
-        """Wait for its end and return the reason."""
-        return await self._hosted.wait()
-
-    async def kill(self) -> None:
-        """End it."""
-        await self._cluster.end(self._hosted)
-
-    def dump_stacks(self) -> None:
-        """Make it write its stacks to its log."""
-        self._cluster.dump_stacks(self._hosted)
-
-    def died(self, *, doing: str = "") -> ChildDied:
-        """The error for an engine that ended unasked."""
-        hosted = self._hosted
-        while_doing = f" while {doing}" if doing else ""
-        lines = read_last_lines(hosted.log_path, num_lines=20, offset=hosted.log_offset)
-        return ChildDied(
-            f"{hosted.name} on {hosted.host} died{while_doing}: {hosted.reason}. "
-            f"Last lines of {hosted.log_path}:\n{lines}"
-        )
-
-    async def bring(self, path: Path) -> Path:
-        """Copy a directory of weights to its node. Raises ChildDied, MachineError."""
-        return await self._cluster.bring(self._hosted, path)
 
 
 def engines_elsewhere(
@@ -93,11 +52,12 @@ async def _open_engine(
         num_gpus=serve.tensor_parallel if on_gpu else 0,
         num_cpus=0 if on_gpu else serve.threads,
         labels=table.serve_labels,
-        weights=Path(config["model_dir"]),
+        files={"model_dir": Path(config["model_dir"])},
         ready_s=start_timeout_s(serve) + MARGIN_S,
     ) as hosted:  # fmt: skip
         client = ReplicaClient(
             hosted.url, name=spec.name, timeout_s=serve.request_timeout_s, token=cluster.token
         )
         async with client:
-            yield NodeEngine(cluster, hosted, client)
+            hosted.client = client
+            yield hosted

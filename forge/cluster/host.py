@@ -11,21 +11,18 @@ for errors, so that the broker needs none of the node's classes.
 
 from __future__ import annotations
 
-import importlib.util
-import platform
+import json
 import shutil
 import socket
 import sys
 import tempfile
-import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.cluster.order import Order, Place, child_of
-from forge.cluster.sources import source_digest
+from forge.cluster.order import WORK, Order, Place, child_of, source_digest
+from forge.cluster.survey import Surveyed
 from forge.cluster.weights import touch, unpack
 from forge.errors import ForgeError, MachineError
 from forge.process.child import open_child, thread_for_children
@@ -33,6 +30,7 @@ from forge.process.devices import inventory
 from forge.process.gpu_claim import claim
 from forge.process.server.network import port_file
 from forge.process.sockets import open_private_dir
+from forge.train.handle import FAILURE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,27 +39,24 @@ if TYPE_CHECKING:
     from forge.process.child import Child
     from forge.process.devices import Gpu
 
-NEEDED = ("torch", "triton")
-"""Packages that a judge needs on its node."""
 NEWS_S = 5.0
 """Maximum wait for news before an empty answer."""
 NEWS_PAUSE_S = 0.2
 """Pause between two looks for news."""
-KEPT_WEIGHTS = 3
-"""Directories of weights on a node's disk for each engine: a checkpoint and two adapters. Loaded
-files stay readable after their deletion."""
+KEPT_WEIGHTS = 4
+"""Directories on a node's disk for each host: a checkpoint and two adapters of an engine, or the
+files of a trainer. Loaded files stay readable after their deletion."""
 MAX_LOG_BYTES = 64 * 1024
 """Bytes of the child's log in one answer."""
 
 
-class Host:
+class Host(Surveyed):
     """Starts one child and keeps it until `stop`, its end, or the end of this process."""
 
     def __init__(self, ip: str, num_neighbours: int) -> None:
         """Prepare a host on the node with address `ip`."""
-        self._ip = ip
+        super().__init__(ip)
         self._num_neighbours = num_neighbours
-        self._stack = ExitStack()
         self._folder = self._stack.enter_context(open_private_dir(Path(tempfile.gettempdir())))
         self._log = self._folder / "none.log"
         self._opened, self._stopping = anyio.Event(), anyio.Event()
@@ -74,39 +69,16 @@ class Host:
     async def ready(self) -> None:
         """Nothing; its answer shows that a node has made the host."""
 
-    async def describe(self) -> dict[str, Any]:
-        """Facts about this node, for the check of its installation."""
-        return {
-            "ip": self._ip,
-            "host": socket.gethostname(),
-            "sources": source_digest(),
-            "python": platform.python_version(),
-            "executable": sys.executable,
-            "time": time.time(),
-            "missing": [name for name in NEEDED if importlib.util.find_spec(name) is None],
-            "port": self._listen(),
-        }
-
-    def _listen(self) -> int:
-        """A port where the supervisor can try to reach this node, until the host ends."""
-        family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
-        listener = self._stack.enter_context(socket.create_server((self._ip, 0), family=family))
-        return listener.getsockname()[1]
-
-    async def receive(self, refs: Sequence[Any]) -> int:
-        """Fetch objects to this node; returns their bytes."""
-        return sum([len(await ref) for ref in refs])
-
     async def hold(self, order: Mapping[str, Any]) -> None:
         """Start the child and wait for its end."""
         try:
             with thread_for_children():
                 await self._hold(Order(**order))
         except ForgeError as error:
-            self._error = {"kind": type(error).__name__, "message": str(error)}
+            self._error = {"kind": type(error).__name__, "error": str(error)}
             self._ended = str(error)
         except BaseException as error:
-            self._error = {"kind": "MachineError", "message": f"{type(error).__name__}: {error}"}
+            self._error = {"kind": "MachineError", "error": f"{type(error).__name__}: {error}"}
             self._ended = str(error)
             raise
         finally:
@@ -124,8 +96,8 @@ class Host:
             spec = child_of(order, self._place(gpus))
             self._log = spec.log_path
             async with open_child(spec) as child:
-                assert spec.socket_path is not None
-                self._port = port_file(spec.socket_path).read_text()
+                if spec.socket_path is not None:
+                    self._port = port_file(spec.socket_path).read_text()
                 self._child = child
                 self._opened.set()
                 async with anyio.create_task_group() as tasks:
@@ -150,11 +122,10 @@ class Host:
             folder=self._folder,
             gpus=gpus,
             num_neighbours=self._num_neighbours,
-            weights=self._weights,
         )
 
     async def bring(self, key: str, manifest: Manifest) -> dict[str, Any]:
-        """Write weights to this node's disk; returns their path. The last ones stay."""
+        """Write files to this node's disk; returns their directory. The last ones stay."""
         folder = self._folder / f"weights-{key}"
         try:
             if key not in self._weights:
@@ -171,10 +142,10 @@ class Host:
         """The child's address once it is ready, or the error of its start."""
         await self._opened.wait()
         if self._child is None:
-            return {"error": self._error or {"kind": "ChildDied", "message": "it was stopped"}}
+            return self._error or {"kind": "ChildDied", "error": "it was stopped"}
         host = f"[{self._ip}]" if ":" in self._ip else self._ip
         return {
-            "url": f"http://{host}:{self._port}",
+            "url": f"http://{host}:{self._port}" if self._port else "",
             "pid": self._child.pid,
             "devices": self._child.spec.devices,
             "host": socket.gethostname(),
@@ -185,8 +156,12 @@ class Host:
         with anyio.move_on_after(NEWS_S):
             while self._ended is None and self._log_size() <= offset:  # noqa: ASYNC110 - a file
                 await anyio.sleep(NEWS_PAUSE_S)
-        text = self._read(offset)
-        return {"log": text, "ended": None if len(text) == MAX_LOG_BYTES else self._ended}
+        text, failure = self._read(offset), self._folder / WORK / FAILURE
+        return {
+            "log": text,
+            "ended": None if len(text) == MAX_LOG_BYTES else self._ended,
+            "failure": json.loads(failure.read_text()) if failure.exists() else None,
+        }
 
     def _log_size(self) -> int:
         return self._log.stat().st_size if self._log.exists() else 0

@@ -2,30 +2,44 @@
 """The order for a host on a node, and the child that the host starts for it.
 
 Made by the supervisor, sent through the broker as JSON, read on the node. The child is the one that
-`open_pool` or `open_replicas` starts at home, with a second listener for the supervisor
-(`process.server.network`).
+`open_pool`, `open_replicas` or `open_trainer` starts at home; servers have a second listener for
+the supervisor (`process.server.network`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+import forge
 from forge.config.schema import JudgeTable, ServeTable
 from forge.evalpool.capacity import GPU_CAPACITY, seat_cores
 from forge.evalpool.links import judge_spec
 from forge.evalpool.pool import CPU_CAPACITY
 from forge.serve.installed.engines import check_engine, resolve
 from forge.serve.replicas import engine_spec
+from forge.train.handle import trainer_spec
 
 if TYPE_CHECKING:
     from forge.process.child import ChildSpec
     from forge.process.devices import Gpu
+
+WORK = "work"
+"""Directory of a child's own files, in its host's."""
+RANKS_GRACE_S = 2.0
+"""Time for ranks on a node to end: they have ended with rank 0, or wait for others that are lost.
+"""
+
+
+DIGITS = 12
+"""Digits of the digest that are compared and shown."""
 
 
 class Role(StrEnum):
@@ -35,6 +49,8 @@ class Role(StrEnum):
     """A judge of the pool."""
     ENGINE = "engine"
     """The engine of a replica."""
+    TRAINER = "trainer"
+    """Ranks of a trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +72,9 @@ class Order:
     num_gpus: int
     settings: Mapping[str, Any]
     """The table of the role, as JSON, and what else its child needs."""
-    weights: str = ""
-    """Key of the checkpoint that an engine starts with."""
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Directories and files that the child needs, by the key of its config: paths of the
+    supervisor, which the broker replaces by the directories on the node that it copied them to."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON, which `Order(**...)` reads."""
@@ -75,13 +92,41 @@ class Place:
     """The cards that Ray gave to the host."""
     num_neighbours: int
     """Hosts of the same kind that the node has room for, with which its cores are shared."""
-    weights: Mapping[str, Path] = field(default_factory=dict[str, Path])
-    """Directories of weights that were brought, by key."""
+
+    @property
+    def work(self) -> Path:
+        """Directory of the child's own files."""
+        path = self.folder / WORK
+        path.mkdir(exist_ok=True)
+        return path
+
+    @property
+    def uuids(self) -> list[str]:
+        """Its cards."""
+        return [gpu.uuid for gpu in self.gpus]
+
+
+@cache
+def source_digest(root: Path | None = None) -> str:
+    """Digest of the paths and contents of the Python files below `root` (default: forge).
+
+    The monitor is left out: no node runs it, and in a checkout it is a link.
+    """
+    folder = Path(forge.__file__).parent if root is None else root
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        if path.is_relative_to(folder / "tui"):
+            continue
+        found.update(f"{path.relative_to(folder)}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:DIGITS]
 
 
 def child_of(order: Order, place: Place) -> ChildSpec:
     """The child of an order on this node. Raises MachineError if the node cannot run it."""
-    spec = _judge(order, place) if order.role == Role.JUDGE else _engine(order, place)
+    spec = {Role.JUDGE: _judge, Role.ENGINE: _engine, Role.TRAINER: _trainer}[Role(order.role)](
+        order, place
+    )
     network = {"host": place.ip, "token": order.token}
     return replace(spec, config={**spec.config, "network": network})
 
@@ -108,21 +153,38 @@ def _judge(order: Order, place: Place) -> ChildSpec:
 
 
 def _engine(order: Order, place: Place) -> ChildSpec:
-    uuids = [gpu.uuid for gpu in place.gpus]
-    table = resolve(ServeTable.model_validate(order.settings["table"]), gpus=uuids)
-    check_engine(table, gpus=uuids)
-    work_dir = place.folder / "work"
-    work_dir.mkdir()
+    table = resolve(ServeTable.model_validate(order.settings["table"]), gpus=place.uuids)
+    check_engine(table, gpus=place.uuids)
     return engine_spec(
         table,
         index=order.index,
         socket_dir=place.folder,
         log_dir=place.folder,
-        gpus=uuids,
+        gpus=place.uuids,
         config={
-            "work_dir": str(work_dir),
+            "work_dir": str(place.work),
             "shared_gpus": [],
-            "model_dir": str(place.weights[order.weights]),
+            "model_dir": order.files["model_dir"],
             **{key: value for key, value in order.settings.items() if key != "table"},
         },
     )
+
+
+def _trainer(order: Order, place: Place) -> ChildSpec:
+    """Ranks that report nothing and write no file of the run: rank 0 is the supervisor's."""
+    job: dict[str, Any] = {**order.settings["job"]}
+    for key, folder in order.files.items():
+        # A step's number is in its checkpoint's name, and rows are one file.
+        link = place.work / Path(job[key]).name
+        link.symlink_to(Path(folder, link.name) if key == "rows_path" else folder)
+        job[key] = str(link)
+    own = {
+        "work_dir": str(place.work), "weights_dir": str(place.work), "gpus": place.uuids,
+        "shared_gpus": [], "control_socket": str(place.folder / "none.sock"),
+        "meeting": {**job["meeting"], "host": place.ip},
+    }  # fmt: skip
+    spec = trainer_spec(
+        order.name, {**job, **own}, log_dir=place.folder, threads=job["stage"]["threads"],
+        gpus=place.uuids,
+    )  # fmt: skip
+    return replace(spec, stop_grace_s=RANKS_GRACE_S)

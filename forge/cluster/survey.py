@@ -6,8 +6,13 @@ Called by the broker. Each node but this one gets a host for a moment.
 
 from __future__ import annotations
 
+import importlib.util
+import platform
+import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
@@ -15,11 +20,52 @@ import anyio.to_thread
 import numpy as np
 
 from forge.cluster.connection import SURVEY_S, Node, cause_line, is_open, list_nodes
+from forge.cluster.order import source_digest
 
 MEASURED_BYTES = 32 << 20
 """Bytes that are sent to a node to measure its bandwidth: a second at 256 Mbit/s."""
+JUDGES_NEED = ("torch", "triton")
+"""Packages that a judge needs on its node."""
+RANKS_NEED = ("torch", "transformers", "trl", "peft", "datasets")
+"""Packages that ranks of a trainer need on their node."""
 NO_FORGE = "No module named 'forge"
 """Part of Ray's message about a node whose Python cannot import forge."""
+
+
+class Surveyed:
+    """A host's part that reports about its node."""
+
+    def __init__(self, ip: str) -> None:
+        """`ip`: the node's address."""
+        self._ip = ip
+        self._stack = ExitStack()
+
+    async def describe(self) -> dict[str, Any]:
+        """Facts about this node, for the check of its installation."""
+        return {
+            "ip": self._ip,
+            "host": socket.gethostname(),
+            "sources": source_digest(),
+            "python": platform.python_version(),
+            "executable": sys.executable,
+            "time": time.time(),
+            "missing": sorted(
+                name
+                for name in {*JUDGES_NEED, *RANKS_NEED}
+                if importlib.util.find_spec(name) is None
+            ),
+            "port": self._listen(),
+        }
+
+    def _listen(self) -> int:
+        """A port where the supervisor can try to reach this node, until the host ends."""
+        family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
+        listener = self._stack.enter_context(socket.create_server((self._ip, 0), family=family))
+        return listener.getsockname()[1]
+
+    async def receive(self, refs: Sequence[Any]) -> int:
+        """Fetch objects to this node; returns their bytes."""
+        return sum([len(await ref) for ref in refs])
 
 
 async def survey(ray: Any, new_host: Callable[[dict[str, str]], Any]) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Directories of weights on their way through Ray's object store: packed once, unpacked on nodes.
+"""Weights and checkpoints on their way through Ray's object store: packed once, unpacked on nodes.
 
 The broker puts each file in chunks; a node fetches each chunk once, from any node that has it, and
 its hosts write it to their disks. Promise: an unpacked directory is complete, or the call failed.
@@ -8,7 +8,8 @@ its hosts write it to their disks. Promise: an unpacked directory is complete, o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,24 +26,32 @@ Manifest = Sequence[tuple[str, Sequence[Any]]]
 """Name of each file, relative to the directory, and the objects of its chunks."""
 
 
-def weights_key(folder: Path) -> str:
-    """Identifies the content of a directory, by the names, sizes and times of its files."""
-    found = hashlib.sha256(str(folder.absolute()).encode())
-    for path in _files(folder):
-        stat = path.stat()
-        found.update(f"{path.relative_to(folder)}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+def weights_key(source: Path) -> str:
+    """Identifies the content of a directory or file, by names, sizes and times. Raises
+    MachineError."""
+    found = hashlib.sha256(str(source.absolute()).encode())
+    with _readable(source):
+        for name, path in _files(source).items():
+            stat = path.stat()
+            found.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
     return found.hexdigest()[:16]
 
 
-def pack(folder: Path, put: Callable[[Any], Any]) -> Manifest:
-    """The files of a directory as objects. `put` stores one object. Raises MachineError."""
-    try:
+def pack(source: Path, put: Callable[[Any], Any]) -> Manifest:
+    """The files of a directory, or one file, as objects. `put` stores one object. Raises
+    MachineError."""
+    with _readable(source):
         return [
-            (path.relative_to(folder).as_posix(), [put(chunk) for chunk in _chunks(path)])
-            for path in _files(folder)
+            (name, [put(chunk) for chunk in _chunks(path)]) for name, path in _files(source).items()
         ]
+
+
+@contextmanager
+def _readable(source: Path) -> Generator[None]:
+    try:
+        yield
     except OSError as error:
-        raise MachineError(f"{folder}: weights cannot be read: {error}") from error
+        raise MachineError(f"{source}: it cannot be read for a node: {error}") from error
 
 
 async def unpack(manifest: Manifest, folder: Path) -> None:
@@ -58,8 +67,12 @@ async def unpack(manifest: Manifest, folder: Path) -> None:
             raise MachineError(f"{path}: weights cannot be written: {error}") from error
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def _files(source: Path) -> dict[str, Path]:
+    """The files by their name on the other side."""
+    if not source.is_dir():
+        return {source.name: source}
+    paths = sorted(path for path in source.rglob("*") if path.is_file())
+    return {path.relative_to(source).as_posix(): path for path in paths}
 
 
 def _chunks(path: Path) -> list[Any]:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from forge.cluster.cluster import open_cluster
 from forge.cluster.connection import Node
-from forge.cluster.sources import source_digest
+from forge.cluster.order import source_digest
+from forge.cluster.survey import JUDGES_NEED, RANKS_NEED
 from forge.commands.doctor.finding import Finding, error, warning
 from forge.errors import ConfigError, pip_install
 from forge.process.sockets import open_socket_dir
 
 if TYPE_CHECKING:
-    from forge.config.schema import Experiment
+    from forge.config.schema import ClusterTable, Experiment
 
 MAX_SKEW_S = 2.0
 """Difference of two clocks that confuses nobody who reads logs of both."""
@@ -52,7 +53,7 @@ def find_all(experiment: Experiment, nodes: Sequence[Mapping[str, Any]]) -> list
 def _find(experiment: Experiment, facts: Mapping[str, Any]) -> Iterator[Finding]:
     node = Node(**facts["node"])
     if node.is_here:
-        yield Finding(name=node.ip, found=f"{node}: the supervisor, the store and the trainer")
+        yield Finding(name=node.ip, found=f"{node}: the supervisor, the store and rank 0")
         return
     if "error" in facts:
         fix = "install forge's commit in the Python that runs Ray there"
@@ -74,11 +75,22 @@ def _faults(experiment: Experiment, facts: Mapping[str, Any]) -> Iterator[tuple[
     if not facts["is_reachable"]:
         found = f"its port {facts['port']} cannot be reached from here"
         yield error, found, "open all TCP ports between the nodes, as Ray needs too"
-    if experiment.cluster.judges and facts["missing"]:
-        yield error, f"no {', '.join(facts['missing'])} for judges", pip_install("judge")
+    yield from _absent(experiment.cluster, facts["missing"])
     if abs(facts["skew_s"]) > MAX_SKEW_S:
         found = f"its clock differs by {facts['skew_s']:+.1f} s"
         yield warning, found, "timedatectl set-ntp true there"
     if facts["megabytes_s"] < LEAST_MEGABYTES_S and experiment.cluster.serve:
         found = f"{facts['megabytes_s']:.0f} MB/s from here, which slows each publish"
         yield warning, found, "a faster network, or engines on nodes near this machine"
+
+
+def _absent(table: ClusterTable, missing: Sequence[str]) -> Iterator[tuple[Any, str, str]]:
+    """An error for each role whose packages a node lacks."""
+    needed = (
+        (table.judges, "judges", JUDGES_NEED, "judge"),
+        (table.train_nodes, "ranks", RANKS_NEED, "run"),
+    )
+    for is_wanted, role, packages, extra in needed:
+        absent = [name for name in packages if name in missing]
+        if is_wanted and absent:
+            yield error, f"no {', '.join(absent)} for {role}", pip_install(extra)

@@ -22,6 +22,7 @@ from forge.store.reader import open_run
 from forge.views.outcome.gains import load_gains
 from forge.views.outcome.ladder import EVALUATIONS
 from forge.views.run.duration import load_seconds
+from forge.views.run.nodes import load_nodes, render_nodes
 from forge.views.run.standing import Standing, load_stages, load_standing
 from forge.views.run.steps import describe_steps
 from forge.views.text.numbers import (
@@ -64,6 +65,8 @@ class RunStatus:
     """Duration and end of an ended run; empty for another one."""
     results: tuple[str, ...] = ()
     """Lines about an ended run: gains, best kernel, and where to see more."""
+    nodes: tuple[dict[str, Any], ...] = ()
+    """Nodes of the last attempt with `[cluster]`, as `v_nodes` has them."""
     silence: Stalled | None = None
     """The deadline that the supervisor missed. The command ends with its exit code."""
 
@@ -73,6 +76,7 @@ class RunStatus:
             **self.standing.to_json(),
             "live": None,
             "components": list[Any](),
+            "nodes": list(self.nodes),
             "silence": self.silence and str(self.silence),
         }
         if self.live is not None:
@@ -83,6 +87,7 @@ class RunStatus:
     def render(self) -> RenderableType:
         """The same as text: the state, the running stage, a table of processes."""
         lines = self.standing.to_lines()
+        nodes = [Text(), render_nodes(self.nodes, now=time.time())] if self.nodes else []
         if self.live is None:
             lines[0] += self.took
             if self.standing.state != "done":
@@ -90,9 +95,9 @@ class RunStatus:
             lines += self.results
             if self.standing.state == "running":
                 lines.append("its supervisor does not answer, has just begun, or is ending")
-            return Group(*map(Text, lines))
+            return Group(*map(Text, lines), *nodes)
         lines.append(live_line(self.live, self.standing.played))
-        return Group(*map(Text, lines), render(self.live.components))
+        return Group(*map(Text, lines), render(self.live.components), *nodes)
 
 
 def load_status(paths: RunPaths) -> RunStatus:
@@ -102,11 +107,23 @@ def load_status(paths: RunPaths) -> RunStatus:
         has_ended = standing.state in ENDED
         took = _took(reader) if has_ended else ""
         results = tuple(_results(reader)) if has_ended else ()
+    live, silence = None, None
     try:
         live = _ask_supervisor(paths)
-        return RunStatus(standing=standing, live=live, took=took, results=results)
     except Stalled as error:
-        return RunStatus(standing=standing, live=None, silence=error)
+        silence, took, results = error, "", ()
+    return RunStatus(
+        standing=standing, live=live, took=took, results=results, silence=silence,
+        nodes=_nodes(paths, live),
+    )  # fmt: skip
+
+
+def _nodes(paths: RunPaths, live: LiveStatus | None) -> tuple[dict[str, Any], ...]:
+    """Nodes of the last attempt, with the judgements of the judges that run there now."""
+    judges = live.components if live is not None else ()
+    judged = [(one.node, one.num_judged) for one in judges if one.num_judged is not None]
+    with open_run(paths) as reader:
+        return tuple(load_nodes(reader, judged=judged))
 
 
 def _took(reader: RunReader) -> str:

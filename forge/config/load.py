@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from forge.config.checks.check import check
 from forge.config.mistakes import found_mistakes, without
+from forge.config.removed import drop_removed
 from forge.config.schema import Experiment, dotted
 from forge.config.schema.problems import is_hub_name
 from forge.config.sources import Sources, read_sources
@@ -48,7 +49,8 @@ PATH_KEYS = (
 def load_experiment(
     path: Path | str, *, overrides: Sequence[str] = (), is_here: bool = True
 ) -> Experiment:
-    """Reads and checks an experiment.
+    """Reads and checks an experiment. Keys that a run's recorded one has from an earlier forge are
+    left out, with a warning.
 
     Args:
         path: the TOML file.
@@ -59,6 +61,7 @@ def load_experiment(
         ConfigError: the experiment has mistakes; one line for each, in the order of the file.
     """
     sources = read_sources(Path(path), overrides=overrides)
+    drop_removed(sources)
     _make_absolute(sources)
     experiment, mistakes = _validate(sources.values)
     if experiment is not None:

@@ -47,6 +47,10 @@ class ComponentStatus:
     num_restarts: int
     last_words: str
     """The last line of its log, printable."""
+    node: str = ""
+    """Name and address of its machine, if that is a node of the cluster."""
+    num_judged: int | None = None
+    """Verdicts of a judge so far; None for other processes."""
     cpu_cores: float | None = None
     """Cores that it and its children used since the last sample; None before the second, and from
     an older supervisor."""

@@ -97,18 +97,22 @@ class ChatTemplate:
 
     def _tokenize(self, text: str) -> list[int]:
         if _GUARD not in text:
-            return self.tokenizer.encode(text, add_special_tokens=False).ids
+            return self._encode(text)
         ids: list[int] = []
         for piece in self._special_pattern.split(text):
             known = self._special_ids.get(piece)
             ids += self.encode_plain(piece.replace(_GUARD, "")) if known is None else [known]
         return ids
 
+    def _encode(self, text: str) -> list[int]:
+        """Token ids, in four fifths of `encode`'s time: without the tokens' positions."""
+        return self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens whatever it contains."""
         self.tokenizer.encode_special_tokens = True
         try:
-            return self.tokenizer.encode(text, add_special_tokens=False).ids
+            return self._encode(text)
         finally:
             self.tokenizer.encode_special_tokens = False
 
@@ -144,7 +148,7 @@ class ChatTemplate:
         return rows
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Length of `training_row`, in half of its time: the tokens' positions are not computed."""
+        """Length of `training_row`, in half of its time."""
         text = self._apply(messages[:-1], add_generation_prompt=True)
         answer = messages[-1].content
         if _GUARD in text or any(name in answer for name in self._special_ids):

@@ -1,9 +1,10 @@
 """HTTP requests to other processes and machines. Every client of forge sends through this file.
 
-`send` is for an event loop (engines, judges, servers behind a URL; httpx), `send_blocking` for code
-without one (`forge status`, the TUI's threads, the trainer). Promise: a request ends with an answer
-of any status, or with an error that names the server and the request: Stalled, no answer within the
-deadline; ChildDied, the connection failed or broke, or the answer is larger than MAX_ANSWER_BYTES.
+`send` is for an event loop (engines, judges, servers behind a URL; `client`, https by httpx),
+`send_blocking` for code without one (`forge status`, the TUI's threads, the trainer). Promise: a
+request ends with an answer of any status, or with an error that names the server and the request:
+Stalled, no answer within the deadline; ChildDied, the connection failed or broke, or the answer is
+larger than MAX_ANSWER_BYTES.
 
 `send_blocking` uses the standard library: importing httpx takes 50 to 100 ms, which a person who
 types `forge status` would wait for. httpx and anyio are imported on first use.
@@ -41,12 +42,16 @@ MAX_ANSWER_BYTES = 256 << 20
 """Seven times the JSON of 16 samples of 32,000 tokens with their log probabilities."""
 MAX_MESSAGE = 500
 """Characters of a server's error message that are shown."""
-IDLE_CONNECTIONS = 8
-"""Idle connections that a client on a Unix socket keeps. httpcore looks at each of them, by a
-system call, at every request: with 64, that is half of a request's CPU time. Connecting is cheaper.
-"""
 SHORTEST_PAUSE_S = 0.1
 """Shortest pause before a full server is asked again, whatever it requests."""
+
+
+class HungUp(Exception):
+    """The connection failed or broke; `send` adds the server and the request."""
+
+
+class AnswerTooLarge(Exception):
+    """An answer is larger than MAX_ANSWER_BYTES."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +73,18 @@ def open_client(
     """A client of the server on `socket_path`, for `async with`."""
     import httpx
 
+    from forge.process.client.pool import PooledClient
+
+    path = str(check_socket_path(socket_path))
     transport = httpx.AsyncHTTPTransport(
-        uds=str(check_socket_path(socket_path)),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=IDLE_CONNECTIONS),
+        uds=path,
+        limits=_no_limits(),
         verify=False,  # no TLS on a Unix socket; reading the certificates takes 24 ms
     )
-    return httpx.AsyncClient(
+    return PooledClient(
+        url="http://forge",
+        socket_path=path,
         transport=transport,
-        base_url="http://forge",
         headers=headers,
         timeout=timeout_s,
         trust_env=False,
@@ -90,15 +99,21 @@ def open_url_client(url: str, *, timeout_s: float, token: str | None) -> httpx.A
     if url.startswith(UNIX_PREFIX):
         path = Path(url.removeprefix(UNIX_PREFIX))
         return open_client(path, timeout_s=timeout_s, headers=headers)
-    return httpx.AsyncClient(
-        base_url=url, headers=headers, timeout=timeout_s, limits=_no_limits(), trust_env=False
-    )
+    options: dict[str, Any] = {
+        "headers": headers, "timeout": timeout_s, "limits": _no_limits(), "trust_env": False,
+    }  # fmt: skip
+    if url.startswith("http://") and "@" not in url:
+        from forge.process.client.pool import PooledClient
+
+        return PooledClient(url=url, socket_path=None, **options)
+    return httpx.AsyncClient(base_url=url, **options)
 
 
 def _no_limits() -> httpx.Limits:
+    """httpcore looks at each idle connection, by a system call, at every request."""
     import httpx
 
-    return httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    return httpx.Limits(max_connections=None, max_keepalive_connections=8)
 
 
 async def send(
@@ -118,6 +133,8 @@ async def send(
     """
     import anyio
 
+    from forge.process.client.pool import PooledClient
+
     # As ASCII: half of a surrogate pair in a candidate's source has no UTF-8.
     content = None if body is None else json.dumps(body).encode()
     sent = {**(headers or {}), **(JSON_TYPE if content is not None else {})}
@@ -125,6 +142,8 @@ async def send(
     if client.is_closed:  # httpx would raise a bare RuntimeError
         raise ChildDied(f"{server} is gone; asked: {asked}")
     with named_errors(server, asked, timeout_s=timeout_s), anyio.fail_after(timeout_s):
+        if isinstance(client, PooledClient):
+            return await client.ask(method, path, content=content, headers=sent)
         # httpx limits each read and write, the scope the whole request.
         async with client.stream(
             method, path, content=content, headers=sent, timeout=timeout_s + 5.0
@@ -132,7 +151,7 @@ async def send(
             async for chunk in response.aiter_bytes():
                 found += chunk
                 if len(found) > MAX_ANSWER_BYTES:
-                    raise _too_large(server, asked)
+                    raise AnswerTooLarge
         return Answer(status=response.status_code, content=bytes(found), headers=response.headers)
 
 
@@ -146,7 +165,9 @@ def named_errors(server: str, asked: str, *, timeout_s: float) -> Generator[None
         yield
     except (TimeoutError, httpx.TimeoutException) as error:
         raise _stalled(server, asked, timeout_s) from error
-    except httpx.RequestError as error:
+    except AnswerTooLarge as error:
+        raise _too_large(server, asked) from error
+    except (httpx.RequestError, HungUp) as error:
         raise _hung_up(server, asked, error) from error
 
 

@@ -62,7 +62,7 @@ class ProcessObserver(Protocol):
     """Receives the start and the end of every child; the runner writes them to the store."""
 
     def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
-        """A child was spawned."""
+        """A child was spawned on this machine."""
         ...
 
     def ended(self, name: str, *, pid: int, reason: str) -> None:

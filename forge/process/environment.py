@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +28,8 @@ THREADED = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")
 """Libraries with threads, by the name in their variable."""
 
 
+SIOCGIFADDR = 0x8915
+"""Linux: asks for the address of a network interface."""
 RANKS_PARENT_VARIABLE = "FORGE_RANKS_PID"
 """Pid of the process that started this one as a rank."""
 
@@ -73,22 +79,58 @@ def python_path() -> str:
     return os.pathsep.join(dict.fromkeys(own + [path for path in inherited if path]))
 
 
-def rank_envs(num_ranks: int) -> list[dict[str, str]]:
-    """The environment of each rank on this machine: ours, with torchrun's variables."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """The place where ranks on several machines meet, and those that one machine has."""
+
+    address: str
+    """Address of rank 0's machine, as the others reach it."""
+    port: int
+    """A free port there."""
+    host: str
+    """Address of this machine."""
+    first: int
+    """Its first rank."""
+    num_here: int
+    """Number of its ranks."""
+
+
+def rank_envs(num_ranks: int, *, meeting: Rendezvous | None = None) -> list[dict[str, str]]:
+    """The environment of each rank on this machine: ours, with torchrun's variables. Without
+    `meeting`, this machine has all of them."""
+    loopback = "127.0.0.1"
+    here = meeting or Rendezvous(
+        address=loopback, port=free_port(loopback), host=loopback, first=0, num_here=num_ranks
+    )
     shared = {
         "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "LOCAL_WORLD_SIZE": str(here.num_here),
+        "MASTER_ADDR": here.address,
+        "MASTER_PORT": str(here.port),
         RANKS_PARENT_VARIABLE: str(os.getpid()),
     }
+    network = {} if meeting is None else _network_variables(meeting.host)
     return [
-        os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        for rank in range(num_ranks)
+        network | os.environ | shared | {"RANK": str(here.first + rank), "LOCAL_RANK": str(rank)}
+        for rank in range(here.num_here)
     ]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def _network_variables(host: str) -> dict[str, str]:
+    """Variables that make gloo and NCCL listen at this IPv4 address of the machine; none for
+    another address. By themselves they take that of its host name, often a loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(found[20:24]) == host:
+                    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    return {}
+
+
+def free_port(host: str) -> int:
+    """A TCP port of this machine that nobody uses now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
         return probe.getsockname()[1]

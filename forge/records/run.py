@@ -46,7 +46,7 @@ class ProcessStart:
     """`serve-0`, `judge-1`, `trainer`, ..."""
     pid: int
     devices: str
-    """GPU UUIDs that the process can see, or `cpu`."""
+    """GPU UUIDs that the process can see, or `cpu`; behind `NODE: ` on a node of `[cluster]`."""
     log_path: str
     started_at: float
 

@@ -66,9 +66,9 @@ class Work:
         stages = [(i, s) for i, s in enumerate(run.experiment.stage) if i not in done]
         last_served = max((i for i, s in stages if not isinstance(s, SftStage)), default=-1)
         async with AsyncExitStack() as opened:
+            if stages and run.experiment.cluster.address is not None:
+                run.cluster = await opened.enter_async_context(self._open_cluster())
             if makes_pairs(run.experiment) or last_served >= 0:
-                if run.experiment.cluster.address is not None:
-                    run.cluster = await opened.enter_async_context(self._open_cluster())
                 run.pool = await opened.enter_async_context(self._open_pool())
             await prepare_run(run, state=self.past.state)
             if run.experiment.reward.function and last_served >= 0:

@@ -109,6 +109,9 @@ class Replica:
         self._child: Child | EngineElsewhere | None = None
         self.is_absent = False
         """True while no other machine has room for it: publishes do not wait for it."""
+        self.is_unreached = False
+        """True from a broken connection to another machine until it answers: the loss of a machine
+        is known later than that of a child here."""
         self._served: Weights | None = None
         """None also while the loaded weights of a running child are unknown."""
         self._pushing = anyio.Lock()
@@ -121,7 +124,8 @@ class Replica:
     @property
     def is_up(self) -> bool:
         """True if it is awake, serves the wanted weights and is not draining."""
-        return self._serves_wanted and not self.is_draining and not self._is_asleep
+        is_open = self._serves_wanted and not self.is_unreached
+        return is_open and not self.is_draining and not self._is_asleep
 
     @property
     def _serves_wanted(self) -> bool:
@@ -184,8 +188,13 @@ class Replica:
                 yield child
             return
         async with self._elsewhere(spec) as engine:
-            self.is_absent, self._client = False, engine.client
+            self.is_absent, self.is_unreached, self._client = False, False, engine.client
             yield engine
+
+    def _note_reached(self) -> None:
+        if self.is_unreached:
+            self.is_unreached = False
+            self._on_up()
 
     async def _pause(self, death: ChildDied) -> None:
         self.num_deaths += 1
@@ -216,6 +225,7 @@ class Replica:
             try:
                 self.health = await self._client.health()
                 answered_at = time.monotonic()
+                self._note_reached()
             except ChildDied:
                 continue
             except (Stalled, MachineError):
@@ -331,6 +341,9 @@ class Replica:
                     seed=request.seed,
                     stop_token_ids=request.stop_token_ids,
                 )
+        except ChildDied:
+            self.is_unreached = self._elsewhere is not None
+            raise
         except Stalled as error:
             if self._child is None:
                 raise

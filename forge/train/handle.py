@@ -8,9 +8,9 @@ stop and has saved a checkpoint.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +20,15 @@ from pydantic import BaseModel
 from forge.config.schema import GrpoStage, ModelTable, RolloutTable, SftStage, TinyModel
 from forge.errors import ConfigError, MachineError
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
-from forge.process.environment import child_env
+from forge.process.environment import Rendezvous, child_env
 from forge.train.refusals import missing_package, refusals
 
 STOP_GRACE_S = 60.0
 """Time to finish and save the current step after a stop request."""
 QUIET = {"TQDM_DISABLE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
 """Environment that turns off progress bars and notices, which would only fill the log."""
+FAILURE = "failure.json"
+"""File in the work directory of ranks elsewhere, with what they would report over control.sock."""
 INIT_TIMEOUT_S = 300.0
 """Imports take 5 s, a tokenizer on a few MB of text another 5 s."""
 
@@ -60,7 +62,9 @@ class TrainerJob:
     shared_gpus: Collection[str] = ()
     """UUIDs of GPUs shared with other processes: the trainer uses them under a lease."""
     num_ranks: int | None = None
-    """Number of ranks on CPUs, if more than one."""
+    """Number of ranks, if it is not the number of GPUs: on CPUs, or on several machines."""
+    meeting: Rendezvous | None = None
+    """The ranks of this machine, if others have some too."""
     micro_batch_scale: float = 1.0
     """Size of the micro-batches relative to the stage's."""
     publish_dtype: Literal["float32", "bfloat16"] | None = None
@@ -86,6 +90,8 @@ class TrainerJob:
 def _to_json(value: object) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
+    if isinstance(value, Rendezvous):
+        return asdict(value)
     if isinstance(value, Path):
         return str(value.absolute())
     return value
@@ -102,17 +108,26 @@ def open_trainer(
     if missing := missing_package(stage, model=job.model):
         raise MachineError(f"stage {stage.kind}: {missing}")
     job.work_dir.mkdir(parents=True, exist_ok=True)
-    spec = ChildSpec(
-        name="trainer",
-        argv=(sys.executable, "-m", "forge.train.trainer"),
-        log_path=job.log_dir / "trainer.log",
-        env=child_env(threads=stage.threads, gpus=job.gpus, extra=QUIET),
-        socket_path=None,
-        config=job.config(),
-        stop_grace_s=STOP_GRACE_S,
-        devices=",".join(job.gpus) or "cpu",
+    spec = trainer_spec(
+        "trainer", job.config(), log_dir=job.log_dir, threads=stage.threads, gpus=job.gpus
     )
     return open_child(spec, observer=observer)
+
+
+def trainer_spec(
+    name: str, config: Mapping[str, Any], *, log_dir: Path, threads: int, gpus: Sequence[str]
+) -> ChildSpec:
+    """The child that has the ranks of one machine. `config`: that of a job."""
+    return ChildSpec(
+        name=name,
+        argv=(sys.executable, "-m", "forge.train.trainer"),
+        log_path=log_dir / f"{name}.log",
+        env=child_env(threads=threads, gpus=gpus, extra=QUIET),
+        socket_path=None,
+        config=config,
+        stop_grace_s=STOP_GRACE_S,
+        devices=",".join(gpus) or "cpu",
+    )
 
 
 async def run_init_model(

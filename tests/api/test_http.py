@@ -222,3 +222,13 @@ async def test_the_openapi_document_describes_every_route_and_refers_to_what_exi
     assert set(verdict) == {field.name for field in fields(Verdict)}
     assert all(field.get("description") for name, field in verdict.items() if name != "problem_id")
     assert schemas["JudgeCall"]["required"] == ["problem", "answer"]
+    answers = {
+        path: operation["responses"]
+        for path, operations in found["paths"].items()
+        for method, operation in operations.items()
+        if method != "parameters"
+    }
+    assert all({"200", "401", "403"} <= set(each) for each in answers.values())
+    can_be_down = {path for path, each in answers.items() if "Retry-After" in str(each.get("503"))}
+    assert can_be_down == {"/v1/judge", "/v1/judge/batch", "/v1/health"}
+    assert "404" in answers["/v1/problems/{name}"]

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from forge.api.subjects import find_code, known_problems, read_answer, read_problem
+from forge.api.subjects import (
+    MAX_CACHED_SOURCE,
+    find_code,
+    known_problems,
+    problem_from_text,
+    read_answer,
+    read_problem,
+)
 from forge.errors import ConfigError
 from forge.records import Reason
 from tests.api.kernels import ANSWER, PROBLEM, RIGHT
@@ -94,3 +101,12 @@ def test_a_problem_that_is_none_is_one_clear_line(bench: Path) -> None:
         assert len(str(caught.value)) < 300
     with pytest.raises(ConfigError, match=r"19: .* has no single problem of this name or number"):
         read_problem("19", known=known)
+
+
+def test_a_source_that_is_sent_again_is_not_parsed_again_unless_it_is_long() -> None:
+    assert problem_from_text(PROBLEM) is problem_from_text(PROBLEM)
+    half = problem_from_text(PROBLEM, precision="fp16")
+    assert (half.precision, problem_from_text(PROBLEM).precision) == ("fp16", "fp32")
+    long = PROBLEM + "#" * MAX_CACHED_SOURCE
+    assert problem_from_text(long) is not problem_from_text(long)
+    assert problem_from_text(long) == problem_from_text(long)

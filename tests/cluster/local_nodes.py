@@ -1,6 +1,8 @@
 """`python local_nodes.py`: a Ray cluster of several nodes on this machine, driven over stdin.
 
     add LABEL CPUS → node N      kill N → killed N      end of stdin: the cluster ends
+    raylet N → raylet PID, whose children are the node
+    actors → actors NUMBER, of those that live      holder PID → holder N, the process's node
 
 The first line printed is the address. The head has the label `head`. Runs in a process of its own,
 since Ray takes signals and warns while it is imported.
@@ -10,9 +12,19 @@ from __future__ import annotations
 
 import sys
 
+import psutil
+import ray  # pyright: ignore[reportMissingImports]
 from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
 STORE_BYTES = 80 << 20
+
+
+def living_actors(address: str) -> list[str]:
+    """Ids of the actors that Ray has not ended."""
+    if not ray.is_initialized():
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    actors = ray._private.state.actors().items()
+    return [key for key, actor in actors if actor["State"] != "DEAD"]
 
 
 def main() -> None:
@@ -36,6 +48,16 @@ def main() -> None:
                 case ["kill", number]:
                     cluster.remove_node(nodes[int(number)], allow_graceful=False)
                     print(f"killed {number}", flush=True)  # noqa: T201
+                case ["holder", pid]:
+                    above = {each.pid for each in psutil.Process(int(pid)).parents()}
+                    raylets = [each.all_processes["raylet"][0].process.pid for each in nodes]
+                    number = next(i for i, each in enumerate(raylets) if each in above)
+                    print(f"holder {number}", flush=True)  # noqa: T201
+                case ["raylet", number]:
+                    raylet = nodes[int(number)].all_processes["raylet"][0].process.pid
+                    print(f"raylet {raylet}", flush=True)  # noqa: T201
+                case ["actors"]:
+                    print(f"actors {len(living_actors(cluster.address))}", flush=True)  # noqa: T201
                 case _:
                     raise ValueError(line)
     finally:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -36,17 +37,37 @@ class LocalNodes:
         """End a node with SIGKILL."""
         self._say(f"kill {number}")
 
+    def holder(self, module: str) -> int:
+        """The node that has a child running this module."""
+        pid = next(pid for pid, each in self.pids().items() if f"-m {module} " in each)
+        return int(self._say(f"holder {pid}").split()[1])
+
+    def signal(self, number: int, signum: int) -> None:
+        """Send a signal to all processes of a node."""
+        raylet = psutil.Process(int(self._say(f"raylet {number}").split()[1]))
+        for each in (raylet, *raylet.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                each.send_signal(signum)
+
+    def num_actors(self) -> int:
+        """Number of living actors, of any run."""
+        return int(self._say("actors").split()[1])
+
     def children(self) -> list[str]:
         """Commands of the living children of forge's hosts."""
+        return list(self.pids().values())
+
+    def pids(self) -> dict[int, str]:
+        """Their commands by pid."""
         below = psutil.Process(self._process.pid).children(recursive=True)
-        found: list[str] = []
+        found: dict[int, str] = {}
         for each in below:
             try:
                 command = " ".join(each.cmdline())
             except psutil.Error:  # ended since
                 continue
             if "-m forge." in command:
-                found.append(command)
+                found[each.pid] = command
         return found
 
     def _say(self, line: str) -> str:
@@ -63,11 +84,13 @@ class LocalNodes:
 
 
 @contextmanager
-def local_nodes() -> Iterator[LocalNodes]:
-    """A cluster whose head is this machine's node, until the context ends."""
+def local_nodes(env: Mapping[str, str] | None = None) -> Iterator[LocalNodes]:
+    """A cluster whose head is this machine's node, until the context ends. `env` is added to the
+    environment of the nodes."""
     with subprocess.Popen(
-        [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+        [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **(env or {})},
+    ) as process:  # fmt: skip
         try:
             yield LocalNodes(process)
         finally:

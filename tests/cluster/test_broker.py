@@ -16,8 +16,7 @@ from forge.cluster import broker as broker_module
 from forge.cluster import host as host_module
 from forge.cluster.broker import Broker
 from forge.cluster.host import Host
-from forge.cluster.order import Order, Place, Role
-from forge.cluster.sources import source_digest
+from forge.cluster.order import Order, Place, Role, source_digest
 from forge.process.ask import open_url_client, send
 from forge.process.child import ChildSpec
 from forge.process.environment import child_env
@@ -52,10 +51,10 @@ serve(Starlette(routes=[Route("/health", health)]), Path(config["socket_path"]),
 
 def small_child(order: Order, place: Place) -> ChildSpec:
     socket_path = place.folder / "child.sock"
-    weights = place.weights.get(order.weights)
+    weights = order.files.get("model_dir")
     config = {
         "socket_path": str(socket_path), "fails": order.settings.get("fails", False),
-        "weights": weights and (weights / "model.bin").read_text(),
+        "weights": weights and Path(weights, "model.bin").read_text(),
         "network": {"host": place.ip, "token": order.token},
     }  # fmt: skip
     return ChildSpec(
@@ -80,10 +79,10 @@ async def ray(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeRay]:
         tasks.cancel_scope.cancel()
 
 
-def request(key: str, *, weights: str = "", **settings: Any) -> dict[str, Any]:
+def request(key: str, *, weights: Path | None = None, **settings: Any) -> dict[str, Any]:
     order = Order(
         run="r", name=key, role=Role.JUDGE, index=0, token="t", sources=source_digest(),
-        num_gpus=0, settings=settings, weights=weights,
+        num_gpus=0, settings=settings, files={"model_dir": str(weights)} if weights else {},
     )  # fmt: skip
     return {
         "id": key, "order": order.to_json(), "num_cpus": 1, "labels": {"role": "judge"},
@@ -180,14 +179,11 @@ async def test_weights_are_put_once_and_brought_to_each_engine(
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.bin").write_text(name)
     broker = Broker(ray)
-    first = (await broker.put({"path": str(tmp_path / "first")}))["key"]
     for engine in ("serve-0", "serve-1"):
-        opened = await broker.open(request(engine, weights=first))
+        opened = await broker.open(request(engine, weights=tmp_path / "first"))
         assert await health_of(opened) == {"weights": "first"}
-    assert (await broker.put({"path": str(tmp_path / "first")}))["key"] == first
     assert ray.num_put == 1
-    second = (await broker.put({"path": str(tmp_path / "second")}))["key"]
-    brought = await broker.bring({"id": "serve-1", "key": second})
+    brought = await broker.bring({"id": "serve-1", "path": str(tmp_path / "second")})
     assert (Path(brought["path"]) / "model.bin").read_text() == "second"
 
 

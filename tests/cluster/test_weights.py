@@ -47,6 +47,19 @@ def test_another_content_has_another_key(tmp_path: Path) -> None:
     assert weights_key(source) != before
 
 
+def test_one_file_arrives_under_its_name(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}")
+    anyio.run(unpack, pack(rows, FakeRef), tmp_path / "copy")
+    assert files_of(tmp_path / "copy") == {"rows.jsonl": b"{}"}
+
+
+def test_a_missing_directory_is_one_line(tmp_path: Path) -> None:
+    for read in (weights_key, lambda path: pack(path, FakeRef)):
+        with pytest.raises(MachineError, match=r"none: it cannot be read for a node: .*No such"):
+            read(tmp_path / "none")
+
+
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x"])
 def test_a_file_stays_below_its_directory(name: str, tmp_path: Path) -> None:
     manifest: Any = [(name, [FakeRef(np.zeros(1, np.uint8))])]

@@ -46,6 +46,10 @@ def file(tmp_path: Path) -> Path:
             ],
             "devices.serve: found 1 with cluster.serve",
         ),
+        (
+            ["cluster.train_nodes=1"],
+            "cluster.train_nodes: found 1, and no stage trains; a stage of kind sft or grpo, or 0",
+        ),
         (['cluster.address="head"'], 'found "head"; auto, HOST:PORT or ray://HOST:PORT'),
         (['judge.url=["unix:/s"]'], "cluster.judges: found 2 with judge.url; one of them"),
         (['devices.gpus="auto"', "devices.judge=1"], "devices.judge: found 1 with cluster.judges"),

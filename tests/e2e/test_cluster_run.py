@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,12 @@ judge_labels = { role = "judge" }
 serve = true
 serve_on = "cpu"
 serve_labels = { role = "serve" }
+[reward]"""
+RANKS = """\
+[cluster]
+address = "ADDRESS"
+train_nodes = 1
+train_labels = { role = "train" }
 [reward]"""
 STEPS = 20
 
@@ -85,3 +92,27 @@ def test_a_killed_supervisor_leaves_no_child_on_a_node(
     checked = forge("cluster", "check", "grpo.toml", "--json", cwd=grpo_project)
     assert checked.returncode == 0, checked.stdout
     assert len(json.loads(checked.stdout)["findings"]) == 3
+
+
+def test_ranks_on_another_node_train_and_come_back_after_its_loss(
+    grpo_project: Path,
+) -> None:
+    with local_nodes() as nodes:
+        nodes.add("train")
+        text = GRPO_EXPERIMENT.replace("[reward]", RANKS.replace("ADDRESS", nodes.address))
+        (grpo_project / "grpo.toml").write_text(text)
+        root = grpo_project / "runs" / "grpo-1"
+        run = start(grpo_project, "run", "grpo.toml")
+        wait_for(lambda: last_trained(root) >= 4, timeout_s=200, what="four steps")
+        assert len(nodes.children()) == 2  # the trainer's child and its rank
+        nodes.kill(0)
+        nodes.add("train")
+        errors = run.communicate(timeout=300)[1]
+        assert run.returncode == 0, errors
+        assert errors.count("trainer-1 runs on") == 2, errors
+        assert re.search(r"trainer-1: its (host|node) .*; restarted from its last", errors), errors
+        with opened(root) as db:
+            steps = db.execute("SELECT count(DISTINCT step) FROM sample_uses").fetchone()[0]
+        assert steps == 9
+        assert children_of_run(root) == []
+        wait_for(lambda: nodes.children() == [], timeout_s=20, what="the hosts' children to end")

@@ -140,7 +140,9 @@ async def test_a_socket_that_somebody_removes_is_made_again(tmp_path: Path) -> N
     control = new_control(context(stage))
     with open_socket_dir() as folder:
         path = folder / "control.sock"
-        settings: Any = SimpleNamespace(control_socket=path, publish_timeout_s=5.0)
+        settings: Any = SimpleNamespace(
+            control_socket=path, publish_timeout_s=5.0, is_elsewhere=False
+        )
         trainer = SupervisorClient(settings, stop=StopFlag())
         async with serve_control(control, path), open_client(path, timeout_s=5) as client:
             assert (await client.get("/status")).status_code == 200

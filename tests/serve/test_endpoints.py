@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
-import anyio.lowlevel
 import httpx
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.ask import JSON_TYPE
+from forge.process.server.serving import serve_task
 from forge.records import Finish
 from forge.serve.engine import app
 from forge.serve.engine.app import Endpoints
@@ -25,9 +25,6 @@ from forge.serve.engine.completions import request_from
 from forge.serve.port import ADAPTER, COMPACT_WIRE, SCORE, SLEEP, Chunk, EngineStatus
 from forge.serve.request import EngineSample, Request
 from forge.serve.wire import COMPACT, unpack
-
-if TYPE_CHECKING:
-    from starlette.types import Message, Scope
 
 pytestmark = pytest.mark.anyio
 BODY = {"prompt": [1, 2, 3], "n": 2, "max_tokens": 4, "seed": 7}
@@ -49,6 +46,8 @@ class FakeEngine:
         self.does: list[str] = []
         self.error: Exception | None = None
         self.is_silent = False
+        self.begun, self.ended = anyio.Event(), anyio.Event()
+        """Set by a silent engine."""
 
     async def check(self, request: Request) -> None:
         request.check(num_vocab=100, context_tokens=64)
@@ -60,10 +59,12 @@ class FakeEngine:
         if self.error is not None:
             raise self.error
         if self.is_silent:
+            self.begun.set()
             try:
                 await anyio.sleep_forever()
             finally:
                 self.does.append("abort")
+                self.ended.set()
         count = request.max_tokens
         request.samples = [
             EngineSample(
@@ -225,29 +226,23 @@ async def test_an_engine_sleeps_only_when_idle_and_able(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_client_that_hangs_up_has_its_request_aborted(streams: bool) -> None:
+async def test_a_client_that_hangs_up_has_its_request_aborted(
+    streams: bool, tmp_path: Path
+) -> None:
     engine = FakeEngine()
     engine.is_silent = True
     body = json.dumps({**BODY, "stream": streams}).encode()
-    messages: list[Message] = [
-        {"type": "http.request", "body": body, "more_body": False},
-        {"type": "http.disconnect"},
-    ]
-    scope: Scope = {
-        "type": "http", "method": "POST", "path": "/v1/completions",
-        "headers": [(b"content-type", b"application/json")],
-        "query_string": b"", "root_path": "", "http_version": "1.1",
-    }  # fmt: skip
-
-    async def receive() -> Message:
-        await anyio.sleep(0.01)
-        return messages.pop(0) if messages else {"type": "http.disconnect"}
-
-    async def send(_message: Any) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    with anyio.fail_after(5):
-        await endpoints(engine).app()(scope, receive, send)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: forge\r\nContent-Type: application/json"
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(serve_task, endpoints(engine).app(), tmp_path / "s")
+        with anyio.fail_after(5):
+            async with await anyio.connect_unix(tmp_path / "s") as connection:
+                length = f"Content-Length: {len(body)}"
+                await connection.send(f"{head}\r\n{length}\r\n\r\n".encode() + body)
+                await engine.begun.wait()
+                assert engine.does == []
+            await engine.ended.wait()
+        tasks.cancel_scope.cancel()
     assert engine.does == ["abort"]
 
 

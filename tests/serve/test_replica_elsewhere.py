@@ -11,6 +11,7 @@ import pytest
 
 from forge.config.schema import ServeTable
 from forge.errors import ChildDied, NoRoom
+from forge.records import Completion, Finish, Prompt
 from forge.serve import replica as replica_module
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
+COMPLETION = Completion(
+    token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP, min_version=0, max_version=0
+)
+
 
 @pytest.fixture
 def anyio_backend() -> str:
@@ -30,10 +35,23 @@ def anyio_backend() -> str:
 
 
 class HealthyClient(Client):
-    """A made-up client with a health."""
+    """A made-up client with a health, and a connection that may be broken."""
+
+    is_broken = False
+    num_asked = 0
 
     async def health(self) -> dict[str, Any]:
+        self._require_connection()
         return {"features": []}
+
+    async def complete(self, *_prompt: Any, **_options: Any) -> list[Completion]:
+        self.num_asked += 1
+        self._require_connection()
+        return [COMPLETION]
+
+    def _require_connection(self) -> None:
+        if self.is_broken:
+            raise ChildDied("serve-0 hung up; asked: POST /v1/completions")
 
     async def aclose(self) -> None:
         """Nothing to close."""
@@ -130,3 +148,37 @@ async def test_an_engine_without_room_at_the_start_is_one_line(tmp_path: Path) -
         ):  # fmt: skip
             pass
     assert raised.group_contains(NoRoom, match="^no node has room$", depth=None)
+
+
+@pytest.mark.parametrize("returns", [False, True])
+async def test_a_request_waits_until_a_lost_engine_is_replaced_or_answers_again(
+    returns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of a node is known seconds after its connections break."""
+    monkeypatch.setattr(replica_module, "HEALTH_EVERY_S", 0.01)
+    machines = Machines()
+    async with (
+        open_replicas(
+            ServeTable(engine="llama"), weights=Weights(full=tmp_path / "old"), stop_token_ids=(),
+            socket_dir=tmp_path, log_dir=tmp_path, work_dir=tmp_path / "work",
+            elsewhere=machines.open,
+        ) as replicas,
+        anyio.create_task_group() as tasks,
+    ):  # fmt: skip
+        first = machines.engines[0]
+        first.client.is_broken = True
+
+        async def decide() -> None:
+            await anyio.sleep(1)  # more than all attempts of a request take
+            first.client.is_broken = not returns
+            if not returns:
+                await first.kill()
+
+        tasks.start_soon(decide)
+        with anyio.fail_after(5):
+            answers = await replicas.generate(
+                Prompt(ids=(1,)), n=1, max_tokens=1, temperature=1.0, seed=0
+            )
+        assert len(answers) == 1
+        assert len(machines.engines) == 2 - returns
+        assert first.client.num_asked == 1 + returns

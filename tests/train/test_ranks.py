@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shutil import copy
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from forge.config.schema import GrpoStage, SftStage
 from forge.errors import ConfigError
+from forge.process.environment import Rendezvous, free_port
 from forge.train.handle import open_trainer
 from tests.train.samples import make_group, make_samples
 from tests.train.trained import job_of, weights_of
@@ -127,6 +129,54 @@ def test_two_ranks_with_micro_batches_train_sft_as_one_whole_batch_does(
         assert same_metrics[name] == pytest.approx(metrics[name], rel=0.05)
     for name, tensor in weights.items():
         torch.testing.assert_close(same_weights[name], tensor, atol=5e-5, rtol=1e-3, msg=name)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_ranks_on_two_machines_train_as_one_and_continue_their_checkpoint(
+    tiny_model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
+) -> None:
+    """The second machine has nothing but the model, and the checkpoint of a restart."""
+    import torch
+
+    supervisor.batches = [make_group(seed=7, siblings=7), make_samples(4, seed=4)]
+    run_it = partial(run, GRPO, supervisor, served, model=tiny_model, at=tmp_path)
+    anyio.run(partial(run_it, num_ranks=1))
+    want = weights_of(supervisor.published[-1])
+    supervisor.clear()
+    both, stage = supervisor.batches, GRPO.model_copy(update={"steps": 2, "save_every": 1})
+    for supervisor.batches in (both[:1], both):
+        anyio.run(run_on_two_machines, stage, supervisor, served, tiny_model, tmp_path)
+    assert [each["step"] for each in supervisor.trained] == [1, 2]
+    got = weights_of(supervisor.published[-1])
+    for name, tensor in want.items():
+        torch.testing.assert_close(got[name], tensor, atol=2e-5, rtol=1e-4, msg=name)
+    saved = tmp_path / "head" / "work" / "checkpoint-2"
+    assert {path.name for path in saved.glob("rng_state*")} == {
+        "rng_state_0.pth",
+        "rng_state_1.pth",
+    }
+    assert list((tmp_path / "other").rglob("model.safetensors")) == []
+
+
+async def run_on_two_machines(
+    stage: GrpoStage, fake: FakeSupervisor, served: Served, model: Path, at: Path
+) -> None:
+    """One rank on each; the other machine's files are in a directory of their own."""
+    host = "127.0.0.1"
+    head = job_of(stage, fake, model_dir=model, at=at / "head", num_ranks=2)
+    other = job_of(stage, fake, model_dir=model, at=at / "other", num_ranks=2)
+    meeting = Rendezvous(address=host, port=free_port(host), host=host, first=0, num_here=1)
+    head = replace(head, meeting=meeting)
+    other = replace(
+        other, meeting=replace(meeting, first=1), checkpoint=head.checkpoint,
+        control_socket=at / "none.sock",
+    )  # fmt: skip
+    async with served(fake), open_trainer(other) as second, open_trainer(head) as first:
+        with anyio.fail_after(200):
+            assert await first.wait() == "exit 0", first.last_log_lines(60)
+            assert await second.wait() == "exit 0", second.last_log_lines(60)
 
 
 @pytest.mark.long

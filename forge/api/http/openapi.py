@@ -20,6 +20,8 @@ from forge.api.http.models import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pydantic import BaseModel
 
 SCHEMAS = "#/components/schemas/"
@@ -27,15 +29,21 @@ CALLS: tuple[type[BaseModel], ...] = (JudgeCall, BatchCall)
 REPLIES: tuple[type[BaseModel], ...] = (
     JudgeReply, BatchReply, ProblemNames, ProblemReply, HealthReply, ErrorReply,
 )  # fmt: skip
-REFUSALS = {
-    "400": "The body is no HTTP.",
+SENDER = {
     "401": "The bearer token is missing or wrong.",
+    "403": "A server without a token, on loopback, serves no other host name and no web page.",
+}
+"""Refusals of any request."""
+BODY = {
+    "400": "The body is no HTTP.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
     "415": "The content type is not application/json.",
     "422": "The body is no request; the error says where.",
-    "503": "The machine prevented a verdict, or the server is full: repeat after Retry-After.",
 }
+"""Refusals of a request with a body."""
+FAULT = {"503": "The machine prevented a verdict, or the server is full: repeat after Retry-After."}
+RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 0}}
 
 
 @cache
@@ -65,26 +73,50 @@ def document() -> dict[str, Any]:
             "/v1/problems": {"get": _get("List the problems of the server", ProblemNames)},
             "/v1/problems/{name}": {
                 "parameters": [name],
-                "get": {
-                    **_get("Show one problem", ProblemReply),
-                },
+                "get": _get(
+                    "Show one problem", ProblemReply, {"404": "The server knows no such problem."}
+                ),
             },
-            "/v1/health": {"get": _get("Show the state of the judges", HealthReply)},
+            "/v1/health": {"get": _health()},
         },
     }
 
 
 def _post(summary: str, call: type[BaseModel], reply: type[BaseModel]) -> dict[str, Any]:
-    refusals = {status: _answer(text, ErrorReply) for status, text in REFUSALS.items()}
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": _content(call)},
-        "responses": {"200": _answer(summary, reply), **refusals},
+        "responses": {
+            "200": _answer(summary, reply),
+            **_refusals({**SENDER, **BODY, **FAULT}),
+        },
     }
 
 
-def _get(summary: str, reply: type[BaseModel]) -> dict[str, Any]:
-    return {"summary": summary, "responses": {"200": _answer(summary, reply)}}
+def _get(
+    summary: str, reply: type[BaseModel], refusals: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    found = _refusals({**SENDER, **(refusals or {})})
+    return {"summary": summary, "responses": {"200": _answer(summary, reply), **found}}
+
+
+def _health() -> dict[str, Any]:
+    """No judge is up: the state is sent with 503."""
+    shown = _get("Show the state of the judges", HealthReply)
+    down = {**_answer("No judge takes requests.", HealthReply), "headers": _pause()}
+    return {**shown, "responses": {**shown["responses"], "503": down}}
+
+
+def _refusals(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Answers with an error, by status in order."""
+    found = {status: _answer(text, ErrorReply) for status, text in sorted(texts.items())}
+    if "503" in found:
+        found["503"]["headers"] = _pause()
+    return found
+
+
+def _pause() -> dict[str, Any]:
+    return {"Retry-After": RETRY_AFTER}
 
 
 def _answer(text: str, model: type[BaseModel]) -> dict[str, Any]:

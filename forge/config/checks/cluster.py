@@ -17,16 +17,22 @@ def check_cluster(experiment: Experiment) -> Iterator[Mistake]:
             yield mistake(text, "cluster", "judges")
         if table.serve:
             yield mistake("found true without cluster.address; both or neither", "cluster", "serve")
+        if table.train_nodes:
+            text = f"found {table.train_nodes} without cluster.address; both or neither"
+            yield mistake(text, "cluster", "train_nodes")
         return
     if not CLUSTER_ADDRESS.fullmatch(table.address):
         text = f'found "{table.address}"; auto, HOST:PORT or ray://HOST:PORT'
         yield mistake(text, "cluster", "address")
-    if not table.judges and not table.serve:
-        text = "set, and nothing runs on its nodes; set cluster.judges or cluster.serve too"
+    if not table.judges and not table.serve and not table.train_nodes:
+        text = "set, and nothing runs on its nodes; set judges, serve or train_nodes too"
         yield mistake(text, "cluster", "address")
     yield from _check_judges(experiment)
     if table.serve:
         yield from _check_engines(experiment)
+    if table.train_nodes and all(stage.kind == "eval" for stage in experiment.stage):
+        text = f"found {table.train_nodes}, and no stage trains; a stage of kind sft or grpo, or 0"
+        yield mistake(text, "cluster", "train_nodes")
 
 
 def _check_judges(experiment: Experiment) -> Iterator[Mistake]:

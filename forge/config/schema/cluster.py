@@ -1,4 +1,4 @@
-"""`[cluster]`: other machines that judge and generate for a run, as nodes of a Ray cluster."""
+"""`[cluster]`: other machines that work for a run, as nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLUSTER_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[^/\s:]+):\d{1,5
 
 
 class ClusterTable(Table):
-    """`[cluster]`: other machines that judge and generate for a run, as nodes of a Ray cluster."""
+    """`[cluster]`: other machines that work for a run, as nodes of a Ray cluster."""
 
     address: str | None = None
     """Ray cluster whose nodes work for the run: auto, if this machine is one of them, HOST:PORT of
@@ -34,3 +34,8 @@ class ClusterTable(Table):
     cores."""
     serve_labels: dict[str, str] = Field(default_factory=dict[str, str])
     """Labels that a node needs to have engines, as in judge_labels."""
+    train_nodes: Annotated[int, Field(ge=0)] = 0
+    """Nodes that train together with this machine, each with as many ranks as it: devices.train
+    GPUs, or a rank on the CPU."""
+    train_labels: dict[str, str] = Field(default_factory=dict[str, str])
+    """Labels that a node needs to train, as in judge_labels."""

@@ -5,12 +5,14 @@ a request's head may take.
 Used by `serving.py`. Promises: a connection on which no whole head has arrived for `HEAD_TIMEOUT_S`
 is closed; beyond the server's maximum, the connection that has been idle for longest is closed, so
 that a client with a request is served however many idle ones there are; bytes that are no HTTP get
-400 or end their connection, and cause no error. A WebSocket counts, and is never idle: its
-handler bounds its silence. Not covered: a client that reads no answer.
+400 or end their connection, and cause no error; work for a request can be ended when its client
+hangs up (`hanging_up.py`). A WebSocket counts, and is never idle: its handler bounds its silence.
+Not covered: a client that reads no answer.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.h11_impl import (
@@ -18,11 +20,51 @@ from uvicorn.protocols.http.h11_impl import (
     h11,  # pyright: ignore[reportPrivateImportUsage]
 )
 
+from forge.process.server.hanging_up import CONNECTION
+
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable, Generator
 
 HEAD_TIMEOUT_S = 20.0
 """Maximum time from the first byte of a request, or from connecting, to the end of its head."""
+
+MAX_GATHERED_BYTES = 64 << 10
+"""More is written at once, so that a slow client slows down its handler."""
+
+
+class GatheredWrites:
+    """A transport that sends what is written in one step of the loop by one system call.
+
+    uvicorn writes the head and the body of an answer one after the other. Sent apart, they cost a
+    second system call here, and on a busy machine they wake the client twice.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._written = bytearray()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send the data at the end of this step, or now if it is much."""
+        if data and not self._written:
+            self._loop.call_soon(self._send)
+        self._written += data
+        if len(self._written) > MAX_GATHERED_BYTES:
+            self._send()
+
+    def close(self) -> None:
+        """Close the connection when all is sent."""
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        if self._written:
+            data, self._written = self._written, bytearray()
+            self._transport.write(data)
 
 
 class GuardedConnection(H11Protocol):
@@ -35,6 +77,10 @@ class GuardedConnection(H11Protocol):
         """Time of the loop at which it was opened or sent its last bytes."""
         self._is_websocket = False
         """True once another protocol has taken over the connection."""
+        self._hang_up: Callable[[], None] | None = None
+        """Called when the client hangs up; HTTP/1.1 has one request at a time."""
+        self._is_lost = False
+        self.app_state: dict[str, Any] = {**self.app_state, CONNECTION: self}
 
     @property
     def is_idle(self) -> bool:
@@ -43,7 +89,7 @@ class GuardedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """A client has connected."""
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", GatheredWrites(transport, self.loop)))
         self.idle_since = self.loop.time()
         self._watch_head()
         self._make_room()
@@ -63,7 +109,22 @@ class GuardedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
         self._stop_timer()
+        self._is_lost = True
         super().connection_lost(exc)
+        self.app_state = {}  # breaks the reference cycle
+        if self._hang_up is not None:
+            self._hang_up()
+
+    @contextmanager
+    def telling(self, hang_up: Callable[[], None]) -> Generator[None]:
+        """Within it, `hang_up` is called when the client hangs up, or at once if it has."""
+        self._hang_up = hang_up
+        if self._is_lost:
+            hang_up()
+        try:
+            yield
+        finally:
+            self._hang_up = None
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP; after the begin of another answer, only close."""

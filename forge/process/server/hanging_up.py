@@ -1,7 +1,9 @@
 # pyright: strict
 """Work for a request that ends when its client hangs up.
 
-Used by servers whose answers take long and cost something: `forge judge --serve`.
+Used by servers whose answers take long and cost something: `forge judge --serve`, engines. The
+connection calls back at its end: a task that waits for it costs as much as the rest of a short
+request.
 """
 
 from __future__ import annotations
@@ -15,12 +17,17 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from forge.process.server.connections import GuardedConnection
+
 T = TypeVar("T")
+
+CONNECTION = "forge.connection"
+"""Key of the connection in the state of a request."""
 
 
 async def unless_hung_up(request: Request, work: Callable[[], Awaitable[T]]) -> T:
     """The result of `work` for a request whose body has been read; `work` is cancelled if the
-    client hangs up first.
+    client hangs up first. Behind a server that is not forge's, `work` goes on.
 
     Raises:
         ClientDisconnect: the client hung up; the door answers it.
@@ -28,23 +35,9 @@ async def unless_hung_up(request: Request, work: Callable[[], Awaitable[T]]) -> 
     """
     from starlette.requests import ClientDisconnect
 
-    done: list[T] = []
-    failures: list[Exception] = []
-    async with anyio.create_task_group() as tasks:
-
-        async def watch() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(watch)
-        try:
-            done.append(await work())
-        except Exception as error:  # a task group would raise it in an exception group
-            failures.append(error)
-        tasks.cancel_scope.cancel()
-    if failures:
-        raise failures[0]
-    if not done:
-        raise ClientDisconnect
-    return done[0]
+    connection: GuardedConnection | None = request.scope.get("state", {}).get(CONNECTION)
+    if connection is None:
+        return await work()
+    with anyio.CancelScope() as scope, connection.telling(scope.cancel):
+        return await work()
+    raise ClientDisconnect

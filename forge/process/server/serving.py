@@ -148,6 +148,8 @@ def _make_server(
             log_config=None,  # the process configures logging, never to a terminal
             log_level="warning",
             access_log=False,
+            proxy_headers=False,  # addresses of clients are not used
+            server_header=False,
             lifespan="on",
             ws="websockets-sansio" if has_websockets else "none",
             ws_max_size=MAX_MESSAGE_BYTES,

@@ -35,6 +35,8 @@ class Seen:
     """None while it runs."""
     reason: str = ""
     """Reason of its last end; empty if it has not ended."""
+    node: str = ""
+    """Name and address of its machine; empty for this one, whose pids are known here."""
 
 
 class StoreObserver:
@@ -49,26 +51,30 @@ class StoreObserver:
         self._rows: deque[ProcessStart | ProcessEnd] = deque()
         self._added = anyio.Event()
 
-    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
-        """A child was started."""
-        self._alive.add(pid)
+    def started(self, name: str, *, pid: int, devices: str, log_path: Path, node: str = "") -> None:
+        """A child was started, on this machine or on a node of the cluster."""
+        if not node:
+            self._alive.add(pid)
         before = self.seen.get(name)
         self.seen[name] = Seen(
             pid=pid, devices=devices, log_path=log_path, started_at=time.monotonic(),
             num_starts=1 + (before.num_starts if before else 0),
-            reason=before.reason if before else "",
+            reason=before.reason if before else "", node=node,
         )  # fmt: skip
         self._note(
             ProcessStart(
-                attempt=self._attempt, name=name, pid=pid, devices=devices,
+                attempt=self._attempt, name=name, pid=pid,
+                devices=f"{node}: {devices}" if node else devices,
                 log_path=str(log_path), started_at=time.time(),
             )
         )  # fmt: skip
 
     def ended(self, name: str, *, pid: int, reason: str) -> None:
         """A child ended; `reason` describes how."""
-        self._alive.discard(pid)
-        if (seen := self.seen.get(name)) is not None and seen.pid == pid:
+        seen = self.seen.get(name)
+        if seen is None or not seen.node:
+            self._alive.discard(pid)
+        if seen is not None and seen.pid == pid:
             seen.ended_at, seen.reason = time.monotonic(), reason
         at = time.time()
         self._note(

@@ -21,6 +21,7 @@ from forge.runner.plan.gpu_costs import (
     train_bytes,
 )
 from forge.runner.plan.model_shape import model_shape
+from forge.runner.plan.needs import num_ranks
 from forge.runner.plan.prefix_sharing import settled
 from forge.views.text.numbers import gigabytes
 
@@ -111,8 +112,8 @@ def _with_parallel(experiment: Experiment, placed: Placement, shape: ModelShape)
     """ddp if a whole trainer fits a card, else fsdp2, unless a stage sets it; and the reason."""
     stages = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
     demanded = {stage.parallel for stage in stages} - {"auto"}
-    num = len(placed.train)
-    if num < 2 or demanded:
+    num = num_ranks(experiment, placed.train)
+    if not placed.train or num < 2 or demanded:
         return replace(placed, parallel="fsdp2" if demanded == {"fsdp2"} else "ddp")
     smallest = min(gpu.memory_bytes for gpu in placed.train)
     need = _train_bytes(experiment, placed, shape).peak
@@ -128,8 +129,8 @@ def _train_bytes(experiment: Experiment, placed: Placement, shape: ModelShape) -
     """GPU memory of a rank in the stage that needs the most."""
     ranks = [
         train_bytes(
-            stage, experiment.model, shape, num_gpus=len(placed.train), parallel=placed.parallel,
-            context_tokens=experiment.serve.context_tokens,
+            stage, experiment.model, shape, num_gpus=num_ranks(experiment, placed.train),
+            parallel=placed.parallel, context_tokens=experiment.serve.context_tokens,
         )
         for stage in experiment.stage
         if not isinstance(stage, EvalStage)

@@ -3,7 +3,8 @@
 `this_machine` asks the kernel, NVML or amdsmi, and the list of installed packages, and imports none
 of those. `assume` makes the machine of `forge plan --assume "8xH100-80GB"`, which need not exist:
 its other resources follow from its cards, as is usual for such machines; every engine is installed,
-and no other process uses a card. Called by `plan` and `forge doctor`.
+and no other process uses a card. "4x8xH100-80GB" are four of them. Called by `plan` and `forge
+doctor`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
 
     from forge.config.schema import ServeTable
 
-ASSUMED_FORM = re.compile(r"(?P<num>\d{1,3})x(?P<name>[A-Za-z][\w .]*?)-(?P<size>\d{1,4})GB")
+ASSUMED_FORM = re.compile(
+    r"(?:(?P<nodes>\d{1,3})x)?(?P<num>\d{1,3})x(?P<name>[A-Za-z][\w .]*?)-(?P<size>\d{1,4})GB"
+)
+MAX_ASSUMED_CARDS = 4096
+"""Cards of all assumed machines together."""
 CORES_PER_CARD, MEMORY_PER_CARD, DISK_PER_CARD = 16, 128 << 30, 500 << 30
 """Cores, bytes of memory and bytes of disk of an assumed machine, for each card."""
 AMD_NAMES = re.compile(r"(AMD|MI|RX|Radeon)[ \d]", re.IGNORECASE)
@@ -59,6 +64,9 @@ class Machine:
     """True for the machine that this process runs on, whose interpreters can be asked."""
     assumed: str = ""
     """Argument of `forge plan --assume`; empty for a real machine."""
+    nodes: tuple[tuple[Gpu, ...], ...] = ()
+    """Cards of each further machine that was assumed: nodes of a cluster, whose head is this one.
+    """
 
     @property
     def title(self) -> str:
@@ -100,23 +108,35 @@ def count_cores() -> int:
 
 
 def assume(text: str, *, here: Machine) -> Machine:
-    """The machine that `text` describes, with at least the cores, memory and disk of `here`.
+    """The machine that `text` describes, with at least the cores, memory and disk of `here`; the
+    first of several, if it begins with their number.
 
-    Raises ConfigError if `text` is not NUMBERxNAME-SIZEGB, or names no card.
+    Raises ConfigError if `text` is not [NODESx]NUMBERxNAME-SIZEGB, or names no card or too many.
     """
     match = ASSUMED_FORM.fullmatch(text.strip())
     num = int(match["num"]) if match else 0
-    if match is None or not num or not int(match["size"]):
+    num_nodes = int(match["nodes"] or 1) if match else 0
+    if match is None or not num or not num_nodes or not int(match["size"]):
         raise ConfigError(
             f'--assume: found "{text}"; NUMBERxNAME-SIZEGB is allowed, such as "8xH100-80GB", '
-            '"1xMI300X-192GB" or "2xRTX4090-24GB"'
+            '"1xMI300X-192GB" or "2xRTX4090-24GB", and "4x8xH100-80GB" for four machines'
         )
+    if num_nodes * num > MAX_ASSUMED_CARDS:
+        raise ConfigError(
+            f'--assume: found "{text}", {num_nodes * num} GPUs; up to {MAX_ASSUMED_CARDS} are '
+            "allowed"
+        )
+    memory_bytes = int(match["size"]) << 30
     return replace(
         here,
         cores=max(here.cores, num * CORES_PER_CARD),
         memory_bytes=max(here.memory_bytes, num * MEMORY_PER_CARD),
         free_disk_bytes=max(here.free_disk_bytes, num * DISK_PER_CARD),
-        gpus=tuple(_card(index, match["name"], int(match["size"]) << 30) for index in range(num)),
+        gpus=tuple(_card(index, match["name"], memory_bytes) for index in range(num)),
+        nodes=tuple(
+            tuple(_card(index, match["name"], memory_bytes, node=node) for index in range(num))
+            for node in range(1, num_nodes)
+        ),
         engines=frozenset(ENGINES),
         hidden_gpus="",
         gpu_users={},
@@ -126,12 +146,12 @@ def assume(text: str, *, here: Machine) -> Machine:
     )
 
 
-def _card(index: int, name: str, memory_bytes: int) -> Gpu:
+def _card(index: int, name: str, memory_bytes: int, *, node: int = 0) -> Gpu:
     is_amd = AMD_NAMES.match(name) is not None
     return Gpu(
         vendor=Vendor.AMD if is_amd else Vendor.NVIDIA,
         index=index,
-        uuid=f"GPU-assumed-{index}",
+        uuid=f"GPU-assumed-{f'node{node}-' if node else ''}{index}",
         name=name,
         memory_bytes=memory_bytes,
         free_bytes=memory_bytes,

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 from forge.config.schema import EvalStage, SftStage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.config.schema import Experiment
+    from forge.process.devices import Gpu
 
 
 def needs_serving(experiment: Experiment) -> bool:
@@ -37,6 +40,11 @@ def makes_pairs(experiment: Experiment) -> bool:
 def needs_judges(experiment: Experiment) -> bool:
     """True if anything is judged: completions of a stage, or broken answers of generated pairs."""
     return needs_serving(experiment) or makes_pairs(experiment)
+
+
+def num_ranks(experiment: Experiment, cards: Sequence[Gpu]) -> int:
+    """Ranks of the trainer, with those on nodes. `cards`: those of the ranks on this machine."""
+    return max(1, len(cards)) * (1 + experiment.cluster.train_nodes)
 
 
 def turns_played(experiment: Experiment) -> int:

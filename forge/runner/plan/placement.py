@@ -188,9 +188,11 @@ def _counts(experiment: Experiment, *, num_cards: int) -> tuple[dict[str, int], 
 
 
 def _dividing(experiment: Experiment, num: int) -> int:
-    """Largest number of ranks, up to `num`, that divides every sft batch."""
+    """Largest number of ranks on each machine, up to `num`, that divides every sft batch."""
     sizes = [stage.batch_size for stage in experiment.stage if isinstance(stage, SftStage)]
-    return max(k for k in range(1, max(num, 1) + 1) if all(size % k == 0 for size in sizes))
+    machines = 1 + experiment.cluster.train_nodes
+    found = [k for k in range(1, num + 1) if all(size % (k * machines) == 0 for size in sizes)]
+    return max(found, default=1)
 
 
 def _lay_out(

@@ -17,6 +17,7 @@ from forge.runner.plan.attention import attention_reasons
 from forge.runner.plan.machine import Machine, this_machine
 from forge.runner.plan.model_shape import model_shape
 from forge.runner.plan.needs import makes_pairs, needs_judges, needs_serving, needs_training
+from forge.runner.plan.nodes.layout import NodePlan, plan_nodes
 from forge.runner.plan.placement import Placement, place
 from forge.runner.plan.predict import PhasePlan, predict_disk_bytes, predict_phases
 from forge.runner.plan.prefix_sharing import reasons
@@ -82,6 +83,8 @@ class Plan:
     cards: tuple[CardPlan, ...] = ()
     reasons: tuple[str, ...] = ()
     """Messages that explain choices the experiment left open."""
+    nodes: tuple[NodePlan, ...] = ()
+    """Machines of an assumed cluster, the head first; empty for one machine."""
     assumed: str = ""
     """Argument of `--assume`; empty for this machine."""
     placement: Placement = field(default_factory=Placement)
@@ -125,6 +128,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     shared = reasons(experiment, gpus=placement.train)
     packed = attention_reasons(experiment, gpus=placement.train, is_here=machine.is_here)
     placement = replace(placement, reasons=(*why, *placement.reasons, *shared, *packed))
+    nodes, without_room = plan_nodes(experiment, machine, placement)
     require_disk(experiment, machine)
     require_engine(experiment, machine, placement)
     require_prompts(experiment, machine)
@@ -143,6 +147,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     )
     memory = _total([process.memory_bytes for process in processes])
     disk = predict_disk_bytes(experiment, params=params)
+    notes = _notes(experiment, placement, machine=machine, memory=memory, disk=disk)
     return Plan(
         name=experiment.name,
         params=params,
@@ -151,7 +156,8 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         phases=tuple(phases),
         memory_bytes=None if memory is None else int(memory),
         disk_bytes=disk,
-        notes=tuple(_notes(experiment, placement, machine=machine, memory=memory, disk=disk)),
+        notes=(*notes, *without_room),
+        nodes=nodes,
         cards=tuple(
             CardPlan(
                 index=gpu.index,
@@ -256,7 +262,7 @@ def _notes(
             yield f"{name}: trainer and engine have {busy} threads for {machine.cores} cores"
     if experiment.judge.url:
         yield f"judges are external: {', '.join(experiment.judge.url)}"
-    yield from _elsewhere(experiment)
+    yield from _elsewhere(experiment, placement)
     if serve.url:
         weights = "get each version" if needs_training(experiment) else "keep their own weights"
         yield f"servers are external and {weights}: {', '.join(serve.url)}"
@@ -271,7 +277,7 @@ def _notes(
         yield f"{experiment.model.path} is not a local directory: nothing is predicted for it"
 
 
-def _elsewhere(experiment: Experiment) -> Iterator[str]:
+def _elsewhere(experiment: Experiment, placement: Placement) -> Iterator[str]:
     """A line for each role on other nodes."""
     table, serve = experiment.cluster, experiment.serve
     where = f'on nodes of the Ray cluster "{table.address}"'
@@ -284,6 +290,10 @@ def _elsewhere(experiment: Experiment) -> Iterator[str]:
             num, kind = serve.tensor_parallel, "GPUs"
         labels = _labels(table.serve_labels)
         yield f"{serve.replicas} engines run {where}, {num} {kind} each{labels}"
+    if table.train_nodes:
+        num = len(placement.train) or 1
+        more = f"{num} more {'rank' if num == 1 else 'ranks'} on each of {table.train_nodes}"
+        yield f"the trainer has {more} {where[3:]}{_labels(table.train_labels)}"
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from forge.evalpool.site_packages import require_installed
 from forge.records import Split
 from forge.runner.plan.attention import PACKAGE, flash_refusal
 from forge.runner.plan.model_shape import lora_rank, model_shape
-from forge.runner.plan.needs import needs_serving
+from forge.runner.plan.needs import needs_serving, num_ranks
 from forge.serve.installed.engines import ENGINES, check_adapters, check_engine
 from forge.train.refusals import refusals
 from forge.views.text.numbers import gigabytes
@@ -127,7 +127,7 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
             stage,
             model=model,
             model_dir=Path(model.path or "").expanduser(),
-            num_gpus=max(1, len(placement.train)),
+            num_gpus=num_ranks(experiment, placement.train),
             has_experts=shape.is_mixture if shape else None,
         )
         if stage.attention == "flash" and (why := flash_refusal(placement.train)):

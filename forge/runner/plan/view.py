@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from forge.runner.plan.nodes.view import nodes_table
 from forge.views.text.numbers import minutes, parameters, size
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def render(plan: Plan) -> RenderableType:
     notes = [Text(f"! {note}", style="yellow") for note in plan.notes]
     disk = Text(f"disk: {size(plan.disk_bytes)}")
     on_gpus = [cards(plan), Text()] if plan.cards else []
+    on_gpus += [nodes_table(plan.nodes), Text()] if plan.nodes else []
     reasons = [Text(f"· {reason}") for reason in plan.reasons]
     return Group(
         head, Text(), processes(plan), Text(), *on_gpus, phases(plan), Text(), disk, *reasons,

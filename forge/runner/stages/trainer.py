@@ -11,12 +11,13 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
+from forge.cluster.ranks import is_cause, open_ranks
 from forge.config.schema import GrpoStage, SftStage
 from forge.errors import MachineError
 from forge.process.child import describe_exit
@@ -28,11 +29,12 @@ from forge.train.handle import TrainerJob, open_trainer
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from forge.cluster.ranks import Ranks
     from forge.config.schema import ModelTable, ServeTable
-    from forge.errors import Stalled
+    from forge.errors import ForgeError
     from forge.process.child import Child
     from forge.rollout.pacing import PublishedSteps
     from forge.runner.plan.placement import Placement
@@ -52,6 +54,8 @@ STACKS_S = 1.0
 SAVED = (describe_exit(0), describe_exit(-signal.SIGTERM))
 """Exit reasons of a stopped trainer that has lost nothing: it ended by itself, or the signal ended
 it while it was still starting and had no handler."""
+CAUSE_S = 20.0
+"""Maximum time from the end of some ranks until it is known which ranks ended first."""
 SCALES = (1.0, 0.5)
 """Micro-batch sizes to try, relative to the configured one: the second after GPU memory ran out."""
 
@@ -87,30 +91,29 @@ async def own_trainer(
         # A restarted trainer first publishes its checkpoint, which must not change the weights
         # under a running evaluation.
         await desk.wait_until(lambda: not (desk.is_held or desk.is_publishing))
-        desk.last_heard, desk.failure = time.monotonic(), None
         scaled = replace(job, micro_batch_scale=scale, checkpoint=point.path)
-        async with open_trainer(scaled, observer=run.observer) as child:
-            silence = await _until_exit(run, stage, child, desk)
-            if published.step >= stage.steps:
-                return
-            if run.stop.is_set and silence is None and child.exit_reason in SAVED:
-                raise run.stop.stopped()
-            doing = f"stage {stage.kind}-{desk.stage}, step {desk.trained_step} of {stage.steps}"
-            error = silence or child.died(doing=doing)
+        doing = partial(_doing, stage, desk)
+        trained_before = desk.trained_step
+        fault = await _train(run, stage, scaled, desk, published, doing)
+        if fault is None:
+            return
         if desk.failure is not None:
             scale = next(scales, 0.0)
-            words = memory_error(desk.failure, doing=doing, is_halved=scaled.micro_batch_scale < 1)
+            words = memory_error(
+                desk.failure, doing=doing(), is_halved=scaled.micro_batch_scale < 1
+            )
             if run.stop.is_set:
-                raise MachineError(f"{words}, while stopping. {run.stop.resume}") from error
+                raise MachineError(f"{words}, while stopping. {run.stop.resume}") from fault.error
             if not scale:
-                raise MachineError(f"{words}. {memory_advice(run, job)}") from error
+                raise MachineError(f"{words}. {memory_advice(run, job)}") from fault.error
             message = f"{words}; restarted with half of that from its last checkpoint"
-        elif run.stop.is_set or restarts == stage.restarts:
-            raise error
         else:
-            restarts += 1
-            reason = "silent" if silence else child.exit_reason
-            message = f"trainer: {reason} in {doing}; restarted from its last checkpoint"
+            # A node that is lost now and then ends no run that makes progress.
+            is_counted = not (fault.is_elsewhere and desk.trained_step > trained_before)
+            if run.stop.is_set or (is_counted and restarts == stage.restarts):
+                raise fault.error
+            restarts += is_counted
+            message = f"{fault.words} in {doing()}; restarted from its last checkpoint"
         desk.num_restarts += 1
         await run.writer.put(Event(at=time.time(), kind="child_restart", message=message))
         run.console.say(message)
@@ -118,12 +121,54 @@ async def own_trainer(
         await anyio.to_thread.run_sync(partial(desk.shelf.check, after=point.step))
 
 
+def _doing(stage: SftStage | GrpoStage, desk: TrainerDesk) -> str:
+    return f"stage {stage.kind}-{desk.stage}, step {desk.trained_step} of {stage.steps}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fault:
+    """The end of a trainer that has not trained all its steps."""
+
+    words: str
+    error: ForgeError
+    is_elsewhere: bool = False
+    """True if ranks on another machine ended first."""
+
+
+async def _train(
+    run: RunContext,
+    stage: SftStage | GrpoStage,
+    job: TrainerJob,
+    desk: TrainerDesk,
+    published: PublishedSteps,
+    doing: Callable[[], str],
+) -> _Fault | None:
+    """One trainer, on all its machines, until it ends. None if the last step is published."""
+    table, say = run.experiment.cluster, run.console.say
+    async with open_ranks(run.cluster, table, job, say=say) as ranks:
+        desk.last_heard, desk.failure = time.monotonic(), None
+        async with open_trainer(ranks.job, observer=run.observer) as child:
+            fault = await _until_exit(run, stage, child, desk, ranks, doing)
+            if published.step >= stage.steps:
+                return None
+            if run.stop.is_set and fault is None and child.exit_reason in SAVED:
+                raise run.stop.stopped()
+            return fault or _Fault(
+                words=f"trainer: {child.exit_reason}", error=child.died(doing=doing())
+            )
+
+
 async def _until_exit(
-    run: RunContext, stage: SftStage | GrpoStage, child: Child, desk: TrainerDesk
-) -> Stalled | None:
+    run: RunContext,
+    stage: SftStage | GrpoStage,
+    child: Child,
+    desk: TrainerDesk,
+    ranks: Ranks,
+    doing: Callable[[], str],
+) -> _Fault | None:
     """Wait for the trainer to end, and pass a stop request on to it. Returns None if it ended by
-    itself, otherwise the error for which it was killed."""
-    silence: Stalled | None = None
+    itself, otherwise the reason for which it was killed."""
+    fault: _Fault | None = None
 
     async def pass_on_stop() -> None:
         await run.stop.wait()
@@ -140,18 +185,37 @@ async def _until_exit(
                 return await end(asked=f"step {desk.trained_step + 1}", silent_s=silent_s)
 
     async def end(*, asked: str, silent_s: float) -> None:
-        nonlocal silence
+        nonlocal fault
         child.dump_stacks()
         await anyio.sleep(STACKS_S)
-        silence = child.stalled(asked=asked, silent_s=silent_s)
+        fault = _Fault(words="trainer: silent", error=child.stalled(asked=asked, silent_s=silent_s))
+        await child.kill()
+
+    async def find_loss() -> None:
+        nonlocal fault
+        lost = await ranks.lost()
+        if not is_cause(lost):
+            with anyio.move_on_after(CAUSE_S):
+                await child.wait()
+                return
+        desk.failure = desk.failure or lost.failure
+        words, error = f"{lost.name}: {lost.reason}", lost.died(doing=doing())
+        fault = _Fault(words=words, error=error, is_elsewhere=True)
+
+    async def watch_others() -> None:
+        await find_loss()
         await child.kill()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pass_on_stop)
         tasks.start_soon(watch)
+        tasks.start_soon(watch_others)
         await child.wait()
+        if ranks.hosted and fault is None and child.exit_reason not in SAVED:
+            with anyio.move_on_after(CAUSE_S):
+                await find_loss()
         tasks.cancel_scope.cancel()
-    return silence
+    return fault
 
 
 def make_job(

@@ -65,18 +65,27 @@ class Component:
     seen: Seen | None = None
     address: str = ""
     """URL of a remote component."""
+    num_judged: int | None = None
+    """Verdicts of a judge so far."""
+
+    @property
+    def node(self) -> str:
+        """Name and address of its machine; empty for this one."""
+        return self.seen.node if self.seen is not None else ""
 
     @property
     def uuids(self) -> list[str]:
-        """Cards of its process."""
-        if self.seen is None or self.seen.devices == "cpu":
+        """Cards of its process on this machine."""
+        if self.seen is None or self.seen.node or self.seen.devices == "cpu":
             return []
         return [part.strip() for part in self.seen.devices.split(",") if part.strip()]
 
     @property
     def living(self) -> Seen | None:
-        """Its process, unless it has ended."""
-        return self.seen if self.seen is not None and self.seen.ended_at is None else None
+        """Its process, unless it has ended or is another machine's."""
+        if self.seen is None or self.seen.node or self.seen.ended_at is not None:
+            return None
+        return self.seen
 
 
 def observe_supervisor(
@@ -238,6 +247,7 @@ def _observe_seat(seat: Seat, experiment: Experiment, queue: Queue, seen: Seen |
         is_gone=seat.state is State.DOWN,
         num_restarts=max(0, seen.num_starts - 1) if seen else 0,
         marks=(seat.num_taken - seat.num_running,),
+        num_judged=seat.num_taken - seat.num_running,
         is_asked=seat.num_running > 0,
         limit_s=request_timeout_s(experiment.judge, is_timed=seat.is_timed),
         failure=f"quarantined: {seat.why}" if seat.state is State.QUARANTINED else "",

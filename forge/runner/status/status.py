@@ -163,7 +163,7 @@ class Components:
         return ComponentStatus(
             name=component.name,
             role=component.role,
-            device=component.address or self._device(component.uuids),
+            device=component.address or _on_node(component) or self._device(component.uuids),
             phase="ending" if is_ending else component.phase,
             health=health,
             why=why,
@@ -174,6 +174,8 @@ class Components:
             num_restarts=component.num_restarts,
             last_words=self._last_lines.get(seen.log_path, "") if seen else "",
             cpu_cores=self._cpu_cores(living.pid) if living else None,
+            node=component.node,
+            num_judged=component.num_judged,
         )
 
     def _cpu_cores(self, pid: int) -> float | None:
@@ -227,6 +229,14 @@ def _sole_users(components: Sequence[Component]) -> dict[str, str]:
     users = [(uuid, component.name) for component in components for uuid in component.uuids]
     counts = Counter(uuid for uuid, _ in users)
     return {uuid: name for uuid, name in users if counts[uuid] == 1}
+
+
+def _on_node(component: Component) -> str:
+    """`gpu-7 10.0.0.7: GPU-1a2b3c4d`; empty for a process of this machine."""
+    if component.seen is None or not component.node:
+        return ""
+    cards = [part.strip()[:12] for part in component.seen.devices.split(",")]
+    return f"{component.node}: {', '.join(cards)}"
 
 
 def _fill(memory: Card | HostMemory) -> Fill:

@@ -149,6 +149,28 @@ CREATE VIEW v_processes AS
         coalesce(reason, 'alive, or killed with its supervisor') AS reason, log_path
     FROM processes ORDER BY started_at;
 
+CREATE VIEW v_nodes AS
+    -- machines of [cluster] by attempt: roles, GPUs, children lost, times, and whether it is up
+    SELECT attempt, node, replace(group_concat(DISTINCT role), ',', ', ') AS roles,
+        count(DISTINCT name) AS num_children,
+        coalesce(length(group_concat(DISTINCT device))
+            - length(replace(group_concat(DISTINCT device), 'GPU-', 'GPU')), 0) AS num_gpus,
+        sum(ended_at IS NULL) AS num_running, sum(is_lost) AS num_lost,
+        CASE WHEN sum(ended_at IS NULL) THEN 'up' WHEN max(is_lost) THEN 'lost' ELSE 'left' END
+            AS state,
+        min(started_at) AS joined_at,
+        CASE WHEN sum(ended_at IS NULL) = 0 THEN max(ended_at) END AS left_at,
+        coalesce(max(CASE WHEN is_lost THEN reason END), max(reason), '') AS reason
+    FROM (
+        SELECT attempt, name, rtrim(rtrim(name, '0123456789'), '-') AS role, started_at, ended_at,
+            substr(devices, 1, instr(devices, ': ') - 1) AS node,
+            substr(devices, instr(devices, ': ') + 2) AS device, reason,
+            coalesce(reason LIKE 'its host is gone%' OR reason LIKE 'its node was silent%', 0)
+                AS is_lost
+        FROM processes WHERE instr(devices, ': ') > 0
+    )
+    GROUP BY attempt, node ORDER BY attempt, joined_at, node;
+
 CREATE VIEW v_events AS
     -- events in order, with readable times
     SELECT event_id, attempt, datetime(at, 'unixepoch') AS time, kind, message, data, at

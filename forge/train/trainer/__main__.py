@@ -1,7 +1,7 @@
 """`python -m forge.train.trainer CONFIG.json`: the trainer child of an `[[stage]]`.
 
-With one rank this process trains. With several it starts one process for each, under torchrun's
-environment variables:
+With one rank this process trains. With several it starts one process for each of this machine,
+under torchrun's environment variables; ranks of other machines meet them at `meeting`:
 
     trainer child ── starts ──▶ rank 0 (control.sock, files) ◀─ gloo, NCCL ─▶ rank 1 ... n-1
          └── waits; passes SIGTERM to rank 0 and SIGUSR1 to all; one that fails ends all
@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forge.process.environment import RANKS_PARENT_VARIABLE, rank_envs
+from forge.process.environment import RANKS_PARENT_VARIABLE, Rendezvous, rank_envs
 from forge.process.lease import collector_paused, die_with_parent, hold_lease
 
 FAILURE_LOG_S = 2.0
@@ -32,7 +32,7 @@ def main() -> None:
     """Train the stage of the config, or start the ranks that do."""
     config = hold_lease()
     if is_parent_of_ranks(config):
-        run_ranks(num_ranks=config["num_ranks"], config_path=sys.argv[1])
+        run_ranks(config, config_path=sys.argv[1])
         return
     # After the lease: these imports take seconds in which our owner may die.
     with collector_paused():
@@ -56,12 +56,13 @@ def is_parent_of_ranks(config: Mapping[str, Any]) -> bool:
     return config["num_ranks"] > 1 and "RANK" not in os.environ
 
 
-def run_ranks(*, num_ranks: int, config_path: str) -> None:
-    """Start one process for each rank and wait. Returns when all have succeeded; else ends like the
-    first that failed."""
+def run_ranks(config: Mapping[str, Any], *, config_path: str) -> None:
+    """Start one process for each rank of this machine and wait. Returns when all have succeeded;
+    else ends like the first that failed."""
+    meeting = config["meeting"] and Rendezvous(**config["meeting"])
     ranks = [
         subprocess.Popen([sys.executable, "-m", "forge.train.trainer", config_path], env=env)
-        for env in rank_envs(num_ranks)
+        for env in rank_envs(config["num_ranks"], meeting=meeting)
     ]
     signal.signal(signal.SIGTERM, lambda *_: ranks[0].send_signal(signal.SIGTERM))
     signal.signal(signal.SIGUSR1, lambda *_: [rank.send_signal(signal.SIGUSR1) for rank in ranks])

@@ -26,6 +26,7 @@ from forge.views.report.measured import (
 from forge.views.report.setup import kinds_of
 from forge.views.report.spent import TimeSpent
 from forge.views.run.duration import LAST_ROW, total_seconds
+from forge.views.run.nodes import NODES
 from forge.views.run.standing import load_stages, run_state, stage_name
 from forge.views.text.numbers import NONE
 from forge.views.text.secrets import hide_in_diff, hide_secrets
@@ -103,6 +104,7 @@ class Facts:
         self.reasons = asker.rows("failures", REASONS)
         self.events = asker.rows("events", EVENTS, {"most": MOST_EVENTS})[::-1]
         self.processes = asker.rows("processes", PROCESSES)
+        self.nodes = asker.rows("nodes", f"{NODES} LIMIT 200")
         self.measured = [
             evaluation_chart(self.evaluations), pass_at_k_chart(asker),
             fast_p_chart(asker, self.evaluations),

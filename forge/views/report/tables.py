@@ -233,8 +233,21 @@ def _history(facts: Facts) -> dict[str, Table]:
         "attempts": (["attempt", "started (UTC)", "ended", "exit", "reason"], attempts),
         "events": (["time (UTC)", "attempt", "kind", "what"], events),
         "processes": (head, processes),
+        "nodes": _nodes(facts),
         "machine": _machine(facts),
     }
+
+
+def _nodes(facts: Facts) -> Table:
+    """Nodes of `[cluster]`."""
+    head = ["attempt", "node", "roles", "GPUs", "joined (UTC)", "left", "lost", "state"]
+    rows = [
+        [str(row["attempt"]), row["node"], row["roles"], str(row["num_gpus"]),
+         when(row["joined_at"]), when(row["left_at"]), str(row["num_lost"]),
+         row["state"] if row["state"] == "up" else f"{row['state']}: {row['reason']}"]
+        for row in facts.nodes
+    ]  # fmt: skip
+    return (head, rows) if rows else ([], [])
 
 
 def _machine(facts: Facts) -> Table:

@@ -34,11 +34,29 @@ def test_an_amd_card_is_recognised_by_its_name():
 
 
 @pytest.mark.parametrize("text", ["", "H100", "8xH100", "8xH100-80", "0xH100-80GB", "-1xH100-80GB",
-                                  "8xH100-0GB", "8 x H100-80GB", "1x4090-24GB"])  # fmt: skip
+                                  "8xH100-0GB", "8 x H100-80GB", "1x4090-24GB", "0x8xH100-80GB",
+                                  "4x0xH100-80GB", "2x2x8xH100-80GB"])  # fmt: skip
 def test_an_invalid_machine_is_refused_with_examples(text):
     with pytest.raises(ConfigError) as caught:
         assume(text, here=HERE)
     assert str(caught.value) == (
         f'--assume: found "{text}"; NUMBERxNAME-SIZEGB is allowed, such as "8xH100-80GB", '
-        '"1xMI300X-192GB" or "2xRTX4090-24GB"'
+        '"1xMI300X-192GB" or "2xRTX4090-24GB", and "4x8xH100-80GB" for four machines'
     )
+
+
+def test_several_machines_are_a_head_and_nodes_with_cards_of_their_own():
+    machine = assume("3x8xH100-80GB", here=HERE)
+    one = assume("8xH100-80GB", here=HERE)
+    assert (machine.gpus, machine.cores, machine.memory_bytes) == (
+        one.gpus, one.cores, one.memory_bytes,
+    )  # fmt: skip
+    assert [len(gpus) for gpus in machine.nodes] == [8, 8]
+    assert [gpu.index for gpu in machine.nodes[1]] == list(range(8))
+    assert len({gpu.uuid for gpus in (machine.gpus, *machine.nodes) for gpu in gpus}) == 24
+    assert one.nodes == assume("1x8xH100-80GB", here=HERE).nodes == ()
+
+
+def test_more_cards_than_any_cluster_has_are_refused():
+    with pytest.raises(ConfigError, match=r'found "999x8xH100-80GB", 7992 GPUs; up to 4096 are'):
+        assume("999x8xH100-80GB", here=HERE)

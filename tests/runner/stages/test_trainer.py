@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from forge.config.schema import EvalTable, LoraTable, ModelTable, ServeTable, SftStage
+from forge.cluster.hosted import Hosted
+from forge.cluster.ranks import Ranks
+from forge.config.schema import ClusterTable, EvalTable, LoraTable, ModelTable, ServeTable, SftStage
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled, Stopped
 from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
@@ -81,7 +83,9 @@ class Stage:
                 seed=0,
                 serve=ServeTable(),
                 eval=EvalTable(),
+                cluster=ClusterTable(),
             ),
+            cluster=None,
             placement=Placement(),
             paths=RunPaths(folder),
             control_socket=None,
@@ -454,3 +458,63 @@ def test_a_stage_that_serves_no_policy_refuses_an_evaluation_in_a_line(tmp_path:
     stage.progress.label = "sft-1"
     with pytest.raises(ConfigError, match=r"^sft-1: serves no policy while it trains; [^\n]*$"):
         stage.plug().request_evaluation()
+
+
+def lose_ranks(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, reason: str, *, steps: int = 0
+) -> None:
+    """Ranks on a node that end for this reason once the trainer has started and trained steps."""
+
+    @asynccontextmanager
+    async def open_ranks(
+        _cluster: Any, _table: Any, job: TrainerJob, **_how: Any
+    ) -> AsyncIterator[Ranks]:
+        cluster: Any = None
+        hosted = Hosted(
+            cluster=cluster, name="trainer-1", key="k", url="", host="node", log_offset=0,
+            log_path=stage.folder / "trainer-1.log",
+        )  # fmt: skip
+        hosted.log_path.write_text("its last words")
+
+        async def lose() -> None:
+            await stage.ready()
+            stage.desk.trained_step += steps
+            hosted._end(reason)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lose)
+            yield Ranks(job=job, hosted=[hosted])
+            tasks.cancel_scope.cancel()
+
+    monkeypatch.setattr(trainer, "open_ranks", open_ranks)
+
+
+@trainers(STARTS, restarts=0)
+async def test_ranks_of_a_lost_node_end_the_trainer_with_their_reason(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_ranks(stage, monkeypatch, "its host is gone: the node was terminated")
+    words = "(?s)trainer-1 on node died while stage sft-1.*its host is gone.*its last words"
+    with pytest.raises(ChildDied, match=words):
+        await stage.own()
+
+
+@trainers(STARTS, STARTS, STARTS, STARTS, restarts=1)
+async def test_a_lost_node_counts_as_a_restart_only_without_a_step(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_ranks(stage, monkeypatch, "its host is gone", steps=1)
+    stage.on_restart = lambda: lose_ranks(stage, monkeypatch, "its host is gone")
+    with pytest.raises(ChildDied, match="trainer-1 on node died"):
+        await stage.own()
+    assert len(stage.started) == 4, "two after a step each, and one restart without a step"
+    assert stage.said[0].startswith("trainer-1: its host is gone in stage sft-1, step 1 of 5; rest")
+
+
+@trainers("print('ready', flush=True); raise SystemExit(7)", restarts=0)
+async def test_ranks_that_exit_with_the_trainer_are_not_blamed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_ranks(stage, monkeypatch, "exit 1")
+    with pytest.raises(ChildDied, match=r"trainer died .* exit 7"):
+        await stage.own()

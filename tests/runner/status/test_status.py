@@ -341,3 +341,19 @@ def test_the_status_table_shows_reasons_and_is_readable_without_colour() -> None
     begin = "● judge-0 GPU 3 step 4 – – 76.0 GB 3 s 1 [bold]hello[/] and on and"
     assert second.startswith(begin), "the last column alone gives way"
     assert [len(line) for line in lines] == [100] * 3
+
+
+async def test_a_judge_on_a_node_shows_the_node_and_nothing_of_our_own_pids(
+    watched: Watched,
+) -> None:
+    seat = Seat("judge-0", capacity=2)
+    pool_of(watched, seat)
+    seat.num_taken, seat.num_running = 5, 1
+    watched.observer.started(
+        "judge-0", pid=7, devices="GPU-1a2b3c4d-5e6f", log_path=watched.folder / "judge-0.log",
+        node="gpu-7 10.0.0.7",
+    )  # fmt: skip
+    status = watched.look(resident={7: 99})["judge-0"]
+    assert (status.node, status.device) == ("gpu-7 10.0.0.7", "gpu-7 10.0.0.7: GPU-1a2b3c4d")
+    assert (status.memory_bytes, status.gpu_memory_bytes, status.num_judged) == (None, None, 4)
+    assert ComponentStatus.from_json(status.to_json()) == status

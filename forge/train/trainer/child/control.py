@@ -7,6 +7,7 @@ silent supervisor is noticed. When the supervisor is gone, the lease ends this p
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import signal
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ChildDied, MachineError, Stalled
 from forge.process.ask import Answer, error_message, send_blocking
+from forge.train.handle import FAILURE
 
 if TYPE_CHECKING:
     from forge.train.trainer.child.settings import TrainerSettings
@@ -101,6 +103,7 @@ class SupervisorClient:
         """Called by `take` before each long poll; an error from it ends the wait."""
         self._stop = stop
         self._publish_timeout_s = settings.publish_timeout_s
+        self._failure = settings.work_dir / FAILURE if settings.is_elsewhere else None
 
     def take(self, *, step: int) -> TakenBatch | None:
         """The batch after `step`; None if there is none to come, or after SIGTERM."""
@@ -137,7 +140,12 @@ class SupervisorClient:
         self._post("/checkpoint", {"step": step, "path": str(path)})
 
     def failed(self, **numbers: Any) -> None:
-        """Report why this trainer is about to end. Best effort: it ends anyway."""
+        """Report why this trainer is about to end. Best effort: it ends anyway. On a machine
+        without the supervisor, the report is a file, which the process that started us passes on.
+        """
+        if self._failure is not None:
+            self._failure.write_text(json.dumps(numbers))
+            return
         try:
             self._post("/failed", numbers, timeout_s=BEST_EFFORT_S)
         except (Stalled, ChildDied, MachineError) as err:

@@ -59,6 +59,11 @@ class World:
             self._group = dist.new_group(backend="gloo", timeout=DECISION_TIMEOUT)
 
     @property
+    def is_first_here(self) -> bool:
+        """True for the first rank of each machine."""
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+
+    @property
     def is_main(self) -> bool:
         """True for the rank that reports and writes for all."""
         return self.rank == 0
@@ -70,6 +75,14 @@ class World:
         found: list[Any] = [ask() if self.is_main else None]
         dist.broadcast_object_list(found, src=0, group=self._group)
         return found[0]
+
+    def to_main(self, value: T) -> Sequence[T]:
+        """The values of all ranks, on rank 0; nothing elsewhere. Collective."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size if self.is_main else []
+        dist.gather_object(value, found if self.is_main else None, dst=0, group=self._group)
+        return found
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sums over the ranks, element by element. Collective."""

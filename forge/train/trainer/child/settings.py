@@ -44,6 +44,8 @@ class TrainerSettings:
     control_socket: Path
     seed: int
     num_ranks: int = 1
+    is_elsewhere: bool = False
+    """True on a machine without the supervisor, whose ranks report nothing."""
     micro_batch_scale: float = 1.0
     """Scale of the stage's micro-batches; less than 1 after one did not fit into GPU memory."""
     publish_dtype: torch.dtype | None = None
@@ -104,6 +106,7 @@ class TrainerSettings:
             control_socket=Path(config["control_socket"]),
             seed=config["seed"],
             num_ranks=config["num_ranks"],
+            is_elsewhere=bool(config["meeting"] and config["meeting"]["first"]),
             micro_batch_scale=config["micro_batch_scale"],
             publish_dtype=_DTYPES[config["publish_dtype"]],
             shared_card=_own(config["gpus"], shared=config["shared_gpus"]),

@@ -63,10 +63,11 @@ class StageTrainer(Base):
         return str(Path(final, STAGING)) if self._is_staging else final
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """All ranks write into the staging directory; rank 0 makes it and moves it to its place."""
+        """All ranks write into the staging directory of their machine; rank 0 adds what only others
+        have, and moves it to its place."""
         work_dir = Path(super()._get_output_dir(trial))
         staging = work_dir / STAGING
-        if self.world.is_main:
+        if self.world.is_first_here:
             shutil.rmtree(staging, ignore_errors=True)
         self.world.wait()
         self._is_staging = True
@@ -74,9 +75,13 @@ class StageTrainer(Base):
             super()._save_checkpoint(model, trial)
         finally:
             self._is_staging = False
-        self.world.wait()
+        written = staging / f"checkpoint-{self.state.global_step}"
+        own = written / f"rng_state_{self.world.rank}.pth"
+        states = self.world.to_main((own.name, own.read_bytes() if own.is_file() else b""))
         if self.world.is_main:
-            written = staging / f"checkpoint-{self.state.global_step}"
+            for name, state in states:
+                if state:
+                    (written / name).write_bytes(state)
             write_manifest(written)
             put_in_place(written, checkpoint_dir(work_dir, self.step))
         self.saved = checkpoint_dir(work_dir, self.step)

@@ -6,8 +6,8 @@ TRL has the loss, the optimizer, PEFT, schedules and checkpoints. Its generation
 (`rollout_func`, groups of fixed size, rewards, padding to the longest of all) is bypassed at one
 seam: `get_batch_samples` gives the loop one batch for each optimizer step, and `training_step` runs
 its micro-batches. So a step may have any number of samples, and every `loss_type` averages over the
-whole batch, however it is cut and over however many ranks: each rank reads the whole batch and
-trains its share. Rank 0 alone speaks to control.sock.
+whole batch, however it is cut and over however many ranks: each rank gets the whole batch and
+trains its share. Rank 0 alone speaks to control.sock and reads the run's files.
 
 Shapes: B rows, T tokens, C tokens after the common prompt, M trained tokens.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,10 +36,11 @@ from forge.train.trainer.child.trainer import StageTrainer
 from forge.train.trainer.grpo.microbatches import MicroBatch, cut_batch
 from forge.train.trainer.grpo.stepstats import StepStats
 from forge.train.trainer.publish.background import Publisher, write_and_offer
-from forge.train.trainer.publish.probes import Prober
+from forge.train.trainer.publish.probes import Prober, read_tokens
 from forge.train.trainer.publish.weights import snapshot
 
 if TYPE_CHECKING:
+    from forge.records import Sample
     from forge.train.trainer.child.control import StepOrders, SupervisorClient, TakenBatch
     from forge.train.trainer.child.settings import TrainerSettings
 
@@ -57,7 +58,9 @@ class TurnTrainer(StageTrainer, GRPOTrainer):
         self.publisher = Publisher()
         self.stats = StepStats(clip_low=self.epsilon_low, clip_high=self.epsilon_high)
         self.taken: TakenBatch | None = None
-        self._prober = Prober(settings.work_dir / "probe.json")
+        probe_path = settings.work_dir / "probe.json"
+        tokens = self.world.from_main(partial(read_tokens, probe_path))
+        self._prober = Prober(probe_path, tokens)
         self._cut: list[MicroBatch] = []
         self._passes_left = 0
         self._current: MicroBatch | None = None
@@ -96,10 +99,9 @@ class TurnTrainer(StageTrainer, GRPOTrainer):
 
     def _take(self) -> bool:
         """Wait for a batch. False if there is none to come, or after SIGTERM."""
-        batch, version = self.world.from_main(self._ask)
+        batch, samples, version = self.world.from_main(self._ask)
         if batch is None:
             return False
-        samples = read_batch(batch.samples_path)
         if not samples:
             raise ValueError(f"{batch.samples_path}: a batch without samples")
         self.taken = batch
@@ -120,9 +122,12 @@ class TurnTrainer(StageTrainer, GRPOTrainer):
         self.stats.start(batch, version=newest if version is None else version)
         return True
 
-    def _ask(self) -> tuple[TakenBatch | None, int | None]:
-        """On rank 0: the next batch, and the version of the weights that it is trained from."""
-        return self.client.take(step=self.step), self.publisher.weights_version
+    def _ask(self) -> tuple[TakenBatch | None, Sequence[Sample], int | None]:
+        """On rank 0, whose machine has the file: the next batch with its samples, and the version
+        of the weights that it is trained from."""
+        batch = self.client.take(step=self.step)
+        samples = () if batch is None else read_batch(batch.samples_path)
+        return batch, samples, self.publisher.weights_version
 
     @property
     def _is_unsaved(self) -> bool:

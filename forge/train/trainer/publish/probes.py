@@ -70,8 +70,11 @@ class Tokens:
         )
 
 
-def _read_tokens(path: Path) -> Tokens | None:
-    """Tokens that an earlier attempt wrote; None if a power cut left the file damaged."""
+def read_tokens(path: Path) -> Tokens | None:
+    """Tokens that an earlier attempt wrote; None if there are none, or a power cut left the file
+    damaged."""
+    if not path.is_file():
+        return None
     try:
         return Tokens(**json.loads(path.read_text()))
     except (ValueError, TypeError):
@@ -82,12 +85,11 @@ def _read_tokens(path: Path) -> Tokens | None:
 class Prober:
     """A stage's probe tokens, and their scores under the weights that were last published."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tokens: Tokens | None) -> None:
+        """`tokens`: those in the file, the same on every rank."""
         self._path = path
-        self._tokens: Tokens | None = None
+        self._tokens = tokens
         self._before: list[float] | None = None
-        if path.is_file():
-            self._tokens = _read_tokens(path)
 
     @property
     def is_ready(self) -> bool:

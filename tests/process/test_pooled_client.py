@@ -1,0 +1,250 @@
+"""The client that keeps its connections: against servers of a few lines, which may misbehave."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+import pytest
+
+from forge.errors import ChildDied, Stalled
+from forge.process import ask as ask_module
+from forge.process.ask import Answer, open_client, open_url_client, send
+from forge.process.client.pool import IDLE_CONNECTIONS, PooledClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    import httpx
+
+    Handler = Callable[[anyio.abc.ByteStream, bytes], Awaitable[None]]
+
+pytestmark = pytest.mark.anyio
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Server:
+    """Answers each request by `handle`, and counts connections."""
+
+    def __init__(self, handle: Handler) -> None:
+        self.handle, self.num_connections = handle, 0
+        self.requests: list[bytes] = []
+        self.open = 0
+
+    async def serve(self, stream: anyio.abc.ByteStream) -> None:
+        self.num_connections += 1
+        self.open += 1
+        try:
+            async with stream:
+                while True:
+                    head = await stream.receive()
+                    self.requests.append(head)
+                    await self.handle(stream, head)
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass
+        finally:
+            self.open -= 1
+
+
+@asynccontextmanager
+async def serving(path: Path, handle: Handler) -> AsyncIterator[Server]:
+    server = Server(handle)
+    async with await anyio.create_unix_listener(path) as listener, anyio.create_task_group() as tg:
+        tg.start_soon(listener.serve, server.serve)
+        yield server
+        tg.cancel_scope.cancel()
+
+
+async def ok(stream: anyio.abc.ByteStream, _head: bytes) -> None:
+    await stream.send(OK)
+
+
+async def ask(client: httpx.AsyncClient, *, timeout_s: float = 5.0) -> Answer:
+    return await send(client, "POST", "/x", {"a": 1}, server="it", timeout_s=timeout_s)
+
+
+async def test_a_connection_serves_one_request_after_the_other(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path / "s", ok) as server,
+        open_client(tmp_path / "s", timeout_s=5, headers={"Authorization": "Bearer t"}) as client,
+    ):
+        for _ in range(3):
+            assert (await ask(client)).content == b"ok"
+        assert server.num_connections == 1
+        head = server.requests[-1].split(b"\r\n")
+        assert head[0] == b"POST /x HTTP/1.1"
+        assert b"Authorization: Bearer t" in head
+        assert b"Content-Length: 8" in head
+        assert head[-1] == b'{"a": 1}'
+
+
+async def test_requests_at_once_have_connections_of_their_own_and_few_stay_idle(
+    tmp_path: Path,
+) -> None:
+    num = IDLE_CONNECTIONS + 20
+
+    async def late(stream: anyio.abc.ByteStream, _head: bytes) -> None:
+        await anyio.sleep(0.2)
+        await stream.send(OK)
+
+    async with (
+        serving(tmp_path / "s", late) as server,
+        open_client(tmp_path / "s", timeout_s=5) as client,
+    ):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(num):
+                tasks.start_soon(ask, client)
+        await anyio.sleep(0.1)
+        assert (server.num_connections, server.open) == (num, IDLE_CONNECTIONS)
+
+
+async def test_a_connection_that_the_server_closed_is_replaced(tmp_path: Path) -> None:
+    async def once(stream: anyio.abc.ByteStream, _head: bytes) -> None:
+        await stream.send(OK)
+        await stream.aclose()
+
+    async with (
+        serving(tmp_path / "s", once) as server,
+        open_client(tmp_path / "s", timeout_s=5) as client,
+    ):
+        for _ in range(2):
+            assert (await ask(client)).status == 200
+            await anyio.sleep(0.05)
+        assert server.num_connections == 2
+
+
+@pytest.mark.parametrize(
+    ("sent", "content"),
+    [
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n",
+         b"abc"),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" + OK, b"ok"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (b"HTTP/1.0 200 OK\r\n\r\nto the end", b"to the end"),
+    ],
+)  # fmt: skip
+async def test_every_form_of_an_answer_is_read(tmp_path: Path, sent: bytes, content: bytes) -> None:
+    async def answer(stream: anyio.abc.ByteStream, _head: bytes) -> None:
+        for byte in range(0, len(sent), 7):
+            await stream.send(sent[byte : byte + 7])
+        if sent.startswith(b"HTTP/1.0"):
+            await stream.aclose()
+
+    async with (
+        serving(tmp_path / "s", answer),
+        open_client(tmp_path / "s", timeout_s=5) as client,
+    ):
+        for _ in range(2):
+            assert (await ask(client)).content == content
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"not HTTP\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000,
+    ],
+)
+async def test_a_broken_answer_is_an_error_and_its_connection_is_not_used_again(
+    tmp_path: Path, sent: bytes
+) -> None:
+    async def answer(stream: anyio.abc.ByteStream, _head: bytes) -> None:
+        if server.num_connections > 1:
+            return await ok(stream, b"")
+        if sent:
+            await stream.send(sent)
+        await stream.aclose()
+
+    async with (
+        serving(tmp_path / "s", answer) as server,
+        open_client(tmp_path / "s", timeout_s=5) as client,
+    ):
+        with pytest.raises(ChildDied, match=r"it hung up; asked: POST /x: .+"):
+            await ask(client)
+        assert (await ask(client)).content == b"ok"
+
+
+async def test_a_request_that_is_cancelled_takes_its_connection_with_it(tmp_path: Path) -> None:
+    async def first_never(stream: anyio.abc.ByteStream, _head: bytes) -> None:
+        if server.num_connections > 1:
+            await stream.send(OK)
+
+    async with (
+        serving(tmp_path / "s", first_never) as server,
+        open_client(tmp_path / "s", timeout_s=5) as client,
+    ):
+        with pytest.raises(Stalled):
+            await ask(client, timeout_s=0.1)
+        await anyio.sleep(0.05)
+        assert server.open == 0
+        assert (await ask(client)).content == b"ok"
+
+
+async def test_closing_the_client_ends_a_request_that_waits(tmp_path: Path) -> None:
+    async def never(_stream: anyio.abc.ByteStream, _head: bytes) -> None: ...
+
+    async def close() -> None:
+        await anyio.sleep(0.05)
+        await client.aclose()
+
+    async with serving(tmp_path / "s", never):
+        client = open_client(tmp_path / "s", timeout_s=5)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(close)
+            with anyio.fail_after(2), pytest.raises(ChildDied, match="it hung up"):
+                await ask(client)
+        with pytest.raises(ChildDied, match="it is gone"):
+            await ask(client)
+
+
+async def test_an_answer_beyond_the_bound_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge.process.client.connection.MAX_ANSWER_BYTES", 1)
+    async with (
+        serving(tmp_path / "s", ok),
+        open_client(tmp_path / "s", timeout_s=5) as client,
+    ):
+        with pytest.raises(ChildDied, match=f"more than {ask_module.MAX_ANSWER_BYTES >> 20} MB"):
+            await ask(client)
+
+
+async def test_a_url_has_a_prefix_and_a_token_and_https_stays_with_httpx() -> None:
+    server, port = Server(ok), 0
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        tasks.start_soon(listener.serve, server.serve)
+        url = f"http://127.0.0.1:{port}/pool"
+        async with open_url_client(url, timeout_s=5, token="t") as client:
+            assert isinstance(client, PooledClient)
+            client.headers["X-Claim"] = "c"
+            assert (await ask(client)).content == b"ok"
+        tasks.cancel_scope.cancel()
+    head = server.requests[0].split(b"\r\n")
+    assert head[0] == b"POST /pool/x HTTP/1.1"
+    assert f"Host: 127.0.0.1:{port}".encode() in head
+    assert b"Authorization: Bearer t" in head
+    assert b"X-Claim: c" in head
+    async with open_url_client("https://judge.example", timeout_s=5, token=None) as other:
+        assert not isinstance(other, PooledClient)
+
+
+async def test_an_absent_server_is_an_error_that_says_so(tmp_path: Path) -> None:
+    async with open_client(tmp_path / "none", timeout_s=5) as client:
+        with pytest.raises(ChildDied, match=r"it hung up; asked: POST /x: cannot connect"):
+            await ask(client)
