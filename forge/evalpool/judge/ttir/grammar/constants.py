@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.scan import (
-    NUMBER,
-    DenseLiteral,
-)
+from forge.evalpool.judge.ttir.scan import NUMBER, DenseLiteral
 from forge.evalpool.judge.ttir.types import Block, Scalar, Type, element_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.grammar.drafts import Draft
     from forge.evalpool.judge.ttir.grammar.parser import Parser
-
 
 BOOL = Scalar("i1")
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.ttir.grammar.heads import trailing_attributes
-from forge.evalpool.judge.ttir.scan import (
-    LABEL,
-)
+from forge.evalpool.judge.ttir.scan import LABEL
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.grammar.drafts import Draft

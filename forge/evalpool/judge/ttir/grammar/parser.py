@@ -16,18 +16,12 @@ from forge.evalpool.judge.ttir.grammar.printed import printed_types
 from forge.evalpool.judge.ttir.grammar.results import RESULTS
 from forge.evalpool.judge.ttir.grammar.scopes import Scopes
 from forge.evalpool.judge.ttir.grammar.table import CUSTOM
-from forge.evalpool.judge.ttir.scan import (
-    LABEL,
-    VALUE,
-    InvalidModule,
-)
+from forge.evalpool.judge.ttir.scan import LABEL, VALUE, InvalidModule
 from forge.evalpool.judge.ttir.tree import BasicBlock, Jump, Operation, Region
 from forge.evalpool.judge.ttir.values import Signature
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.types import Type
-
-    pass
 
 
 MAX_BLOCKS = 10_000

@@ -5,14 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.ttir.scan import (
-    VALUE,
-    Scanner,
-)
+from forge.evalpool.judge.ttir.scan import VALUE, Scanner
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.types import Type
-
 
 MAX_OPERATIONS = 100_000
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.grammar.parser import Parser
     from forge.evalpool.judge.ttir.types import Type
 
-
 CUSTOM: dict[str, Callable[[Parser, Draft], list[Type]]] = {
     "arith.constant": constant,
     "scf.for": loop,
