@@ -104,8 +104,10 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.ttir": {
         "evalpool.judge.program", "evalpool.judge.ttir.contraction",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
-        "evalpool.judge.ttir.control", "evalpool.judge.ttir.steps",
+        "evalpool.judge.ttir.control", "evalpool.judge.ttir.grammar",
+        "evalpool.judge.ttir.steps",
     },
+    "evalpool.judge.ttir.grammar": {"evalpool.judge.ttir"},
     "evalpool.judge.ttir.steps": {
         "evalpool.judge.ttir", "evalpool.judge.ttir.contraction", "evalpool.judge.ttir.control",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",

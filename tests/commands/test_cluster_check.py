@@ -32,12 +32,12 @@ learning_rate = 1e-6
 
 
 def node_that_lacks(*packages: str) -> dict[str, Any]:
-    node = Node(node_id="n", ip="10.0.0.2", is_here=False, cpus=8, gpus=0, labels={})
+    node = Node(node_id="n", ip="10.0.0.2", is_here=False, cpus=8, gpus=1, labels={})
     needed = versions(("torch", "triton", *RANKS_NEED))
     return {
         "node": node.to_json(), "host": "b", "sources": source_digest(), "is_reachable": True,
         "versions": {name: found for name, found in needed.items() if name not in packages},
-        "missing": [], "cards": [], "skew_s": 0.0, "megabytes_s": 1000.0, "port": 1,
+        "missing": [], "cards": [{"name": "H100", "used_bytes": 0}], "skew_s": 0.0, "megabytes_s": 1000.0, "port": 1,
         "executable": "python", "nice": 0,
     }  # fmt: skip
 
@@ -61,4 +61,4 @@ def test_missing_packages_are_named_by_role(
     assert len(found) == len(expected)
     for finding, (text, extra) in zip(found, expected, strict=True):
         assert finding.found.endswith(f"{text} in python")
-        assert finding.fix == pip_install(extra)
+        assert finding.fix == f"{pip_install(extra)} there"
