@@ -37,8 +37,8 @@ def node_that_lacks(*packages: str) -> dict[str, Any]:
     return {
         "node": node.to_json(), "host": "b", "sources": source_digest(), "is_reachable": True,
         "versions": {name: found for name, found in needed.items() if name not in packages},
-        "missing": [], "cards": [{"name": "H100", "used_bytes": 0}], "skew_s": 0.0, "megabytes_s": 1000.0, "port": 1,
-        "executable": "python", "nice": 0,
+        "missing": [], "cards": [{"name": "H100", "used_bytes": 0}], "skew_s": 0.0,
+        "megabytes_s": 1000.0, "port": 1, "executable": "python", "nice": 0,
     }  # fmt: skip
 
 
