@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forge.evalpool.judge.trial.references import MAX_USES
 from tests.evalpool.benches import RELU, make_problem
 
 if TYPE_CHECKING:
     from tests.evalpool.benches import Bench
 
 
-@pytest.mark.parametrize(("result", "is_shared"), [("x.sum(1)", True), ("x.sum()", False)])
-def test_a_draw_whose_answer_is_one_number_is_used_once(
-    bench: Bench, result: str, is_shared: bool
+@pytest.mark.parametrize(("result", "num"), [("x.sum()", 1), ("x[:3].sum(1)", 3), ("x", 40)])
+def test_a_draw_serves_no_more_candidates_than_its_answer_has_numbers(
+    bench: Bench, result: str, num: int
 ) -> None:
-    """Feedback tells that number: turns later a kernel could store it without computing."""
+    """Feedback tells them: turns later a kernel could store them without computing."""
     problem = make_problem(RELU.replace("torch.relu(x) * 2", result))
-    first, second = bench.references.get(problem), bench.references.get(problem)
-    assert (first is second) == is_shared
+    first, *others = (bench.references.get(problem) for _ in range(min(num, MAX_USES) + 1))
+    assert all(one is first for one in others[:-1])
+    assert others[-1] is not first

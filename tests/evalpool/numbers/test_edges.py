@@ -27,6 +27,7 @@ def edges_of(reference: Callable[..., Any], *inputs: Any, source: str = "") -> E
 
 X = torch.randn(16, 64)
 ALL = frozenset(Kind)
+CONSTANTS = frozenset({Kind.CONSTANTS})
 
 
 def test_a_reference_shows_its_constants() -> None:
@@ -149,6 +150,44 @@ def test_a_set_with_fewer_kinds_keeps_those_that_a_reference_may_bear() -> None:
     assert fewer(ALL)[0] == ALL
     assert fewer(ALL)[-1] == frozenset()
     assert {Kind.CONSTANTS} in fewer(ALL)
+
+
+def test_a_tensor_that_is_compared_has_equal_elements_on_each_axis() -> None:
+    made = Edges(is_comparing=True).plant_(torch.randn(64, 64), kinds=CONSTANTS, signs=True)
+    for axis in range(2):
+        is_largest, is_least = made == made.amax(axis, True), made == made.amin(axis, True)
+        assert int(is_largest.sum(axis).max()) > 1
+        assert int(is_least.sum(axis).max()) > 1
+    open_ = Edges(is_comparing=True, is_decided=False)
+    assert len(open_.plant_(torch.randn(64, 64), kinds=CONSTANTS, signs=True).unique()) == 64 * 64
+
+
+def test_constants_and_jumps_are_met_exactly() -> None:
+    made = Edges(constants=(0.7,)).plant_(torch.randn(256, 256), kinds=CONSTANTS, signs=True)
+    assert bool((made == 0.7).any())
+    assert bool((made == -0.7).any())
+    made = Edges(units=(3.0,)).plant_(torch.randn(256, 256), kinds=CONSTANTS, signs=True)
+    assert {-1.5, 1.5, -3.0, 3.0} <= set(made.flatten().tolist())
+
+
+def test_the_jumps_of_a_rounding_count_where_it_rounds_an_input_itself() -> None:
+    for reference, units in (
+        (torch.round, (1.0,)),
+        (lambda x: x.T.floor(), (1.0,)),
+        (lambda x: torch.remainder(x, -0.5), (0.5,)),
+        (lambda x: torch.div(x, 0.25, rounding_mode="floor"), (0.25,)),
+        (lambda x: torch.round(x / 0.1), ()),
+        (lambda x: x / 3.0, ()),
+    ):
+        assert edges_of(reference, X).units == units
+
+
+def test_zeros_are_of_both_signs_where_the_sign_counts() -> None:
+    found = edges_of(lambda x: torch.copysign(x.abs(), x), X)
+    made = found.plant_(torch.randn(64, 64), kinds=frozenset({Kind.ZEROS}), signs=True)
+    signs = torch.signbit(made[made == 0])
+    assert bool(signs.any())
+    assert not bool(signs.all())
 
 
 def test_half_precision_stays_finite() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import mmap
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,10 @@ IDLE_S = 1e9
 FILE = "/tmp/work/candidate.py"
 COLLECTED_EVERY = 8
 """Plain candidates behind which Python collects what refers to itself: it takes 2 ms."""
+MAX_GROWTH_BYTES = 256 << 20
+"""Address space that plain candidates may leave in use: a later one would find none, and be blamed.
+A module's tensors last until its functions, which refer to it, are collected."""
+SIZES = "/proc/self/statm"
 
 
 def main(sock: socket.socket, *, file: str = FILE) -> None:
@@ -60,10 +65,12 @@ def main(sock: socket.socket, *, file: str = FILE) -> None:
 
 def serve_plain(sock: socket.socket, *, file: str = FILE) -> None:
     """Captures the plain candidate of one CANDIDATE frame after the other, and forgets each on
-    RELEASE. Asks the judge nothing: a candidate with a question fails as unsupported."""
+    RELEASE. Asks the judge nothing: a candidate with a question fails as unsupported. Returns, so
+    that the process ends, where candidates have left too much in use."""
     deadline = time.monotonic() + IDLE_S
     Stage.get().compiler.share()
     drawn = torch.get_rng_state()
+    most = _used_bytes() + MAX_GROWTH_BYTES
     count = 0
     while True:
         request = frames.receive(sock, deadline=deadline, expected=(Kind.CANDIDATE,)).body
@@ -73,8 +80,10 @@ def serve_plain(sock: socket.socket, *, file: str = FILE) -> None:
         _forget(file)
         torch.set_rng_state(drawn)
         count += 1
-        if not count % COLLECTED_EVERY:
+        if not count % COLLECTED_EVERY or _used_bytes() > most:
             gc.collect()
+        if _used_bytes() > most:
+            return
         frames.send(sock, Kind.DONE, {})
 
 
@@ -85,6 +94,12 @@ def _report(sock: socket.socket, request: dict[str, Any], *, ask: Ask | None, fi
         frames.send(sock, Kind.FAILED, error.body())
         return
     channel.send_program(sock, Kind.DONE, {}, data)
+
+
+def _used_bytes() -> int:
+    """Address space of this process, which its limit counts."""
+    with open(SIZES) as file:
+        return int(file.read().split()[0]) * mmap.PAGESIZE
 
 
 def _forget(file: str) -> None:

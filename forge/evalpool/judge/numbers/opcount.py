@@ -43,6 +43,8 @@ THRESHOLDS = {
 }
 """Operations that compare their tensor with a number, or change it from a number on only."""
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+STEPS = {"round", "floor", "ceil", "trunc", "frac", "div", "fmod", "remainder", "floor_divide"}
+"""Operations that jump at multiples of 1, or of the number that they divide by."""
 CASTS = ("_to_copy", "copy_")
 
 MAX_CALLS = 2000
@@ -55,13 +57,17 @@ class OpCounter(TorchDispatchMode):
     supports_higher_order_operators = True
     """They are called and not counted; what they call is."""
 
-    def __init__(self, own: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(
+        self, own: Iterable[torch.Tensor] = (), *, inputs: Iterable[torch.Tensor] = ()
+    ) -> None:
         """
         Args:
             own: parameters and buffers, whose least and greatest numbers are constants, too.
+            inputs: tensors of the call, for `units`.
         """
         super().__init__()
         self._own = {one.data_ptr() for one in own if one.numel()}
+        self._inputs = {one.untyped_storage().data_ptr() for one in inputs if one.numel()}
         self.work: dict[str, int] = {}
         self.calls: list[tuple[int, int]] = []
         """(bytes, FLOPs) of each operation, up to one beyond MAX_CALLS."""
@@ -69,6 +75,9 @@ class OpCounter(TorchDispatchMode):
         """The part of the costs that TF32 may make inexact."""
         self.constants: set[float] = set()
         """Numbers that THRESHOLDS compare with."""
+        self.units: set[float] = set()
+        """Units to multiples of which STEPS round an input itself. (What rounds an intermediate
+        result jumps where another kernel's last bit may be another one.)"""
         self.is_comparing = False
         """True if two tensors with axes were compared."""
         self.is_truncating = False
@@ -97,6 +106,8 @@ class OpCounter(TorchDispatchMode):
             self.constants |= set(self._numbers([*args, *(kwargs or {}).values()]))
             if name in ("eq", "ne") and _is_same(*_tensors(args)):
                 self.constants.add(math.nan)  # x != x is a NaN
+        if name.rstrip("_") in STEPS:
+            self.units |= self._units(name.rstrip("_"), args, kwargs or {})
         if not func.is_view and not _is_free(name):
             given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
             if name != "copy_" or not _is_same(*given[:2]):
@@ -111,6 +122,17 @@ class OpCounter(TorchDispatchMode):
                 self.work[name] = self.work.get(name, 0) + cost
                 self.flops += flops
         return out
+
+    def _units(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[float]:
+        """Units of a step of an input; none for a step of anything else."""
+        is_step = name != "div" or kwargs.get("rounding_mode") is not None
+        first = next(_tensors(args), None)
+        if not is_step or first is None or first.layout is not torch.strided:
+            return set()
+        if first.untyped_storage().data_ptr() not in self._inputs or not first.is_floating_point():
+            return set()
+        others = args[1:] if name in ("div", "fmod", "remainder", "floor_divide") else ()
+        return {abs(one) for one in self._numbers([*others])} or {1.0}
 
     def _numbers(self, values: list[Any]) -> Iterator[float]:
         """The numbers among the arguments of an operation, also those in tensors without axes, and

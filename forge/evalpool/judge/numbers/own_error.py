@@ -259,7 +259,8 @@ def count_work(model: Any, inputs: list[Any]) -> OpCounter | None:
     """Work of torch in one call, by operation; None where it cannot be counted."""
     model, inputs = copy.deepcopy(model), copy.deepcopy(inputs)
     try:
-        with OpCounter([*model.parameters(), *model.buffers()]) as counter:
+        own = [*model.parameters(), *model.buffers()]
+        with OpCounter(own, inputs=leaves(inputs)) as counter:
             call_on(model, inputs)
     except Exception:  # it ran before: some torch code refuses to run under a mode
         return None

@@ -10,7 +10,8 @@ What the lists rely on, and the checks here keep:
 
 - a module has one name, which nothing else binds, and is used with an allowed attribute only;
 - `self` is the first parameter of a method of a class, and only its attributes are assigned to;
-- a method is called on `self`, so that `self` is an instance of the candidate's own class;
+- a method is reached through `self` alone, so that `self` is an instance of the candidate's own
+  class: none is named as an attribute that any value may have, and no default names one;
 - no attribute begins with an underscore, and no name with two, but for `super().__init__()`;
 - Triton reads the same text from the file as `ast` here: ASCII without odd line ends or encoding.
 """
@@ -122,14 +123,26 @@ def _check_class(node: ast.ClassDef) -> None:
     if bases not in (["nn.Module"], ["torch.nn.Module"]) or node.keywords or node.decorator_list:
         raise _NotPlain("a class that is no module of torch")
     _check_bound(node.name)
+    methods = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+    if methods & ATTRIBUTES:
+        raise _NotPlain("a method that a value may have, too")
     for statement in node.body:
         match statement:
             case ast.FunctionDef(decorator_list=[]):
                 _check_function(statement, has_self=True)
+                _check_signature(statement, methods)
             case ast.Expr(value=ast.Constant()) | ast.Pass():
                 pass
             case _:
                 raise _NotPlain("a class with more than methods")
+
+
+def _check_signature(node: ast.FunctionDef, methods: set[str]) -> None:
+    """A method's defaults and annotations see the class's other methods as plain functions."""
+    for part in (node.args, node.returns):
+        for one in ast.walk(part) if part is not None else ():
+            if isinstance(one, ast.Name) and one.id in methods:
+                raise _NotPlain("a method as a value")
 
 
 def _check_function(node: ast.FunctionDef, *, has_self: bool) -> None:

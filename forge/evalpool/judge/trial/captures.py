@@ -185,7 +185,7 @@ class Captures:
                 self._require_target(run, captured.program)
                 is_good = True
                 return captured
-            is_good = found.kind is Kind.FAILED and found.body.get("type") not in DOUBTFUL
+            is_good = found.kind is Kind.FAILED and not _is_doubtful(found.body)
         except frames.DeadlinePassed:
             with run.answering(phase="capture", limit_s=limit_s):
                 raise
@@ -281,6 +281,12 @@ class Asked:
 
     def _refused(self, words: str) -> Decided:
         return Decided(self.run.finding(Status.REJECTED, "unsupported", words))
+
+
+def _is_doubtful(failure: Mapping[str, Any]) -> bool:
+    """True for a failure whose cause may be the child, or what others have left in it."""
+    kind = str(failure.get("type"))
+    return kind in DOUBTFUL or words.is_out_of_memory(f"{kind}: {failure.get('message')}")
 
 
 def _parsed(run: Run, data: bytes) -> Program:

@@ -3,7 +3,7 @@
 Called by `trial.py`. Asks an oracle for each draw, keeps the results of a bounded number of
 problems, and has them made anew with fresh OS-random seeds after `MAX_USES` candidates. All that
 comes from one judgement to the next is the feedback, so sharing inputs among a few candidates tells
-them one expected number each, which is too much only where there is no other.
+them a few expected numbers each, which is too much only where there are few (`max_uses`).
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class KnownFailures:
 
 
 def max_uses(num_expected: int) -> int:
-    """Candidates that a draw is given to whose outputs are so many numbers. One where it is one:
-    feedback tells it, of one input set a turn, and a kernel that knows all of them need not
-    compute."""
-    return 1 if num_expected == 1 else MAX_USES
+    """Candidates that a draw is given to whose outputs are so many numbers: as many, up to
+    MAX_USES. A kernel that knows the answers to all input sets need not compute, and feedback tells
+    up to three numbers: one that is expected, one that the kernel had, the largest error."""
+    return max(1, min(num_expected, MAX_USES))
 
 
 @dataclass(slots=True, kw_only=True)

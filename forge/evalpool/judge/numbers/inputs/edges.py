@@ -5,8 +5,9 @@ Called by input_sets.py for the sets behind the first, as far as the reference b
     zeros      scattered, and a whole slice of each axis that has enough: masks, norms of 0
     raised     of one input, a slice and an element of another slice far above all others: a softmax
                without its maximum overflows; where positions count, one element alone
-    constants  values around those that the reference compares with: clamps, thresholds; NaN and
-               infinities where the reference looks for them; equal ones where it compares tensors
+    constants  values around those that the reference compares with, and these themselves: clamps,
+               thresholds; NaN and infinities where the reference looks for them; equal ones where
+               it compares tensors; the jumps of what rounds an input (ties.py)
     integers   negative ones where nothing may be an index; lengths of 0; the label left out
 
 No kind tells that another is there: each has a set where it is the only one, whose distribution
@@ -25,6 +26,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forge.evalpool.judge.numbers.inputs.ties import jumps, plant_ties_
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
@@ -40,6 +43,8 @@ MIN_SLICES = 4
 ZERO_SHARE, CONSTANT_SHARE, LABEL_SHARE = 16, 64, 8
 """One element in so many is zero, near a constant, or the label that a loss leaves out."""
 MAX_PLANTED = 4096
+EXACT_SHARE = 4
+"""One value in so many of those around a constant is the constant, of either sign."""
 MIN_CONSTANT, MAX_CONSTANT = 1e-3, 1e4
 """Magnitudes of constants that inputs are drawn around. Smaller ones are an epsilon, which zeros
 reach; larger ones stand for infinity."""
@@ -57,6 +62,8 @@ INDEXING = (
     *("search", "bucket", "repeat_interleave", "ctc_loss", "put"),
 )
 """Parts of names of operations that take indices: a negative one ends a process on a GPU."""
+SIGNED = {"copysign", "signbit", "atan2"}
+"""Operations that tell a negative zero from a positive one, and give finite results for both."""
 SELECTING = {
     *("max", "min", "argmax", "argmin", "topk", "kthvalue", "sort", "argsort", "median"),
     *("nanmedian", "mode", "cummax", "cummin"),
@@ -118,6 +125,10 @@ class Edges:
     """NaN and infinities, as far as it looks for them."""
     is_comparing: bool = False
     """True if it compares tensors: elements of two inputs are hardly ever equal by chance."""
+    units: tuple[float, ...] = ()
+    """Units to multiples of which it rounds an input: jumps are hardly ever met by chance."""
+    has_signed_zeros: bool = False
+    """True if it tells a negative zero from a positive one."""
     has_indices: bool = True
     """False if no integer of its inputs can be an index."""
     is_decided: bool = True
@@ -142,6 +153,10 @@ class Edges:
             constants=tuple(one for one in sizes if MIN_CONSTANT <= abs(one) <= MAX_CONSTANT),
             special=_special(counted),
             is_comparing=counted.is_comparing,
+            units=tuple(
+                sorted(one for one in counted.units if MIN_CONSTANT <= one <= MAX_CONSTANT)
+            ),
+            has_signed_zeros=any(name.rstrip("_") in SIGNED for name in counted.work),
             has_indices=any(part in name for name in counted.work for part in INDEXING),
             is_decided=not counted.is_truncating
             and not any(name.rstrip("_") in SELECTING for name in counted.work),
@@ -151,7 +166,7 @@ class Edges:
     def kinds(self, *, has_integers: bool) -> Kinds:
         """The kinds that could change anything."""
         found = {Kind.RAISED, Kind.ZEROS} if self.is_decided else {Kind.RAISED}
-        if self.constants or self.special or self.is_comparing:
+        if self.constants or self.special or self.is_comparing or self.units:
             found.add(Kind.CONSTANTS)
         if has_integers:
             found.add(Kind.INTEGERS)
@@ -172,10 +187,15 @@ class Edges:
         before = [one.clone() for one in raised]
         if Kind.CONSTANTS in kinds:
             self._plant_constants(flat, signs=signs)
+            if self.is_comparing and self.is_decided:
+                plant_ties_(value)
         if Kind.ZEROS in kinds and self.is_decided:
-            flat[_places(flat, ZERO_SHARE)] = 0
+            places = _places(flat, ZERO_SHARE)
+            flat[places] = 0
             for one in [*slices[:1], *_crossing(value)]:
                 one.zero_()
+            if self.has_signed_zeros and signs:
+                flat[places[: len(places) // 2]] = -0.0
         for one, earlier in zip(raised, before, strict=True):
             one.copy_(earlier)
         if self.is_decided:
@@ -189,8 +209,13 @@ class Edges:
         for constant in self.constants:
             places = _places(flat, CONSTANT_SHARE)
             around = torch.rand(len(places), device=flat.device) * 4.5 - 2.0  # from -2 to 2.5
+            around[::EXACT_SHARE] = around[::EXACT_SHARE].sign()
             around.mul_(constant).clamp_(-limit, limit)
             flat[places] = (around if signs else around.abs_()).to(flat.dtype)
+        for unit in self.units:
+            places = _places(flat, CONSTANT_SHARE)
+            at = torch.tensor(jumps(unit, signs=signs), device=flat.device, dtype=flat.dtype)
+            flat[places] = at[torch.randint(len(at), (len(places),), device=flat.device)]
         for special in self.special:
             flat[_places(flat, len(flat))] = special
 
