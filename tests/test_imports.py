@@ -61,7 +61,8 @@ ROOMS: dict[str, set[str]] = {
     "serve.llama": {"process", "serve", "serve.engine"},
     "serve.vllm": {"process", "process.server", "serve", "serve.engine"},
     # evalpool: judges of kernels
-    "evalpool": {"config.schema", "process", "process.server"},
+    "evalpool": {"config.schema", "process", "process.server", "evalpool.health"},
+    "evalpool.health": set(),
     "evalpool.judge": {
         "config.schema", "process", "process.server", "evalpool",
         "evalpool.judge.sandbox", "evalpool.judge.children", "evalpool.judge.compiler",
@@ -103,8 +104,10 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.ttir": {
         "evalpool.judge.program", "evalpool.judge.ttir.contraction",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
-        "evalpool.judge.ttir.control", "evalpool.judge.ttir.steps",
+        "evalpool.judge.ttir.control", "evalpool.judge.ttir.grammar",
+        "evalpool.judge.ttir.steps",
     },
+    "evalpool.judge.ttir.grammar": {"evalpool.judge.ttir"},
     "evalpool.judge.ttir.steps": {
         "evalpool.judge.ttir", "evalpool.judge.ttir.contraction", "evalpool.judge.ttir.control",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
@@ -224,6 +227,7 @@ SUPERVISOR: dict[str, set[str]] = {
         "serve.upload",
     },
     "commands.judge": {"commands"},
+    "commands.cluster": {"commands.doctor"},
     "commands.openenv": {"api", "api.http", "commands.judge", "runner.prepare"},
     "api": {"commands", "commands.judge"},
     "api.http": {"api", "commands.judge"},

@@ -34,7 +34,7 @@ ENTRY = re.compile(r"^(\*{0,2}\w[\w, ]*): (.*)$")
 
 def python_page() -> str:
     """All public names of `forge`, the client, and the adapters."""
-    names = [part for name in forge.__all__ for part in _section(f"forge.{name}", public(name))]
+    names = [part for name in PUBLIC for part in _section(f"forge.{name}", public(name))]
     asked = [part for each in CLIENT for part in _section(f"forge.client.{each.__name__}", each)]
     adapted = [part for each in ADAPTED for part in _section(_qualified(each), each)]
     seen = [part for each in RUN for part in _section(_qualified(each), each)]
@@ -49,6 +49,8 @@ def public(name: str) -> Any:
     return getattr(forge, name)
 
 
+PUBLIC = [name for name in forge.__all__ if not inspect.ismodule(public(name))]
+"""Functions and classes: the client's module has a section of its own."""
 RUN: tuple[Any, ...] = (Run, Rows)
 CLIENT: tuple[Any, ...] = (client.Judge, client.Scored, client.Unavailable)
 ADAPTED: tuple[Any, ...] = (
@@ -60,7 +62,7 @@ ADAPTED: tuple[Any, ...] = (
 
 def iter_documented() -> Iterator[tuple[str, Any]]:
     """Every class and function of the page, and their public methods, by name."""
-    names = [(f"forge.{name}", public(name)) for name in forge.__all__]
+    names = [(f"forge.{name}", public(name)) for name in PUBLIC]
     for name, each in [*names, *((_qualified(each), each) for each in (*RUN, *CLIENT, *ADAPTED))]:
         yield name, each
         if inspect.isclass(each):

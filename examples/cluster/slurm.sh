@@ -14,6 +14,7 @@ FORGE=${FORGE:-$SLURM_SUBMIT_DIR}
 PORT=6379
 cd "$FORGE"
 export PATH="$FORGE/.venv/bin:$PATH"
+export RAY_worker_niceness=0  # else Ray's workers, and so judges, yield to everything else
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 others=$((SLURM_JOB_NUM_NODES - 1))

@@ -1,7 +1,7 @@
 # pyright: strict
 """`python -m forge.cluster.broker CONFIG.json`: the process that speaks with Ray for a supervisor.
 
-    POST /survey → {nodes}                   POST /open {id, order, ...} → {url, pid, devices, ...}
+    POST /survey {packages, paths} → {nodes} POST /open {id, order, ...} → {url, pid, devices, ..}
     POST /news {id, offset} → {log, ended}   POST /stop {id}   POST /stacks {id}
     POST /bring {id, path} → {path}          POST /address → {ip}
 
@@ -77,9 +77,10 @@ class Broker:
         ]
         return Starlette(routes=[*routes, Route("/health", _health)], middleware=[Middleware(Door)])
 
-    async def survey(self, _body: Mapping[str, Any]) -> dict[str, Any]:
+    async def survey(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The living nodes, and what a host on each but this one reports about it."""
-        return {"nodes": await survey(self._ray, partial(self._places.new_host, 0, 0))}
+        new_host = partial(self._places.new_host, 0, 0)
+        return {"nodes": await survey(self._ray, new_host, body)}
 
     async def address(self, _body: Mapping[str, Any]) -> dict[str, Any]:
         """The address of this machine among the nodes."""

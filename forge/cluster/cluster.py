@@ -27,7 +27,7 @@ from forge.process.ask import open_client, send
 from forge.process.child import ProcessObserver
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 
     import httpx
 
@@ -75,9 +75,10 @@ class Cluster:
         self._run, self._log_dir, self._say = run, log_dir, say
         self._ids = count()
 
-    async def survey(self) -> list[dict[str, Any]]:
-        """The living nodes, this machine first, with facts about each."""
-        return (await self.ask("/survey", {}, timeout_s=SURVEY_S + STOP_S))["nodes"]
+    async def survey(self, needs: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+        """The living nodes, this machine first, with facts about each. `needs`: packages and paths
+        that are looked for."""
+        return (await self.ask("/survey", needs, timeout_s=SURVEY_S + STOP_S))["nodes"]
 
     async def address(self) -> str:
         """The address of this machine among the nodes."""

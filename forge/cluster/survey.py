@@ -6,13 +6,14 @@ Called by the broker. Each node but this one gets a host for a moment.
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -24,12 +25,20 @@ from forge.cluster.order import source_digest
 
 MEASURED_BYTES = 32 << 20
 """Bytes that are sent to a node to measure its bandwidth: a second at 256 Mbit/s."""
-JUDGES_NEED = ("torch", "triton")
-"""Packages that a judge needs on its node."""
 RANKS_NEED = ("torch", "transformers", "trl", "peft", "datasets")
 """Packages that ranks of a trainer need on their node."""
 NO_FORGE = "No module named 'forge"
 """Part of Ray's message about a node whose Python cannot import forge."""
+NO_FORGE_LINE = "its node has no forge: install the same commit there, in the Python that runs Ray"
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of those packages that are installed. Imports none of them."""
+    found: dict[str, str] = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 class Surveyed:
@@ -40,7 +49,7 @@ class Surveyed:
         self._ip = ip
         self._stack = ExitStack()
 
-    async def describe(self) -> dict[str, Any]:
+    async def describe(self, needs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         """Facts about this node, for the check of its installation."""
         return {
             "ip": self._ip,
@@ -49,11 +58,8 @@ class Surveyed:
             "python": platform.python_version(),
             "executable": sys.executable,
             "time": time.time(),
-            "missing": sorted(
-                name
-                for name in {*JUDGES_NEED, *RANKS_NEED}
-                if importlib.util.find_spec(name) is None
-            ),
+            "versions": versions(needs["packages"]),
+            "missing": [path for path in needs["paths"] if not Path(path).exists()],
             "port": self._listen(),
         }
 
@@ -68,11 +74,14 @@ class Surveyed:
         return sum([len(await ref) for ref in refs])
 
 
-async def survey(ray: Any, new_host: Callable[[dict[str, str]], Any]) -> list[dict[str, Any]]:
+async def survey(
+    ray: Any, new_host: Callable[[dict[str, str]], Any], needs: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
     """Each living node, this one first, and what a host there reports.
 
     Args:
         new_host: makes a host on a node with the given labels.
+        needs: packages and paths that are looked for on each node.
     """
     nodes = list_nodes(ray)
     found = [{"node": node.to_json()} for node in nodes]
@@ -81,7 +90,7 @@ async def survey(ray: Any, new_host: Callable[[dict[str, str]], Any]) -> list[di
         host = new_host({"ray.io/node-id": node.node_id})
         try:
             with anyio.fail_after(SURVEY_S):
-                facts |= await _ask(ray, host, node)
+                facts |= await _ask(ray, host, node, needs)
         except TimeoutError:
             facts["error"] = f"it did not answer within {SURVEY_S:.0f} s"
         except ray.exceptions.RayError as error:
@@ -96,10 +105,12 @@ async def survey(ray: Any, new_host: Callable[[dict[str, str]], Any]) -> list[di
     return found
 
 
-async def _ask(ray: Any, host: Any, node: Node) -> dict[str, Any]:
+async def _ask(
+    ray: Any, host: Any, node: Node, needs: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     await host.ready.remote()  # so that its start is no part of the times
     before = time.time()
-    facts = await host.describe.remote()
+    facts = await host.describe.remote(needs)
     skew_s = facts["time"] - (before + time.time()) / 2
     ref = ray.put(np.zeros(MEASURED_BYTES, np.uint8))
     began = time.monotonic()
@@ -115,5 +126,5 @@ async def _ask(ray: Any, host: Any, node: Node) -> dict[str, Any]:
 def explain(error: Exception) -> str:
     """The reason why a host is gone, in one line."""
     if NO_FORGE in str(error):
-        return "its node has no forge: install the same commit there, in the Python that runs Ray"
+        return NO_FORGE_LINE
     return f"its host is gone: {cause_line(error)}"

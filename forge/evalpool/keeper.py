@@ -22,7 +22,7 @@ import anyio
 import anyio.abc
 
 from forge.errors import ForgeError, NoRoom
-from forge.evalpool import canary
+from forge.evalpool.health import canary
 from forge.evalpool.seat import JudgeKind, Seat, State
 from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_verdict
 from forge.records.verdict import JudgeOptions
@@ -56,6 +56,8 @@ class Link:
     """Waits until the judge has ended; returns the reason."""
     timeout_s: float
     """Deadline of one request."""
+    host: str = ""
+    """Machine of the judge, if it is a node's."""
 
 
 OpenLink = Callable[[], AbstractAsyncContextManager[Link]]
@@ -81,7 +83,7 @@ class Keeper:
             num_taken = seat.num_taken
             try:
                 async with self._open_link() as link:
-                    seat.kinds = read_kinds(link.health)
+                    seat.kinds, seat.host = read_kinds(link.health), link.host
                     seat.capacity = int(link.health.get("capacity", seat.capacity))
                     self._seating.judge_opened(seat, link.client, is_trusted=is_first)
                     if is_first:

@@ -75,6 +75,7 @@ MAX_QUEUED = 256
 CPU_CAPACITY = 1
 """Concurrent candidates of a judge on the CPU: a candidate keeps one thread busy, and there is one
 judge for each core."""
+REFERENCE_PHASE = "reference"
 MAX_DETAIL = 500
 """Maximum length of the detail of a verdict that no judge gave."""
 START_TIMEOUT_S = 180.0
@@ -123,12 +124,18 @@ class Pool:
     """Judges behind one call. Opened by `open_pool`."""
 
     def __init__(
-        self, table: JudgeTable, seating: Seating, *, finishes_started: bool = False
+        self,
+        table: JudgeTable,
+        seating: Seating,
+        *,
+        finishes_started: bool = False,
+        say: Callable[[str], None] = logger.warning,
     ) -> None:
         """Judges at these seats. `finishes_started`: a judgement that has begun goes on when its
-        caller is cancelled."""
+        caller is cancelled. `say` reports that a judge has become slow, or has
+        ceased to be."""
         self._table = table
-        self._finishes_started = finishes_started
+        self._finishes_started, self._say = finishes_started, say
         self.seating = seating
         self._cache = VerdictCache()
         self._running: dict[tuple[bytes, JudgeOptions], _Running] = {}
@@ -311,12 +318,29 @@ class Pool:
         except NoJudge as error:
             return _infra(Reason.NO_JUDGE, str(error)), None
         try:
+            num_running, began = seat.num_running, time.monotonic()
             with seat.busy.running():
                 verdict = await self._to_its_end(self._ask(seat, request))
+            seconds = time.monotonic() - began
             self.seating.record_verdict(seat, verdict)
+            self._record_time(seat, request, verdict, seconds, num_running=num_running)
         finally:
             self.seating.give_back(seat)
         return await self._confirmed(seat, verdict), seat
+
+    def _record_time(
+        self, seat: Seat, request: JudgeRequest, verdict: Verdict, seconds: float, *,
+        num_running: int,
+    ) -> None:  # fmt: skip
+        """Compares judges by the times of verdicts that they gave themselves, without the time of
+        a reference, which only a problem's first candidate needs."""
+        if not verdict.status.is_scored or verdict.status is Status.TIMEOUT or not verdict.phase_s:
+            return
+        seconds -= verdict.phase_s.get(REFERENCE_PHASE, 0.0)
+        kind = hash((request.problem.source, verdict.status, request.options))
+        line = self.seating.record_time(seat, kind, seconds, num_running=num_running)
+        if line is not None:
+            self._say(line)
 
     async def _confirmed(self, seat: Seat, verdict: Verdict) -> Verdict:
         """The verdict, once the judge's card is known to work; else an infra error."""
@@ -385,6 +409,7 @@ async def open_pool(
     gpus: Sequence[Gpu] = (),
     elsewhere: Sequence[OpenElsewhere] = (),
     finishes_started: bool = False,
+    say: Callable[[str], None] = logger.warning,
 ) -> AsyncGenerator[Pool]:
     """Opens one judge for each of `gpus`, else `table.workers` on the CPU, or those at `table.url`,
     or one for each of `elsewhere`.
@@ -394,6 +419,7 @@ async def open_pool(
     Args:
         elsewhere: opens a judge on another machine under the name of its seat. Those that raise
             NoRoom may come later, if at least one is up.
+        say: reports that a judge has become slow, or has ceased to be.
 
     Raises:
         MachineError: this machine has no usable sandbox, a URL does not answer, or no other machine
@@ -428,7 +454,7 @@ async def open_pool(
                     starting.start_soon(keepers.start, Keeper(seating, seat, open_link).run)
         try:
             _require_judge(seating)
-            yield Pool(table, seating, finishes_started=finishes_started)
+            yield Pool(table, seating, finishes_started=finishes_started, say=say)
         finally:
             keepers.cancel_scope.cancel()
 

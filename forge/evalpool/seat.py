@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from forge.evalpool.health.pace import work
 from forge.process.busy import BusyClock
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Seat:
     """One judge's place in a pool."""
 
     name: str
+    host: str = ""
+    """Machine of the judge, if it is a node's."""
     capacity: int = 1
     """Maximum number of concurrent requests."""
     is_remote: bool = False
@@ -72,6 +75,12 @@ class Seat:
     num_taken: int = 0
     num_faults: int = 0
     """Infra faults in a row."""
+    trouble: float = 0.0
+    """Recent faults and restarts. Each verdict makes them count less."""
+    slowness: float = 1.0
+    """Time of its verdicts relative to the others' while it counts as slow; else 1."""
+    taken_at: int = 0
+    """Number of the request of all judges that it took last."""
     num_failed_canaries: int = 0
     """Failed canaries in a row."""
     why: str = ""
@@ -114,6 +123,12 @@ class Seat:
     def is_timed(self) -> bool:
         """True if its judges may time candidates: on a card, or unknown behind a URL."""
         return self.is_remote or any(kind.device != "cpu" for kind in self.kinds)
+
+    @property
+    def next_work(self) -> float:
+        """Expected time of one more request here, relative to one that is alone at an equal judge
+        without faults."""
+        return self.slowness * (1.0 + self.trouble) * work(self.num_running + 1, self.capacity)
 
     @property
     def has_room(self) -> bool:

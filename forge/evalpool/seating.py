@@ -13,6 +13,10 @@ gone, the verdicts are discarded and the candidates are judged again. The judge 
 meanwhile: one candidate in eight faults while a model learns, and each pause costs as much as a
 judgement. A failed canary is also a fault.
 
+A judge whose verdicts take longer than the others' (`health`), or with recent faults or restarts,
+is taken where the expected time is least: it gets fewer requests, and one in `MAX_PASSED` for each
+judge at least, which show whether it has recovered.
+
 A reference is drawn and captured once in each judge that is given its problem, which takes as long
 as the judgement of a candidate. So a judge that becomes free takes the first waiting request whose
 problem it has, or nobody has, before one whose problem another judge has.
@@ -35,10 +39,11 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.errors import Stalled
+from forge.evalpool.health.pace import Paces, work
 from forge.evalpool.seat import Doubt, JudgeKind, Seat, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     import httpx
 
@@ -52,6 +57,12 @@ QUARANTINE_PATIENCE_S = 10.0
 """Maximum wait while every judge is quarantined: one that recovers is back within seconds."""
 MAX_OVERTAKEN = 8
 """Later requests, for each judge, that may be served before a waiting one: about a group."""
+MAX_PASSED = 16
+"""Requests, for each judge, that may go to others while one has room."""
+RELIEF = 15 / 16
+"""Factor of a judge's recent faults and restarts at each of its verdicts."""
+LEAST_TROUBLE = 0.1
+"""Trouble below which it is forgotten, so that equal judges have equal ranks again."""
 LOOK_AHEAD = 64
 """Waiting requests that are compared for a free judge."""
 
@@ -76,6 +87,8 @@ class Seating:
     def __init__(self, seats: Iterable[Seat]) -> None:
         self.seats = tuple(seats)
         self._waiters: deque[_Waiter] = deque()
+        self._paces = Paces()
+        self._num_taken = 0
 
     @property
     def num_waiting(self) -> int:
@@ -88,8 +101,8 @@ class Seating:
         return {kind for seat in self.seats for kind in seat.kinds}
 
     async def take(self, *, avoid: Seat | None = None, problem: str = "") -> Seat:
-        """The least loaded judge, of equals the one that has the problem; not `avoid` while another
-        judge is up.
+        """The judge with the least expected time, of equals the one that has the problem; not
+        `avoid` while another judge is up.
 
         Args:
             problem: key of the problem of a candidate.
@@ -126,6 +139,8 @@ class Seating:
         policy = verdict.policy
         if verdict.status.is_scored:
             seat.num_faults = 0
+            trouble = RELIEF * seat.trouble
+            seat.trouble = trouble if trouble >= LEAST_TROUBLE else 0.0
         if policy.is_blamed(others_run=seat.num_running > 1):
             self._fault(seat, why=verdict.reason)
         elif policy.needs_canary and verdict.device != "cpu" and not seat.is_remote:
@@ -134,6 +149,27 @@ class Seating:
             if seat.client is None:
                 self._drop_doubts(seat)
             seat.news.set()
+
+    def record_time(
+        self, seat: Seat, kind: Hashable, seconds: float, *, num_running: int
+    ) -> str | None:
+        """Records the time of a verdict. Returns a line if the judge has become slow, or has ceased
+        to be.
+
+        Args:
+            kind: equal for requests that take the same time at equal judges.
+            num_running: requests at the judge when this one began.
+        """
+        alone_s = seconds / work(num_running, seat.capacity)
+        has_changed = self._paces.record(seat.name, kind, alone_s)
+        is_slow, slowness = self._paces.is_slow(seat.name), self._paces.slowness(seat.name)
+        seat.slowness = slowness if is_slow else 1.0
+        if not has_changed:
+            return None
+        name = f"{seat.name} on {seat.host}" if seat.host else seat.name
+        if not is_slow:
+            return f"{name} is as fast as the other judges again"
+        return f"{name} is slow: {slowness:.1f} times the others' time; it gets fewer requests"
 
     async def wait_for_canary(self, seat: Seat) -> bool:
         """True if the card is known to work after all verdicts so far. Waits for the canaries that
@@ -155,9 +191,13 @@ class Seating:
         """A judge answers at a seat. `is_trusted`: it needs no canary, as at the first start."""
         seat.client, seat.is_lost, seat.doubt = client, False, None
         seat.problems.clear()
+        self._paces.forget(seat.name)
+        seat.slowness = 1.0
         if is_trusted:
             self._set(seat, State.UP)
-        elif seat.state is not State.QUARANTINED:
+            return
+        seat.trouble += 1
+        if seat.state is not State.QUARANTINED:
             self._set(seat, State.SUSPECT)
 
     def judge_closed(self, seat: Seat) -> None:
@@ -212,6 +252,7 @@ class Seating:
         """Counts one fault at a time: requests that ran beside the first say nothing new."""
         if seat.state is State.UP:
             seat.num_faults += 1
+            seat.trouble += 1
             self._distrust(seat, why=why, is_last=seat.num_faults >= STRIKES)
 
     def _distrust(self, seat: Seat, *, why: str, is_last: bool) -> None:
@@ -234,6 +275,8 @@ class Seating:
             waiter, seat = choice
             seat.num_running += 1
             seat.num_taken += 1
+            self._num_taken += 1
+            seat.taken_at = self._num_taken
             if waiter.problem:
                 seat.note_problem(waiter.problem)
             waiter.seat = seat
@@ -251,7 +294,7 @@ class Seating:
         homes = {problem for seat in living for problem in seat.problems}
         passed: list[tuple[_Waiter, Seat]] = []
         for waiter in islice(self._waiters, LOOK_AHEAD):
-            seat = _best(waiter, roomy, num_living=len(living))
+            seat = self._best(waiter, roomy, num_living=len(living))
             if seat is None:
                 continue
             if waiter.problem in seat.problems or waiter.problem not in homes:
@@ -262,6 +305,20 @@ class Seating:
             if waiter.num_overtaken >= MAX_OVERTAKEN * len(self.seats):
                 break
         return passed[0] if passed else None
+
+    def _best(self, waiter: _Waiter, roomy: Sequence[Seat], *, num_living: int) -> Seat | None:
+        """The best of the seats with room; None if the request must wait for another one than the
+        seat to avoid."""
+
+        def rank(seat: Seat) -> tuple[bool, float, bool, int]:
+            was_passed = self._num_taken - seat.taken_at >= MAX_PASSED * len(self.seats)
+            is_new = waiter.problem not in seat.problems
+            return not was_passed, seat.next_work, is_new, seat.num_taken
+
+        avoid = waiter.avoid
+        is_alone = avoid is not None and avoid.state is State.UP and num_living == 1
+        allowed = roomy if is_alone else [seat for seat in roomy if seat is not avoid]
+        return min(allowed, key=rank, default=None)
 
     def _patience_s(self) -> float:
         if any(seat.state in (State.UP, State.SUSPECT) for seat in self.seats):
@@ -277,17 +334,3 @@ class Seating:
             for seat in self.seats
         )
         return f"no judge is available: {states}"
-
-
-def _best(waiter: _Waiter, roomy: Sequence[Seat], *, num_living: int) -> Seat | None:
-    """The best of the seats with room; None if the request must wait for another one than the seat
-    to avoid."""
-
-    def rank(seat: Seat) -> tuple[float, bool, int]:
-        is_new = waiter.problem not in seat.problems
-        return seat.num_running / seat.capacity, is_new, seat.num_taken
-
-    avoid = waiter.avoid
-    is_alone = avoid is not None and avoid.state is State.UP and num_living == 1
-    allowed = roomy if is_alone else [seat for seat in roomy if seat is not avoid]
-    return min(allowed, key=rank, default=None)

@@ -76,7 +76,7 @@ async def ask_verdict(
     client: httpx.AsyncClient, request: JudgeRequest, *, timeout_s: float
 ) -> Verdict:
     """The verdict of a judge on a candidate. Raises NoAnswer."""
-    answer = await _post(client, "/judge", request.to_json(), timeout_s=timeout_s)
+    answer = await post(client, "/judge", request.to_json(), timeout_s=timeout_s)
     try:
         return _checked(Verdict.from_json(answer))
     except MALFORMED as error:
@@ -93,7 +93,7 @@ async def ask_examination(
     """The examination of a problem by a judge; with `lists_sets`, only the names of its input sets.
     Raises NoAnswer."""
     body = {"problem": problem_to_json(problem), "lists_sets": lists_sets}
-    answer = await _post(client, "/examine", body, timeout_s=timeout_s)
+    answer = await post(client, "/examine", body, timeout_s=timeout_s)
     try:
         examination = Examination.from_json(answer)
         require_types(examination)
@@ -124,9 +124,10 @@ def _checked(verdict: Verdict) -> Verdict:
     return verdict
 
 
-async def _post(
+async def post(
     client: httpx.AsyncClient, path: str, body: Mapping[str, Any], *, timeout_s: float
 ) -> Any:
+    """The JSON of a judge's answer. Raises NoAnswer."""
     deadline = time.monotonic() + timeout_s
     try:
         while True:
@@ -196,6 +197,18 @@ def parse_lists_sets(body: Any) -> bool:
     if not isinstance(value, bool):
         raise Refused(INVALID, f"lists_sets: found {_name(value)}; a boolean is needed")
     return value
+
+
+def parse_kernels(body: Any) -> tuple[int, list[str]]:
+    """The number and the entries in the body of POST /kernels. Raises Refused."""
+    found = _object(body, name="body")
+    since: Any = found.get("since")
+    entries: Any = found.get("entries")
+    if type(since) is not int or since < 0:
+        raise Refused(INVALID, f"since: found {_name(since)}; a number of kernels is needed")
+    if not isinstance(entries, list) or not all(isinstance(one, str) for one in found["entries"]):
+        raise Refused(INVALID, "entries: a list of strings is needed")
+    return since, found["entries"]
 
 
 def _object(value: Any, *, name: str) -> dict[str, Any]:

@@ -82,7 +82,10 @@ def scripted_server() -> Iterator[ScriptedServer]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 64  # with 5 a connection of many waits a second, all of a patience
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     found = ScriptedServer(f"http://127.0.0.1:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 EMPTY_VIEWS = {
-    *("v_replayed", "v_rewinds", "v_judge_noise", "v_programs", "v_protocols", "v_shapes"),
+    *(
+        "v_replayed",
+        "v_rewinds",
+        "v_nodes",
+        "v_judge_noise",
+        "v_programs",
+        "v_protocols",
+        "v_shapes",
+    ),
     *("v_unjudgeable", "v_estimates", "v_judged_again", "v_fast_p_by_turn", "v_geomean"),
 }
 """The run was never resumed, kernels are not timed on a CPU, and its evaluations are of a version

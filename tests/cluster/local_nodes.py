@@ -1,15 +1,17 @@
 """`python local_nodes.py`: a Ray cluster of several nodes on this machine, driven over stdin.
 
-    add LABEL CPUS → node N      kill N → killed N      end of stdin: the cluster ends
+    add LABEL CPUS [CORE ...] → node N      kill N → killed N      end of stdin: the cluster ends
     raylet N → raylet PID, whose children are the node
     actors → actors NUMBER, of those that live      holder PID → holder N, the process's node
 
-The first line printed is the address. The head has the label `head`. Runs in a process of its own,
-since Ray takes signals and warns while it is imported.
+The first line printed is the address. The head has the label `head`. A node with CORES has these
+alone, as on a machine of its own; without, it counts all cores of this machine as its own. Runs in
+a process of its own, since Ray takes signals and warns while it is imported.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import psutil
@@ -32,12 +34,13 @@ def main() -> None:
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "labels": {"role": "head"}, **settings}
     )
-    nodes = []
+    nodes, own = [], os.sched_getaffinity(0)
     try:
         print(cluster.address, flush=True)  # noqa: T201
         for line in sys.stdin:
             match line.split():
-                case ["add", label, cpus]:
+                case ["add", label, cpus, *cores]:
+                    os.sched_setaffinity(0, set(map(int, cores)) or own)
                     nodes.append(
                         cluster.add_node(
                             num_cpus=int(cpus), labels={"role": label},

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import httpx
 import pytest
 
 from forge.cluster import broker as broker_module
@@ -189,10 +190,13 @@ async def test_weights_are_put_once_and_brought_to_each_engine(
 
 async def test_the_survey_reports_every_node(ray: FakeRay) -> None:
     ray.add("node", cpus=1, role="judge")
-    found = (await Broker(ray).survey({}))["nodes"]
+    needs = {"packages": ["httpx", "no-such-package"], "paths": ["/", "/no/such/path"]}
+    found = (await Broker(ray).survey(needs))["nodes"]
     assert [each["node"]["is_here"] for each in found] == [True, False]
     facts = found[1]
     assert facts["sources"] == source_digest()
     assert facts["is_reachable"]
+    assert facts["versions"] == {"httpx": httpx.__version__}
+    assert facts["missing"] == ["/no/such/path"]
     assert abs(facts["skew_s"]) < 1
     assert facts["megabytes_s"] > 0

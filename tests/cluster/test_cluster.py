@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-UP = {"url": "", "host": "node", "devices": "cpu"}
+UP = {"url": "", "host": "node", "devices": "cpu", "pid": 1}
 LOST = {"kind": "HostLost", "error": "its host is gone: the node was terminated"}
 FULL = {"kind": "NoRoom", "error": "trainer-2: no node has room"}
 

@@ -8,7 +8,8 @@ import pytest
 
 from forge.cluster.connection import Node
 from forge.cluster.order import source_digest
-from forge.commands.cluster_check import find_all
+from forge.cluster.survey import RANKS_NEED, versions
+from forge.commands.cluster.check import find_all
 from forge.config.load import load_experiment
 from forge.errors import pip_install
 
@@ -31,11 +32,13 @@ learning_rate = 1e-6
 
 
 def node_that_lacks(*packages: str) -> dict[str, Any]:
-    node = Node(node_id="n", ip="10.0.0.2", is_here=False, cpus=8, gpus=0, labels={})
+    node = Node(node_id="n", ip="10.0.0.2", is_here=False, cpus=8, gpus=1, labels={})
+    needed = versions(("torch", "triton", *RANKS_NEED))
     return {
         "node": node.to_json(), "host": "b", "sources": source_digest(), "is_reachable": True,
-        "missing": list(packages), "skew_s": 0.0, "megabytes_s": 1000.0, "port": 1,
-        "executable": "python", "nice": 0,
+        "versions": {name: found for name, found in needed.items() if name not in packages},
+        "missing": [], "cards": [{"name": "H100", "used_bytes": 0}], "skew_s": 0.0,
+        "megabytes_s": 1000.0, "port": 1, "executable": "python", "nice": 0,
     }  # fmt: skip
 
 
@@ -44,8 +47,8 @@ def node_that_lacks(*packages: str) -> dict[str, Any]:
     [
         ((), []),
         (("triton",), [("no triton for judges", "judge")]),
-        (("trl", "datasets"), [("no trl, datasets for ranks", "run")]),
-        (("torch",), [("no torch for judges", "judge"), ("no torch for ranks", "run")]),
+        (("trl", "datasets"), [("no trl, datasets for ranks", "train")]),
+        (("torch",), [("no torch for judges", "judge"), ("no torch for ranks", "train")]),
     ],
 )
 def test_missing_packages_are_named_by_role(
@@ -57,5 +60,5 @@ def test_missing_packages_are_named_by_role(
     found = [each for each in findings if each.fix]
     assert len(found) == len(expected)
     for finding, (text, extra) in zip(found, expected, strict=True):
-        assert finding.found.endswith(text)
-        assert finding.fix == pip_install(extra)
+        assert finding.found.endswith(f"{text} in python")
+        assert finding.fix == f"{pip_install(extra)} there"

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import httpx
 
 from forge.config.schema import JudgeTable
-from forge.evalpool import canary
+from forge.evalpool.health import canary
 from forge.evalpool.keeper import Keeper, Link
 from forge.evalpool.pool import Pool
 from forge.evalpool.seat import Seat
@@ -21,7 +21,7 @@ from forge.records.problem import ReferenceModule
 from forge.records.verdict import Status, Timing, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 PROBLEM = ReferenceModule(problem_id="p", source="s")
 CORRECT = Verdict(
@@ -84,10 +84,12 @@ class Script:
 
 
 @asynccontextmanager
-async def kept(*scripts: Script, finishes_started: bool = False) -> AsyncIterator[Pool]:
+async def kept(
+    *scripts: Script, finishes_started: bool = False, say: Callable[[str], None] = print
+) -> AsyncIterator[Pool]:
     seats = Seating(Seat(f"judge-{number}") for number in range(len(scripts)))
     async with anyio.create_task_group() as tg:
         for seat, script in zip(seats.seats, scripts, strict=True):
             await tg.start(Keeper(seats, seat, script.open).run)
-        yield Pool(JudgeTable(), seats, finishes_started=finishes_started)
+        yield Pool(JudgeTable(), seats, finishes_started=finishes_started, say=say)
         tg.cancel_scope.cancel()

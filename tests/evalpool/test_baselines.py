@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.timing.store import Baseline, Baselines
+from forge.evalpool.judge.timing.store import Baseline, Baselines, baselines_path
+
+if TYPE_CHECKING:
+    import pytest
 
 ONE = Baseline(gpu_us=(150.0, 151.0, 152.0), probe_us=100.0)
 
@@ -17,6 +21,17 @@ def test_a_baseline_is_found_by_another_judge(tmp_path: Path) -> None:
     assert second.get("a") == ONE
     second.put("a", Baseline(gpu_us=(1.0,), probe_us=2.0))
     assert first.get("a") != ONE
+
+
+def test_each_card_has_a_file_that_no_other_machine_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    paths = [baselines_path(uuid) for uuid in ("GPU-1a", "GPU-2b", "../MIG-3c")]
+    folder = tmp_path / "forge" / "baselines"
+    assert paths == [folder / "GPU-1a.db", folder / "GPU-2b.db", folder / "___MIG-3c.db"]
+    Baselines(paths[0]).put("a", ONE)
+    assert Baselines(paths[1]).get("a") is None
 
 
 def test_a_card_that_runs_slower_than_then_is_another_card() -> None:

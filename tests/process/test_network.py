@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 from forge.process.ask import open_client, open_url_client, send
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
-from forge.process.server.network import NetworkGuard, port_file
+from forge.process.server.address import open_listener
+from forge.process.server.network import NetworkGuard, bind_network, port_file
 from forge.process.sockets import open_socket_dir
 
 SERVER = """
@@ -59,6 +61,20 @@ def test_only_tcp_asks_for_the_token(tmp_path: Path) -> None:
                 return found
 
     assert anyio.run(ask) == {"unix": 200, "right": 200, "wrong": 401, "none": 401}
+
+
+@pytest.mark.parametrize("kind", ["network", "listen"])
+def test_an_answer_in_two_writes_does_not_wait_for_an_acknowledgement(
+    kind: str, tmp_path: Path
+) -> None:
+    if kind == "network":
+        opened = bind_network("127.0.0.1", tmp_path / "child.sock")
+    else:
+        opened = open_listener(path=None, listen="127.0.0.1:0", token="x", token_advice="")
+    with opened as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_server_without_an_address_of_its_own_asks_for_the_token() -> None:

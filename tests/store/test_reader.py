@@ -38,6 +38,7 @@ EMPTY_VIEWS = (
     "v_programs",
     "v_protocols",
     "v_replayed",
+    "v_nodes",
     "v_rewinds",
     "v_shapes",
     "v_estimates",

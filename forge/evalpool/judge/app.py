@@ -42,13 +42,20 @@ from forge.evalpool.judge.children.spawner import (
     UnusableInstallation,
     ZygoteGone,
 )
-from forge.evalpool.judge.compiler.cache import default_folder
+from forge.evalpool.judge.compiler.cache import Cache, default_folder
+from forge.evalpool.judge.compiler.travel import exchange
 from forge.evalpool.judge.sandbox.enter import Isolation, advice, read_sysctls
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.examiner import Examiners
 from forge.evalpool.judge.trial.trial import Stamp, Trials
 from forge.evalpool.site_packages import versions_of
-from forge.evalpool.wire import parse_lists_sets, parse_problem, parse_request, read_request
+from forge.evalpool.wire import (
+    parse_kernels,
+    parse_lists_sets,
+    parse_problem,
+    parse_request,
+    read_request,
+)
 from forge.process.busy import BusyClock
 from forge.process.lease import hold_lease
 from forge.process.limits import limit_behind, use_one_heap
@@ -97,6 +104,8 @@ class Judge:
     ) -> None:
         has_uids = table.isolation != Isolation.NONE
         self.table = table
+        self.cache = Cache(default_folder())
+        """Compiled kernels."""
         self.num_judged = 0
         self.busy = BusyClock()
         self.spawner = Spawner(
@@ -166,7 +175,7 @@ class Judge:
                 oracle_uid=self._oracle_uid,
                 plain_uid=plain_uid() if has_uids else None,
                 compiler_uids=compiler_uids,
-                cache_folder=default_folder(),
+                cache=self.cache,
             )
         return open_cpu_trials(
             self.table,
@@ -176,7 +185,7 @@ class Judge:
             evaluator_uid=evaluator_uid() if has_uids else None,
             plain_uid=plain_uid() if has_uids else None,
             compiler_uids=compiler_uids,
-            cache_folder=default_folder(),
+            cache=self.cache,
         )
 
     def close(self) -> None:
@@ -286,6 +295,11 @@ def make_app(judge: Judge) -> Starlette:
         problem, lists_sets = parse_problem(body), parse_lists_sets(body)
         return JSONResponse((await judge.examine(problem, lists_sets=lists_sets)).to_json())
 
+    async def exchange_kernels(request: Request) -> JSONResponse:
+        since, entries = parse_kernels(await read_request(request))
+        work = partial(exchange, judge.cache, since=since, entries=entries)
+        return JSONResponse(await anyio.to_thread.run_sync(work))
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
@@ -301,6 +315,7 @@ def make_app(judge: Judge) -> Starlette:
 
     routes = [Route("/health", health), Route("/judge", judge_one, methods=["POST"])]
     routes.append(Route("/examine", examine_one, methods=["POST"]))
+    routes.append(Route("/kernels", exchange_kernels, methods=["POST"]))
     return Starlette(routes=routes, middleware=[Middleware(Door)], lifespan=lifespan)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError, MachineError
 from forge.process.ask import UNIX_PREFIX
-from forge.process.server.serving import bind_socket
+from forge.process.server.serving import bind_address, bind_socket
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -68,12 +68,11 @@ def _require_free(path: Path) -> None:
 
 @contextmanager
 def _bound_address(listen: str, host: str, port: int) -> Generator[sockets.socket]:
-    family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
-    try:
-        listener = sockets.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
-        raise MachineError(f"--listen {listen}: {error.strerror or error}") from error
-    with listener:
+    with ExitStack() as stack:
+        try:
+            listener = stack.enter_context(bind_address(host, port))
+        except OSError as error:
+            raise MachineError(f"--listen {listen}: {error.strerror or error}") from error
         yield listener
 
 

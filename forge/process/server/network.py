@@ -9,13 +9,14 @@ encrypted, so nodes must be on a network that only their users reach.
 
 from __future__ import annotations
 
-import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from forge.process.server.door import Door
+from forge.process.server.serving import bind_address
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Generator
     from pathlib import Path
 
@@ -52,8 +53,7 @@ def _is_unix(scope: Scope) -> bool:
 @contextmanager
 def bind_network(host: str, socket_path: Path) -> Generator[socket.socket]:
     """A listening socket at `host` on a free port, which is written to `port_file(socket_path)`."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family, backlog=1024) as listener:
+    with bind_address(host, 0) as listener:
         port_file(socket_path).write_text(str(listener.getsockname()[1]))
         yield listener
 

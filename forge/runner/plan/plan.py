@@ -268,6 +268,11 @@ def _notes(
         yield f"servers are external and {weights}: {', '.join(serve.url)}"
     if devices.gpus is not None and not (devices.train or devices.serve or devices.judge):
         yield "devices.gpus is set, but train, serve and judge are 0: everything runs on the CPU"
+    if devices.gpus is None and machine.gpus:
+        yield (
+            f"{machine.title} has {len(machine.gpus)} GPU(s), which this experiment does not use: "
+            'devices.gpus, train, serve and judge = "auto" would'
+        )
     if not machine.assumed and machine.hidden_gpus and devices.gpus:
         yield machine.hidden_gpus
     for gpu in machine.gpus if devices.gpus else ():

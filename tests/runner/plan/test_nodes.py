@@ -17,7 +17,8 @@ from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render
 
 RECIPES = Path(__file__).parents[3] / "examples" / "cluster"
-TWO, SEVEN = RECIPES / "train-and-judge.toml", RECIPES / "seven-nodes.toml"
+TWO, TEN = RECIPES / "train-and-judge.toml", RECIPES / "ten-nodes.toml"
+NO_RANKS = "cluster.train_nodes=0"
 
 
 def plan_for(file: Path, machines: str, *overrides: str) -> Plan:
@@ -45,8 +46,25 @@ def test_one_node_trains_and_one_judges():
     assert "node 1  role=judge  8 x H100  judge-0 to judge-7 on GPU 0-7" in shown(planned)
 
 
+def test_four_nodes_train_four_generate_and_two_judge():
+    planned = plan_for(TEN, "10x8xH100-80GB")
+    assert roles(planned) == [*[{"train": 1}] * 4, *[{"serve": 8}] * 4, *[{"judge": 8}] * 2]
+    ranks = [node.roles[0] for node in planned.nodes[:4]]
+    assert len({each.bytes_each for each in ranks}) == 1
+    assert [each.gpus for each in ranks] == [tuple(range(8))] * 4
+    assert all(not node.idle for node in planned.nodes)
+
+
+def test_a_node_takes_one_part_of_the_trainer_and_all_parts_are_needed():
+    with pytest.raises(MachineError, match=r"2 of 3 nodes for ranks \(8 GPUs each, labelled role"):
+        plan_for(TEN, "3x8xH100-80GB")
+    planned = plan_for(TEN, "10x8xH100-80GB", "devices.train=4")
+    assert [node.roles[0].gpus for node in planned.nodes[:4]] == [(0, 1, 2, 3)] * 4
+    assert [node.idle for node in planned.nodes[1:4]] == [(4, 5, 6, 7)] * 3
+
+
 def test_engines_and_judges_have_nodes_of_their_own_labels():
-    planned = plan_for(SEVEN, "8x8xH100-80GB")
+    planned = plan_for(TEN, "8x8xH100-80GB", NO_RANKS)
     assert roles(planned) == [{"train": 1}, *[{"serve": 8}] * 4, *[{"judge": 8}] * 2, {}]
     assert [node.roles[0].first for node in planned.nodes[1:-1]] == [0, 8, 16, 24, 0, 8]
     assert planned.nodes[-1].idle == tuple(range(8))
@@ -59,8 +77,8 @@ def test_engines_and_judges_have_nodes_of_their_own_labels():
 
 def test_roles_without_labels_share_a_node():
     planned = plan_for(
-        SEVEN, "3x8xH100-80GB", "serve.replicas=10", "cluster.judges=4", "cluster.serve_labels={}",
-        "cluster.judge_labels={}",
+        TEN, "3x8xH100-80GB", NO_RANKS, "serve.replicas=10", "cluster.judges=4",
+        "cluster.serve_labels={}", "cluster.judge_labels={}",
     )  # fmt: skip
     assert roles(planned)[1:] == [{"serve": 8}, {"serve": 2, "judge": 4}]
     assert planned.nodes[2].roles[1].gpus == (2, 3, 4, 5)
@@ -70,7 +88,9 @@ def test_roles_without_labels_share_a_node():
 
 
 def test_an_engine_on_several_cards_has_them_on_one_node():
-    planned = plan_for(SEVEN, "4x8xH100-80GB", "serve.replicas=4", "serve.tensor_parallel=3")
+    planned = plan_for(
+        TEN, "4x8xH100-80GB", NO_RANKS, "serve.replicas=4", "serve.tensor_parallel=3"
+    )
     assert roles(planned)[1:3] == [{"serve": 2}, {"serve": 2}]
     assert planned.nodes[1].idle == (6, 7)
 
@@ -93,14 +113,14 @@ def test_judges_without_room_are_a_warning_and_engines_without_room_are_refused(
         "of 2x8xH100-80GB; the others start when a node joins"
     )
     with pytest.raises(MachineError, match=r"16 of 32 engines \(1 GPU each, labelled role=serve\)"):
-        plan_for(SEVEN, "3x8xH100-80GB")
+        plan_for(TEN, "3x8xH100-80GB", NO_RANKS)
     with pytest.raises(MachineError, match=r"0 of 16 judges .* more nodes, or fewer judges"):
-        plan_for(SEVEN, "5x8xH100-80GB")
+        plan_for(TEN, "5x8xH100-80GB", NO_RANKS)
 
 
 def test_memory_of_nodes_is_checked_as_at_home():
-    with pytest.raises(MachineError, match=r"node 1: qwen3-8b-seven-nodes: GPU 0 \(Small\) needs"):
-        plan_for(SEVEN, "7x8xSmall-16GB", "devices.train=0", "devices.gpus=[]")
+    with pytest.raises(MachineError, match=r"node 1: qwen3-8b-ten-nodes: GPU 0 \(Small\) needs"):
+        plan_for(TEN, "7x8xSmall-16GB", NO_RANKS, "devices.train=0", "devices.gpus=[]")
 
 
 def test_an_experiment_without_a_cluster_uses_the_first_machine():

@@ -256,6 +256,8 @@ def test_allowed_but_unwise_settings_are_noted():
 def test_cards_without_a_role_are_noted():
     idle = plan_of("devices.gpus=auto", machine=make_machine(num_gpus=1))
     assert any("everything runs on the CPU" in note for note in idle.notes)
+    unnamed = plan_of(machine=make_machine(num_gpus=1))
+    assert any("has 1 GPU(s), which this experiment does not use" in one for one in unnamed.notes)
     used = plan_of("devices.gpus=auto", "devices.judge=1", machine=make_machine(num_gpus=1))
     assert not any("everything runs on the CPU" in note for note in used.notes)
 

@@ -1,6 +1,8 @@
 # pyright: strict
-"""Measured baselines, kept between judgements and runs in `$XDG_CACHE_HOME/forge/baselines.db`.
+"""Measured baselines, kept between judgements and runs below `$XDG_CACHE_HOME/forge/baselines/`.
 
+A file for each card: nodes of a cluster often share a home directory, and SQLite's WAL works only
+between processes of one machine. No judge would use a baseline of another card anyway.
 A baseline is kept by everything that it depends on (problem, precision, TF32, GPU, driver, harness)
 and with the time of a fixed piece of work of the judge then (the probe): where the same work takes
 another time now, clocks or neighbours have changed, and the baseline is measured again.
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
@@ -85,7 +88,8 @@ class Baselines:
         return sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
 
 
-def baselines_path() -> Path:
-    """Path of this user's file."""
+def baselines_path(uuid: str) -> Path:
+    """Path of this user's file for a card."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "forge" / "baselines.db"
+    name = re.sub(r"[^\w-]", "_", uuid)
+    return Path(cache).expanduser() / "forge" / "baselines" / f"{name}.db"

@@ -32,7 +32,6 @@ from forge.records.reason import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
-    from pathlib import Path
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
@@ -64,13 +63,13 @@ def open_cpu_trials(
     evaluator_uid: int | None,
     plain_uid: int | None,
     compiler_uids: Sequence[int | None] = (None,),
-    cache_folder: Path | None = None,
+    cache: Cache | None = None,
 ) -> CpuTrials:
     """The judge of a machine without GPUs.
 
     Args:
         compiler_uids: user ids of compiler children that run at once.
-        cache_folder: folder of compiled kernels; None keeps them in memory.
+        cache: compiled kernels; by default in memory.
     """
     draws = partial(
         References,
@@ -93,7 +92,7 @@ def open_cpu_trials(
         given=draws(num_sets=NUM_TRIALS, is_varied=False),
         captures=captures,
         facts=Facts(captures),
-        compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
+        compiler=Compiler(spawner, cache=cache or Cache(None), uids=compiler_uids),
         evaluators=KeptChildren(spawner, role="evaluator", uid=evaluator_uid),
         stamp=stamp,
     )

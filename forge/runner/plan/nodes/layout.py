@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from forge.errors import MachineError
 from forge.runner.plan.gpu_fit import fit
 from forge.runner.plan.machine import CORES_PER_CARD
-from forge.runner.plan.needs import needs_judges, needs_serving
+from forge.runner.plan.needs import needs_judges, needs_serving, needs_training
 from forge.runner.plan.placement import Placement
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from forge.runner.plan.machine import Machine
 
 HEAD = "head"
+NAMES = {"train": "nodes for ranks", "serve": "engines", "judge": "judges"}
+"""Names of children in messages, by role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,8 @@ class _Demand:
     labels: Mapping[str, str]
     needs_all: bool
     """True if the run does not start while one of them has no room."""
+    most_a_node: int | None = None
+    """Most of them on one node; None for as many as have room."""
 
     def __str__(self) -> str:
         each = _count(self.gpus_each, "GPU") if self.gpus_each else _count(self.cores_each, "core")
@@ -96,8 +100,10 @@ class _Node:
         if any(self.labels.get(key, value) != value for key, value in demand.labels.items()):
             return 0
         if demand.gpus_each:
-            return len(self.free) // demand.gpus_each
-        return self.free_cores // demand.cores_each
+            room = len(self.free) // demand.gpus_each
+        else:
+            room = self.free_cores // demand.cores_each
+        return room if demand.most_a_node is None else min(room, demand.most_a_node)
 
     def take(self, demand: _Demand, *, first: int, count: int) -> None:
         """Give room to children of a role."""
@@ -128,14 +134,19 @@ def plan_nodes(
     notes: list[str] = []
     if experiment.cluster.address is None:
         notes.append(f"without [cluster] only the first of {1 + len(nodes)} machines is used")
-    for demand in _demands(experiment):
+    for demand in _demands(experiment, placement):
         notes += _lay_out(experiment, machine, nodes, demand)
-    planned = [_planned(experiment, node, engine=placement.engine) for node in nodes]
+    planned = [_planned(experiment, node, placement) for node in nodes]
     return (_head(machine, placement), *planned), tuple(notes)
 
 
-def _demands(experiment: Experiment) -> Iterator[_Demand]:
+def _demands(experiment: Experiment, placement: Placement) -> Iterator[_Demand]:
     table, serve = experiment.cluster, experiment.serve
+    if table.train_nodes and needs_training(experiment):
+        yield _Demand(
+            role="train", count=table.train_nodes, gpus_each=len(placement.train),
+            cores_each=1, labels=table.train_labels, needs_all=True, most_a_node=1,
+        )  # fmt: skip
     if table.serve and needs_serving(experiment):
         on_gpu = table.serve_on == "gpu"
         yield _Demand(
@@ -161,7 +172,7 @@ def _lay_out(
             num_placed += count
     if num_placed == demand.count:
         return
-    name = "engines" if demand.role == "serve" else "judges"
+    name = NAMES[demand.role]
     text = (
         f"{num_placed} of {demand.count} {name} ({demand}) have room on the "
         f"{_count(len(nodes), 'node')} beside the head of {machine.assumed}"
@@ -171,7 +182,7 @@ def _lay_out(
     yield f"{text}; the others start when a node joins"
 
 
-def _planned(experiment: Experiment, node: _Node, *, engine: str) -> NodePlan:
+def _planned(experiment: Experiment, node: _Node, head: Placement) -> NodePlan:
     serve, judges = list[tuple["Gpu", ...]](), list["Gpu"]()
     for demand, _, _, cards in node.taken:
         each = demand.gpus_each or 1
@@ -179,7 +190,7 @@ def _planned(experiment: Experiment, node: _Node, *, engine: str) -> NodePlan:
             serve += [cards[start : start + each] for start in range(0, len(cards), each)]
         elif demand.role == "judge":
             judges += cards
-    layout = Placement(serve=tuple(serve), judge=tuple(judges), engine=engine)
+    layout = Placement(serve=tuple(serve), judge=tuple(judges), engine=head.engine)
     by_gpu: Mapping[str, Mapping[str, int]] = {}
     if layout.gpus:
         try:
@@ -187,10 +198,22 @@ def _planned(experiment: Experiment, node: _Node, *, engine: str) -> NodePlan:
         except MachineError as error:
             raise MachineError(f"{node.name}: {error}") from error
     roles = [
-        _role(demand.role, cards, by_gpu, first=first, count=count)
+        _ranks(head, cards, number=first + 1)
+        if demand.role == "train"
+        else _role(demand.role, cards, by_gpu, first=first, count=count)
         for demand, first, count, cards in node.taken
     ]
     return _node_plan(node.name, node.gpus, roles, idle=node.free, labels=node.labels)
+
+
+def _ranks(head: Placement, cards: tuple[Gpu, ...], *, number: int) -> NodeRole:
+    """The trainer's part on its machine `number` (the head is 0): a rank needs what it needs
+    there."""
+    shares = [head.bytes_by_gpu.get(gpu.uuid, {}).get("train", 0) for gpu in head.train]
+    return NodeRole(
+        role="train", first=number, count=1, gpus=_indices(cards),
+        bytes_each=max(shares, default=0) or None,
+    )  # fmt: skip
 
 
 def _head(machine: Machine, placement: Placement) -> NodePlan:

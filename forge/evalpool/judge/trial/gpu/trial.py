@@ -55,7 +55,6 @@ from forge.records.verdict import KernelTime, Profile, Timing
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
@@ -88,7 +87,7 @@ def open_gpu_trials(
     oracle_uid: int | None,
     plain_uid: int | None,
     compiler_uids: Sequence[int | None] = (None,),
-    cache_folder: Path | None = None,
+    cache: Cache | None = None,
 ) -> GpuTrials:
     """Makes the judge's context on its card, and what it keeps there.
 
@@ -96,7 +95,7 @@ def open_gpu_trials(
         spawner: of children without the card's files: captures and compilers.
         card_spawner: of children with them: oracles and baselines.
         compiler_uids: user ids of compiler children that run at once.
-        cache_folder: folder of compiled kernels; None keeps them in memory.
+        cache: compiled kernels; by default in memory.
     """
     device, lease = GpuDevice(uuid), GpuLease(uuid)
     oracles = Oracles(
@@ -124,7 +123,7 @@ def open_gpu_trials(
         given=draws(num_sets=NUM_TRIALS, is_varied=False),
         captures=captures,
         facts=Facts(captures),
-        compiler=Compiler(spawner, cache=Cache(cache_folder), uids=compiler_uids),
+        compiler=Compiler(spawner, cache=cache or Cache(None), uids=compiler_uids),
         nursery=nursery,
         executors=Executors(
             nursery.start,
@@ -137,7 +136,7 @@ def open_gpu_trials(
         baselines=BaselineTimes(
             Oracles(card_spawner, uid=oracle_uid, num_kept=NUM_BASELINES, role="baseline"),
             device=device,
-            store=Baselines(baselines_path()),
+            store=Baselines(baselines_path(uuid)),
             harness=stamp.harness,
             shared=turn,
             alone=partial(turns.alone, timeout_s=LEASE_TIMEOUT_S),

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.plan import ControlStep, Environment, Planner, Run
     from forge.evalpool.judge.ttir.tree import Operation
 
-
 MAX_CALLS = 64
 """Depth of calls."""
 

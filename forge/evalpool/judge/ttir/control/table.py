@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.plan import ControlStep, Planner
     from forge.evalpool.judge.ttir.tree import Operation
 
-
 CONTROL: dict[str, Callable[[Operation, Planner], ControlStep]] = {
     "scf.if": if_step,
     "scf.for": for_step,

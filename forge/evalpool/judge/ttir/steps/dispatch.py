@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.plan import ControlStep, Planner, Step
     from forge.evalpool.judge.ttir.tree import Operation
 
-
 IGNORED = frozenset(
     {
         *("tt.print", "tt.assert", "cf.assert", "gpu.barrier", "ttg.barrier"),

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.plan import Environment, Step
     from forge.evalpool.judge.ttir.tree import Operation
 
-
 SUMS: dict[str, Callable[[Any, Any, int], Symbolic | None]] = {
     "arith.addi": integers.add,
     "arith.subi": integers.subtract,

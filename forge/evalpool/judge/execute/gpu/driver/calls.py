@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-
 LIBRARIES: Mapping[str, str] = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
 NAMES: Mapping[str, tuple[str, str]] = {
     "context_limit": ("cuCtxSetLimit", "hipDeviceSetLimit"),

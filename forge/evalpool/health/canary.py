@@ -1,9 +1,9 @@
 # pyright: strict
 """The canary: a kernel known to be right and one known to be wrong.
 
-`keeper.py` has both judged, at once, before a suspect judge takes its next candidate, and before
-verdicts that follow a fault on a card are accepted. Promise: a judge passes only if it finds the
-first kernel correct and the second wrong.
+`evalpool.keeper` has both judged, at once, before a suspect judge takes its next candidate, and
+before verdicts that follow a fault on a card are accepted. Promise: a judge passes only if it finds
+the first kernel correct and the second wrong.
 """
 
 from __future__ import annotations

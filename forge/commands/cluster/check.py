@@ -1,0 +1,147 @@
+# pyright: strict
+"""`forge cluster check`: nodes of a Ray cluster, and whether each can work for a run.
+
+Each node but this one gets a host for a moment, which reports its installation, clock, cards and
+bandwidth. An error means that the run could not start, or that it could not use a node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from forge.cluster.cluster import open_cluster
+from forge.cluster.connection import Node
+from forge.cluster.order import source_digest
+from forge.cluster.survey import NO_FORGE_LINE, RANKS_NEED, versions
+from forge.commands.cluster.room import find_room
+from forge.commands.doctor.finding import Finding, error, warning
+from forge.errors import ConfigError, pip_install
+from forge.process.sockets import open_socket_dir
+
+if TYPE_CHECKING:
+    from forge.config.schema import Experiment
+
+JUDGE_PACKAGES = ("torch", "triton")
+"""Packages that each judge needs, and on whose versions verdicts depend."""
+MAX_SKEW_S = 2.0
+"""Difference of two clocks that confuses nobody who reads logs of both."""
+LEAST_MEGABYTES_S = 50.0
+"""Bandwidth below which a publish of a 7 B model takes five minutes."""
+MAX_USED_BYTES = 2 << 30
+"""Memory of a card that a display or a daemon may use."""
+
+
+async def survey_cluster(experiment: Experiment) -> list[dict[str, Any]]:
+    """Facts about each node. Raises ConfigError without `cluster.address`, MachineError."""
+    if experiment.cluster.address is None:
+        raise ConfigError("cluster.address: absent; set it to check the nodes of a cluster")
+    python = experiment.serve.python if experiment.cluster.serve else None
+    packages = [name for _, names in _packages(experiment).values() for name in names]
+    needs = {"packages": list(dict.fromkeys(packages)), "paths": [str(python)] if python else []}
+    with TemporaryDirectory() as logs, open_socket_dir() as folder:
+        async with open_cluster(
+            experiment.cluster, run="check", socket_dir=folder, log_dir=Path(logs)
+        ) as cluster:
+            return await cluster.survey(needs)
+
+
+def _packages(experiment: Experiment) -> dict[str, tuple[str, Sequence[str]]]:
+    """The extra and the packages that a node needs, by role."""
+    found: dict[str, tuple[str, Sequence[str]]] = {}
+    if experiment.cluster.judges:
+        found["judges"] = "judge", [*JUDGE_PACKAGES, *experiment.judge.site_packages]
+    if experiment.cluster.train_nodes:
+        found["ranks"] = "train", RANKS_NEED
+    return found
+
+
+def find_all(experiment: Experiment, nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """The findings about every node, and about the cluster as a whole."""
+    findings = [each for facts in nodes for each in _find(experiment, facts)]
+    if any("error" not in facts and not facts["node"]["is_here"] for facts in nodes):
+        return [*findings, *find_room(experiment, nodes)]
+    fix = '"ray start --address=HOST:PORT" on another machine joins it'
+    return [*findings, error("nodes", "no node besides this machine can be used", fix=fix)]
+
+
+def _find(experiment: Experiment, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    node = Node(**facts["node"])
+    if node.is_here:
+        yield Finding(name=node.ip, found=f"{node}: the supervisor, the store and rank 0")
+        return
+    if "error" in facts:
+        fix = '"ray status" shows whether the node lives; "ray start" there joins it again'
+        if facts["error"] == NO_FORGE_LINE:
+            fix = "install forge's commit in the Python that runs Ray there"
+        yield error(node.ip, f"{node}: {facts['error']}", fix=fix)
+        return
+    faults = list(_faults(experiment, facts))
+    yield from (kind(facts["host"], f"{node}: {found}", fix=fix) for kind, found, fix in faults)
+    if not faults:
+        yield Finding(name=facts["host"], found=f"{node}: {_describe(facts)}")
+
+
+def _describe(facts: Mapping[str, Any]) -> str:
+    """Facts that were compared, in one line."""
+    cards = Counter(card["name"] for card in facts["cards"])
+    parts = [f"{number} x {name}" for name, number in cards.items()]
+    parts += [f"{name} {found}" for name, found in facts["versions"].items()]
+    parts += [f"clock {facts['skew_s']:+.1f} s", f"{facts['megabytes_s']:.0f} MB/s from here"]
+    return ", ".join(parts)
+
+
+def _faults(experiment: Experiment, facts: Mapping[str, Any]) -> Iterator[tuple[Any, str, str]]:
+    python = facts["executable"]
+    if facts["sources"] != source_digest():
+        found = f"other sources of forge: {facts['sources']}, here {source_digest()}"
+        yield error, found, f"install the same commit in {python} there"
+    if not facts["is_reachable"]:
+        found = f"its port {facts['port']} cannot be reached from here"
+        yield error, found, "open all TCP ports between the nodes, as Ray needs too"
+    yield from _package_faults(experiment, facts)
+    for path in facts["missing"]:
+        yield error, f"no {path}, which serve.python names", "the same path on each node"
+    yield from _card_faults(facts)
+    if facts["nice"] > 0:
+        found = f"children have nice {facts['nice']}: everything else on that node comes first"
+        yield warning, found, "RAY_worker_niceness=0 in the environment of ray start there"
+    if abs(facts["skew_s"]) > MAX_SKEW_S:
+        found = f"its clock differs by {facts['skew_s']:+.1f} s"
+        yield warning, found, "timedatectl set-ntp true there"
+    if facts["megabytes_s"] < LEAST_MEGABYTES_S and experiment.cluster.serve:
+        found = f"{facts['megabytes_s']:.0f} MB/s from here, which slows each publish"
+        yield warning, found, "a faster network, or engines on nodes near this machine"
+
+
+def _package_faults(
+    experiment: Experiment, facts: Mapping[str, Any]
+) -> Iterator[tuple[Any, str, str]]:
+    there = facts["versions"]
+    for role, (extra, packages) in _packages(experiment).items():
+        if missing := [name for name in packages if name not in there]:
+            is_ours = not set(missing).isdisjoint((*JUDGE_PACKAGES, *RANKS_NEED))
+            command = pip_install(extra) if is_ours else f"pip install {' '.join(missing)}"
+            found = f"no {', '.join(missing)} for {role} in {facts['executable']}"
+            yield error, found, f"{command} there"
+    here = versions(there)
+    other = [
+        f"{name} {there[name]}" for name in there if name in here and here[name] != there[name]
+    ]
+    if other:
+        own = ", ".join(f"{name} {here[name]}" for name in there if name in here)
+        yield warning, f"{', '.join(other)}; here {own}", "pip install -c constraints.txt on both"
+
+
+def _card_faults(facts: Mapping[str, Any]) -> Iterator[tuple[Any, str, str]]:
+    cards, num_given = facts["cards"], int(facts["node"]["gpus"])
+    if len(cards) < num_given:
+        found = f"Ray has {num_given} GPUs to give, and {len(cards)} answer"
+        yield error, found, f"nvidia-smi there; or ray start --num-gpus={len(cards)}"
+    for number, card in enumerate(cards):
+        if card["used_bytes"] > MAX_USED_BYTES:
+            found = f"{card['used_bytes'] / 1e9:.1f} GB of its GPU {number} are in use"
+            yield warning, found, "nvidia-smi there shows by which process"
