@@ -134,8 +134,8 @@ class Edges:
     units: tuple[float, ...] = ()
     """Units to multiples of which it rounds an input: jumps are hardly ever met by chance."""
     sign: int = 0
-    """That of the values of a slice where an extremum that begins with 0 is wrong; 0 if it looks
-    for none."""
+    """-1 if it looks for a maximum, 1 for a minimum alone, else 0: an extremum that begins with 0
+    is wrong where all values have this sign."""
     has_signed_zeros: bool = False
     """True if it tells a negative zero from a positive one."""
     has_indices: bool = True
