@@ -2,9 +2,10 @@
 
 Found on a CPU on 2026-11-24; those in `refused_attacks_protocols.json` two days later, against
 other protocols, capture children and the judge's own time: they are refused under each protocol and
-policy. Those about ties, thresholds and maxima that begin with 0 are of the same day. None is open.
-Left out: one that wins by chance, one that is weak numerically, one that is a question of the
-problem's domain.
+policy. Those about ties, thresholds and maxima that begin with 0 are of the same day. Open: equal
+elements where the reference also selects places (a median), false `tl.max_contiguous`, and a store
+that overtakes another thread's load. Left out: one that wins by chance, those that are weak
+numerically, one that is a question of the problem's domain.
 
 Accepted by decision, since a rule would refuse what honest kernels do:
 
