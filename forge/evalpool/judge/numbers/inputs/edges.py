@@ -134,7 +134,7 @@ class Edges:
     units: tuple[float, ...] = ()
     """Units to multiples of which it rounds an input: jumps are hardly ever met by chance."""
     sign: int = 0
-    """That of the values of a slice where an extremum that begins with 0 is wrong; 0 if it looks
+    """Sign of the values of a slice where an extremum that begins with 0 is wrong; 0 if it looks
     for none."""
     has_signed_zeros: bool = False
     """True if it tells a negative zero from a positive one."""
