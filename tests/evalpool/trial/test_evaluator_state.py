@@ -49,10 +49,12 @@ def test_no_state_of_a_process_changes_with_the_candidates_that_it_serves() -> N
     child.start()
     with ours:
         run(ours, next(failing()))
-        before = state()
+        gc.collect()  # files that other tests left
+        before, num_files = state(), count_files()
         for one in failing():
             run(ours, one)
         assert state() == before
+        assert count_files() <= num_files
     child.join(10)
     assert not child.is_alive()
 
@@ -81,6 +83,11 @@ def receive(sock: socket.socket) -> frames.Frame:
 ROOMS = tuple(f"forge.evalpool.judge.{name}" for name in ("ttir", "execute", "program", "frames"))
 
 
+def count_files() -> int:
+    """Open files of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
 def state() -> dict[str, Any]:
     """State of this process that an evaluator's code could change."""
     found: dict[str, Any] = {
@@ -88,7 +95,6 @@ def state() -> dict[str, Any]:
         "torch": (torch.get_default_dtype(), torch.is_grad_enabled(), torch.initial_seed()),
         "process": (os.getcwd(), dict(os.environ), sys.getrecursionlimit(), gc.isenabled()),
         "warnings": len(warnings.filters),
-        "files": len(os.listdir("/proc/self/fd")),
         "modules": len(sys.modules),
     }
     for name, module in list(sys.modules.items()):
