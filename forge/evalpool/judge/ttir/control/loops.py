@@ -6,6 +6,7 @@ Called by `table`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +18,11 @@ from forge.evalpool.judge.ttir.control.regions import scalar
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.evalpool.judge.ttir.arrange import Lanes
     from forge.evalpool.judge.ttir.memory.access import Group
-    from forge.evalpool.judge.ttir.plan import ControlStep, Environment, Planner, Run
+    from forge.evalpool.judge.ttir.plan import BlockPlan, ControlStep, Environment, Planner, Run
     from forge.evalpool.judge.ttir.tree import Operation
 
 
@@ -27,61 +30,76 @@ def for_step(operation: Operation, planner: Planner) -> ControlStep:
     """The step of `scf.for`."""
     from forge.evalpool.judge.ttir.plan import captured
 
-    low, high, step, *initial = operation.operands
     body = planner.block(operation.regions[0].blocks[0])
-    outside = [value for value in captured(operation) if planner.plan.template[value] is None]
-    induction, *carried = body.arguments
-    yielded = () if body.terminator is None else body.terminator.operands
-    dtype = dtype_of(scalar(operation.types.operands[0]))
-    unsigned = bool(operation.attributes.get("unsigned"))
+    template = planner.plan.template
+    return _For(
+        operation=operation,
+        body=body,
+        outside=[value for value in captured(operation) if template[value] is None],
+        yielded=() if body.terminator is None else body.terminator.operands,
+        dtype=dtype_of(scalar(operation.types.operands[0])),
+        is_unsigned=bool(operation.attributes.get("unsigned")),
+    ).run
 
-    def iterate(
-        values: list[Any],
-        bounds: tuple[Array, Array],
-        first: int,
-        last: int,
-        env: Environment,
-        group: Group,
-    ) -> Run:
-        start, stride = bounds
-        for count in range(first, last):
-            env[induction] = (start + stride * count).astype(dtype)
-            for number, value in zip(carried, values, strict=True):
-                env[number] = value
-            yield from run_block(body, env, group)
-            values = [env[value] for value in yielded]
-        return values
 
-    def run(env: Environment, group: Group) -> Run:
-        start, end, stride = (_wide(env[value], unsigned) for value in (low, high, step))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _For:
+    """One `scf.for`."""
+
+    operation: Operation
+    body: BlockPlan
+    outside: list[int]
+    """Values from outside of the body that differ between instances."""
+    yielded: Sequence[int]
+    dtype: np.dtype[Any]
+    """Type of the induction variable."""
+    is_unsigned: bool
+
+    def run(self, env: Environment, group: Group) -> Run:
+        """All iterations of all instances of a group."""
+        low, high, step, *initial = self.operation.operands
+        start, end, stride = (_wide(env[value], self.is_unsigned) for value in (low, high, step))
         if (stride <= 0).any():
-            raise Unsupported(f"line {operation.line}: a loop whose step is not positive")
+            line = self.operation.line
+            raise Unsupported(f"line {line}: a loop whose step is not positive")
         trips = np.maximum(-((start - end) // stride), 0)
         values: list[Any] = [env[value] for value in initial]
+        bounds = start, stride
         if trips.size == 1 or (trips == trips[0]).all():
-            inner = env
-            values = yield from iterate(values, (start, stride), 0, int(trips[0]), inner, group)
+            values = yield from self._iterate(values, bounds, (0, int(trips[0])), env, group)
         else:
-            values = yield from uneven(values, trips, (start, stride), env, group)
-        for result, value in zip(operation.results, values, strict=True):
+            values = yield from self._uneven(values, trips, bounds, env, group)
+        for result, value in zip(self.operation.results, values, strict=True):
             env[result] = value
         return []
 
-    def uneven(
-        values: list[Any],
-        trips: Array,
-        bounds: tuple[Array, Array],
-        env: Environment,
-        group: Group,
-    ) -> Run:
+    def _iterate(
+        self, values: list[Any], bounds: tuple[Array, Array], counts: tuple[int, int],
+        env: Environment, group: Group,
+    ) -> Run:  # fmt: skip
+        """The iterations `counts[0]` to `counts[1]` - 1 of instances that stay together."""
+        start, stride = bounds
+        induction, *carried = self.body.arguments
+        for count in range(*counts):
+            env[induction] = (start + stride * count).astype(self.dtype)
+            for number, value in zip(carried, values, strict=True):
+                env[number] = value
+            yield from run_block(self.body, env, group)
+            values = [env[value] for value in self.yielded]
+        return values
+
+    def _uneven(
+        self, values: list[Any], trips: Array, bounds: tuple[Array, Array],
+        env: Environment, group: Group,
+    ) -> Run:  # fmt: skip
         """Instances leave the loop one after the other."""
         pieces: list[tuple[Lanes, list[Any]]] = []
         positions = np.arange(group.size)
         done = 0
         inner, part = env, group
-        for count in np.unique(trips):
-            values = yield from iterate(values, bounds, done, int(count), inner, part)
-            done = int(count)
+        for count in map(int, np.unique(trips)):
+            values = yield from self._iterate(values, bounds, (done, count), inner, part)
+            done = count
             here = trips == count
             leaving = lanes_of(here)
             pieces.append((positions[leaving], [take_any(value, leaving) for value in values]))
@@ -89,12 +107,10 @@ def for_step(operation: Operation, planner: Planner) -> ControlStep:
                 break
             staying = lanes_of(~here)
             values = [take_any(value, staying) for value in values]
-            inner, part = subset(inner, outside, staying, part)
+            inner, part = subset(inner, self.outside, staying, part)
             bounds = (_of(bounds[0], staying), _of(bounds[1], staying))
             positions, trips = positions[staying], trips[staying]
         return merged(pieces, group.size)
-
-    return run
 
 
 def _of(array: Array, lanes: Lanes) -> Array:
