@@ -306,3 +306,18 @@ def test_a_permuted_tensor_is_laid_out_as_it_was(shape: tuple[int, ...]) -> None
             assert given.is_contiguous()
         else:
             assert made.permute(order).is_contiguous()
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(1, 7)])
+def test_a_tensor_that_a_problem_makes_once_is_never_written_over(part: slice) -> None:
+    """Another set's inputs would change behind its outputs, and honest answers be wrong."""
+    once = torch.randn(8, 64)
+    before = once.clone()
+
+    def reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + y
+
+    drawn = draw(reference, lambda: [once[part], once[part]])
+    assert torch.equal(once, before)
+    assert drawn.refusals(reference) == {}
+    assert len({float(one.inputs[0].sum()) for one in drawn.sets}) > 2

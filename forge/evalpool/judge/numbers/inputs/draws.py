@@ -12,9 +12,10 @@ another seed:
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -24,16 +25,23 @@ from forge.evalpool.judge.numbers.called import (
     dtype_name,
     laid_out,
     leaves,
-    memory_order,
     replaced,
 )
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.discrete import Part, parts, redraw
-from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
+from forge.evalpool.judge.numbers.inputs.domain import Form
 from forge.evalpool.judge.numbers.inputs.edges import Edges, Kind, Kinds, fewer, planned
 from forge.evalpool.judge.numbers.inputs.given import Terms, draw_inputs
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.numbers.inputs.traits import (
+    Traits,
+    discrete_alone,
+    domains_of,
+    operands_of,
+    orders_of,
+    own_memory,
+)
 from forge.evalpool.judge.numbers.inputs.variants import Freedom, avoid_bf16_, vary_
 from forge.evalpool.judge.numbers.own_error import errors_of, root_mean_square
 from forge.evalpool.judge.numbers.tolerance import tolerance
@@ -153,7 +161,7 @@ class Draws:
         """Kinds of edge values in the last set."""
         self._given: list[Any] | None = None
         """Discrete inputs of the first set, by which constants are recognised."""
-        self._traits = _Traits()
+        self._traits = Traits()
         self._start = 0
         """Steps of freedom in which the reference failed in an earlier set."""
         self._huge = -1
@@ -162,6 +170,8 @@ class Draws:
         """Number of such sets in which each input has its turn."""
         self._orders: dict[int, tuple[int, ...]] = {}
         """Orders of memory of the inputs that are given transposed and that no call changes."""
+        self._taken: dict[int, ref[torch.Tensor]] = {}
+        """Inputs as the problem gave them, by the address of their memory."""
         self._finite_share = 1.0
         """Share of the first set's outputs that is finite."""
         self._is_copy = False
@@ -178,16 +188,16 @@ class Draws:
         seed_everything(recipe.seed)
         given = draw_inputs(self._module, self._terms)
         if self._given is None:
-            self._orders = _orders(given)
-        inputs = [_contiguous(one) for one in given]
+            self._orders = orders_of(given)
+        inputs = [own_memory(one, self._taken) for one in given]
         del given
         if recipe.variant == "given" and not recipe.freedom.discrete:
             return inputs
         earlier = leaves(self._given) if self._given is not None else []
         is_adverse = self._terms.is_tf32 and recipe.variant != "given"
         is_huge = recipe.variant == HUGE
-        domains = _domains(inputs)
-        operands = _operands(inputs, domains)
+        domains = domains_of(inputs)
+        operands = operands_of(inputs, domains)
         chosen = operands[self._huge % MAX_HUGE :][:1] if is_huge else ()
         kinds = recipe.freedom.kinds
         edges = self._edges if kinds else None
@@ -319,9 +329,9 @@ class Draws:
                 _require_same(self._model, made, self._terms)
             if (error := made.own_error) <= limit:
                 if self._given is None:
-                    self._traits = _Traits.of(inputs)
-                    self._given = replaced(inputs, _kept)
-                    operands = _operands(inputs, _domains(inputs))
+                    self._traits = Traits.of(inputs)
+                    self._given = replaced(inputs, discrete_alone)
+                    operands = operands_of(inputs, domains_of(inputs))
                     self.num_huge = max(1, min(MAX_HUGE, len(operands)))
                     self._finite_share = _finite_share(made.outputs)
                     self._is_copy = any(
@@ -442,76 +452,6 @@ def _finite_share(outputs: list[torch.Tensor]) -> float:
         return 1.0
     num = sum(int(torch.isfinite(widened(one)).sum()) for one in outputs)
     return num / max(1, sum(one.numel() for one in outputs))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Traits:
-    """Properties of the given inputs that decide which freedoms there are."""
-
-    has_non_negative: bool = False
-    has_unit: bool = False
-    has_discrete: bool = False
-
-    @classmethod
-    def of(cls, inputs: list[Any]) -> _Traits:
-        given = leaves(inputs)
-        has_single = any(one.numel() == 1 and not one.is_complex() for one in given)
-        tensors = [one for one in given if one.numel() > 1]
-        domains = [Domain.of(one) for one in tensors if one.is_floating_point()]
-        free = [one for one in domains if one.form is not Form.CATEGORICAL]
-        return cls(
-            has_non_negative=any(one.is_non_negative for one in free),
-            has_unit=any(one.is_unit for one in free),
-            has_discrete=has_single or len(domains) < len(tensors) or len(free) < len(domains),
-        )
-
-
-def _is_discrete(value: torch.Tensor) -> bool:
-    """True for what is drawn anew and not varied: masks, indices, a single number."""
-    is_single = not value.is_floating_point() or value.numel() == 1
-    return is_single or Domain.of(value).form is Form.CATEGORICAL
-
-
-def _domains(inputs: list[Any]) -> dict[int, Domain]:
-    """Domains of the floating inputs that have more than one element, by number."""
-    return {
-        number: Domain.of(one)
-        for number, one in enumerate(leaves(inputs))
-        if one.is_floating_point() and one.numel() > 1
-    }
-
-
-def _operands(inputs: list[Any], domains: Mapping[int, Domain]) -> list[int]:
-    """Numbers of the continuous inputs, those with most elements first. One at a time is huge: the
-    products of several would be out of every kernel's range."""
-    found = [number for number, one in domains.items() if one.form is not Form.CATEGORICAL]
-    given = leaves(inputs)
-    return sorted(found, key=lambda number: -given[number].numel())
-
-
-def _kept(_: int, value: torch.Tensor) -> torch.Tensor:
-    """A discrete input, to compare later ones with; nothing of a large continuous one."""
-    if not value.numel():
-        return value
-    return value.clone() if _is_discrete(value) else value.new_zeros(0)
-
-
-def _orders(inputs: list[Any]) -> dict[int, tuple[int, ...]]:
-    found = {number: memory_order(one) for number, one in enumerate(leaves(inputs))}
-    return {number: order for number, order in found.items() if order is not None}
-
-
-def _contiguous(value: Any) -> Any:
-    """The same with every tensor contiguous and in memory of its own."""
-    seen: set[int] = set()
-
-    def visit(_: int, one: torch.Tensor) -> torch.Tensor:
-        address = one.untyped_storage().data_ptr()
-        is_shared = address in seen or one.requires_grad
-        seen.add(address)
-        return one.detach().clone() if is_shared else one.contiguous()
-
-    return replaced(value, visit)
 
 
 def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
