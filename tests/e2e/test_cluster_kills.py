@@ -131,6 +131,11 @@ def temp() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+def begin(nodes: LocalNodes, project: Path) -> Run:
+    (project / "grpo.toml").write_text(EXPERIMENT.replace("ADDRESS", nodes.address))
+    return Run(nodes, project / "runs" / "grpo-1", start(project, "run", "grpo.toml"))
+
+
 @pytest.mark.parametrize("num_nodes", [2, 3])
 @pytest.mark.parametrize("phase", [in_prepare, in_rollout, in_training, in_publish, in_evaluation])
 def test_a_node_killed_in_any_phase_costs_no_turn_and_leaves_nothing(
@@ -144,10 +149,7 @@ def test_a_node_killed_in_any_phase_costs_no_turn_and_leaves_nothing(
     with local_nodes({"TMPDIR": str(temp)}) as nodes:
         for _ in range(num_nodes - 1):
             nodes.add("work", cpus=CPUS)
-        text = EXPERIMENT.replace("ADDRESS", nodes.address)
-        (grpo_project / "grpo.toml").write_text(text)
-        root = grpo_project / "runs" / "grpo-1"
-        run = Run(nodes, root, start(grpo_project, "run", "grpo.toml"))
+        run = begin(nodes, grpo_project)
         try:
             nodes.kill(nodes.holder(phase(run)))
             if num_nodes == 2:
@@ -157,8 +159,8 @@ def test_a_node_killed_in_any_phase_costs_no_turn_and_leaves_nothing(
             run.process.kill()
             run.process.communicate()
         assert run.process.returncode == 0, errors
-        require_whole(root)
-        assert children_of_run(root) == []
+        require_whole(run.root)
+        assert children_of_run(run.root) == []
         wait_for(lambda: nodes.children() == [], timeout_s=20, what="the hosts' children to end")
         wait_for(lambda: nodes.num_actors() == 0, timeout_s=20, what="the actors to end")
         monkeypatch.setattr(tempfile, "tempdir", None)
@@ -173,12 +175,9 @@ def test_a_node_that_is_silent_for_30_s_is_not_lost(
     monkeypatch.setenv("TMPDIR", str(temp))
     with local_nodes({"TMPDIR": str(temp)}) as nodes:
         nodes.add("work", cpus=CPUS)
-        text = EXPERIMENT.replace("ADDRESS", nodes.address)
-        (grpo_project / "grpo.toml").write_text(text)
-        root = grpo_project / "runs" / "grpo-1"
-        run = Run(nodes, root, start(grpo_project, "run", "grpo.toml"))
+        run = begin(nodes, grpo_project)
         try:
-            run.until(lambda: last_trained(root) >= 2, "two steps")
+            run.until(lambda: last_trained(run.root) >= 2, "two steps")
             nodes.signal(0, signal.SIGSTOP)
             time.sleep(OUTAGE_S)
             nodes.signal(0, signal.SIGCONT)
@@ -187,8 +186,8 @@ def test_a_node_that_is_silent_for_30_s_is_not_lost(
             run.process.kill()
             run.process.communicate()
         assert run.process.returncode == 0, errors
-        require_whole(root)
-        with opened(root) as db:
+        require_whole(run.root)
+        with opened(run.root) as db:
             query = "SELECT count(*) FROM events WHERE kind = 'child_restart'"
             assert db.execute(query).fetchone()[0] == 0, errors
         assert errors.count(" runs on ") == 3, errors
