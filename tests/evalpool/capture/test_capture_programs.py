@@ -90,6 +90,41 @@ def test_parameters_are_the_references(tmp_path):
     assert program.returned == "tuple"
 
 
+def constructed(tmp_path, *lines: str):
+    """Operations of a constructor that has a weight and a bias of the reference."""
+    code = SCALE + (
+        "class ModelNew(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.weight = torch.nn.Parameter(torch.randn(4, 4))\n"
+        "        self.bias = torch.nn.Parameter(torch.zeros(4))\n"
+        + "".join(f"        {line}\n" for line in lines)
+        + "    def forward(self, x):\n"
+        "        return scaled(self.weight), scaled(self.bias)\n"
+    )
+    program = captured(tmp_path, code, inputs=[[4]], state={"weight": [4, 4], "bias": [4]})
+    return [node.name for node in program.init if isinstance(node, Op)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.weight.data[0].fill_(0)",
+        "self.weight.data[0] = 0.5",
+        "self.weight.data.mul_(0.02).clamp_(-1, 1)",
+        "self.weight.data.copy_(torch.eye(4))",
+        "torch.nn.init.xavier_uniform_(self.weight.data[:2])",
+    ],
+)
+def test_a_constructor_that_initialises_in_place_leaves_the_references_values(tmp_path, line):
+    assert constructed(tmp_path, line) == []
+
+
+def test_a_constructor_may_fold_one_parameter_into_another(tmp_path):
+    line = "self.weight.data.mul_(self.bias.data.exp()[:, None])"
+    assert constructed(tmp_path, line) == ["aten.exp.default", "aten.mul_.Tensor"]
+
+
 def test_kernels_of_equal_text_are_one(tmp_path):
     program = captured(tmp_path, forward("return scaled(scaled(x))"), inputs=[[100]])
     assert len(launches(program)) == 2
