@@ -21,6 +21,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec, offsets, shared_memory
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.numbers.compare import Expected, unwritten
+from forge.evalpool.judge.numbers.tolerance import rounding_in
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 
 if TYPE_CHECKING:
@@ -303,7 +304,8 @@ class References:
             data[start : start + spec.num_bytes] for start, spec in zip(starts, specs, strict=True)
         ]
         try:
-            return _Builder(specs, parts, precision=problem.precision).build(answer.body)
+            rounding = rounding_in(answer.body, problem.precision)
+            return _Builder(specs, parts, precision=rounding).build(answer.body)
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
             raise LayoutError(f"{type(error).__name__}: {error}") from error
 
