@@ -125,6 +125,35 @@ def test_a_constructor_may_fold_one_parameter_into_another(tmp_path):
     assert constructed(tmp_path, line) == ["aten.exp.default", "aten.mul_.Tensor"]
 
 
+def test_layers_may_be_deep_copies_of_one(tmp_path):
+    """In the reference only the copies are parameters of the model, each with values of its own."""
+    code = SCALE + (
+        "import copy\n"
+        "class ModelNew(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        layer = torch.nn.Linear(4, 4, bias=False)\n"
+        "        copies = [copy.deepcopy(layer) for _ in range(2)]\n"
+        "        self.layers = torch.nn.ModuleList(copies)\n"
+        "    def forward(self, x):\n"
+        "        return [scaled(layer.weight) for layer in self.layers]\n"
+    )
+    state = {"layers.0.weight": [4, 4], "layers.1.weight": [4, 4]}
+    program = captured(tmp_path, code, inputs=[[4]], state=state)
+
+    def storage(use) -> int:
+        return program.tensors[use.tensor].storage
+
+    copies = [node for node in program.init if isinstance(node, Op)]
+    sources = {
+        storage(into): program.storages[storage(value)].name
+        for into, value in (node.arguments for node in copies)
+    }
+    read = [storage(launch.arguments[0]) for launch in launches(program)]
+    assert {node.name for node in copies} == {"aten.copy_.default"}
+    assert [sources[one] for one in read] == ["layers.0.weight", "layers.1.weight"]
+
+
 def test_kernels_of_equal_text_are_one(tmp_path):
     program = captured(tmp_path, forward("return scaled(scaled(x))"), inputs=[[100]])
     assert len(launches(program)) == 2
