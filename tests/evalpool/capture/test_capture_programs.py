@@ -39,7 +39,9 @@ def test_an_input_is_told_from_an_allocation(tmp_path):
 
 
 def test_views_have_no_node(tmp_path):
-    code = forward("y = scaled(x.view(4, 25).t().contiguous())", "return y[1:, 2]")
+    code = "import copy\n" + forward(
+        "x = copy.copy(x)", "y = scaled(x.view(4, 25).t().contiguous())", "return y[1:, 2]"
+    )
     program = captured(tmp_path, code, inputs=[[100]])
     assert ops(program) == ["aten.clone.default"]
     output = program.tensors[program.outputs[0]]
@@ -100,9 +102,10 @@ def constructed(tmp_path, *lines: str):
         "        self.bias = torch.nn.Parameter(torch.zeros(4))\n"
         + "".join(f"        {line}\n" for line in lines)
         + "    def forward(self, x):\n"
-        "        return scaled(self.weight), scaled(self.bias)\n"
+        "        return [scaled(one) for one in self.parameters()]\n"
     )
-    program = captured(tmp_path, code, inputs=[[4]], state={"weight": [4, 4], "bias": [4]})
+    state = {"weight": [4, 4], "bias": [4], "copied": [4, 4]}
+    program = captured(tmp_path, code, inputs=[[4]], state=state)
     return [node.name for node in program.init if isinstance(node, Op)]
 
 
@@ -118,6 +121,17 @@ def constructed(tmp_path, *lines: str):
 )
 def test_a_constructor_that_initialises_in_place_leaves_the_references_values(tmp_path, line):
     assert constructed(tmp_path, line) == []
+
+
+def test_parameters_that_begin_alike_keep_the_references_values(tmp_path):
+    """A copy that transposes or takes a part packs weights, and stays."""
+    line = "self.copied = torch.nn.Parameter(torch.empty(4, 4))"
+    whole, turned, part = (
+        constructed(tmp_path, line, f"self.copied.data{into}.copy_(self.weight.data{source})")
+        for into, source in [("", ""), ("", ".t()"), ("[0]", "[1]")]
+    )
+    assert whole == []
+    assert turned == part == ["aten.copy_.default"]
 
 
 def test_a_constructor_may_fold_one_parameter_into_another(tmp_path):

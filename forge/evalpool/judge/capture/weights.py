@@ -13,6 +13,7 @@ reference's: `Session` notices it and constructs again without values.
 from __future__ import annotations
 
 import functools
+import math
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from torch.nn import init
 
 from forge.evalpool.judge.capture.building import storages_of
 from forge.evalpool.judge.program.dataflow import written_in_place
-from forge.evalpool.judge.program.format import Op, Origin
+from forge.evalpool.judge.program.format import ITEM_BYTES, Op, Origin, TensorUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -134,8 +135,9 @@ def without_initialising(nodes: Iterable[Node], parts: Parts, own: set[int]) -> 
     """The nodes of a constructor that do not initialise a parameter in place.
 
     `weight[padding].fill_(0)` and `weight.mul_(0.02)` are left out: the reference's constructor has
-    done so, and its values were drawn afterwards. An operation that reads another parameter folds
-    one into the other, and stays.
+    done so, and its values were drawn afterwards. So is a copy of one whole parameter to another,
+    by which an encoder and its average begin alike. Any other operation that reads another
+    parameter folds one into the other, and stays.
 
     Args:
         own: Storages that hold the reference's values.
@@ -146,12 +148,24 @@ def without_initialising(nodes: Iterable[Node], parts: Parts, own: set[int]) -> 
         touched = storages_of(node, parts)
         updated, overwritten = written_in_place(node) if isinstance(node, Op) else ((), ())
         written = {parts.tensors[number].storage for number in (*updated, *overwritten)}
-        if written and written <= own and not (touched - written) & derived:
+        is_alone = not (touched - written) & derived or _is_whole_copy(node, parts, own)
+        if written and written <= own and is_alone:
             continue
         if touched & derived:
             derived |= touched
         kept.append(node)
     return kept
+
+
+def _is_whole_copy(node: Node, parts: Parts, own: set[int]) -> bool:
+    """True for a copy of all of one value of the reference to all of another, as it lies."""
+    if not isinstance(node, Op) or node.name != "aten.copy_.default":
+        return False
+    used = [one.tensor for one in node.arguments if isinstance(one, TensorUse)]
+    into, source = (parts.tensors[number] for number in used[:2])
+    sizes = [math.prod(one.shape) * ITEM_BYTES[one.dtype] for one in (into, source)]
+    lengths = [parts.storages[one.storage].num_bytes for one in (into, source)]
+    return source.storage in own and into.strides == source.strides and sizes == lengths
 
 
 def targets(

@@ -1,7 +1,6 @@
-"""Deep copies of tensors on the made-up card, as `copy.deepcopy(layer)` makes them.
+"""Copies of tensors on the made-up card, as `copy.deepcopy(layer)` makes them.
 
-Put in place by `stage.py`. Torch's own method copies the bytes of the storage, and fake tensors
-have none.
+Put in place by `stage.py`. Torch's own methods take the storage apart, and fake tensors have none.
 """
 
 from __future__ import annotations
@@ -23,3 +22,8 @@ def deep_copy(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
         memo[id(tensor)] = made
     return memo[id(tensor)]
+
+
+def shallow_copy(tensor: FakeTensor) -> torch.Tensor:
+    """A tensor over the same memory."""
+    return tensor.detach()
