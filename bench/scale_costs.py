@@ -313,17 +313,17 @@ async def _verdict_cost(bench: Bench, num: int) -> float:
 
 
 def _prompter_cost(bench: Bench, num: int) -> float:
-    """Half of the turns are second ones, whose prompts have the first answer."""
+    """Half of the turns are second ones, whose prompts have the first answer; no answer and no
+    verdict comes twice."""
     import random
 
     draw: random.Random = random.Random(0)
     prompter, problem = bench.prompter, bench.problems[0]
-    answer = make_answer(bench.ids, 12345)
+    played = [(make_answer(bench.ids, 20_000 + i), make_verdict(draw)) for i in range(num)]
     began = time.process_time()
-    for index in range(num):
+    for index, (answer, verdict) in enumerate(played):
         text = prompter.decode(answer.token_ids)
         prompter.extract(problem, text)
-        verdict = make_verdict(draw)
         prompter.feedback(verdict)
         if index % 2:
             prompter.prompt(problem, [Exchange(completion_text=text, verdict=verdict)])
