@@ -38,6 +38,7 @@ from forge.evalpool.seat import Seat
 from forge.evalpool.seating import Seating
 from forge.process.ask import open_client
 from forge.process.busy import BusyClock
+from forge.process.limits import collect_less_often
 from forge.process.sockets import open_socket_dir
 from forge.records import Problem, Purpose, Split
 from forge.rollout.batches import Batch, BatchPlan
@@ -362,6 +363,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1500)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    collect_less_often()  # as a supervisor does
     found: dict[int, dict[str, float]] = {}
     for num_tokens in options.tokens:
         parts = anyio.run(lambda n=num_tokens: measure(n, num_turns=options.turns))
