@@ -21,8 +21,9 @@ import anyio.abc
 from forge.cluster.broker_process import BROKER, absent_broker, broker_spec, keep_broker
 from forge.cluster.connection import SURVEY_S
 from forge.cluster.hosted import NEWS_S, STOP_S, TRANSFER_S, Hosted
-from forge.cluster.order import Order, Role, source_digest
+from forge.cluster.order import Order, Role
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
+from forge.origin import source_digest
 from forge.process.ask import open_client, send
 from forge.process.child import ProcessObserver
 

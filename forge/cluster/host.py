@@ -16,15 +16,17 @@ import shutil
 import socket
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.cluster.order import WORK, Order, Place, child_of, source_digest
-from forge.cluster.survey import Surveyed
+from forge.cluster.order import WORK, Order, Place, child_of
+from forge.cluster.survey import node_facts
 from forge.cluster.weights import touch, unpack
 from forge.errors import ForgeError, MachineError
+from forge.origin import source_digest
 from forge.process.child import open_child, thread_for_children
 from forge.process.devices import inventory
 from forge.process.gpu_claim import claim
@@ -50,13 +52,13 @@ MAX_LOG_BYTES = 64 * 1024
 """Bytes of the child's log in one answer."""
 
 
-class Host(Surveyed):
+class Host:
     """Starts one child and keeps it until `stop`, its end, or the end of this process."""
 
     def __init__(self, ip: str, num_neighbours: int) -> None:
         """Prepare a host on the node with address `ip`."""
-        super().__init__(ip)
-        self._num_neighbours = num_neighbours
+        self._ip, self._num_neighbours = ip, num_neighbours
+        self._stack = ExitStack()
         self._folder = self._stack.enter_context(open_private_dir(Path(tempfile.gettempdir())))
         self._log = self._folder / "none.log"
         self._opened, self._stopping = anyio.Event(), anyio.Event()
@@ -68,6 +70,17 @@ class Host(Surveyed):
 
     async def ready(self) -> None:
         """Nothing; its answer shows that a node has made the host."""
+
+    async def describe(self, needs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """Facts about this node, and a port where the supervisor can try to reach it until the host
+        ends."""
+        family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
+        listener = self._stack.enter_context(socket.create_server((self._ip, 0), family=family))
+        return {**node_facts(self._ip, needs), "port": listener.getsockname()[1]}
+
+    async def receive(self, refs: Sequence[Any]) -> int:
+        """Fetch objects to this node; returns their bytes."""
+        return sum([len(await ref) for ref in refs])
 
     async def hold(self, order: Mapping[str, Any]) -> None:
         """Start the child and wait for its end."""
