@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
 
-from forge.errors import ChildDied, ConfigError, MachineError, NoRoom, Stalled
+from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.process.logtail import logged_error
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
     from forge.process.child import ProcessObserver
@@ -44,17 +42,6 @@ def broker_spec(address: str, *, socket_dir: Path, log_dir: Path) -> ChildSpec:
         config={"address": address, "socket_path": str(socket_path)},
         ready_timeout_s=CONNECT_S,
     )
-
-
-@contextmanager
-def absent_broker() -> Generator[None]:
-    """Turns a broker that does not answer into NoRoom: it is started again."""
-    try:
-        yield
-    except ChildDied as error:
-        if str(error).startswith(f"{BROKER} "):
-            raise NoRoom(f"the cluster is not connected: {error}") from error
-        raise
 
 
 async def keep_broker(

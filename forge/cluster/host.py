@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from forge.cluster.weights import Manifest
     from forge.process.child import Child
-    from forge.process.devices import Gpu
 
 NEWS_S = 5.0
 """Maximum wait for news before an empty answer."""
@@ -61,7 +60,7 @@ class Host:
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(open_private_dir(Path(tempfile.gettempdir())))
         self._log = self._folder / "none.log"
-        self._opened, self._stopping = anyio.Event(), anyio.Event()
+        self._opened = anyio.Event()
         self._child: Child | None = None
         self._port = ""
         self._ended: str | None = None
@@ -106,21 +105,17 @@ class Host:
                 f"node {self._ip}: Ray gave {order.num_gpus} GPUs, and {len(gpus)} answer here"
             )
         with claim(gpus, run=order.run):
-            spec = child_of(order, self._place(gpus))
+            place = Place(
+                ip=self._ip, folder=self._folder, gpus=gpus, num_neighbours=self._num_neighbours
+            )
+            spec = child_of(order, place)
             self._log = spec.log_path
             async with open_child(spec) as child:
                 if spec.socket_path is not None:
                     self._port = port_file(spec.socket_path).read_text()
                 self._child = child
                 self._opened.set()
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._cancel_at_stop, tasks.cancel_scope)
-                    self._ended = await child.wait()
-                    tasks.cancel_scope.cancel()
-
-    async def _cancel_at_stop(self, scope: anyio.CancelScope) -> None:
-        await self._stopping.wait()
-        scope.cancel()
+                self._ended = await child.wait()
 
     def _check(self, order: Order) -> None:
         if (found := source_digest()) != order.sources:
@@ -128,14 +123,6 @@ class Host:
                 f"node {self._ip} has other sources of forge ({found}) than this machine "
                 f"({order.sources}); install the same commit in {sys.executable} there"
             )
-
-    def _place(self, gpus: Sequence[Gpu]) -> Place:
-        return Place(
-            ip=self._ip,
-            folder=self._folder,
-            gpus=gpus,
-            num_neighbours=self._num_neighbours,
-        )
 
     async def bring(self, key: str, manifest: Manifest) -> dict[str, Any]:
         """Write files to this node's disk; returns their directory. The last ones stay."""
@@ -193,7 +180,6 @@ class Host:
 
     async def stop(self) -> None:
         """End the child in order; returns when it is gone and its files are removed."""
-        self._stopping.set()
         if self._child is not None:
             await self._child.stop()
         self._stack.close()

@@ -18,6 +18,7 @@ import anyio
 
 from forge.cluster.order import Role
 from forge.errors import MachineError, NoRoom
+from forge.process.child import describe_exit
 from forge.train.elsewhere import files_of, most_others, split_job
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 READY_S = 30.0
 """Maximum time until a host has started its ranks, which import torch later."""
-SUCCESS = "exit 0"
+SUCCESS = describe_exit(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
