@@ -104,7 +104,7 @@ class Host:
             raise MachineError(
                 f"node {self._ip}: Ray gave {order.num_gpus} GPUs, and {len(gpus)} answer here"
             )
-        with claim(gpus, run=order.run):
+        with claim(gpus, run=order.run, is_shared=order.shares_gpu):
             place = Place(
                 ip=self._ip, folder=self._folder, gpus=gpus, num_neighbours=self._num_neighbours
             )

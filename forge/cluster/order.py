@@ -59,6 +59,8 @@ class Order:
     sources: str
     """Digest of the supervisor's sources, which the node's must equal."""
     num_gpus: int
+    shares_gpu: bool = False
+    """True if its card may have another child of the run."""
     settings: Mapping[str, Any]
     """The table of the role, as JSON, and what else its child needs."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -128,7 +130,7 @@ def _judge(order: Order, place: Place) -> ChildSpec:
 def _engine(order: Order, place: Place) -> ChildSpec:
     return spec_elsewhere(
         order.settings, index=order.index, model_dir=order.files["model_dir"],
-        folder=place.folder, work=place.work, gpus=place.uuids,
+        folder=place.folder, work=place.work, gpus=place.uuids, shares_gpu=order.shares_gpu,
     )  # fmt: skip
 
 

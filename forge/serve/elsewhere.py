@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge.config.schema import ServeTable
+from forge.config.schema import ServeTable, with_half_a_card
 from forge.process.child import ChildSpec
 from forge.serve.installed.engines import check_engine, resolve
 from forge.serve.replicas import engine_spec
@@ -74,7 +74,7 @@ def settings_elsewhere(spec: ChildSpec, table: ServeTable) -> dict[str, Any]:
 
 def spec_elsewhere(
     settings: Mapping[str, Any], *, index: int, model_dir: str, folder: Path, work: Path,
-    gpus: Sequence[str],
+    gpus: Sequence[str], shares_gpu: bool,
 ) -> ChildSpec:  # fmt: skip
     """The engine of a replica on this machine, with its own installation and cards.
 
@@ -83,10 +83,15 @@ def spec_elsewhere(
     Args:
         settings: from `settings_elsewhere`.
         folder: for its socket and its log. `work` is for its own files.
+        shares_gpu: its card may have another child of the run.
     """
     table = resolve(ServeTable.model_validate(settings["table"]), gpus=gpus)
     check_engine(table, gpus=gpus)
-    own: dict[str, Any] = {"work_dir": str(work), "shared_gpus": [], "model_dir": model_dir}
+    own: dict[str, Any] = {
+        "work_dir": str(work), "model_dir": model_dir, "shared_gpus": gpus if shares_gpu else [],
+    }  # fmt: skip
+    if shares_gpu:
+        table = with_half_a_card(table)
     return engine_spec(
         table, index=index, socket_dir=folder, log_dir=folder, gpus=gpus,
         config={**own, **settings["common"]},
