@@ -78,7 +78,7 @@ def collect_less_often() -> None:
     it when everything is imported.
 
     A supervisor keeps what it makes (turns, groups) until a step has used it, and nearly none of it
-    is in a cycle: passes over it took a tenth of the supervisor's CPU time. Cycles wait for
+    is in a cycle: passes over it took 4 to 10 % of the supervisor's CPU time. Cycles wait for
     COLLECT_AFTER new objects, 1 MB of small ones.
     """
     gc.freeze()
