@@ -38,8 +38,8 @@ def figures(standing: Standing | None, live: LiveStatus | None, activity: Activi
             (live.stage, f"{live.done}/{live.total} {live.unit}" if live.total else ""),
             ("ETA", duration(live.eta_s)),
             *((name, number(value)) for name, value in live.numbers.items() if name == "loss"),
-            ("tok/s", number(live.tokens_per_s)),
-            ("judged/s", number(live.judged_per_s)),
+            ("tok/s", number(live.tokens_per_s or None)),
+            ("judged/s", number(live.judged_per_s or None)),
         ]
     else:
         pairs = _store_figures(standing, activity)
