@@ -11,7 +11,17 @@ from rich.text import Text
 from forge.tui.widgets.processes import SIGNS, STYLES
 from forge.tui.widgets.verdicts import SIGNS as VERDICT_SIGNS
 from forge.tui.widgets.verdicts import STOPPED
-from forge.views.text.numbers import NONE, at_least, bar, duration, factor, number, percent, share
+from forge.views.text.numbers import (
+    NONE,
+    at_least,
+    bar,
+    duration,
+    factor,
+    launches,
+    number,
+    percent,
+    share,
+)
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -139,7 +149,7 @@ def best_kernels(rows: Sequence[Mapping[str, Any]]) -> Text:
     for row in rows:
         text.append("\n")
         if row["speedup_low"] is None:
-            speed = f"{row['num_launches']} launch{'es' * (row['num_launches'] != 1)}"
+            speed = launches(row["num_launches"])
         else:
             speed = f"{at_least(row['speedup_low'])} ({factor(row['speedup'])})"
         text.append(f"{speed:<18}", style="green")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Head and rows."""
+REWARD_STEPS = 5
+"""Steps in a mean of rewards: each step draws other problems, so that one says little."""
 
 
 def describe(facts: Facts) -> dict[str, Any]:
@@ -111,9 +113,14 @@ def _reward_card(facts: Facts) -> dict[str, str] | None:
     rewards = [row for row in facts.training.steps if row["reward"] is not None]
     if not rewards:
         return None
-    first, last = rewards[0], rewards[-1]
-    about = f"step {last['step']}; {grouped(first['reward'])} at step {first['step']}"
-    return _card("Reward", grouped(last["reward"]), about)
+    if len(rewards) < 2 * REWARD_STEPS:
+        return _card("Reward", grouped(rewards[-1]["reward"]), f"step {rewards[-1]['step']}")
+    first, last = (
+        grouped(sum(row["reward"] for row in part) / REWARD_STEPS)
+        for part in (rewards[:REWARD_STEPS], rewards[-REWARD_STEPS:])
+    )
+    about = f"mean of the last {REWARD_STEPS} steps; {first} in the first {REWARD_STEPS}"
+    return _card("Reward", last, about)
 
 
 def tables(facts: Facts) -> dict[str, Table | None]:
