@@ -18,6 +18,7 @@ import typer.main
 
 from forge.api.http.models import JudgeCall
 from forge.cli import app, run_command
+from forge.serve.installed.versions import TESTED_VLLM
 from tests.docs.pages import PAGES, ROOT, file_name, read_blocks, read_commands
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def test_every_extra_that_pip_installs_in_a_document_exists() -> None:
     assert extras <= set(project["optional-dependencies"])
 
 
-OTHERS = {"curl", "export", "git", "make", "pip", "ray", "sqlite3"}
+OTHERS = {"curl", "export", "git", "make", "pip", "python3", "ray", "sqlite3", "vllm-env/bin/pip"}
 """Programs of the lines that are not forge's."""
 
 
@@ -131,6 +132,11 @@ def read_other_lines() -> list[tuple[str, list[str]]]:
 
 def test_every_other_line_is_of_a_program_that_is_checked_or_foreign() -> None:
     assert {words[0] for _, words in read_other_lines()} == OTHERS
+
+
+def test_the_documented_vllm_is_the_tested_one() -> None:
+    asked = [words[-1] for _, words in read_other_lines() if words[0] == "vllm-env/bin/pip"]
+    assert asked == [f"vllm=={TESTED_VLLM}.*"]
 
 
 def test_every_make_line_has_a_target_and_variables_of_the_makefile() -> None:

@@ -218,7 +218,8 @@ def _require(experiment: Experiment, load: _CardLoad, *, sleeps: bool, takes_sha
     if load.serve_full < serve:  # only if it takes a share
         raise MachineError(
             f"{named}: the engine needs {gigabytes(serve)}; serve.memory_share = "
-            f"{experiment.serve.memory_share:g} of the GPU is {gigabytes(load.serve_full)}"
+            f"{experiment.serve.memory_share:g} of the GPU is {gigabytes(load.serve_full)}. "
+            f"Raise the share, or: {_smaller_engine(experiment)}"
         )
 
 
@@ -241,11 +242,16 @@ def _memory_and_advice(experiment: Experiment, load: _CardLoad) -> str:
         if not (load.num_replicas or load.judge):
             ways = ["a smaller micro_batch_tokens", "more GPUs for devices.train"]
         advice = _any_of([*ways, *_fewer_weights(experiment)])
-    elif experiment.serve.tensor_parallel == 1 and load.num_replicas:
-        advice = "serve.tensor_parallel spreads a replica over GPUs; fewer serve.slots save memory"
     else:
-        advice = "Fewer serve.slots or a smaller serve.context_tokens would help"
+        advice = _smaller_engine(experiment if load.num_replicas else None)
     return f"it has {memory}. {advice}"
+
+
+def _smaller_engine(experiment: Experiment | None) -> str:
+    """Advice for an engine that is too large; None for a GPU without one."""
+    if experiment is not None and experiment.serve.tensor_parallel == 1:
+        return "serve.tensor_parallel spreads a replica over GPUs; fewer serve.slots save memory"
+    return "Fewer serve.slots or a smaller serve.context_tokens would help"
 
 
 def _fewer_weights(experiment: Experiment) -> list[str]:

@@ -156,7 +156,7 @@ def test_a_large_model_is_trained_with_fsdp2_and_a_small_one_with_ddp():
 
 
 def test_a_memory_share_too_small_for_the_model_is_refused():
-    with pytest.raises(MachineError, match=r"serve\.memory_share = 0\.15 of the GPU is 12\.9 GB"):
+    with pytest.raises(MachineError, match=r"0\.15 of the GPU is 12\.9 GB\. Raise the share"):
         place_on(
             "8xH100-80GB", *ALL_AUTO, "serve.memory_share=0.15", "devices.train=4",
             model="Qwen/Qwen3-8B",
