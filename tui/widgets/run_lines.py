@@ -58,7 +58,7 @@ def figures(standing: Standing | None, live: LiveStatus | None, activity: Activi
     if standing is not None:
         pairs += [
             *_played(standing.played),
-            ("pass@1", percent(standing.pass_at_1)),
+            ("pass@1", NONE if live else percent(standing.pass_at_1)),  # beside its stage
             ("evaluated", standing.judged if standing.is_judged_in_part else NONE),
             ("trained on", standing.trained_on or NONE),
         ]
