@@ -32,7 +32,7 @@ def describe(facts: Facts) -> dict[str, Any]:
     """Headline, description, cards with key numbers, and the note on the list of kernels."""
     seconds = facts.seconds
     words = [f"{len(facts.attempts)} attempts"] if len(facts.attempts) > 1 else []
-    words += [f"took {rounded_clock(seconds)}"] if seconds is not None else []
+    words += [f"took {clock(seconds)}"] if seconds is not None else []
     kinds = " → ".join(str(each.get("kind", "?")) for each in facts.stages)
     about = [
         f"stages: {kinds}" if kinds else "",
@@ -72,7 +72,7 @@ def _cards(facts: Facts) -> list[dict[str, str] | None]:
         _solved_card(facts),
         _reward_card(facts),
         _card("Rollouts", f"{facts.num_rollouts:,}", f"{facts.num_turns:,} turns judged"),
-        _card("Time", rounded_clock(facts.seconds), steps) if facts.attempts else None,
+        _card("Time", clock(facts.seconds), steps) if facts.attempts else None,
     ]
 
 
