@@ -183,9 +183,12 @@ async def test_the_keys_of_requests_are_shown_while_the_run_is_open(canned_run: 
 async def test_a_killed_run_says_so(canned_run: RunPaths):
     change(canned_run, "UPDATE attempts SET ended_at = NULL, exit_code = NULL, reason = NULL")
     change(canned_run, "UPDATE processes SET ended_at = NULL, reason = NULL WHERE name = 'serve-0'")
+    change(canned_run, "UPDATE processes SET reason = 'out of memory' WHERE name = 'trainer'")
     async with watching(canned_run, size=LARGE) as pilot:
         assert "✘ killed" in text_of(pilot)
-        assert "killed with its supervisor" in text_of(pilot)
+        assert '"forge resume quickstart-1" continues it' in text_of(pilot)
+        assert "out of memory" in text_of(pilot)
+        assert "serve-0" not in text_of(pilot), "what ended with the supervisor says nothing"
 
 
 async def test_cards_of_an_ended_run_are_named_by_their_first_digits(canned_run: RunPaths):

@@ -222,6 +222,6 @@ def _process_rows(data: RunData) -> list:
     if state in ("done", "stopped"):
         return []
     rows = data.stored.activity.processes
-    if state != "running":
-        rows = [row for row in rows if not str(row["reason"]).startswith("exit 0")]
-    return [row_of_store(row, now=data.now, is_running=state == "running") for row in rows]
+    if state != "running":  # one without a reason was killed with its supervisor
+        rows = [row for row in rows if not (row["reason"] or "exit 0").startswith("exit 0")]
+    return [row_of_store(row, now=data.now) for row in rows]
