@@ -62,7 +62,8 @@ def print_rich(renderable: RenderableType) -> None:
     console = Console(width=PIPE_WIDTH, highlight=False)
     with console.capture() as printed:
         console.print(renderable)
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in printed.get().splitlines())
+    lines = printed.get().removesuffix("\n").split("\n")
+    sys.stdout.writelines(f"{line.rstrip(' ')}\n" for line in lines)
 
 
 @contextmanager
