@@ -6,7 +6,6 @@ Called by the judge. numpy lacks some of torch's types: those are read from thei
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,19 +39,22 @@ EQUAL_BYTES = 1 << 19
 
 def decode(spec: TensorSpec, data: Data) -> NDArray[np.float64]:
     """Shared bytes as float64 of the tensor's shape, in memory of its own."""
-    return decoded(spec.dtype, data, start=0, count=math.prod(spec.shape)).reshape(spec.shape)
+    found = np.empty(spec.shape)
+    decode_part(spec.dtype, data, start=0, target=found.reshape(-1))
+    return found
 
 
-def decoded(dtype: str, data: Data, *, start: int, count: int) -> NDArray[np.float64]:
-    """[count] elements of shared bytes from number `start` on, as float64, in memory of its own."""
-    offset = start * ITEM_BYTES[dtype]
+def decode_part(dtype: str, data: Data, *, start: int, target: NDArray[np.float64]) -> None:
+    """Writes elements of shared bytes from number `start` on to a vector, as float64."""
+    offset, count = start * ITEM_BYTES[dtype], len(target)
     if dtype == "bfloat16":
         bits = np.frombuffer(data, np.uint16, count=count, offset=offset)
-        return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    if dtype in NARROW:
-        return NARROW[dtype][np.frombuffer(data, np.uint8, count=count, offset=offset)]
-    found = np.frombuffer(data, NUMPY_TYPES[dtype], count=count, offset=offset)
-    return found.astype(np.float64)
+        target[:] = (bits.astype(np.uint32) << 16).view(np.float32)
+    elif dtype in NARROW:
+        codes = np.frombuffer(data, np.uint8, count=count, offset=offset)
+        np.take(NARROW[dtype], codes, out=target)
+    else:
+        target[:] = np.frombuffer(data, NUMPY_TYPES[dtype], count=count, offset=offset)
 
 
 def _e5m2() -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from forge.evalpool.judge.channel.values import (
     FLOATING,
     decode,
-    decoded,
+    decode_part,
     integers,
     is_same,
     unwritten,
@@ -79,8 +79,9 @@ class Expected:
         """[shape] largest accepted |got - ref|; 0 for integers."""
         found = np.zeros(self.spec.shape)
         if self.limits is not None:
-            for block, wanted in _parts(self.spec, self.data):
-                found[block] = self.limits.at(block, wanted)
+            with np.errstate(invalid="ignore"):
+                for block, wanted in _parts(self.spec, self.data):
+                    found[block] = self.limits.at(block, wanted)
         return found
 
     def prepare(self) -> None:
@@ -133,20 +134,21 @@ class Limits:
     def at(self, block: Block, wanted: Part) -> Part:
         """The tolerances of a block with these expected values."""
         scales = self.prepare()
-        with np.errstate(invalid="ignore"):
-            allowed = np.abs(wanted)
-            if scales:
-                allowed += _least(scales, block)
-            allowed *= self.close
-            if self.errors:
-                allowed += ERROR_FACTOR * _least(self.errors, block)
+        allowed = np.abs(wanted)
+        if scales:
+            allowed += _least(scales, block)
+        allowed *= self.close
+        if self.errors:
+            allowed += ERROR_FACTOR * _least(self.errors, block)
         return allowed
 
-    def least(self, block: Block) -> float:
-        """A bound that no tolerance of a block lies below."""
-        return self.close * _lowest(self.prepare(), block) + ERROR_FACTOR * _lowest(
-            self.errors, block
-        )
+    def below(self, block: Block, wanted: Part, *, out: Part) -> Part:
+        """The same or less, with fewer passes: with the smallest scale and error of the block."""
+        np.abs(wanted, out=out)
+        out += _lowest(self.prepare(), block)
+        out *= self.close
+        out += ERROR_FACTOR * _lowest(self.errors, block)
+        return out
 
 
 def _scales(spec: TensorSpec, data: Data, *, floors: Sequence[float | Part]) -> list[Part]:
@@ -237,13 +239,20 @@ def _lowest(wide: Sequence[Part], block: Block) -> float:
 
 
 def _parts(spec: TensorSpec, data: Data) -> Iterator[tuple[Block, Part]]:
-    """A tensor's blocks in order, each with its elements in memory of its own."""
-    start = 0
+    """A tensor's blocks in order, each with its elements in memory that the next one overwrites:
+    this process returns freed blocks to the system, and would pay for their pages each time."""
+    scratch, start = _scratch(spec), 0
     for block in blocks(spec.shape, BLOCK_ELEMENTS):
         shape = [one.stop - one.start for one in block]
-        count = math.prod(shape)
-        yield block, decoded(spec.dtype, data, start=start, count=count).reshape(shape)
-        start += count
+        part = scratch[: math.prod(shape)]
+        decode_part(spec.dtype, data, start=start, target=part)
+        yield block, part.reshape(shape)
+        start += len(part)
+
+
+def _scratch(spec: TensorSpec) -> Part:
+    """Memory for a block of a tensor."""
+    return np.empty(min(math.prod(spec.shape), BLOCK_ELEMENTS))
 
 
 def is_unwritten(expected: Expected, data: Data) -> bool:
@@ -302,15 +311,22 @@ def _is_near(expected: Expected, data: Data) -> bool:
     if limits is None:
         return is_same(data, expected.data)
     pairs = zip(_parts(spec, data), _parts(spec, expected.data), strict=True)
+    scratch = _scratch(spec), _scratch(spec)
     with np.errstate(invalid="ignore"):
-        return all(_is_part_near(limits, block, got, wanted) for (block, got), (_, wanted) in pairs)
+        return all(
+            _is_part_near(limits, block, got, wanted, scratch)
+            for (block, got), (_, wanted) in pairs
+        )
 
 
-def _is_part_near(limits: Limits, block: Block, got: Part, wanted: Part) -> bool:
+def _is_part_near(
+    limits: Limits, block: Block, got: Part, wanted: Part, scratch: tuple[Part, Part]
+) -> bool:
     """True if there is no mismatch in a block."""
-    difference = np.abs(got - wanted)
-    least = limits.least(block)
-    if difference.max() <= least < math.inf:  # no NaN, and nothing infinite
+    difference, below = (one[: got.size].reshape(got.shape) for one in scratch)
+    np.abs(np.subtract(got, wanted, out=difference), out=difference)
+    limits.below(block, wanted, out=below)
+    if difference.max() < math.inf and bool((difference <= below).all()):  # all are finite
         return True
     near = difference <= limits.at(block, wanted)
     special = ~np.isfinite(wanted)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import TensorSpec, offsets
 from forge.evalpool.judge.numbers.called import (
@@ -40,7 +40,6 @@ from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.own_error import count_work, has_products
 from forge.evalpool.judge.numbers.sizes import require_room
-from forge.evalpool.judge.reference import heap
 from forge.evalpool.judge.reference.construct import construct, parameters_made
 from forge.evalpool.judge.reference.hub import config_fields, replace_hub
 from forge.evalpool.judge.reference.progress import reported
