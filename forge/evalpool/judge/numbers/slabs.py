@@ -82,15 +82,36 @@ def unpack_errors(
     return errors, Slabs.unpack(shape, packed[num:]).values
 
 
-def root_mean_squares(
-    tensor: torch.Tensor, *, floors: Sequence[float | torch.Tensor] = ()
-) -> Slabs:
-    """Root mean square of the finite elements of each slab, without a sentinel; none is below its
-    floor times that of all. No square is too large for its type.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """Root mean squares of the slabs of a tensor, without least ones."""
 
-    Args:
-        floors: of each family, one number or one for each slab; none for 0.
-    """
+    shape: tuple[int, ...]
+    relative: list[torch.Tensor]
+    """By family, relative to `largest`."""
+    whole: float
+    """That of the whole tensor, relative to `largest`."""
+    largest: float
+    """Largest magnitude that counts; 0 where all are 0."""
+    is_finite: bool
+    """True if every element is."""
+
+    def slabs(self, floors: Sequence[float | torch.Tensor] = ()) -> Slabs:
+        """The scales, none below its floor times that of the whole tensor."""
+        if self.largest == 0.0:
+            return Slabs(shape=self.shape, values=self.relative)
+        values = [
+            torch.maximum(
+                one, torch.as_tensor(least, dtype=torch.float64, device=one.device) * self.whole
+            ).mul_(self.largest)
+            for one, least in zip(self.relative, floors or [0.0] * len(self.relative), strict=True)
+        ]
+        return Slabs(shape=self.shape, values=values, whole=self.whole * self.largest)
+
+
+def scales_of(tensor: torch.Tensor) -> Scales:
+    """Root mean square of the finite elements of each slab, without a sentinel. No square is too
+    large for its type."""
     shape = tuple(tensor.shape)
     groups = families(shape)
     device = tensor.device
@@ -98,14 +119,15 @@ def root_mean_squares(
     counts = [one.clone() for one in sums]
     largest, is_finite = _largest_finite(tensor)
     if largest == 0.0:
-        return Slabs(shape=shape, values=sums)
+        return Scales(shape=shape, relative=sums, whole=0.0, largest=0.0, is_finite=is_finite)
+    is_whole = is_finite
     if (rest := _below_sentinel(tensor, largest)) is not None:
-        largest, is_finite = rest, False
+        largest, is_whole = rest, False
     # Squares too small for float32 lie far below any floor, and their sums are float64.
     wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
     for block in blocks_of(tensor):
         part = tensor[block].to(wide)
-        finite = None if is_finite else part.abs() <= largest
+        finite = None if is_whole else part.abs() <= largest
         squares = (part if finite is None else part.where(finite, 0.0)).div(largest).square_()
         for total, count, axes in zip(sums, counts, groups, strict=True):
             inside = tuple(block[axis] for axis in axes)
@@ -116,26 +138,35 @@ def root_mean_squares(
             else:
                 count[inside] += finite.sum(others) if others else finite
     whole = math.sqrt(float(sums[0].sum()) / max(1.0, float(counts[0].sum())))
-    values = [
-        torch.maximum(
-            total.div_(count.clamp_(min=1)).sqrt_(),
-            torch.as_tensor(least, dtype=torch.float64, device=device) * whole,
-        ).mul_(largest)
-        for total, count, least in zip(sums, counts, floors or [0.0] * len(sums), strict=True)
+    relative = [
+        total.div_(count.clamp_(min=1)).sqrt_() for total, count in zip(sums, counts, strict=True)
     ]
-    return Slabs(shape=shape, values=values, whole=whole * largest)
+    return Scales(shape=shape, relative=relative, whole=whole, largest=largest, is_finite=is_finite)
+
+
+def root_mean_squares(
+    tensor: torch.Tensor, *, floors: Sequence[float | torch.Tensor] = ()
+) -> Slabs:
+    """`scales_of`, none below its floor times that of the whole tensor.
+
+    Args:
+        floors: of each family, one number or one for each slab; none for 0.
+    """
+    return scales_of(tensor).slabs(floors)
 
 
 def largest_by_slab(
-    shape: Sequence[int], make: Callable[[Block], torch.Tensor], *, device: torch.device
+    shape: Sequence[int], make: Callable[[Block], torch.Tensor | None], *, device: torch.device
 ) -> Slabs:
-    """The largest element of each slab, of a tensor that `make` gives block by block."""
+    """The largest element of each slab, of a tensor that `make` gives block by block; at least 0,
+    which all of a block is where it gives None."""
     groups = families(shape)
     found = [torch.zeros([shape[a] for a in g], dtype=torch.float64, device=device) for g in groups]
     for block in blocks(shape, limit_on(device)):
-        part = make(block).double()
-        if not part.numel():
+        made = make(block)
+        if made is None or not made.numel():
             continue
+        part = made.double()
         for most, axes in zip(found, groups, strict=True):
             inside = tuple(block[axis] for axis in axes)
             others = [axis for axis in range(len(shape)) if axis not in axes]
