@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.numbers.blocks import Block, blocks_of
+from forge.evalpool.judge.numbers.blocks import THREADS, Block, blocks_of
 from forge.evalpool.judge.numbers.called import (
     call,
     call_on,
@@ -74,7 +74,7 @@ class OwnErrors:
     largest: float
     """The largest of them, in tolerances of its element."""
     scales: list[Scales | None]
-    """Of each output, as far as they are known."""
+    """Scales of each output, as far as they are known."""
 
 
 def errors_of(
@@ -169,16 +169,15 @@ class _Measure:
         return _Errors(packed=found.news.pack(), largest=largest)
 
     def _walk(self, other: torch.Tensor | None, *, everywhere: float = 0.0) -> _Walk:
-        """One pass over the results. All of its steps are done block by block.
+        """One pass over the results. All of its steps are done block by block, in several threads.
 
         Args:
             other: a second result whose distance from the exact one counts as an error, too.
             everywhere: least error of every element, relative to scale + |output|.
         """
-        error = moved = 0.0
+        errors, moves = [0.0], [0.0]
 
         def news(block: Block) -> torch.Tensor | None:
-            nonlocal error, moved
             exact = self._exact[block]
             size = self._output[block].to(torch.float64, copy=True)
             lost = (size - exact).abs_()
@@ -190,10 +189,10 @@ class _Measure:
                 whole.clamp_min_(TINY)
             if other is not None:
                 distance = (other[block] - exact).abs_()
-                moved = max(moved, _largest_ratio(distance, whole)[0])
+                moves.append(_largest_ratio(distance, whole)[0])
                 torch.maximum(lost, distance, out=lost)
             here, is_finite = _largest_ratio(lost, whole)
-            error = max(error, here)
+            errors.append(here)
             if not is_finite:
                 lost.nan_to_num_(0.0, 0.0, 0.0)
             if everywhere:
@@ -205,7 +204,7 @@ class _Measure:
 
         shape = tuple(self._output.shape)
         slabs = largest_by_slab(shape, news, device=self._output.device)
-        return _Walk(error=error, moved=moved, news=slabs)
+        return _Walk(error=max(errors), moved=max(moves), news=slabs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,14 +314,20 @@ def _nudged(value: torch.Tensor) -> torch.Tensor:
     if not is_wide or not value.numel() or is_categorical(value):
         return _to_double(value)
     made = torch.empty_like(value, dtype=torch.float64)
-    for block in blocks_of(value):
-        noise = made[block]
-        if noise.is_contiguous():
-            noise.uniform_()
-        else:  # in the order of memory of the block alone
-            noise = torch.rand_like(value[block], dtype=torch.float64)
-        noise.mul_(2).sub_(1).mul_(torch.finfo(value.dtype).eps / 2).add_(1)
+    step = torch.finfo(value.dtype).eps / 2
+
+    def move(block: Block, noise: torch.Tensor) -> None:
+        noise.mul_(2).sub_(1).mul_(step).add_(1)
         torch.mul(noise, value[block], out=made[block])
+
+    with THREADS.each(move) as moved:
+        for block in blocks_of(value):
+            noise = made[block]
+            if noise.is_contiguous():
+                noise.uniform_()
+            else:  # in the order of memory of the block alone
+                noise = torch.rand_like(value[block], dtype=torch.float64)
+            moved(block, noise)
     return made
 
 

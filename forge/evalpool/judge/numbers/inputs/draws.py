@@ -19,8 +19,9 @@ from weakref import ref
 
 import torch
 
-from forge.evalpool.judge.numbers.blocks import blocks_of
+from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
 from forge.evalpool.judge.numbers.called import (
+    Nondeterministic,
     Unjudgeable,
     call,
     dtype_name,
@@ -109,7 +110,7 @@ class InputSet:
     own_error: float = 0.0
     """The largest of `errors`, in tolerances."""
     scales: list[Scales | None] = field(default_factory=list["Scales | None"])
-    """Of each of `outputs`, as far as they are known."""
+    """Scales of each of `outputs`, as far as they are known."""
 
     @property
     def is_given(self) -> bool:
@@ -469,7 +470,8 @@ def _finite_share(outputs: list[torch.Tensor]) -> float:
 
 def _is_any_finite(tensor: torch.Tensor) -> bool:
     """True if an element is finite, as one of the first block is in most tensors."""
-    return any(bool(torch.isfinite(tensor[block]).any()) for block in blocks_of(tensor))
+    with THREADS.held_back():
+        return any(bool(torch.isfinite(tensor[block]).any()) for block in blocks_of(tensor))
 
 
 def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
@@ -486,4 +488,4 @@ def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
         close = tolerance(dtype_name(output), terms.precision)
         rms = a.double().square().mean().sqrt()
         if terms.device == "cpu" or float((a - b).abs().max()) > close * float(rms):
-            raise Unjudgeable("nondeterministic: two runs on the same inputs differ")
+            raise Nondeterministic("nondeterministic: two runs on the same inputs differ")

@@ -130,12 +130,12 @@ class Search:
         self._runs_left = 0
         """Runs left to the search under way; each has its own."""
 
-    def note(self, inputs: list[Any], outputs: Outputs) -> None:
-        """Takes note of inputs that will be judged on, and of their outputs."""
+    def note(self, inputs: list[Any], outputs: Outputs | None = None) -> None:
+        """Takes note of inputs that will be judged on, and of their outputs if known."""
         self._start(inputs)
         every = spots_of(inputs) if self._runs_left else set[Spot]()
         spots = every if self._blind is None else self._blind & every
-        self._runs_left -= bool(self._runs_left)  # for these outputs
+        self._runs_left -= outputs is not None and self._runs_left > 0  # they were a run, too
         self._blind = self._left(inputs, spots, outputs)
 
     def improve(
