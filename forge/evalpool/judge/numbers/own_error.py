@@ -61,6 +61,8 @@ three such calls, and a judge waits 20 s for all sets."""
 RECURRENT = ("rnn", "lstm", "gru")
 """In names of operations whose matrix products have no FLOPs by `opcount.py`: cuDNN's layers."""
 
+NOISE_LEAST, NOISE_A_WORD = torch.iinfo(torch.int16).min, 4
+"""Least number of 16 bits, and how many of them a random number of 64 bits has."""
 TINY = torch.finfo(torch.float32).tiny
 Outputs = list[torch.Tensor]
 
@@ -308,26 +310,24 @@ def _to_tf32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _nudged(value: torch.Tensor) -> torch.Tensor:
-    """Continuous values moved by up to half of their last bit, in float64. Half precision stays:
-    what is computed from it has finer steps."""
+    """Continuous values moved by up to half of their last bit, in float64; noise of 16 bits is fine
+    enough. Half precision stays: what is computed from it has finer steps."""
     is_wide = value.is_floating_point() and value.itemsize >= 4
     if not is_wide or not value.numel() or is_categorical(value):
         return _to_double(value)
     made = torch.empty_like(value, dtype=torch.float64)
-    step = torch.finfo(value.dtype).eps / 2
+    step = torch.finfo(value.dtype).eps / 2 / -NOISE_LEAST
 
     def move(block: Block, noise: torch.Tensor) -> None:
-        noise.mul_(2).sub_(1).mul_(step).add_(1)
-        torch.mul(noise, value[block], out=made[block])
+        part = value[block]
+        noise = noise.view(torch.int16)[: part.numel()].view(part.shape).to(torch.float64)
+        torch.mul(noise.add_(0.5).mul_(step).add_(1), part, out=made[block])
 
     with THREADS.each(move) as moved:
         for block in blocks_of(value):
-            noise = made[block]
-            if noise.is_contiguous():
-                noise.uniform_()
-            else:  # in the order of memory of the block alone
-                noise = torch.rand_like(value[block], dtype=torch.float64)
-            moved(block, noise)
+            num = -(-value[block].numel() // NOISE_A_WORD)
+            noise = torch.empty(num, dtype=torch.int64, device=value.device)
+            moved(block, noise.random_(torch.iinfo(torch.int64).min, None))
     return made
 
 

@@ -12,6 +12,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import (
+    LARGE_BYTES,
     LayoutError,
     TensorSpec,
     offsets,
@@ -147,6 +149,12 @@ class Reference:
         places = [place for _, place in self.request["state"]]
         return self.io_bytes + sum(self.specs[place].num_bytes for place in places)
 
+    def prepare(self) -> None:
+        """Computes what the comparisons would compute, in their order, beside capture and calls."""
+        for one in self.sets:
+            for expected in (*one.expected, *one.changed.values()):
+                expected.prepare()
+
     def has_elements(self, number: int) -> bool:
         """True if a call on an input set has something to compute."""
         one = self.sets[number]
@@ -236,6 +244,7 @@ class References:
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, Reference] = OrderedDict()
         self._failures = KnownFailures()
+        self._ahead = ThreadPoolExecutor(1, "tolerances")
 
     def get(self, problem: ReferenceModule) -> Reference:
         """Raises ReferenceFailed, or ZygoteGone."""
@@ -247,6 +256,8 @@ class References:
                 self._failures.require_unknown(key)
                 with self._failures.noted(key):
                     cached = self._cache[key] = self._draw(problem)
+                if cached.memory_bytes >= LARGE_BYTES:
+                    self._ahead.submit(cached.prepare)
             self._cache.move_to_end(key)
             while len(self._cache) > MAX_PROBLEMS or (
                 len(self._cache) > 1 and self._size() > MAX_CACHED_BYTES
@@ -256,8 +267,10 @@ class References:
             return cached
 
     def end_idle(self) -> None:
-        """Ends the oracle that waits for a problem."""
+        """Ends the oracle that waits for a problem, and a thread."""
         self._oracles.clear()
+        self._ahead.shutdown(cancel_futures=True)
+        self._ahead = ThreadPoolExecutor(1, "tolerances")
 
     def _size(self) -> int:
         return sum(one.memory_bytes * 4 for one in self._cache.values())
