@@ -143,8 +143,9 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.execute.gpu.driver",
     },
     "evalpool.judge.execute.gpu.driver": set(),
-    "evalpool.judge.numbers": {"evalpool.judge.channel"},
-    "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers"},
+    "evalpool.judge.numbers": {"evalpool.judge.channel", "evalpool.judge.numbers.errors"},
+    "evalpool.judge.numbers.errors": set(),
+    "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers", "evalpool.judge.numbers.errors"},
     # cluster: judges, engines and ranks of a trainer on other machines
     "cluster": {
         "config.schema", "process", "process.server", "evalpool", "serve", "serve.installed",

@@ -88,12 +88,13 @@ class Cluster:
     async def host(
         self, name: str, *, role: Role, index: int, settings: Mapping[str, Any], num_gpus: int,
         num_cpus: int, labels: Mapping[str, str], ready_s: float,
-        files: Mapping[str, Path] | None = None,
+        files: Mapping[str, Path] | None = None, shares_gpu: bool = False,
     ) -> AsyncGenerator[Hosted]:  # fmt: skip
         """A child on a node with room, until the context ends.
 
         Args:
             files: copied to the node; the child's config has their paths there.
+            shares_gpu: it takes half of a card.
             ready_s: maximum time until the child is ready.
 
         Raises:
@@ -103,7 +104,7 @@ class Cluster:
         key = f"{name}.{next(self._ids)}"
         order = Order(
             run=self._run, name=name, role=role, index=index, token=self.token,
-            sources=source_digest(), num_gpus=num_gpus, settings=settings,
+            sources=source_digest(), num_gpus=num_gpus, shares_gpu=shares_gpu, settings=settings,
             files={each: str(path.absolute()) for each, path in (files or {}).items()},
         )  # fmt: skip
         body = {

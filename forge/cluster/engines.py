@@ -51,6 +51,7 @@ async def _open_engine(
         },
         num_gpus=serve.tensor_parallel if on_gpu else 0,
         num_cpus=0 if on_gpu else serve.threads,
+        shares_gpu=on_gpu and table.share_gpus,
         labels=table.serve_labels,
         files={"model_dir": Path(config["model_dir"])},
         ready_s=start_timeout_s(serve) + MARGIN_S,

@@ -92,7 +92,7 @@ class Host(Surveyed):
             raise MachineError(
                 f"node {self._ip}: Ray gave {order.num_gpus} GPUs, and {len(gpus)} answer here"
             )
-        with claim(gpus, run=order.run):
+        with claim(gpus, run=order.run, is_shared=order.shares_gpu):
             spec = child_of(order, self._place(gpus))
             self._log = spec.log_path
             async with open_child(spec) as child:

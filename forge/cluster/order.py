@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import forge
-from forge.config.schema import JudgeTable, ServeTable
+from forge.config.schema import JudgeTable, ServeTable, with_half_a_card
 from forge.evalpool.capacity import GPU_CAPACITY, seat_cores
 from forge.evalpool.links import judge_spec
 from forge.evalpool.pool import CPU_CAPACITY
@@ -70,6 +70,8 @@ class Order:
     sources: str
     """Digest of the supervisor's sources, which the node's must equal."""
     num_gpus: int
+    shares_gpu: bool = False
+    """True if its card may have another child of the run."""
     settings: Mapping[str, Any]
     """The table of the role, as JSON, and what else its child needs."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -155,6 +157,8 @@ def _judge(order: Order, place: Place) -> ChildSpec:
 def _engine(order: Order, place: Place) -> ChildSpec:
     table = resolve(ServeTable.model_validate(order.settings["table"]), gpus=place.uuids)
     check_engine(table, gpus=place.uuids)
+    if order.shares_gpu:
+        table = with_half_a_card(table)
     return engine_spec(
         table,
         index=order.index,
@@ -163,7 +167,7 @@ def _engine(order: Order, place: Place) -> ChildSpec:
         gpus=place.uuids,
         config={
             "work_dir": str(place.work),
-            "shared_gpus": [],
+            "shared_gpus": place.uuids if order.shares_gpu else [],
             "model_dir": order.files["model_dir"],
             **{key: value for key, value in order.settings.items() if key != "table"},
         },

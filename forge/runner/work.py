@@ -1,7 +1,7 @@
 """The stages of a run in order: prepare, then each stage between two events.
 
 Called by `run.py`, which builds the run context. Judges and engines are opened here and run while a
-stage needs them.
+stage needs them; engines on GPUs start while the SFT stage before that trains (early_start.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
 from forge.records import Evaluation, Event
 from forge.runner.background import keep_counters
+from forge.runner.early_start import TRAINED_SHARE, EarlyStart, is_before_use, start_early
 from forge.runner.live.kernels import KernelTravel
 from forge.runner.other_baseline import with_other_baseline
 from forge.runner.plan.model_shape import lora_rank
@@ -38,10 +39,10 @@ from forge.serve.replicas import open_replicas
 from forge.views.run.evaluations import judged_label, trained_label
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from forge.cluster.cluster import Cluster
-    from forge.config.schema import Experiment, JudgeTable, ServeTable
+    from forge.config.schema import Experiment, JudgeTable, ServeTable, Stage
     from forge.evalpool.pool import Pool
     from forge.runner.past import EarlierAttempts
     from forge.runner.stages.run_context import RunContext
@@ -75,17 +76,45 @@ class Work:
             if run.experiment.reward.function and last_served >= 0:
                 run.scorer = await opened.enter_async_context(open_run_scorer(run))
             async with self._counted(), AsyncExitStack() as serving:
+                early: EarlyStart | None = None
                 for index, stage in stages:
                     if isinstance(stage, SftStage):
                         # With `sleeps`, engines do not fit beside a trainer that does not use them.
                         if index > last_served or run.placement.sleeps:
                             await serving.aclose()
-                            run.replicas = run.weights.serving = None
+                            run.replicas = run.weights.serving = early = None
+                        elif self._starts_early(stages, index):
+                            early = await serving.enter_async_context(self._start_early(index))
                     elif run.replicas is None:
-                        replicas = await serving.enter_async_context(self._open_replicas())
+                        replicas = await self._take_engines(early, serving)
                         run.replicas = run.weights.serving = replicas
                     await self._run_stage(index, stage)
             run.replicas = run.weights.serving = None
+
+    def _starts_early(self, stages: Sequence[tuple[int, Stage]], index: int) -> bool:
+        """True if engines on this machine's GPUs start while this SFT stage trains."""
+        run = self.run
+        is_here = bool(run.placement.serve) and not run.experiment.serve.url
+        return is_here and run.replicas is None and is_before_use(stages, index)
+
+    def _start_early(self, stage: int) -> AbstractAsyncContextManager[EarlyStart]:
+        placement, train = self.run.placement, set(self.run.placement.train_uuids)
+        shares = any(uuid in train for each in placement.serve_uuids for uuid in each)
+        return start_early(
+            self._open_engines, self.run.progress, stage=stage,
+            share=TRAINED_SHARE if shares else 0.0,
+        )  # fmt: skip
+
+    async def _take_engines(
+        self, early: EarlyStart | None, serving: AsyncExitStack
+    ) -> Publishing[Any] | Remote:
+        """The engines that started early, or new ones."""
+        self.run.progress.prepare("engine")
+        if early is not None:
+            engines = await early.take(self.run.weights.current)
+            if engines is not None:
+                return engines
+        return await serving.enter_async_context(self._open_replicas())
 
     async def _publish_lost_weights_again(self) -> None:
         """Count stages as unfinished whose weights are needed and lost."""
@@ -149,9 +178,8 @@ class Work:
         )
 
     def _open_replicas(self) -> AbstractAsyncContextManager[Publishing[Any] | Remote]:
-        run, placement = self.run, self.run.placement
-        run.progress.prepare("engine")
-        table = placement.settled(run.experiment.serve)
+        run = self.run
+        table = run.placement.settled(run.experiment.serve)
         if table.url and needs_training(run.experiment):
             from forge.serve.remote.taking import open_takers
 
@@ -169,6 +197,12 @@ class Work:
                 thinking=run.prompts.thinking,
                 by_messages=run.experiment.model.is_absent,
             )
+        return self._open_engines()
+
+    def _open_engines(self) -> AbstractAsyncContextManager[Publishing[Any]]:
+        """Engines of this run."""
+        run, placement = self.run, self.run.placement
+        table = placement.settled(run.experiment.serve)
         work_dir = run.paths.root / "serve"  # whole models: too large for a socket's /tmp
         shutil.rmtree(work_dir, ignore_errors=True)
         work_dir.mkdir()

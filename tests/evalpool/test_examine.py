@@ -130,7 +130,7 @@ FLAGGED = {
         make_source("x", inputs="torch.empty(1 << 40)"), Flag.OUT_OF_MEMORY, "does not fit"
     ),
     "over the cap": (
-        make_source("x[:1] * 2", inputs="torch.zeros(150_000_000)"), Flag.OUT_OF_MEMORY, ""
+        make_source("x[:1] * 2", inputs="torch.empty(150_000_000)"), Flag.OUT_OF_MEMORY, ""
     ),
     "a memory bomb": (
         make_source("x", top="a = []\nwhile True: a.append(bytes(1 << 26))"),

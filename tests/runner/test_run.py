@@ -283,6 +283,25 @@ async def test_a_limit_stops_an_attempt_like_a_first_ctrl_c() -> None:
     assert str(stop.stopped()).startswith("limits.tokens = 100 reached; everything is saved.")
 
 
+def replace_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No problems, no judges; weights of the name w0."""
+
+    @asynccontextmanager
+    async def nothing(*args: Any) -> AsyncIterator[None]:
+        yield
+
+    async def load_problems(self: Work) -> None:
+        pass
+
+    async def prepare_run(run: Any, *, state: object) -> None:
+        run.weights = SimpleNamespace(serving=None, current="w0")
+
+    monkeypatch.setattr(Work, "_open_pool", nothing)
+    monkeypatch.setattr(Work, "_counted", nothing)
+    monkeypatch.setattr(Work, "_load_problems", load_problems)
+    monkeypatch.setattr(stages, "prepare_run", prepare_run)
+
+
 @pytest.mark.parametrize(("sleeps", "expected"), [(True, [1, None, 2]), (False, [1, 1, 1])])
 async def test_engines_that_do_not_fit_beside_the_trainer_are_closed_during_sft(
     supervised: Supervised,
@@ -297,26 +316,13 @@ async def test_engines_that_do_not_fit_beside_the_trainer_are_closed_during_sft(
     async def open_replicas(self: Work) -> AsyncIterator[int]:
         yield next(opened)
 
-    @asynccontextmanager
-    async def nothing(*args: Any) -> AsyncIterator[None]:
-        yield
-
-    async def load_problems(self: Work) -> None:
-        pass
-
-    async def prepare_run(run: Any, *, state: object) -> None:
-        run.weights = SimpleNamespace(serving=None)
-
     async def run_stage(self: Work, index: int, stage: Any) -> None:
         run: Any = self.run
         assert run.weights.serving == run.replicas
         seen.append(run.replicas)
 
+    replace_preparation(monkeypatch)
     monkeypatch.setattr(Work, "_open_replicas", open_replicas)
-    monkeypatch.setattr(Work, "_open_pool", nothing)
-    monkeypatch.setattr(Work, "_counted", nothing)
-    monkeypatch.setattr(Work, "_load_problems", load_problems)
-    monkeypatch.setattr(stages, "prepare_run", prepare_run)
     monkeypatch.setattr(Work, "_run_stage", run_stage)
     planned = [
         EvalStage(kind="eval"),
@@ -330,6 +336,63 @@ async def test_engines_that_do_not_fit_beside_the_trainer_are_closed_during_sft(
     )
     await work.run_to_end()
     assert seen == expected
+
+
+@pytest.mark.parametrize(
+    ("fails", "sleeps", "expected"),
+    [(False, False, "early"), (True, False, "late"), (False, True, "late")],
+)
+async def test_engines_on_a_card_start_while_the_sft_stage_before_them_trains(
+    supervised: Supervised,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: bool,
+    sleeps: bool,
+    expected: str,
+) -> None:
+    begun, used = anyio.Event(), list[Any]()
+
+    async def publish_weights(weights: str) -> None:
+        early.weights = weights
+
+    early = SimpleNamespace(name="early", weights="w0", publish_weights=publish_weights)
+    late = SimpleNamespace(name="late", weights="w1")
+
+    @asynccontextmanager
+    async def open_engines(self: Work) -> AsyncIterator[Any]:
+        if self.run.weights.current != "w0":
+            yield late
+            return
+        begun.set()
+        if fails:
+            raise ChildDied("serve-0 died")
+        yield early
+
+    async def run_stage(self: Work, index: int, stage: Any) -> None:
+        run: Any = self.run
+        if index == 0:
+            run.progress.total, run.progress.done = 8, 2
+            if not sleeps:
+                await begun.wait()
+            run.weights.current = "w1"
+        used.append((run.replicas, run.weights.serving))
+
+    replace_preparation(monkeypatch)
+    monkeypatch.setattr(Work, "_open_engines", open_engines)
+    monkeypatch.setattr(Work, "_run_stage", run_stage)
+    planned = [SftStage(kind="sft", steps=8, learning_rate=1e-3), EvalStage(kind="eval")]
+    card = Gpu(
+        vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1
+    )
+    work = make_work(
+        supervised.experiment.model_copy(update={"stage": planned}),
+        supervised.paths,
+        Placement(engine="vllm", serve=((card,),), train=(card,), sleeps=sleeps),
+    )
+    with anyio.fail_after(10):
+        await work.run_to_end()
+    engines = {"early": early, "late": late}[expected]
+    assert used == [(None, None), (engines, engines)]
+    assert engines.weights == "w1"
 
 
 async def test_a_socket_directory_that_cannot_be_made_is_recorded_as_the_ending(

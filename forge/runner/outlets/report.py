@@ -8,6 +8,7 @@ makes it within a deadline. A failure is a line on the console and never changes
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -23,8 +24,9 @@ from forge.store.resume import events
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import AsyncIterator, Generator
 
+    from forge.process.child import Child
     from forge.runner.live.console import Console
     from forge.store.layout import RunPaths
 
@@ -65,7 +67,7 @@ def write_at_end(paths: RunPaths, console: Console, *, machine_failed: bool = Fa
         with open_run(paths) as reader:
             if not any(events(reader, kind="stage_start")):
                 return
-        console.say(anyio.run(_make, paths) or f"the report took over {DEADLINE_S:.0f} s; {again}")
+        console.say(anyio.run(_make, paths, again))
     except ConfigError:
         return  # it ended before anything was recorded
     except KeyboardInterrupt:
@@ -77,8 +79,8 @@ def write_at_end(paths: RunPaths, console: Console, *, machine_failed: bool = Fa
         console.say(f"no report: {printable(str(error)).splitlines()[0][:200]}; {again}")
 
 
-async def _make(paths: RunPaths) -> str:
-    """Message with the report's path; empty if the deadline passed."""
+async def _make(paths: RunPaths, again: str) -> str:
+    """Message with the report's path, or why there is none."""
     spec = ChildSpec(
         name="report",
         argv=(sys.executable, "-m", "forge.runner.outlets.report_child"),
@@ -88,9 +90,33 @@ async def _make(paths: RunPaths) -> str:
         config={"root": str(paths.root.absolute())},
         stop_grace_s=0.0,
     )
-    async with open_child(spec) as child:
-        with anyio.move_on_after(DEADLINE_S):
-            if await child.wait() == "exit 0":
+    with anyio.open_signal_receiver(signal.SIGINT) as interrupts:
+        async with open_child(spec) as child:
+            if await _wait_or_interrupt(child, interrupts):
+                return f"the report was skipped; {again}"
+            if child.is_alive:
+                return f"the report took over {DEADLINE_S:.0f} s; {again}"
+            if child.exit_reason == "exit 0":
                 return f"report: {child.last_log_lines(1)}"
             raise ForgeError(child.last_log_lines(1) or child.exit_reason)
-    return ""
+
+
+async def _wait_or_interrupt(child: Child, interrupts: AsyncIterator[signal.Signals]) -> bool:
+    """Waits for the child's end, a Ctrl-C or the deadline; True for a Ctrl-C.
+
+    `asyncio.run` has a Ctrl-C handler of its own, which can miss one: it sets no wake-up descriptor
+    (`signal.set_wakeup_fd`), so that a signal which another thread receives, or which comes right
+    before the loop sleeps, is not seen before the next timer.
+    """
+    with anyio.move_on_after(DEADLINE_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(_wait_and_cancel, child, group.cancel_scope)
+            async for _ in interrupts:
+                group.cancel_scope.cancel()
+                return True
+    return False
+
+
+async def _wait_and_cancel(child: Child, scope: anyio.CancelScope) -> None:
+    await child.wait()
+    scope.cancel()

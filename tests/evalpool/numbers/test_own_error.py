@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from forge.evalpool.judge.numbers import blocks, own_error
+from forge.evalpool.judge.numbers.errors.logits import RoundedTwice
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, mismatch
 from forge.evalpool.judge.numbers.inputs.draws import MAX_TF32_ERROR
 from forge.evalpool.judge.numbers.opcount import OpCounter
@@ -225,3 +226,49 @@ def test_an_own_error_is_the_largest_of_its_slab() -> None:
     lost = torch.maximum((output.double() - exact).abs(), (moved - exact).abs())
     news = lost.where(lost > own_error.COVERED * 1e-4 / 4 * output.double().abs(), 0.0)
     assert torch.equal(packed, torch.cat([news.amax(1), news.amax(0)]).float())
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.T / 4, -1) @ v
+
+
+class KeptLogarithm(torch.nn.Module):
+    """Attention whose logits are computed twice, as by a kernel that keeps the log of the sum."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        kept = torch.logsumexp(q @ k.T / 4, -1, keepdim=True)
+        again = torch.stack([(q * row).flip(-1).sum(-1) / 4 for row in k], -1)
+        return torch.exp(again - kept) @ v
+
+
+@pytest.mark.parametrize("huge", [0, 1])
+def test_logits_of_a_huge_input_may_be_rounded_twice(huge: int) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(64, 16), torch.randn(48, 16), torch.randn(48, 16)]
+    inputs[huge] *= 2**17 / inputs[huge].abs().max()
+    model = Attention()
+    right, got = model(*inputs), KeptLogarithm()(*inputs)
+
+    def found(got: torch.Tensor, *, has_large_logits: bool) -> str | None:
+        own = errors_of(
+            model, inputs, [right], changed=[], is_tf32=True, has_large_logits=has_large_logits
+        )
+        assert own.largest < MAX_TF32_ERROR
+        return mismatch(got, right, allowed=Allowed.of(right, own.packed[0], precision="fp32"))
+
+    assert found(got, has_large_logits=False) is not None
+    assert found(got, has_large_logits=True) is None
+    assert found(right * 1.2, has_large_logits=True) is not None
+    halves = [one.half() for one in inputs]
+    assert found(model(*halves).float(), has_large_logits=True) is not None
+
+
+def test_a_softmax_rounded_twice_is_off_by_its_largest_logit() -> None:
+    logits = torch.tensor([[8e4, 1.0], [-1e30, -1e30], [1.0, 2.0]], dtype=torch.float64)
+    with RoundedTwice():
+        found, logs = torch.softmax(logits, -1), torch.log_softmax(logits, -1)
+    assert (found[0, 0] - 1).abs() == pytest.approx(8e4 * 2**-23, rel=0.01)
+    assert found[1, 0] == pytest.approx(0.5, rel=0.14)
+    assert (found[2] - torch.softmax(logits, -1)[2]).abs().max() < 1e-6
+    assert logs[0, 0].abs() == pytest.approx(8e4 * 2**-23)

@@ -26,6 +26,7 @@ from forge.evalpool.judge.numbers.called import (
     leaves,
     replaced,
 )
+from forge.evalpool.judge.numbers.errors.logits import RoundedTwice
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.slabs import (
@@ -87,14 +88,20 @@ def errors_of(
     changed: list[int],
     is_tf32: bool,
     precision: str = "fp32",
+    has_large_logits: bool = False,
 ) -> OwnErrors:
     """The errors of eager's `outputs` on `inputs`; where float64 has no room for a batch, or takes
     longer than SLOW_S on a card, those of some of its rows.
 
     Args:
         outputs: what eager returned, then the inputs numbered `changed`.
+        has_large_logits: a softmax may have logits whose rounding exceeds the tolerance
+            (errors/logits.py). Their errors do not count for `OwnErrors.largest`: inputs are to
+            blame, not the reference.
     """
-    terms = {"is_tf32": is_tf32, "precision": precision}
+    terms = {
+        "is_tf32": is_tf32, "precision": precision, "has_large_logits": has_large_logits,
+    }  # fmt: skip
     try:
         started = time.monotonic()
         exact = _run_exact(model, inputs, changed=changed)
@@ -106,6 +113,10 @@ def errors_of(
         rounded = (
             _run_exact(*_rounded_operands(model, inputs), changed=changed) if is_tf32 else None
         )
+        twice = None
+        if exact and has_large_logits:
+            with RoundedTwice():
+                twice = _run_exact(model, inputs, changed=changed)
     except torch.OutOfMemoryError:
         return _errors_of_rows(model, inputs, outputs, changed=changed, **terms)
     packed: Outputs = []
@@ -117,7 +128,7 @@ def errors_of(
             packed.append(torch.zeros(0, dtype=torch.float32))
             scales.append(None)
             continue
-        measure = _Measure(output, one, precision)
+        measure = _Measure(output, one, precision, twice=_at(twice, number, output))
         found = measure.errors(_at(nudged, number, output), _at(rounded, number, output))
         largest = max(largest, found.largest)
         packed.append(found.packed)
@@ -146,10 +157,18 @@ def root_mean_square(tensor: torch.Tensor) -> float:
 class _Measure:
     """Errors of one output, in blocks: beside the results it takes memory for one block."""
 
-    def __init__(self, output: torch.Tensor, exact: torch.Tensor, precision: str) -> None:
+    def __init__(
+        self,
+        output: torch.Tensor,
+        exact: torch.Tensor,
+        precision: str,
+        *,
+        twice: torch.Tensor | None,
+    ) -> None:
+        """`twice`: the result with softmaxes whose logits are rounded twice."""
         shape = tuple(output.shape)
         floors = floors_of(dtype_name(output), precision, shape)
-        self._output, self._exact = widened(output), exact
+        self._output, self._exact, self._twice = widened(output), exact, twice
         self.scales = scales_of(self._output)
         self._least = self.scales.slabs(floors)
         self._is_positive = self._least.least() >= TINY
@@ -195,7 +214,9 @@ class _Measure:
                 torch.maximum(lost, distance, out=lost)
             here, is_finite = _largest_ratio(lost, whole)
             errors.append(here)
-            if not is_finite:
+            if self._twice is not None:
+                torch.maximum(lost, (self._twice[block] - exact).abs_(), out=lost)
+            if not is_finite or self._twice is not None:
                 lost.nan_to_num_(0.0, 0.0, 0.0)
             if everywhere:
                 return torch.maximum(lost, whole.mul_(everywhere), out=lost)
@@ -320,14 +341,19 @@ def _nudged(value: torch.Tensor) -> torch.Tensor:
 
     def move(block: Block, noise: torch.Tensor) -> None:
         part = value[block]
-        noise = noise.view(torch.int16)[: part.numel()].view(part.shape).to(torch.float64)
+        noise = noise.view(part.shape).to(torch.float64)
         torch.mul(noise.add_(0.5).mul_(step).add_(1), part, out=made[block])
 
+    left = torch.empty(0, dtype=torch.int16, device=value.device)
     with THREADS.each(move) as moved:
         for block in blocks_of(value):
-            num = -(-value[block].numel() // NOISE_A_WORD)
-            noise = torch.empty(num, dtype=torch.int64, device=value.device)
-            moved(block, noise.random_(torch.iinfo(torch.int64).min, None))
+            num = value[block].numel()
+            words = -(-(num - len(left)) // NOISE_A_WORD)
+            drawn = torch.empty(words, dtype=torch.int64, device=value.device)
+            noise = drawn.random_(torch.iinfo(torch.int64).min, None).view(torch.int16)
+            noise = torch.cat([left, noise]) if len(left) else noise
+            left = noise[num:]
+            moved(block, noise[:num])
     return made
 
 

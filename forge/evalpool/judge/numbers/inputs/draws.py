@@ -30,6 +30,7 @@ from forge.evalpool.judge.numbers.called import (
     leaves,
     replaced,
 )
+from forge.evalpool.judge.numbers.errors.logits import has_softmax
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.discrete import Part, parts, redraw
@@ -434,6 +435,7 @@ class Draws:
             changed=changed,
             is_tf32=self._terms.is_tf32,
             precision=self._terms.precision,
+            has_large_logits=variant == HUGE and has_softmax(self._operations),
         )
         return InputSet(
             inputs=inputs,

@@ -1,0 +1,1 @@
+"""Errors that an honest kernel may have where float64 has none."""
