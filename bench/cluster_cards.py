@@ -66,6 +66,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     recipe |= {
         "model": {"path": str(folder / "model")},
         "serve": {**recipe["serve"], "engine": given.engine},
+        "eval": {**recipe["eval"], "num_problems": 32, "samples": 1},
         "stage": [before, {**grpo, "steps": given.grpo_steps, "save_every": 1000}],
     }
     found: dict[str, Any] = {}
@@ -113,15 +114,19 @@ def write(folder: Path, name: str, experiment: dict[str, Any]) -> str:
 
 
 def forge(folder: Path, *args: str) -> str:
-    """Runs a command there; returns its stderr. Exits with it if the command fails."""
+    """Runs a command there and shows its stderr, which it returns. Exits if the command fails."""
     command = [sys.executable, "-m", "forge", *args]
-    done = subprocess.run(command, cwd=folder, text=True, stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        logs = folder.glob("runs/*/logs/latest/*.log")
-        tails = [f"== {log}\n{log.read_text()[-3000:]}" for log in logs]
-        tail = "\n".join(tails)
-        sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr}\n{tail}")
-    return done.stderr
+    lines: list[str] = []
+    with subprocess.Popen(command, cwd=folder, text=True, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            print(line, end="", file=sys.stderr, flush=True)
+            lines.append(line)
+    if process.returncode:
+        for log in folder.glob("runs/*/logs/latest/*.log"):
+            print(f"== {log}\n{log.read_text()[-3000:]}", file=sys.stderr)
+        sys.exit(f"{' '.join(command)}: exit {process.returncode}")
+    return "".join(lines)
 
 
 if __name__ == "__main__":
