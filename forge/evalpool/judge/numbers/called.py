@@ -28,6 +28,10 @@ class Unjudgeable(Exception):
     """The problem's reference cannot be run or described."""
 
 
+class Nondeterministic(Unjudgeable):
+    """Two runs on the same inputs differ."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Called:
     """One call of the reference, on copies: it may work in place."""
