@@ -9,7 +9,7 @@ import torch
 
 from forge.evalpool.judge.numbers import blocks
 from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
-from forge.evalpool.judge.numbers.called import Nondeterministic
+from forge.evalpool.judge.numbers.called import Unjudgeable
 from forge.evalpool.judge.numbers.own_error import errors_of
 from forge.evalpool.judge.numbers.slabs import scales_of
 from forge.evalpool.judge.reference import oracle
@@ -86,7 +86,7 @@ def test_a_reference_that_differs_in_several_threads_is_drawn_in_one(
     def computed(request: dict[str, Any], terms: Any) -> str:
         used.append(THREADS.num)
         if THREADS.num > 1:
-            raise Nondeterministic
+            raise Unjudgeable("two runs differ", varies=True)
         return "drawn"
 
     monkeypatch.setattr(oracle, "_computed", computed)

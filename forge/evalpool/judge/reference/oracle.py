@@ -27,7 +27,6 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import TensorSpec, offsets
 from forge.evalpool.judge.numbers.blocks import THREADS
 from forge.evalpool.judge.numbers.called import (
-    Nondeterministic,
     Unjudgeable,
     dtype_name,
     making_on,
@@ -160,8 +159,8 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         THREADS.use(_num_threads(needed))
     try:
         return _computed(request, terms)
-    except Nondeterministic:
-        if THREADS.num == 1:
+    except Unjudgeable as error:
+        if THREADS.num == 1 or not error.varies:
             raise
     THREADS.use(1)  # sums of several threads may be added in any order
     return _computed(request, terms)

@@ -21,7 +21,6 @@ import torch
 
 from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
 from forge.evalpool.judge.numbers.called import (
-    Nondeterministic,
     Unjudgeable,
     call,
     dtype_name,
@@ -490,4 +489,5 @@ def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
         close = tolerance(dtype_name(output), terms.precision)
         rms = a.double().square().mean().sqrt()
         if terms.device == "cpu" or float((a - b).abs().max()) > close * float(rms):
-            raise Nondeterministic("nondeterministic: two runs on the same inputs differ")
+            text = "nondeterministic: two runs on the same inputs differ"
+            raise Unjudgeable(text, varies=True)
