@@ -56,6 +56,7 @@ frameworks: .frameworks/done
 
 docs: .venv/docs-done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo 'build/docs/index.html; search needs a server: "$(BIN)/python -m http.server -d build/docs"'
 
 pictures:
 	$(BIN)/python bench/pictures.py $(RUN) $(INTO)

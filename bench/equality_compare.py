@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.numbers.compare import FLOATING, NUMPY_TYPES, decode
+from forge.evalpool.judge.channel.values import FLOATING, NUMPY_TYPES, decode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

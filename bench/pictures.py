@@ -55,7 +55,8 @@ def draw_report(run: RunPaths, into: Path) -> None:
     if program is None:
         print(f"{into}: unchanged, since there is no Chromium on PATH")
         return
-    with tempfile.TemporaryDirectory() as folder:
+    # Chromium's last processes may still write into its profile.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         page = write_report(run, out=Path(folder) / "report.html")
         with open_page(program, Path(folder) / "profile") as browser:
             browser.open(page, width=REPORT_SIZE[0], height=REPORT_SIZE[1])

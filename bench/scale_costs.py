@@ -38,6 +38,7 @@ from forge.evalpool.seat import Seat
 from forge.evalpool.seating import Seating
 from forge.process.ask import open_client
 from forge.process.busy import BusyClock
+from forge.process.limits import collect_less_often
 from forge.process.sockets import open_socket_dir
 from forge.records import Problem, Purpose, Split
 from forge.rollout.batches import Batch, BatchPlan
@@ -313,17 +314,17 @@ async def _verdict_cost(bench: Bench, num: int) -> float:
 
 
 def _prompter_cost(bench: Bench, num: int) -> float:
-    """Half of the turns are second ones, whose prompts have the first answer."""
+    """Half of the turns are second ones, whose prompts have the first answer; no answer and no
+    verdict comes twice."""
     import random
 
     draw: random.Random = random.Random(0)
     prompter, problem = bench.prompter, bench.problems[0]
-    answer = make_answer(bench.ids, 12345)
+    played = [(make_answer(bench.ids, 20_000 + i), make_verdict(draw)) for i in range(num)]
     began = time.process_time()
-    for index in range(num):
+    for index, (answer, verdict) in enumerate(played):
         text = prompter.decode(answer.token_ids)
         prompter.extract(problem, text)
-        verdict = make_verdict(draw)
         prompter.feedback(verdict)
         if index % 2:
             prompter.prompt(problem, [Exchange(completion_text=text, verdict=verdict)])
@@ -362,6 +363,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1500)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    collect_less_often()  # as a supervisor does
     found: dict[int, dict[str, float]] = {}
     for num_tokens in options.tokens:
         parts = anyio.run(lambda n=num_tokens: measure(n, num_turns=options.turns))

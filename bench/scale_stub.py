@@ -53,7 +53,8 @@ def make_verdict(draw: random.Random, *, correct_share: float = 0.4) -> Verdict:
             status=Status.CORRECT, reason="ok", detail="", num_launches=NUM_LAUNCHES,
             is_compiled=True, timing=timing, device="cuda", phase_s=phases, program=program,
         )  # fmt: skip
-    detail = "output 0 at (3, 17): 0.123 where 0.456 was expected\n" * 8
+    found = draw.random()  # in every verdict another one, as in real ones
+    detail = f"output 0 at (3, 17): {found:.3f} where 0.456 was expected\n" * 8
     return Verdict(
         status=Status.WRONG, reason="mismatch", detail=detail, num_launches=NUM_LAUNCHES,
         is_compiled=True, device="cuda", phase_s=phases, program=program,

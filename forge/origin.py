@@ -1,5 +1,6 @@
 # pyright: strict
-"""Commit of this forge: that of its checkout, or the one that its wheel was built from.
+"""The code that runs here: the commit of this forge, that of its checkout or the one that its wheel
+was built from; a digest of its sources; and versions of packages.
 
 A wheel has it in `forge/commit.txt`, which its build writes (`hatch_build.py` loads this file, so
 it imports the standard library only); a checkout asks git.
@@ -7,9 +8,17 @@ it imports the standard library only); a checkout asks git.
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PACKAGE = Path(__file__).resolve().parent
 RECORD = "commit.txt"
@@ -18,6 +27,8 @@ PARTS = ("forge", "tui", "experiments")
 """Folders of a checkout that are part of a wheel."""
 CHANGED = "changed"
 LONGEST_COMMIT = 12
+DIGITS = 12
+"""Digits of the digest of sources."""
 TIMEOUT_S = 10.0
 
 
@@ -75,3 +86,27 @@ def git(*args: str, package: Path = PACKAGE) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return ran.stdout if ran.returncode == 0 else ""
+
+
+@cache
+def source_digest(package: Path = PACKAGE) -> str:
+    """Digest of the paths and contents of a package's Python files.
+
+    The monitor is left out: it is no part of a run, and in a checkout it is a link.
+    """
+    found = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        if path.is_relative_to(package / "tui"):
+            continue
+        found.update(f"{path.relative_to(package)}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:DIGITS]
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of those packages that are installed. Imports none of them."""
+    found: dict[str, str] = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -57,6 +57,14 @@ def test_every_copied_file_exists_and_setup_has_all_that_it_reads(name: str) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_what_an_image_copies_is_sent_to_the_build_and_nothing_large_is(name: str) -> None:
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    copied = {path for rest in of_kind(name, "COPY") for path in rest.split()[:-1]}
+    assert not copied & set(ignored)
+    assert {".git", ".venv", "runs", "**/__pycache__"} <= set(ignored)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_installed_packages_are_those_that_setup_asks_for(name: str) -> None:
     machine = HostMachine(
         python=(3, 11), make=None, cc=None, cxx=None, headers=Path("/h"), has_headers=False,

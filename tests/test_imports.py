@@ -148,8 +148,8 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers", "evalpool.judge.numbers.errors"},
     # cluster: judges, engines and ranks of a trainer on other machines
     "cluster": {
-        "config.schema", "process", "process.server", "evalpool", "serve", "serve.installed",
-        "train",
+        "config.schema", "origin", "process", "process.server", "evalpool", "serve",
+        "serve.installed", "train",
     },
     # children of `forge doctor`
     "commands.doctor.probes": {

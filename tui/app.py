@@ -213,6 +213,7 @@ class WatchApp(App[None]):
             if event.worker.result and self._screen_stack:  # empty once the app ends
                 for line in self.screen.query(TopLine):
                     line.update_line()
+                self.screen.refresh_bindings()
                 getattr(self.screen, "refresh_data", lambda: None)()
 
     def _act(self, action: str) -> None:

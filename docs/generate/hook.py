@@ -1,7 +1,8 @@
 """Hook of MkDocs (mkdocs.yml, `hooks`): adds the generated pages and renders formulas.
 
 Formulas are written as GitHub shows them, a fenced block `math` or $`inline`$, and become MathML,
-which browsers draw by themselves: the site needs no script and no network.
+which browsers draw by themselves: the site needs no script and no network. Each is inside an
+element that Markdown knows: it takes a line that begins with `<math` for a paragraph of its own.
 """
 
 from __future__ import annotations
@@ -36,5 +37,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     if "```math" not in markdown and "$`" not in markdown:
         return markdown
     convert = import_module("latex2mathml.converter").convert
-    shown = BLOCK.sub(lambda found: convert(found[1], display="block"), markdown)
-    return INLINE.sub(lambda found: convert(found[1]), shown)
+    shown = BLOCK.sub(
+        lambda found: f'<div class="formula">{convert(found[1], display="block")}</div>', markdown
+    )
+    return INLINE.sub(lambda found: f"<span>{convert(found[1])}</span>", shown)

@@ -49,8 +49,11 @@ def public(name: str) -> Any:
     return getattr(forge, name)
 
 
-PUBLIC = [name for name in forge.__all__ if not inspect.ismodule(public(name))]
-"""Functions and classes: the client's module has a section of its own."""
+PUBLIC = sorted(
+    (name for name in forge.__all__ if not inspect.ismodule(public(name))),
+    key=lambda name: (inspect.isclass(public(name)), name),
+)
+"""Functions, then the classes that they return: the client's module has a section of its own."""
 RUN: tuple[Any, ...] = (Run, Rows)
 CLIENT: tuple[Any, ...] = (client.Judge, client.Scored, client.Unavailable)
 ADAPTED: tuple[Any, ...] = (

@@ -53,7 +53,8 @@ def _is_closed_stdout(error: BaseException) -> bool:
 
 def _print(ending: Ending) -> int:
     message = printable(ending.message)  # it may contain a file's name
-    line = message if "\n" in message else f"forge: {message}"
+    is_named = "\n" in message or message.startswith("forge ")  # by files, or by the command
+    line = message if is_named else f"forge: {message}"
     if sys.stderr is None:  # closed before the start
         return ending.code
     try:

@@ -11,7 +11,7 @@ from forge.cli.options import RUNS, Json, RunName, Store, app, find
 from forge.cli.printing import print_json, print_rich, print_text, waiting
 from forge.cli.querying import ask_questions
 from forge.errors import ConfigError
-from forge.views.text.numbers import gigabytes
+from forge.views.text.numbers import size
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -90,7 +90,9 @@ def export(
     tables: Annotated[
         str | None, typer.Option(metavar="A,B", help="Tables: turns, steps, ...; absent: all.")
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Model: whole weights.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Model: whole weights; absent: as trained.")
+    ] = False,
     adapter: Annotated[bool, typer.Option("--adapter", help="Model: its PEFT adapter.")] = False,
     gguf: Annotated[bool, typer.Option("--gguf", help="Model: a file for llama.cpp.")] = False,
     checkpoint: Annotated[
@@ -127,17 +129,19 @@ def _export_model(
 ) -> None:
     from forge.commands.export_model.export import ModelExport, ModelForm, export_model
 
-    if len(kinds) > 1 or not (kinds or push):
-        raise ConfigError("forge export model: one of --merge, --adapter, --gguf (or --push NAME)")
+    if len(kinds) > 1:
+        raise ConfigError(
+            "forge export model: one of --merge, --adapter, --gguf; absent: as trained"
+        )
     if tables is not None:
         raise ConfigError("--tables: a model has none; parquet or csv")
-    kind = ModelForm(kinds[0]) if kinds else ModelForm.MERGE
+    kind = ModelForm(kinds[0]) if kinds else None
     wanted = ModelExport(kind=kind, out=out, checkpoint=checkpoint, push=push)
     with waiting("export", is_shown=not as_json):
         found = export_model(paths, wanted)
     if as_json:
         return print_json(found.to_json())
-    print_text(f"{found.path}: {gigabytes(found.num_bytes, places=2)}; verified: {found.answer!r}")
+    print_text(f"{found.path}: {size(found.num_bytes)}; verified: {found.answer!r}")
     if found.url:
         print_text(found.url)
 

@@ -91,6 +91,7 @@ Wait = Annotated[
     float | None,
     typer.Option("--wait", min=0, metavar="SECONDS", help="Maximum wait for GPUs in use."),
 ]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Store = Annotated[Path, typer.Option("--store", help="Parent of run directories.")]
 RUNS = Path("runs")

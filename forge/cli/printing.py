@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+PIPE_WIDTH = 200
+"""Columns of a table that is not printed on a terminal."""
+
+
 def print_text(text: str) -> None:
     """Prints a line on stdout."""
     print(text)
@@ -48,11 +52,18 @@ def print_json(value: Any) -> None:
 
 
 def print_rich(renderable: RenderableType) -> None:
-    """Prints a renderable, at the terminal's width or in long lines to a pipe."""
+    """Prints a renderable, at the terminal's width; to a pipe in long lines, without the spaces at
+    their ends.
+    """
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else 200
-    Console(width=width, highlight=False).print(renderable)
+    if sys.stdout.isatty():
+        return Console(highlight=False).print(renderable)
+    console = Console(width=PIPE_WIDTH, highlight=False)
+    with console.capture() as printed:
+        console.print(renderable)
+    lines = printed.get().removesuffix("\n").split("\n")
+    sys.stdout.writelines(f"{line.rstrip(' ')}\n" for line in lines)
 
 
 @contextmanager

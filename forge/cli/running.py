@@ -10,6 +10,7 @@ import typer
 
 from forge.cli.options import (
     RUNS,
+    Detach,
     ExperimentFile,
     Json,
     Overrides,
@@ -37,7 +38,7 @@ def run(
         str | None,
         typer.Option(metavar="RUN:STEP", help="Continue a checkpoint of another run in a new one."),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")] = False,
+    detach: Detach = False,
     overrides: Overrides = None,
     wait_s: Wait = None,
     as_json: Json = False,
@@ -70,12 +71,7 @@ def run(
         from forge.runner.run import run_experiment
 
         paths = run_experiment(file, overrides=overrides or (), quiet=as_json, wait_s=wait_s)
-    _say_where(paths, as_json=as_json)
-    if detach and not as_json:
-        say(
-            f'"forge tui {paths.name}" watches it, "forge logs {paths.name} -f" follows its logs, '
-            f'"forge stop {paths.name}" ends it; "forge ps" lists what runs'
-        )
+    _say_where(paths, is_detached=detach, as_json=as_json)
 
 
 def _fork(
@@ -84,16 +80,28 @@ def _fork(
     from forge.runner.fork import fork_run
 
     paths = fork_run(spec, overrides=overrides or ())
+    return _resume(paths, is_detached=is_detached, wait_s=wait_s, quiet=quiet)
+
+
+def _resume(
+    paths: RunPaths,
+    *,
+    from_step: int | None = None,
+    is_detached: bool,
+    wait_s: float | None,
+    quiet: bool,
+) -> RunPaths:
     if not is_detached:
         from forge.runner.run import resume_run
 
-        return resume_run(paths, quiet=quiet, wait_s=wait_s)
+        return resume_run(paths, from_step=from_step, quiet=quiet, wait_s=wait_s)
     from forge.commands.detach import run_detached
     from forge.config.load import load_experiment
 
     if wait_s is None:
         wait_s = load_experiment(paths.experiment).devices.wait_s
     argv = ["resume", str(paths.root), f"--wait={wait_s}"]
+    argv += [] if from_step is None else [f"--from={from_step}"]
     return run_detached(argv, store_dir=paths.root.parent, wait_s=wait_s)
 
 
@@ -141,6 +149,7 @@ def resume(
             help="Step of the interrupted stage to continue after; later checkpoints are deleted.",
         ),
     ] = None,
+    detach: Detach = False,
     wait_s: Wait = None,
     store: Store = RUNS,
     as_json: Json = False,
@@ -148,7 +157,6 @@ def resume(
     """Continue a run from its last checkpoint, or from an earlier one. An archive is unpacked
     beside itself first."""
     require_linux()
-    from forge.runner.run import resume_run
     from forge.store.archive import is_archive, unpack_to_resume
 
     if is_archive(run):
@@ -156,8 +164,8 @@ def resume(
         say(f"{run}: unpacked to {paths.root}")
     else:
         paths = find(run, store)
-    paths = resume_run(paths, from_step=from_step, quiet=as_json, wait_s=wait_s)
-    _say_where(paths, as_json=as_json)
+    paths = _resume(paths, from_step=from_step, is_detached=detach, wait_s=wait_s, quiet=as_json)
+    _say_where(paths, is_detached=detach, as_json=as_json)
 
 
 @app.command()
@@ -269,7 +277,12 @@ def _client(paths: RunPaths) -> ControlClient:
     return ControlClient(Path(socket_path))
 
 
-def _say_where(paths: RunPaths, *, as_json: bool) -> None:
+def _say_where(paths: RunPaths, *, is_detached: bool, as_json: bool) -> None:
     if as_json:
         return print_json({"name": paths.name, "path": str(paths.root)})
     print_text(str(paths.root))
+    if is_detached:
+        say(
+            f'"forge tui {paths.name}" watches it, "forge logs {paths.name} -f" follows its logs, '
+            f'"forge stop {paths.name}" ends it; "forge ps" lists what runs'
+        )

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
 
-from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
+from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
+from forge.process.logtail import logged_error
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
     from forge.process.child import ProcessObserver
@@ -45,17 +44,6 @@ def broker_spec(address: str, *, socket_dir: Path, log_dir: Path) -> ChildSpec:
     )
 
 
-@contextmanager
-def absent_broker() -> Generator[None]:
-    """Turns a broker that does not answer into NoRoom: it is started again."""
-    try:
-        yield
-    except ChildDied as error:
-        if str(error).startswith(f"{BROKER} "):
-            raise NoRoom(f"the cluster is not connected: {error}") from error
-        raise
-
-
 async def keep_broker(
     spec: ChildSpec,
     observer: ProcessObserver | None,
@@ -75,16 +63,7 @@ async def keep_broker(
                 logger.error("%s ended: %s; its hosts ended with it", BROKER, reason)
         except (ChildDied, Stalled) as error:
             if is_first:
-                raise named_error(error) from error
+                raise logged_error(error, MachineError, ConfigError) or error from error
             logger.error("%s cannot be started: %s", BROKER, error)
         await anyio.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-
-def named_error(error: ForgeError) -> ForgeError:
-    """The error that a child logged before it ended, without the log around it."""
-    for kind in (MachineError, ConfigError):
-        _, mark, message = str(error).rpartition(f" {kind.__name__}: ")
-        if mark:
-            return kind(message.splitlines()[0])
-    return error

@@ -18,11 +18,12 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.abc
 
-from forge.cluster.broker_process import BROKER, absent_broker, broker_spec, keep_broker
+from forge.cluster.broker_process import BROKER, broker_spec, keep_broker
 from forge.cluster.connection import SURVEY_S
 from forge.cluster.hosted import NEWS_S, STOP_S, TRANSFER_S, Hosted
-from forge.cluster.order import Order, Role, source_digest
+from forge.cluster.order import Order, Role
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
+from forge.origin import source_digest
 from forge.process.ask import open_client, send
 from forge.process.child import ProcessObserver
 
@@ -88,12 +89,13 @@ class Cluster:
     async def host(
         self, name: str, *, role: Role, index: int, settings: Mapping[str, Any], num_gpus: int,
         num_cpus: int, labels: Mapping[str, str], ready_s: float,
-        files: Mapping[str, Path] | None = None,
+        files: Mapping[str, Path] | None = None, shares_gpu: bool = False,
     ) -> AsyncGenerator[Hosted]:  # fmt: skip
         """A child on a node with room, until the context ends.
 
         Args:
             files: copied to the node; the child's config has their paths there.
+            shares_gpu: it takes half of a card.
             ready_s: maximum time until the child is ready.
 
         Raises:
@@ -103,7 +105,7 @@ class Cluster:
         key = f"{name}.{next(self._ids)}"
         order = Order(
             run=self._run, name=name, role=role, index=index, token=self.token,
-            sources=source_digest(), num_gpus=num_gpus, settings=settings,
+            sources=source_digest(), num_gpus=num_gpus, shares_gpu=shares_gpu, settings=settings,
             files={each: str(path.absolute()) for each, path in (files or {}).items()},
         )  # fmt: skip
         body = {
@@ -164,8 +166,10 @@ class Cluster:
 
     async def ask(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """The broker's answer. Raises NoRoom while there is no broker, and its errors."""
-        with absent_broker():
+        try:
             answer = await send(self._http, "POST", path, body, server=BROKER, timeout_s=timeout_s)
+        except ChildDied as error:  # it is started again
+            raise NoRoom(f"the cluster is not connected: {error}") from error
         found: Any = answer.json()
         if kind := KINDS.get(found.get("kind", "")):
             raise kind(found["error"])

@@ -10,11 +10,12 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forge.cluster.judges import MARGIN_S
 from forge.cluster.order import Role
 from forge.serve.client import ReplicaClient
+from forge.serve.elsewhere import settings_elsewhere
 from forge.serve.installed.engines import start_timeout_s
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from forge.config.schema import ClusterTable, ServeTable
     from forge.process.child import ChildSpec
     from forge.serve.elsewhere import EngineElsewhere, OpenEngineElsewhere
-
-COMMON = ("stop_token_ids", "max_lora_rank", "version")
-"""Keys of an engine's config that are the same at home and elsewhere."""
 
 
 def engines_elsewhere(
@@ -40,21 +38,19 @@ def engines_elsewhere(
 async def _open_engine(
     cluster: Cluster, table: ClusterTable, serve: ServeTable, spec: ChildSpec
 ) -> AsyncGenerator[EngineElsewhere]:
-    config: dict[str, Any] = dict(spec.config)
     on_gpu = table.serve_on == "gpu"
     async with cluster.host(
         spec.name,
         role=Role.ENGINE,
         index=int(spec.name.rpartition("-")[2]),
-        settings={
-            "table": serve.model_dump(mode="json"), **{key: config[key] for key in COMMON},
-        },
+        settings=settings_elsewhere(spec, serve),
         num_gpus=serve.tensor_parallel if on_gpu else 0,
         num_cpus=0 if on_gpu else serve.threads,
+        shares_gpu=on_gpu and table.share_gpus,
         labels=table.serve_labels,
-        files={"model_dir": Path(config["model_dir"])},
+        files={"model_dir": Path(spec.config["model_dir"])},
         ready_s=start_timeout_s(serve) + MARGIN_S,
-    ) as hosted:  # fmt: skip
+    ) as hosted:
         client = ReplicaClient(
             hosted.url, name=spec.name, timeout_s=serve.request_timeout_s, token=cluster.token
         )

@@ -16,15 +16,17 @@ import shutil
 import socket
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.cluster.order import WORK, Order, Place, child_of, source_digest
-from forge.cluster.survey import Surveyed
+from forge.cluster.order import WORK, Order, Place, child_of
+from forge.cluster.survey import node_facts
 from forge.cluster.weights import touch, unpack
 from forge.errors import ForgeError, MachineError
+from forge.origin import source_digest
 from forge.process.child import open_child, thread_for_children
 from forge.process.devices import inventory
 from forge.process.gpu_claim import claim
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
     from forge.cluster.weights import Manifest
     from forge.process.child import Child
-    from forge.process.devices import Gpu
 
 NEWS_S = 5.0
 """Maximum wait for news before an empty answer."""
@@ -50,16 +51,16 @@ MAX_LOG_BYTES = 64 * 1024
 """Bytes of the child's log in one answer."""
 
 
-class Host(Surveyed):
+class Host:
     """Starts one child and keeps it until `stop`, its end, or the end of this process."""
 
     def __init__(self, ip: str, num_neighbours: int) -> None:
         """Prepare a host on the node with address `ip`."""
-        super().__init__(ip)
-        self._num_neighbours = num_neighbours
+        self._ip, self._num_neighbours = ip, num_neighbours
+        self._stack = ExitStack()
         self._folder = self._stack.enter_context(open_private_dir(Path(tempfile.gettempdir())))
         self._log = self._folder / "none.log"
-        self._opened, self._stopping = anyio.Event(), anyio.Event()
+        self._opened = anyio.Event()
         self._child: Child | None = None
         self._port = ""
         self._ended: str | None = None
@@ -68,6 +69,17 @@ class Host(Surveyed):
 
     async def ready(self) -> None:
         """Nothing; its answer shows that a node has made the host."""
+
+    async def describe(self, needs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """Facts about this node, and a port where the supervisor can try to reach it until the host
+        ends."""
+        family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
+        listener = self._stack.enter_context(socket.create_server((self._ip, 0), family=family))
+        return {**node_facts(self._ip, needs), "port": listener.getsockname()[1]}
+
+    async def receive(self, refs: Sequence[Any]) -> int:
+        """Fetch objects to this node; returns their bytes."""
+        return sum([len(await ref) for ref in refs])
 
     async def hold(self, order: Mapping[str, Any]) -> None:
         """Start the child and wait for its end."""
@@ -92,22 +104,18 @@ class Host(Surveyed):
             raise MachineError(
                 f"node {self._ip}: Ray gave {order.num_gpus} GPUs, and {len(gpus)} answer here"
             )
-        with claim(gpus, run=order.run):
-            spec = child_of(order, self._place(gpus))
+        with claim(gpus, run=order.run, is_shared=order.shares_gpu):
+            place = Place(
+                ip=self._ip, folder=self._folder, gpus=gpus, num_neighbours=self._num_neighbours
+            )
+            spec = child_of(order, place)
             self._log = spec.log_path
             async with open_child(spec) as child:
                 if spec.socket_path is not None:
                     self._port = port_file(spec.socket_path).read_text()
                 self._child = child
                 self._opened.set()
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._cancel_at_stop, tasks.cancel_scope)
-                    self._ended = await child.wait()
-                    tasks.cancel_scope.cancel()
-
-    async def _cancel_at_stop(self, scope: anyio.CancelScope) -> None:
-        await self._stopping.wait()
-        scope.cancel()
+                self._ended = await child.wait()
 
     def _check(self, order: Order) -> None:
         if (found := source_digest()) != order.sources:
@@ -115,14 +123,6 @@ class Host(Surveyed):
                 f"node {self._ip} has other sources of forge ({found}) than this machine "
                 f"({order.sources}); install the same commit in {sys.executable} there"
             )
-
-    def _place(self, gpus: Sequence[Gpu]) -> Place:
-        return Place(
-            ip=self._ip,
-            folder=self._folder,
-            gpus=gpus,
-            num_neighbours=self._num_neighbours,
-        )
 
     async def bring(self, key: str, manifest: Manifest) -> dict[str, Any]:
         """Write files to this node's disk; returns their directory. The last ones stay."""
@@ -180,7 +180,6 @@ class Host(Surveyed):
 
     async def stop(self) -> None:
         """End the child in order; returns when it is gone and its files are removed."""
-        self._stopping.set()
         if self._child is not None:
             await self._child.stop()
         self._stack.close()

@@ -53,6 +53,7 @@ async def _open_judge(
             settings={"table": judge.model_dump(mode="json")},
             num_gpus=int(on_gpu),
             num_cpus=int(not on_gpu),
+            shares_gpu=on_gpu and table.share_gpus,
             labels=table.judge_labels,
             ready_s=READY_TIMEOUT_S + MARGIN_S,
         ) as hosted,

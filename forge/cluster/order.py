@@ -8,24 +8,20 @@ the supervisor (`process.server.network`).
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-import forge
-from forge.config.schema import JudgeTable, ServeTable
+from forge.config.schema import JudgeTable
 from forge.evalpool.capacity import GPU_CAPACITY, seat_cores
 from forge.evalpool.links import judge_spec
 from forge.evalpool.pool import CPU_CAPACITY
-from forge.serve.installed.engines import check_engine, resolve
-from forge.serve.replicas import engine_spec
-from forge.train.handle import trainer_spec
+from forge.serve.elsewhere import spec_elsewhere
+from forge.train.elsewhere import ranks_spec
 
 if TYPE_CHECKING:
     from forge.process.child import ChildSpec
@@ -33,13 +29,6 @@ if TYPE_CHECKING:
 
 WORK = "work"
 """Directory of a child's own files, in its host's."""
-RANKS_GRACE_S = 2.0
-"""Time for ranks on a node to end: they have ended with rank 0, or wait for others that are lost.
-"""
-
-
-DIGITS = 12
-"""Digits of the digest that are compared and shown."""
 
 
 class Role(StrEnum):
@@ -70,6 +59,8 @@ class Order:
     sources: str
     """Digest of the supervisor's sources, which the node's must equal."""
     num_gpus: int
+    shares_gpu: bool = False
+    """True if its card may have another child of the run."""
     settings: Mapping[str, Any]
     """The table of the role, as JSON, and what else its child needs."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -106,22 +97,6 @@ class Place:
         return [gpu.uuid for gpu in self.gpus]
 
 
-@cache
-def source_digest(root: Path | None = None) -> str:
-    """Digest of the paths and contents of the Python files below `root` (default: forge).
-
-    The monitor is left out: no node runs it, and in a checkout it is a link.
-    """
-    folder = Path(forge.__file__).parent if root is None else root
-    found = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        if path.is_relative_to(folder / "tui"):
-            continue
-        found.update(f"{path.relative_to(folder)}\0".encode())
-        found.update(path.read_bytes())
-    return found.hexdigest()[:DIGITS]
-
-
 def child_of(order: Order, place: Place) -> ChildSpec:
     """The child of an order on this node. Raises MachineError if the node cannot run it."""
     spec = {Role.JUDGE: _judge, Role.ENGINE: _engine, Role.TRAINER: _trainer}[Role(order.role)](
@@ -153,38 +128,14 @@ def _judge(order: Order, place: Place) -> ChildSpec:
 
 
 def _engine(order: Order, place: Place) -> ChildSpec:
-    table = resolve(ServeTable.model_validate(order.settings["table"]), gpus=place.uuids)
-    check_engine(table, gpus=place.uuids)
-    return engine_spec(
-        table,
-        index=order.index,
-        socket_dir=place.folder,
-        log_dir=place.folder,
-        gpus=place.uuids,
-        config={
-            "work_dir": str(place.work),
-            "shared_gpus": [],
-            "model_dir": order.files["model_dir"],
-            **{key: value for key, value in order.settings.items() if key != "table"},
-        },
-    )
+    return spec_elsewhere(
+        order.settings, index=order.index, model_dir=order.files["model_dir"],
+        folder=place.folder, work=place.work, gpus=place.uuids, shares_gpu=order.shares_gpu,
+    )  # fmt: skip
 
 
 def _trainer(order: Order, place: Place) -> ChildSpec:
-    """Ranks that report nothing and write no file of the run: rank 0 is the supervisor's."""
-    job: dict[str, Any] = {**order.settings["job"]}
-    for key, folder in order.files.items():
-        # A step's number is in its checkpoint's name, and rows are one file.
-        link = place.work / Path(job[key]).name
-        link.symlink_to(Path(folder, link.name) if key == "rows_path" else folder)
-        job[key] = str(link)
-    own = {
-        "work_dir": str(place.work), "weights_dir": str(place.work), "gpus": place.uuids,
-        "shared_gpus": [], "control_socket": str(place.folder / "none.sock"),
-        "meeting": {**job["meeting"], "host": place.ip},
-    }  # fmt: skip
-    spec = trainer_spec(
-        order.name, {**job, **own}, log_dir=place.folder, threads=job["stage"]["threads"],
-        gpus=place.uuids,
+    return ranks_spec(
+        order.name, order.settings["job"], files=order.files, address=place.ip,
+        folder=place.folder, work=place.work, gpus=place.uuids,
     )  # fmt: skip
-    return replace(spec, stop_grace_s=RANKS_GRACE_S)

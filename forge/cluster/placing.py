@@ -44,7 +44,7 @@ class Places:
         """Make a host on a node with the resources and labels. False if no node has room in time.
         Raises RayError if its node lacks forge."""
         labels = {"ray.io/node-id": f"!in({self._here})"} | body["labels"]
-        num_gpus = body["order"]["num_gpus"]
+        num_gpus = gpus_of(body["order"])
         with anyio.move_on_after(body["room_s"]):
             while True:
                 hosted.actor = self.new_host(body["num_cpus"], num_gpus, labels)
@@ -60,7 +60,7 @@ class Places:
                 await anyio.sleep(UNAVAILABLE_PAUSE_S)
         return False
 
-    def new_host(self, num_cpus: int, num_gpus: int, labels: dict[str, str]) -> Any:
+    def new_host(self, num_cpus: int, num_gpus: float, labels: dict[str, str]) -> Any:
         """An actor, which Ray makes once a node has room."""
         host = self._ray.remote(NodeHost).options(
             num_cpus=num_cpus, num_gpus=num_gpus, label_selector=labels, max_restarts=0
@@ -70,9 +70,15 @@ class Places:
     def no_room(self, body: Mapping[str, Any]) -> str:
         """Message that a host has no room: its needs, and the nodes."""
         order, nodes = body["order"], list_nodes(self._ray)
-        needs = [f"{order['num_gpus']} GPU" if order["num_gpus"] else f"{body['num_cpus']:g} CPU"]
+        num_gpus = gpus_of(order)
+        needs = [f"{num_gpus:g} GPU" if num_gpus else f"{body['num_cpus']:g} CPU"]
         needs += [f"{key}={value}" for key, value in body["labels"].items()]
         return (
             f"{order['name']}: no node has room within {body['room_s']:g} s (needs "
             f"{', '.join(needs)}); the nodes are {'; '.join(map(str, nodes))}"
         )
+
+
+def gpus_of(order: Mapping[str, Any]) -> float:
+    """GPUs that a host asks Ray for: half of a card if it shares one."""
+    return order["num_gpus"] / 2 if order["shares_gpu"] else order["num_gpus"]

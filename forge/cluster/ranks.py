@@ -11,15 +11,15 @@ lost rank ends the trainer, which continues from its checkpoint: with as many no
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 
 from forge.cluster.order import Role
 from forge.errors import MachineError, NoRoom
-from forge.process.environment import Rendezvous, free_port
-from forge.train.refusals import refusals
+from forge.process.child import describe_exit
+from forge.train.elsewhere import files_of, most_others, split_job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 READY_S = 30.0
 """Maximum time until a host has started its ranks, which import torch later."""
-SUCCESS = "exit 0"
-FILES = ("model_dir", "adapter", "rows_path", "checkpoint")
-"""Paths of a job that every machine reads."""
+SUCCESS = describe_exit(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +82,7 @@ async def open_ranks(
     num = 0 if cluster is None else table.train_nodes
     while cluster is not None and num:
         async with AsyncExitStack() as stack:
-            parts = _parts(job, num, address=await cluster.address())
+            parts = split_job(job, num, address=await cluster.address())
             hosted, refused = await _open_all(stack, cluster, table, parts[1:])
             if not refused:
                 cluster.has_trained = True
@@ -92,21 +90,14 @@ async def open_ranks(
                 return
         if not cluster.has_trained:
             raise refused[0]
-        num = _most_nodes(job, len(hosted), cause=refused[0])
+        num = most_others(job, len(hosted))
+        if num is None:
+            raise MachineError(
+                f"{refused[0]}; the checkpoint of its shards needs two ranks, and a batch equal "
+                "parts"
+            )
         say(f"{refused[0]}; the trainer continues on {num} of {table.train_nodes} nodes")
     yield Ranks(job=job)
-
-
-def _parts(job: TrainerJob, num_nodes: int, *, address: str) -> list[TrainerJob]:
-    """The job of each machine, this one first, with equally many ranks each."""
-    num = job.ranks
-    meeting = Rendezvous(
-        address=address, port=free_port(address), host=address, first=0, num_here=num
-    )
-    return [
-        replace(job, num_ranks=num * (1 + num_nodes), meeting=replace(meeting, first=num * index))
-        for index in range(1 + num_nodes)
-    ]
 
 
 async def _open_all(
@@ -131,7 +122,6 @@ async def _open_all(
 def _host(
     cluster: Cluster, table: ClusterTable, part: TrainerJob, index: int
 ) -> AbstractAsyncContextManager[Hosted]:
-    paths = {name: getattr(part, name) for name in FILES}
     return cluster.host(
         f"trainer-{index}",
         role=Role.TRAINER,
@@ -140,21 +130,6 @@ def _host(
         num_gpus=len(part.gpus),
         num_cpus=0 if part.gpus else part.stage.threads,
         labels=table.train_labels,
-        files={name: path for name, path in paths.items() if path is not None},
+        files=files_of(part),
         ready_s=READY_S,
-    )
-
-
-def _most_nodes(job: TrainerJob, found: int, *, cause: NoRoom) -> int:
-    """The largest number of nodes, up to those found, over which the stage can be continued. Raises
-    MachineError if there is none, not even 0."""
-    for num in range(found, -1, -1):
-        ranks = job.ranks * (1 + num)
-        is_one_shard = ranks == 1 and job.gpus and job.stage.parallel == "fsdp2"
-        if not is_one_shard and not refusals(
-            job.stage, model=job.model, model_dir=job.model_dir, num_gpus=ranks
-        ):
-            return num
-    raise MachineError(
-        f"{cause}; the checkpoint of its shards needs two ranks, and a batch equal parts"
     )

@@ -10,9 +10,7 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import anyio.to_thread
 import numpy as np
 
 from forge.cluster.connection import SURVEY_S, Node, cause_line, is_open, list_nodes
-from forge.cluster.order import source_digest
+from forge.origin import installed_versions, source_digest
 
 MEASURED_BYTES = 32 << 20
 """Bytes that are sent to a node to measure its bandwidth: a second at 256 Mbit/s."""
@@ -32,46 +30,18 @@ NO_FORGE = "No module named 'forge"
 NO_FORGE_LINE = "its node has no forge: install the same commit there, in the Python that runs Ray"
 
 
-def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of those packages that are installed. Imports none of them."""
-    found: dict[str, str] = {}
-    for name in packages:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
-class Surveyed:
-    """A host's part that reports about its node."""
-
-    def __init__(self, ip: str) -> None:
-        """`ip`: the node's address."""
-        self._ip = ip
-        self._stack = ExitStack()
-
-    async def describe(self, needs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        """Facts about this node, for the check of its installation."""
-        return {
-            "ip": self._ip,
-            "host": socket.gethostname(),
-            "sources": source_digest(),
-            "python": platform.python_version(),
-            "executable": sys.executable,
-            "time": time.time(),
-            "versions": versions(needs["packages"]),
-            "missing": [path for path in needs["paths"] if not Path(path).exists()],
-            "port": self._listen(),
-        }
-
-    def _listen(self) -> int:
-        """A port where the supervisor can try to reach this node, until the host ends."""
-        family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
-        listener = self._stack.enter_context(socket.create_server((self._ip, 0), family=family))
-        return listener.getsockname()[1]
-
-    async def receive(self, refs: Sequence[Any]) -> int:
-        """Fetch objects to this node; returns their bytes."""
-        return sum([len(await ref) for ref in refs])
+def node_facts(ip: str, needs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Facts about this node, for the check of its installation."""
+    return {
+        "ip": ip,
+        "host": socket.gethostname(),
+        "sources": source_digest(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "time": time.time(),
+        "versions": installed_versions(needs["packages"]),
+        "missing": [path for path in needs["paths"] if not Path(path).exists()],
+    }
 
 
 async def survey(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import tomli
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +56,7 @@ def write_recipe(name: str, *, into: Path) -> list[Path]:
 
     Raises:
         ConfigError: there is no such recipe, or a file of another content is in the way.
+        MachineError: a file cannot be written.
     """
     texts = {recipe.file: _elsewhere(recipe.text) for recipe in _with_bases(name)}
     own = into / next(iter(texts))
@@ -106,8 +107,11 @@ def _is_schema(text: str) -> bool:
 
 def _write(path: Path, text: str) -> None:
     staged = path.with_name(f".{path.name}.new")
-    staged.write_text(text, encoding="utf-8")
-    staged.replace(path)
+    try:
+        staged.write_text(text, encoding="utf-8")
+        staged.replace(path)
+    except OSError as error:
+        raise MachineError(f"{path.absolute()}: cannot be written: {error.strerror}") from error
 
 
 def _elsewhere(text: str) -> str:

@@ -78,12 +78,18 @@ def _chain(path: Path) -> list[tuple[Path, TomlTable, dict[KeyPath, int]]]:
         path = path.parent / base
 
 
+PROJECT = Path("pyproject.toml")
+"""A TOML file of a clone that is no experiment."""
+
+
 def _read(path: Path, *, place: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        there = sorted(str(other) for other in path.parent.glob("*.toml"))
-        near = difflib.get_close_matches(str(path), there, n=1) or there[:5]
+        there = sorted(str(other) for other in path.parent.glob("*.toml") if other != PROJECT)
+        own = path.parent / "experiments" / f"{path.stem}.toml"  # in a clone
+        near = difflib.get_close_matches(str(path), there, n=1)
+        near = near or ([str(own)] if own.exists() else there[:5])
         hint = f"; there is {', '.join(near)}" if near else ""
         if path.stem in (recipe.name for recipe in list_recipes()):
             hint = f'; "forge init {path.stem}" writes it{hint}'

@@ -20,6 +20,7 @@ from forge.evalpool.wire import NoAnswer
 from forge.process.ask import error_message, open_client, open_url_client, send
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
+from forge.process.logtail import logged_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -55,12 +56,10 @@ async def open_child_link(
             health = await ask_health(client)
             yield Link(client=client, health=health, ended=child.wait, timeout_s=timeout_s)
     except (ChildDied, Stalled) as error:
-        # A judge that cannot start logs its own error.
-        for kind in (MachineError, ChildDied):
-            _, mark, message = str(error).rpartition(f" {kind.__name__}: ")
-            if mark:
-                raise kind(f"{spec.name}: {message.splitlines()[0]}") from error
-        raise
+        logged = logged_error(error, MachineError, ChildDied)
+        if logged is None:
+            raise
+        raise type(logged)(f"{spec.name}: {logged}") from error
 
 
 @asynccontextmanager

@@ -291,13 +291,13 @@ class Seating:
         roomy = [seat for seat in living if seat.has_room]
         if not self._waiters or not roomy:
             return None
-        homes = {problem for seat in living for problem in seat.problems}
         passed: list[tuple[_Waiter, Seat]] = []
         for waiter in islice(self._waiters, LOOK_AHEAD):
             seat = self._best(waiter, roomy, num_living=len(living))
             if seat is None:
                 continue
-            if waiter.problem in seat.problems or waiter.problem not in homes:
+            problem = waiter.problem
+            if problem in seat.problems or not any(problem in each.problems for each in living):
                 for one, _ in passed:
                     one.num_overtaken += 1
                 return waiter, seat

@@ -56,13 +56,15 @@ def claim(
     wait_s: float = 0.0,
     say: Callable[[str], None] | None = None,
     folder: Path = FOLDER,
+    is_shared: bool = False,
 ) -> Generator[Claim]:
-    """Claim all of the GPUs or none. Blocks for up to `wait_s`; a wait calls `say` once, with the
-    holder. Raises MachineError, with the holder's name and pid, if another run holds a GPU."""
+    """Claim all of the GPUs or none, beside other shared claims if `is_shared`. Blocks for up to
+    `wait_s`; a wait calls `say` once, with the holder. Raises MachineError, with the holder's name
+    and pid, if another run holds a GPU."""
     deadline = time.monotonic() + wait_s
     while True:
         with ExitStack() as stack:
-            held = _take(stack, gpus, folder)
+            held = _take(stack, gpus, folder, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
             if not isinstance(held, str):
                 yield Claim(held, run)
                 return
@@ -109,13 +111,13 @@ def _inode(file: Path) -> str:
         return ""
 
 
-def _take(stack: ExitStack, gpus: Sequence[Gpu], folder: Path) -> list[int] | str:
+def _take(stack: ExitStack, gpus: Sequence[Gpu], folder: Path, kind: int) -> list[int] | str:
     """Locked files, or a message that names the holder. Never waits while it holds a lock."""
     fds: list[int] = []
     for gpu in gpus:
         fd = stack.enter_context(opened(file_of(gpu.uuid, "claim", folder=folder)))
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             return f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) is used by {_holder(fd)}"
         fds.append(fd)

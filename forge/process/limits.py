@@ -9,6 +9,7 @@ child met later is named beside the child's own words.
 from __future__ import annotations
 
 import ctypes
+import gc
 import resource
 
 from forge.errors import MachineError
@@ -31,6 +32,8 @@ M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
 """glibc: malloc.h."""
 LARGE_BYTES = 1 << 20
 """Blocks of the allocator that are mappings of their own."""
+COLLECT_AFTER = 10_000
+"""Objects made and not freed between two passes of the garbage collector; Python's own is 700."""
 FILES_WORDS = ("Too many open files",)
 
 
@@ -68,6 +71,18 @@ def use_one_heap() -> None:
     if mallopt is not None:
         mallopt(M_ARENA_MAX, 1)
         mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+
+
+def collect_less_often() -> None:
+    """Let Python's garbage collector pass a tenth as often, and never over what exists now; call
+    it when everything is imported.
+
+    A supervisor keeps what it makes (turns, groups) until a step has used it, and nearly none of it
+    is in a cycle: passes over it took 4 to 10 % of the supervisor's CPU time. Cycles wait for
+    COLLECT_AFTER new objects, 1 MB of small ones.
+    """
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 10, 10)
 
 
 def address_space() -> int | None:

@@ -1,5 +1,7 @@
 # pyright: strict
-"""The last lines of a log file, safe for a terminal: for error messages and `forge logs`."""
+"""The last lines of a log file, safe for a terminal: for error messages and `forge logs`; and the
+error that a child logged there before it ended.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from forge.errors import ForgeError
 
 TAIL_BYTES = 64 * 1024
 """Bytes that are read from the end: enough for any number of lines that a person reads."""
@@ -29,3 +33,13 @@ def read_last_lines(path: Path, *, num_lines: int, offset: int = 0) -> str:
 def clean(text: str) -> str:
     """The text without characters that move the cursor or colour a terminal; tabs stay."""
     return "".join(char for char in text if char == "\t" or char.isprintable())
+
+
+def logged_error(error: ForgeError, *kinds: type[ForgeError]) -> ForgeError | None:
+    """The error that a child logged before it ended, with its message alone; None if `error`, which
+    has the last lines of its log, shows none of these kinds."""
+    for kind in kinds:
+        _, mark, message = str(error).rpartition(f" {kind.__name__}: ")
+        if mark:
+            return kind(message.splitlines()[0])
+    return None

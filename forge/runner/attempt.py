@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import platform
 import time
-from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,11 +52,8 @@ def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "forge": forge.__version__}
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+    own = {"python": platform.python_version(), "forge": forge.__version__}
+    return own | origin.installed_versions(PACKAGES)
 
 
 def _describe_code(package: Path) -> tuple[str, str]:

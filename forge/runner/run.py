@@ -26,7 +26,7 @@ import anyio
 from forge.config.load import dump_experiment, load_experiment
 from forge.errors import ForgeError, MachineError
 from forge.exits import Ending, ending_of
-from forge.process.limits import use_one_heap
+from forge.process.limits import collect_less_often, use_one_heap
 from forge.process.sockets import open_socket_dir, remove_left_dirs, remove_socket_dir
 from forge.runner.attempt import describe_attempt
 from forge.runner.background import keep_status, log_to, record_end, record_status
@@ -171,6 +171,7 @@ async def _supervise(
 ) -> None:
     """Open what a run needs, in order; run prepare and stages; record how it ended."""
     use_one_heap()
+    collect_less_often()
     attempt = next_attempt(paths, recorded=past.state.attempt if past.state else 0)
     log_to(paths.logs(attempt) / SUPERVISOR_LOG)
     console.say(str(paths.root))

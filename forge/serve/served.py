@@ -241,11 +241,13 @@ class Served:
     async def _wait_for_silence(self, attempt: _Attempt, first: Server) -> Server | None:
         """A second server for the request, once `first` was silent for too long while another one
         answered. Cancelled by an answer."""
-        began = anyio.current_time()
+        began, pause_s = anyio.current_time(), WATCH_EVERY_S
         while True:
-            await anyio.sleep(WATCH_EVERY_S)
+            await anyio.sleep(pause_s)
             now = anyio.current_time()
             patience_s = self.router.patience_s(attempt.request.max_tokens)
+            # Thousands wait here at once: half of the rest, as patience may become less.
+            pause_s = max(WATCH_EVERY_S, ((patience_s or 0.0) - (now - began)) / 2)
             if patience_s is None or now - began < patience_s or not self._is_silent(first, began):
                 continue
             up = [each for each in self._servers if each.is_up and each is not first]

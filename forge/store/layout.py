@@ -162,6 +162,11 @@ def find_run(name: str | Path, *, store_dir: Path) -> RunPaths:
     for number in sorted(numbers, reverse=True):
         if f"{name}-{number}" in by_name:
             return by_name[f"{name}-{number}"]
+    if str(name) == "last":  # also if no name was given
+        raise ConfigError(
+            f'{store_dir}/ holds no runs; "forge run X.toml" starts one, --store names another '
+            "directory"
+        )
     archive = store_dir / f"{name}{ARCHIVE_SUFFIX}"
     hint = f"{archive} is the archive of one" if archive.is_file() else ""
     hint = hint or _describe_runs(str(name), list(by_name), store_dir)

@@ -277,6 +277,12 @@ def test_a_bad_experiment_exits_2_with_every_mistake_and_makes_no_run(tmp_path):
 def test_a_missing_file_and_a_missing_run_exit_2_and_list_the_existing_ones(tmp_path):
     done = run("plan", "quickstat.toml", cwd=ROOT / "experiments")
     assert (done.returncode, "there is quickstart.toml" in done.stderr) == (2, True)
+    for file in ("experiments/quickstart.toml", "pyproject.toml"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    done = run("plan", "quickstart", cwd=tmp_path)
+    assert done.stderr.endswith("there is experiments/quickstart.toml\n")
+    assert "pyproject" not in run("plan", "nosuch.toml", cwd=tmp_path).stderr
     done = run("show", "nothing", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "forge: nothing: no such run; runs/ holds no runs\n"

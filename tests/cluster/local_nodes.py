@@ -1,6 +1,7 @@
 """`python local_nodes.py`: a Ray cluster of several nodes on this machine, driven over stdin.
 
-    add LABEL CPUS [CORE ...] → node N      kill N → killed N      end of stdin: the cluster ends
+    add LABEL CPUS [CORE ...] → node N      kill N → killed N
+    card LABEL GPU → node N, which has one GPU      end of stdin: the cluster ends
     raylet N → raylet PID, whose children are the node
     actors → actors NUMBER, of those that live      holder PID → holder N, the process's node
 
@@ -32,7 +33,8 @@ def living_actors(address: str) -> list[str]:
 def main() -> None:
     settings = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
     cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "labels": {"role": "head"}, **settings}
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "num_gpus": 0, "labels": {"role": "head"}, **settings},
     )
     nodes, own = [], os.sched_getaffinity(0)
     try:
@@ -45,6 +47,15 @@ def main() -> None:
                         cluster.add_node(
                             num_cpus=int(cpus), labels={"role": label},
                             object_store_memory=STORE_BYTES,
+                        )
+                    )  # fmt: skip
+                    print(f"node {len(nodes) - 1}", flush=True)  # noqa: T201
+                case ["card", label, gpu]:
+                    nodes.append(
+                        cluster.add_node(
+                            num_cpus=8, num_gpus=1, labels={"role": label},
+                            object_store_memory=STORE_BYTES,
+                            env_vars={"CUDA_VISIBLE_DEVICES": gpu},
                         )
                     )  # fmt: skip
                     print(f"node {len(nodes) - 1}", flush=True)  # noqa: T201

@@ -17,7 +17,8 @@ from forge.cluster import broker as broker_module
 from forge.cluster import host as host_module
 from forge.cluster.broker import Broker
 from forge.cluster.host import Host
-from forge.cluster.order import Order, Place, Role, source_digest
+from forge.cluster.order import Order, Place, Role
+from forge.origin import source_digest
 from forge.process.ask import open_url_client, send
 from forge.process.child import ChildSpec
 from forge.process.environment import child_env

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.cluster.order import source_digest
-from forge.cluster.survey import NO_FORGE_LINE, versions
+from forge.cluster.survey import NO_FORGE_LINE
 from forge.commands.cluster.check import find_all
 from forge.commands.cluster.labels import has_labels
 from forge.commands.doctor.finding import Finding, Severity, can_run
 from forge.config.load import load_experiment
+from forge.origin import installed_versions, source_digest
 
 if TYPE_CHECKING:
     from forge.config.schema import Experiment
@@ -37,7 +37,7 @@ def facts(number: int, *, gpus: int = 4, role: str = "judge", **changed: Any) ->
     }  # fmt: skip
     return {
         "node": node, "host": f"node-{number}", "sources": source_digest(),
-        "executable": "/opt/forge/bin/python", "versions": versions(("torch", "triton")),
+        "executable": "/opt/forge/bin/python", "versions": installed_versions(("torch", "triton")),
         "missing": [], "port": 4000, "is_reachable": True, "nice": 0, "skew_s": 0.0,
         "megabytes_s": 900.0, "cards": [{"name": "H100", "used_bytes": 0}] * gpus,
     } | changed  # fmt: skip

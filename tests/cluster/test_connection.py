@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from forge.cluster import connection
-from forge.cluster.broker_process import named_error
 from forge.cluster.connection import connect, import_ray
 from forge.cluster.survey import explain
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, pip_install
+from forge.process.logtail import logged_error
 
 
 def ray_that_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
@@ -83,10 +83,10 @@ def test_errors_of_ray_are_one_line(
 def test_the_brokers_own_error_is_shown_without_its_log() -> None:
     log = "cluster died 2 s after start: exit 3. Last lines of cluster.log:\n"
     died = ChildDied(f"{log}2026 ERROR __main__: MachineError: nobody answers at x:1\nmore")
-    shown = named_error(died)
+    shown = logged_error(died, MachineError)
     assert (type(shown), str(shown)) == (MachineError, "nobody answers at x:1")
     other = ChildDied(f"{log}Traceback")
-    assert named_error(other) is other
+    assert logged_error(other, MachineError) is None
 
 
 def test_a_node_without_forge_and_a_lost_one_are_one_line() -> None:

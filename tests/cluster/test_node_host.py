@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 os.nice(7)
 Path("/proc/self/oom_score_adj").write_text("1000")
-from forge.cluster.node_host import take_priority
-print(take_priority(), Path("/proc/self/oom_score_adj").read_text())
+from forge.process.lease import take_parents_priority
+print(take_parents_priority(), Path("/proc/self/oom_score_adj").read_text())
 """
 SYS_NICE = 23
 """Capability to raise a priority. An OOM score that was raised may be lowered without one."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.cluster.connection import Node
-from forge.cluster.order import source_digest
-from forge.cluster.survey import RANKS_NEED, versions
+from forge.cluster.survey import RANKS_NEED
 from forge.commands.cluster.check import find_all
 from forge.config.load import load_experiment
 from forge.errors import pip_install
+from forge.origin import installed_versions, source_digest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ learning_rate = 1e-6
 
 def node_that_lacks(*packages: str) -> dict[str, Any]:
     node = Node(node_id="n", ip="10.0.0.2", is_here=False, cpus=8, gpus=1, labels={})
-    needed = versions(("torch", "triton", *RANKS_NEED))
+    needed = installed_versions(("torch", "triton", *RANKS_NEED))
     return {
         "node": node.to_json(), "host": "b", "sources": source_digest(), "is_reachable": True,
         "versions": {name: found for name, found in needed.items() if name not in packages},

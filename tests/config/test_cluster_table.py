@@ -51,6 +51,15 @@ def file(tmp_path: Path) -> Path:
             "cluster.train_nodes: found 1, and no stage trains; a stage of kind sft or grpo, or 0",
         ),
         (['cluster.address="head"'], 'found "head"; auto, HOST:PORT or ray://HOST:PORT'),
+        (
+            [
+                "cluster.serve=true",
+                "cluster.share_gpus=true",
+                'serve.engine="vllm"',
+                "serve.tensor_parallel=2",
+            ],
+            "cluster.share_gpus: found true with serve.tensor_parallel = 2; false, or 1",
+        ),
         (['judge.url=["unix:/s"]'], "cluster.judges: found 2 with judge.url; one of them"),
         (['devices.gpus="auto"', "devices.judge=1"], "devices.judge: found 1 with cluster.judges"),
         (["eval.both_baselines=true"], "measured by judges of this machine only"),

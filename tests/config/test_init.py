@@ -11,7 +11,7 @@ import pytest
 from forge.cli import run_command
 from forge.config.load import load_experiment
 from forge.config.recipes import list_recipes, write_recipe
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "experiments").glob("*.toml"))
@@ -83,6 +83,11 @@ def test_a_file_in_the_way_stops_init_before_anything_is_written(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"mi300x-8b\.toml: it exists with other content"):
         write_recipe("mi300x-8b-single-turn", into=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mi300x-8b.toml"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"quickstart\.toml: cannot be written: No such file"):
+        write_recipe("quickstart", into=tmp_path / "absent")
 
 
 def test_only_a_schema_of_forge_is_replaced(tmp_path: Path) -> None:

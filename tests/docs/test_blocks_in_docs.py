@@ -129,6 +129,29 @@ def test_the_answers_of_the_tutorial_get_the_verdicts_that_it_prints(
     assert num_judged == 2
 
 
+@pytest.mark.long
+def test_the_block_that_judges_in_python_works_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the problem and the two answers of the tutorial, under the names of the block."""
+    files = {file_name(block): block.text for block in PYTHON if "tutorial/" in block.page}
+    problem, broken, fixed = (
+        files[name] for name in ("problems/1_row_scale.py", "answer.py", "fixed.py")
+    )
+    level = tmp_path / "KernelBench" / "KernelBench" / "level1"
+    level.mkdir(parents=True)
+    for path in (level / "19_ReLU.py", tmp_path / "problem.py"):
+        path.write_text(problem, encoding="utf-8")
+    (tmp_path / "kernel.py").write_text(fixed, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (block,) = (block for block in PYTHON if "forge.judges(" in block.text)
+    names: dict[str, Any] = {"answers": [broken, fixed]}
+    exec(compile(block.text, block.place, "exec"), names)
+    printed = capsys.readouterr().out
+    assert printed.index("runtime_error out_of_bounds") < printed.index("correct ok")
+    assert names["verdict"].status == "correct"
+
+
 def without_times(text: str) -> str:
     return re.sub(r"\d+\.\d+ (?=[mu]?s)", "", text).strip()
 

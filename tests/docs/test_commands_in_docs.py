@@ -1,19 +1,24 @@
 """Every command line of the documents is accepted by the command line; those that only look at
-runs or plans are run, on a finished quickstart."""
+runs or plans are run, on a finished quickstart. Lines of other programs are checked by kind."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
+import sqlite3
 import tomllib
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer.main
 
+from forge.api.http.models import JudgeCall
 from forge.cli import app, run_command
+from forge.serve.installed.versions import TESTED_VLLM
 from tests.docs.pages import PAGES, ROOT, file_name, read_blocks, read_commands
 
 if TYPE_CHECKING:
@@ -106,3 +111,58 @@ def test_every_extra_that_pip_installs_in_a_document_exists() -> None:
     assert names == {project["name"]}
     extras = {extra for _, names in asked for extra in names.split(",")}
     assert extras <= set(project["optional-dependencies"])
+
+
+OTHERS = {"curl", "export", "git", "make", "pip", "python3", "ray", "sqlite3", "vllm-env/bin/pip"}
+"""Programs of the lines that are not forge's."""
+
+
+def read_other_lines() -> list[tuple[str, list[str]]]:
+    """Place and words of each line of a shell block that is not forge's; a `\\` joins lines."""
+    found = []
+    for block in read_blocks("sh"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.match(r"\w+=", words[0]):
+                del words[0]
+            if words and words[0] != "forge":
+                found.append((block.place, words))
+    return found
+
+
+def test_every_other_line_is_of_a_program_that_is_checked_or_foreign() -> None:
+    assert {words[0] for _, words in read_other_lines()} == OTHERS
+
+
+def test_the_documented_vllm_is_the_tested_one() -> None:
+    asked = [words[-1] for _, words in read_other_lines() if words[0] == "vllm-env/bin/pip"]
+    assert asked == [f"vllm=={TESTED_VLLM}.*"]
+
+
+def test_every_make_line_has_a_target_and_variables_of_the_makefile() -> None:
+    rules = (ROOT / "Makefile").read_text(encoding="utf-8")
+    lines = [(place, words[1:]) for place, words in read_other_lines() if words[0] == "make"]
+    assert len(lines) >= 5
+    for place, words in lines:
+        for word in words:
+            name, is_set, _ = word.partition("=")
+            known = f"{name}=" in rules if is_set else re.search(rf"^{name}:", rules, re.MULTILINE)
+            assert known, f"{place}: make {word}"
+
+
+def test_the_body_of_every_request_with_curl_is_a_request_of_the_judge() -> None:
+    bodies = [words[words.index("-d") + 1] for _, words in read_other_lines() if "-d" in words]
+    assert bodies
+    for body in bodies:
+        JudgeCall.model_validate_json(body)
+
+
+def test_every_query_with_sqlite3_gives_rows(
+    canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(canned_run.root.parents[1])
+    lines = [words[1:] for _, words in read_other_lines() if words[0] == "sqlite3"]
+    assert lines
+    for path, query in lines:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            assert database.execute(query).fetchall()

@@ -23,7 +23,7 @@ from forge.evalpool.judge.sandbox.processes import family, read_table
 from tests.evalpool.benches import RELU, RELU_KERNEL, RUNNER_UID
 
 ROOT = Path(__file__).parents[2]
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 LEVELS = [Isolation.NAMESPACES, Isolation.NAMESPACES_NOPROC, Isolation.LANDLOCK]

@@ -144,3 +144,23 @@ def test_without_gpus_there_is_nothing_to_claim(tmp_path: Path) -> None:
     with claim([], run="x", folder=tmp_path):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_children_that_share_a_card_claim_it_together_and_against_others(tmp_path: Path) -> None:
+    card = make_card(0)
+    with (
+        claim([card], run="one", folder=tmp_path, is_shared=True),
+        claim([card], run="one", folder=tmp_path, is_shared=True),
+    ):
+        assert claimed([card], folder=tmp_path) == {"GPU-0"}
+        with (
+            pytest.raises(MachineError, match="used by run one"),
+            claim([card], run="two", folder=tmp_path),
+        ):
+            pass
+    with (
+        claim([card], run="two", folder=tmp_path),
+        pytest.raises(MachineError, match="used by run two"),
+        claim([card], run="one", folder=tmp_path, is_shared=True),
+    ):
+        pass

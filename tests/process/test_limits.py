@@ -115,3 +115,22 @@ def test_a_large_block_goes_back_to_the_system_when_it_is_freed() -> None:
         [sys.executable, "-c", TABLES], capture_output=True, text=True, check=True
     )
     assert float(done.stdout) < 4
+
+
+def test_the_collector_passes_seldom_and_still_frees_cycles() -> None:
+    code = """
+import gc, weakref
+from forge.process.limits import COLLECT_AFTER, collect_less_often
+class Node: pass
+collect_less_often()
+passes = []
+gc.callbacks.append(lambda phase, info: passes.append(info["generation"]))
+kept = [[] for _ in range(COLLECT_AFTER // 2)]
+assert not passes
+node = Node()
+node.itself, seen = node, weakref.ref(node)
+del node
+kept += [[] for _ in range(2 * COLLECT_AFTER)]
+assert passes and seen() is None
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -294,6 +294,14 @@ def test_a_killed_run_is_reported_up_to_its_last_row(tmp_path: Path) -> None:
     assert "killed, took " in page
 
 
+def test_the_time_between_a_kill_and_a_resume_is_no_time_of_the_run(tmp_path: Path) -> None:
+    last = Event(at=1_005.0, kind="last", message="words")  # of attempt 1, which began at 1,000
+    again = replace(attempt(2), started_at=9_000.0)
+    ended = AttemptEnd(attempt=2, ended_at=9_010.0, exit_code=0, reason="done")
+    page = page_of(make_run(tmp_path / "r-1", [attempt(), last, again, evaluation(), ended]))
+    assert "2 attempts, took 0:15" in page
+
+
 def test_a_living_run_is_reported_as_running(tmp_path: Path) -> None:
     paths = make_run(tmp_path / "l-1", small_run()[:-1])
     with open_run_lock(paths):

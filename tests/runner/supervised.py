@@ -46,6 +46,7 @@ class Supervised:
         self.placement = Placement()
         self._patch = monkeypatch.setattr
         self._patch(run_module, "log_to", lambda path: None)
+        self._patch(run_module, "collect_less_often", lambda: None)  # for the whole process
         self._patch("forge.runner.outlets.summary.show_summary", lambda *given: None)
 
     async def end(self, work: Callable[[Work], Awaitable[None]]) -> Ending | None:

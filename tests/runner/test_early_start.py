@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 SFT = SftStage(kind="sft", steps=1, learning_rate=1e-3)
+FIRST: Any = "first"
+"""Weights are compared only."""
+TRAINED: Any = "trained"
 
 
 class Engines:
     """Engines of which only the weights matter, and whether they run."""
 
-    def __init__(self, *, weights: str, error: Exception | None = None) -> None:
+    def __init__(self, *, weights: Any, error: Exception | None = None) -> None:
         self.weights = weights
         self.error = error
         self.num_published = 0
@@ -44,7 +47,7 @@ class Engines:
         finally:
             self.runs = False
 
-    async def publish_weights(self, weights: str) -> None:
+    async def publish_weights(self, weights: Any) -> None:
         self.weights, self.num_published = weights, self.num_published + 1
 
 
@@ -58,7 +61,7 @@ def progress(done: int, total: int = 100, stage: int = 2) -> Progress:
 
 
 async def test_engines_start_after_a_share_of_the_steps_and_get_the_trained_weights() -> None:
-    engines, seen = Engines(weights="before"), progress(24)
+    engines, seen = Engines(weights=FIRST), progress(24)
     engines.may_be_up.set()
     async with start_early(engines.open, seen, stage=2, share=0.25) as early:
         await anyio.sleep(0.05)
@@ -66,34 +69,34 @@ async def test_engines_start_after_a_share_of_the_steps_and_get_the_trained_weig
         seen.done = 25
         with anyio.fail_after(5):
             await engines.begun.wait()
-            assert await early.take("after") is engines
-        assert (engines.weights, engines.num_published, engines.runs) == ("after", 1, True)
-        assert await early.take("after") is engines
+            assert await early.take(TRAINED) is engines
+        assert (engines.weights, engines.num_published, engines.runs) == (TRAINED, 1, True)
+        assert await early.take(TRAINED) is engines
         assert engines.num_published == 1
     assert not engines.runs
 
 
 @pytest.mark.parametrize("seen", [progress(0), progress(100, stage=1)])
 async def test_engines_that_are_needed_start_at_once(seen: Progress) -> None:
-    engines = Engines(weights="same")
+    engines = Engines(weights=FIRST)
     engines.may_be_up.set()
     async with start_early(engines.open, seen, stage=2, share=0.0) as early:
         await anyio.sleep(0.05)
         assert not engines.begun.is_set()
         with anyio.fail_after(5):
-            assert await early.take("same") is engines
+            assert await early.take(FIRST) is engines
     assert engines.num_published == 0
 
 
 async def test_a_start_that_is_not_done_is_waited_for() -> None:
-    engines, taken = Engines(weights="same"), list[Any]()
+    engines, taken = Engines(weights=FIRST), list[Any]()
     async with (
         start_early(engines.open, progress(1), stage=2, share=0.0) as early,
         anyio.create_task_group() as tasks,
     ):
 
         async def take() -> None:
-            taken.append(await early.take("same"))
+            taken.append(await early.take(FIRST))
 
         tasks.start_soon(take)
         await anyio.sleep(0.05)
@@ -103,15 +106,15 @@ async def test_a_start_that_is_not_done_is_waited_for() -> None:
 
 
 async def test_a_failed_start_costs_nothing() -> None:
-    engines = Engines(weights="same", error=ChildDied("serve-0 died: no memory"))
+    engines = Engines(weights=FIRST, error=ChildDied("serve-0 died: no memory"))
     engines.may_be_up.set()
     async with start_early(engines.open, progress(1), stage=2, share=0.0) as early:
         with anyio.fail_after(5):
-            assert await early.take("same") is None
+            assert await early.take(FIRST) is None
 
 
 async def test_a_bug_in_a_start_is_not_hidden() -> None:
-    engines = Engines(weights="same", error=KeyError("x"))
+    engines = Engines(weights=FIRST, error=KeyError("x"))
     engines.may_be_up.set()
     with pytest.raises(BaseExceptionGroup) as raised:
         async with start_early(engines.open, progress(1), stage=2, share=0.0):

@@ -85,7 +85,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def export(run: RunPaths, kind: str, out: Path, **keys: str) -> exporting.ExportedModel:
-    wanted = exporting.ModelExport(kind=exporting.ModelForm(kind), out=out, **keys)
+    form = exporting.ModelForm(kind) if kind else None
+    wanted = exporting.ModelExport(kind=form, out=out, **keys)
     return exporting.export_model(run, wanted)
 
 
@@ -109,7 +110,7 @@ def test_merged_weights_and_an_adapter_compute_what_the_run_computed(
     want = logits(tiny_model, run.weights / "grpo-000004")
     merged, adapter = tmp_path / "merged", tmp_path / "adapter"
     assert export(run, "merge", merged).answer
-    assert export(run, "adapter", adapter, checkpoint="4").answer
+    assert export(run, "", adapter, checkpoint="4").answer, "as trained: an adapter"
     assert torch.allclose(logits(merged), want, atol=1e-4)
     assert torch.allclose(logits(tiny_model, adapter), want, atol=1e-5)
     assert not torch.allclose(logits(tiny_model), want, atol=1e-2)
@@ -255,7 +256,6 @@ def test_a_push_is_checked_before_the_work_and_uploads_the_directory(
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["model"], "one of --merge, --adapter, --gguf"),
         (["model", "--merge", "--gguf"], "one of --merge, --adapter, --gguf"),
         (["model", "--merge", "--tables", "turns"], "--tables: a model has none"),
         (["parquet"], "forge export parquet: --out DIR is missing"),

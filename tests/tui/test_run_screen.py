@@ -129,6 +129,7 @@ async def test_the_output_of_a_process_is_made_printable(canned_run: RunPaths):
 
 
 async def test_enter_on_a_process_opens_its_log(canned_run: RunPaths):
+    change(canned_run, "UPDATE processes SET reason = 'killed by signal 9'")
     change(canned_run, "UPDATE attempts SET exit_code = 3, reason = 'the disk is full'")
     async with watching(canned_run) as pilot:
         assert "failed: the disk is full" in text_of(pilot)
@@ -161,17 +162,38 @@ async def test_no_color_leaves_signs_and_words(canned_run: RunPaths, monkeypatch
             check_snapshot(pilot, "run-live")
 
 
+async def test_a_failed_run_shows_only_processes_that_did_not_end_well(canned_run: RunPaths):
+    change(canned_run, "UPDATE attempts SET exit_code = 4, reason = 'trainer died'")
+    change(canned_run, "UPDATE processes SET reason = 'exit 0, stopped by forge'")
+    change(canned_run, "UPDATE processes SET reason = 'out of memory' WHERE name = 'trainer'")
+    async with watching(canned_run) as pilot:
+        assert "out of memory" in text_of(pilot)
+        assert "stopped by forge" not in text_of(pilot)
+
+
+async def test_the_keys_of_requests_are_shown_while_the_run_is_open(canned_run: RunPaths):
+    async with watching(canned_run) as pilot:
+        assert "Checkpoint" not in text_of(pilot)
+        with supervising(canned_run):
+            pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
+            await settle(pilot)
+            assert "Checkpoint" in text_of(pilot)
+
+
 async def test_a_killed_run_says_so(canned_run: RunPaths):
     change(canned_run, "UPDATE attempts SET ended_at = NULL, exit_code = NULL, reason = NULL")
     change(canned_run, "UPDATE processes SET ended_at = NULL, reason = NULL WHERE name = 'serve-0'")
+    change(canned_run, "UPDATE processes SET reason = 'out of memory' WHERE name = 'trainer'")
     async with watching(canned_run, size=LARGE) as pilot:
         assert "✘ killed" in text_of(pilot)
-        assert "killed with its supervisor" in text_of(pilot)
+        assert '"forge resume quickstart-1" continues it' in text_of(pilot)
+        assert "out of memory" in text_of(pilot)
+        assert "serve-0" not in text_of(pilot), "what ended with the supervisor says nothing"
 
 
 async def test_cards_of_an_ended_run_are_named_by_their_first_digits(canned_run: RunPaths):
     uuids = "GPU-f675208f-0970-5f17-a726-b6857f4618c3,GPU-0a1b2c3d-0970-5f17-a726-b6857f4618c3"
-    change(canned_run, f"UPDATE processes SET devices = '{uuids}' WHERE name = 'trainer'")
+    change(canned_run, f"UPDATE processes SET devices = '{uuids}', reason = 'killed by signal 9'")
     change(canned_run, "UPDATE attempts SET exit_code = 3, reason = 'the disk is full'")
     async with watching(canned_run, size=(160, 40)) as pilot:
         assert " GPU-f675208f,GPU-0a1b2c3d ended " in text_of(pilot)

@@ -50,6 +50,18 @@ def test_a_time_is_shown_to_the_second() -> None:
     assert drawn(table, width=80)[-1].split(" │ ") == [" 1795259248.1", "1.5e-07"]
 
 
+@pytest.mark.parametrize(
+    ("width", "heads"),
+    [(80, "stage policy_version pass_at_1 pass_at_1_greedy compile_rate"),
+     (66, "stage policy_version pass_at_1 compile_rate"), (30, "stage compile_rate")],
+)  # fmt: skip
+def test_columns_that_may_go_are_left_out_before_names_are_folded(width: int, heads: str) -> None:
+    out = io.StringIO()
+    gone = ("pass_at_1_greedy", "policy_version", "pass_at_1")
+    Console(file=out, width=width).print(Fitting(RATES, expendable=gone))
+    assert out.getvalue().splitlines()[0].replace("┃", " ").split() == heads.split()
+
+
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_table_with_too_many_columns_is_one_block_per_row(width: int) -> None:
     lines = drawn(WIDE, width=width)

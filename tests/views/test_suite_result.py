@@ -119,6 +119,26 @@ def test_a_leaderboard_is_one_row_whatever_the_names_are(paths: RunPaths) -> Non
     assert "best by 2" in shown
 
 
+def test_an_untimed_result_has_a_line_for_each_turn_and_no_figure_without_a_value(
+    paths: RunPaths,
+) -> None:
+    with open_run(paths) as reader:
+        result = load_result(reader, weights_sha256=None)
+    assert result is not None
+    for of in [*result["by_turn"].values(), *result["best_by_turn"].values()]:
+        of["fast_p"] = {p: value if p == "0" else None for p, value in of["fast_p"].items()}
+        of |= {"geomean_correct": None, "geomean_all": None}
+    result["metrics"] |= {"roofline": None, "geomean_correct": None, "geomean_all": None}
+    console = Console(width=60, file=io.StringIO())
+    console.print(render_result(result))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "─ row 1" not in shown
+    assert "roofline" not in shown
+    assert [line.split("│")[0].strip() for line in shown.splitlines() if "best by" in line] == [
+        "best by 1", "best by 2"
+    ]  # fmt: skip
+
+
 def test_without_an_evaluation_there_is_no_result(tmp_path: Path) -> None:
     anyio.run(write_run, tmp_path / "toy-1", [attempt()])
     with open_run(tmp_path / "toy-1") as reader:

@@ -351,7 +351,10 @@ def test_runs_are_listed_with_state_and_last_evaluation(root: Path, tmp_path: Pa
     assert found["a-1"]["last_evaluation"]["stage"] == "grpo-1@3"
     assert found["broken-1"]["state"].startswith("unreadable")
     assert "nothing is recorded" in found["new-1"]["state"]
-    assert "50.0 % (grpo-1@3)" in shown(runs.render_runs(list(found.values())))
+    lines = shown(runs.render_runs(list(found.values()))).splitlines()
+    assert "50.0 % (grpo-1@3)" in lines[2]
+    assert lines[3].split("│")[1].strip() == "unreadable", "the reason has a line of its own"
+    assert "\n".join(lines).count("broken-1 is unreadable: ") == 1
 
 
 def test_standing_reports_progress_and_rates(tmp_path: Path) -> None:

@@ -54,6 +54,11 @@ class Watched:
         self._file: tuple[int, ...] | None = None
         self._seen: tuple[int, bool] | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """False if the run is known to have ended."""
+        return self.standing is None or self.standing.state == "running"
+
     def client(self, *, timeout_s: float = TIMEOUT_S) -> ControlClient | None:
         """A client of the supervisor's socket; None if no supervisor owns the run."""
         try:

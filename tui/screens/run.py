@@ -89,9 +89,9 @@ class RunScreen(AskingScreen[RunData]):
     """The Run screen, key 1."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("S", "app.ask('stop')", "Stop", tooltip="After this step"),
-        Binding("C", "app.ask('save')", "Checkpoint", tooltip="At the end of this step"),
-        Binding("E", "app.ask('evaluate')", "Evaluate", tooltip="After this step"),
+        Binding("S", "ask('stop')", "Stop", tooltip="After this step"),
+        Binding("C", "ask('save')", "Checkpoint", tooltip="At the end of this step"),
+        Binding("E", "ask('evaluate')", "Evaluate", tooltip="After this step"),
     ]
     CURVES_OF: ClassVar[dict[str | None, str]] = {
         "grpo": "rollouts and training", "sft": "training", None: "nothing was trained yet",
@@ -104,6 +104,15 @@ class RunScreen(AskingScreen[RunData]):
         self._version: tuple[int, str | None] | None = None
         self._stored: FromStore | None = None
         self._gains: tuple[int, dict[str, str]] = (0, {})
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """False for a request to a run that has ended: the keys are not shown. The app's, which are
+        never shown, then say that the run has ended."""
+        return self.watched.is_open if action == "ask" else super().check_action(action, parameters)
+
+    async def action_ask(self, action: str) -> None:
+        """Requests an action from the run's supervisor."""
+        await self.run_action(f"app.ask('{action}')")
 
     def compose_body(self) -> ComposeResult:
         with VerticalScroll(id="page"):
@@ -205,11 +214,14 @@ class RunScreen(AskingScreen[RunData]):
 
 
 def _process_rows(data: RunData) -> list:
-    """All processes of a running run; of one that failed or was killed those with a bad end."""
+    """All processes of a running run; of one that failed or was killed those that did not end
+    well."""
     if data.live is not None and data.live.components:
         return [row_of_component(each) for each in data.live.components]
     state = data.standing.state if data.standing else None
     if state in ("done", "stopped"):
         return []
     rows = data.stored.activity.processes
-    return [row_of_store(row, now=data.now, is_running=state == "running") for row in rows]
+    if state != "running":  # one without a reason was killed with its supervisor
+        rows = [row for row in rows if not (row["reason"] or "exit 0").startswith("exit 0")]
+    return [row_of_store(row, now=data.now) for row in rows]

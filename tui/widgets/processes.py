@@ -76,18 +76,15 @@ def row_of_component(status: ComponentStatus) -> ProcessRow:
     )  # fmt: skip
 
 
-def row_of_store(row: dict[str, Any], *, now: float, is_running: bool) -> ProcessRow:
-    """A row from the store: without a recorded end a process is alive, or was killed with its
-    supervisor.
-    """
+def row_of_store(row: dict[str, Any], *, now: float) -> ProcessRow:
+    """A row from the store, of a process that is alive or did not end well."""
     ended = row["ended_at"]
-    alive = "alive" if is_running else "killed with its supervisor"
     return ProcessRow(
         name=row["name"], role=re.sub(r"-\d+$", "", row["name"]),
         device=UUID.sub(r"\1", row["devices"] or "") or NONE,
         phase="ended" if ended else "started", health=None,
         age=duration(now - (ended or row["started_at"] or now)),
-        restarts=str(row["num_restarts"]), words=row["reason"] or alive,
+        restarts=str(row["num_restarts"]), words=row["reason"] or "alive",
     )  # fmt: skip
 
 

@@ -11,7 +11,17 @@ from rich.text import Text
 from forge.tui.widgets.processes import SIGNS, STYLES
 from forge.tui.widgets.verdicts import SIGNS as VERDICT_SIGNS
 from forge.tui.widgets.verdicts import STOPPED
-from forge.views.text.numbers import NONE, at_least, bar, duration, factor, number, percent, share
+from forge.views.text.numbers import (
+    NONE,
+    at_least,
+    bar,
+    duration,
+    factor,
+    launches,
+    number,
+    percent,
+    share,
+)
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -38,8 +48,8 @@ def figures(standing: Standing | None, live: LiveStatus | None, activity: Activi
             (live.stage, f"{live.done}/{live.total} {live.unit}" if live.total else ""),
             ("ETA", duration(live.eta_s)),
             *((name, number(value)) for name, value in live.numbers.items() if name == "loss"),
-            ("tok/s", number(live.tokens_per_s)),
-            ("judged/s", number(live.judged_per_s)),
+            ("tok/s", number(live.tokens_per_s or None)),
+            ("judged/s", number(live.judged_per_s or None)),
         ]
     else:
         pairs = _store_figures(standing, activity)
@@ -48,7 +58,7 @@ def figures(standing: Standing | None, live: LiveStatus | None, activity: Activi
     if standing is not None:
         pairs += [
             *_played(standing.played),
-            ("pass@1", percent(standing.pass_at_1)),
+            ("pass@1", NONE if live else percent(standing.pass_at_1)),  # beside its stage
             ("evaluated", standing.judged if standing.is_judged_in_part else NONE),
             ("trained on", standing.trained_on or NONE),
         ]
@@ -139,7 +149,7 @@ def best_kernels(rows: Sequence[Mapping[str, Any]]) -> Text:
     for row in rows:
         text.append("\n")
         if row["speedup_low"] is None:
-            speed = f"{row['num_launches']} launch{'es' * (row['num_launches'] != 1)}"
+            speed = launches(row["num_launches"])
         else:
             speed = f"{at_least(row['speedup_low'])} ({factor(row['speedup'])})"
         text.append(f"{speed:<18}", style="green")

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from forge.cluster.cluster import open_cluster
 from forge.cluster.connection import Node
-from forge.cluster.order import source_digest
-from forge.cluster.survey import NO_FORGE_LINE, RANKS_NEED, versions
+from forge.cluster.survey import NO_FORGE_LINE, RANKS_NEED
 from forge.commands.cluster.room import find_room
 from forge.commands.doctor.finding import Finding, error, warning
 from forge.errors import ConfigError, pip_install
+from forge.origin import installed_versions, source_digest
 from forge.process.sockets import open_socket_dir
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _package_faults(
             command = pip_install(extra) if is_ours else f"pip install {' '.join(missing)}"
             found = f"no {', '.join(missing)} for {role} in {facts['executable']}"
             yield error, found, f"{command} there"
-    here = versions(there)
+    here = installed_versions(there)
     other = [
         f"{name} {there[name]}" for name in there if name in here and here[name] != there[name]
     ]

@@ -20,7 +20,7 @@ def find_room(experiment: Experiment, nodes: Sequence[Mapping[str, Any]]) -> Ite
     table, serve = experiment.cluster, experiment.serve
     living = [Node(**facts["node"]) for facts in nodes if "error" not in facts]
     others = [node for node in living if not node.is_here]
-    room = Room(others)
+    room = Room(others, children_a_gpu=1 + table.share_gpus)
     if table.train_nodes:
         yield _find_ranks(table, others)
     if table.serve:
@@ -29,13 +29,15 @@ def find_room(experiment: Experiment, nodes: Sequence[Mapping[str, Any]]) -> Ite
         found = room.take(
             serve.replicas, each, table.serve_on, table.serve_labels, spared=table.judge_labels
         )
-        text = _room_text(found, serve.replicas, each, table.serve_on, table.serve_labels)
+        size = each / room.children_of(table.serve_on)
+        text = _room_text(found, serve.replicas, size, table.serve_on, table.serve_labels)
         fix = "more nodes, or cluster.serve_labels that they have"
         is_error = found < serve.replicas
         yield error("engines", text, fix=fix) if is_error else Finding(name="engines", found=text)
     if table.judges:
         found = room.take(table.judges, 1, table.judge_on, table.judge_labels)
-        text = _room_text(found, table.judges, 1, table.judge_on, table.judge_labels)
+        size = 1 / room.children_of(table.judge_on)
+        text = _room_text(found, table.judges, size, table.judge_on, table.judge_labels)
         fix = "more nodes, or cluster.judge_labels that they have"
         if found == table.judges:
             yield Finding(name="judges", found=text)
@@ -59,12 +61,17 @@ def _find_ranks(table: ClusterTable, nodes: Sequence[Node]) -> Finding:
 class Room:
     """Free cores and cards of nodes."""
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
+    def __init__(self, nodes: Iterable[Node], *, children_a_gpu: int = 1) -> None:
         self._nodes = list(nodes)
+        self._children_a_gpu = children_a_gpu
         self._free = {
             **{(node.node_id, "cpu"): int(node.cpus) for node in self._nodes},
-            **{(node.node_id, "gpu"): int(node.gpus) for node in self._nodes},
+            **{(node.node_id, "gpu"): int(node.gpus * children_a_gpu) for node in self._nodes},
         }
+
+    def children_of(self, kind: str) -> int:
+        """Children that may have one core, or one card."""
+        return self._children_a_gpu if kind == "gpu" else 1
 
     def take(
         self, wanted: int, each: int, kind: str, labels: Mapping[str, str],
@@ -81,6 +88,6 @@ class Room:
         return num_placed
 
 
-def _room_text(found: int, wanted: int, each: int, kind: str, labels: Mapping[str, str]) -> str:
-    needs = [f"{each} {kind.upper()} each", *(f"{key}={value}" for key, value in labels.items())]
+def _room_text(found: int, wanted: int, each: float, kind: str, labels: Mapping[str, str]) -> str:
+    needs = [f"{each:g} {kind.upper()} each", *(f"{key}={value}" for key, value in labels.items())]
     return f"{found} of {wanted} find room ({', '.join(needs)})"

@@ -58,7 +58,8 @@ class ModelForm(StrEnum):
 class ModelExport:
     """The export that is asked for."""
 
-    kind: ModelForm
+    kind: ModelForm | None = None
+    """None for what was trained: the adapter, or the whole model."""
     out: Path | None = None
     """Directory to make; None for `RUN-KIND` here."""
     checkpoint: str = ""
@@ -92,16 +93,17 @@ def export_model(paths: RunPaths, wanted: ModelExport) -> ExportedModel:
             does not support the architecture.
         MachineError: a package or the hub cannot be used, or the weights generate nothing.
     """
-    out = (wanted.out or Path(f"{paths.name}-{wanted.kind}")).absolute()
+    weights = find_weights(paths, wanted.checkpoint)
+    kind = wanted.kind or (ModelForm.MERGE if weights.adapter is None else ModelForm.ADAPTER)
+    out = (wanted.out or Path(f"{paths.name}-{kind}")).absolute()
     if out.exists():
         raise ConfigError(f"--out {out}: it is there already; another directory")
-    weights = find_weights(paths, wanted.checkpoint)
-    _require(paths, wanted.kind, weights)
+    _require(paths, kind, weights)
     if wanted.push:
         check_hub(wanted.push)
     with _complete(out) as partial:
-        verified = _write(paths, wanted.kind, weights, partial)
-        lineage = lineage_of(paths, weights, kind=wanted.kind, verified=verified)
+        verified = _write(paths, kind, weights, partial)
+        lineage = lineage_of(paths, weights, kind=kind, verified=verified)
         (partial / "lineage.json").write_text(json.dumps(lineage, indent=2) + "\n")
         (partial / "README.md").write_text(render_card(lineage, name=wanted.push or out.name))
     url = push(out, wanted.push) if wanted.push else ""

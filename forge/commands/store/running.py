@@ -11,14 +11,12 @@ from forge.errors import ForgeError
 from forge.store.layout import list_runs
 from forge.store.ownership import is_owned, read_status
 from forge.store.statements import RowTable
-from forge.views.sql.sql import render_table
 from forge.views.text.numbers import NONE, duration, memory
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
     from forge.control.records import LiveStatus
     from forge.store.layout import RunPaths
+    from forge.views.text.fitting import Fitting
 
 TIMEOUT_S = 2.0
 """Maximum wait for each supervisor."""
@@ -57,10 +55,13 @@ def _total(live: LiveStatus, name: str) -> float | None:
     return sum(found) if found else None
 
 
-def render_running(rows: list[dict[str, Any]]) -> RichTable:
+def render_running(rows: list[dict[str, Any]]) -> Fitting:
     """The same as a table."""
+    from forge.views.text.fitting import Fitting
+
     columns = ("run", "stage", "progress", "ETA", "CPU", "memory", "processes", "pid")
-    return render_table(RowTable(columns=columns, rows=tuple(map(_cells, rows))))
+    table = RowTable(columns=columns, rows=tuple(map(_cells, rows)))
+    return Fitting(table, expendable=("processes", "CPU"))
 
 
 def _cells(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -58,3 +58,6 @@ def _check_engines(experiment: Experiment) -> Iterator[Mistake]:
     if serve.engine == "auto" and experiment.cluster.serve_on == "gpu":
         text = 'found "auto", and engines run on other nodes; "vllm", "llama" or "hf"'
         yield mistake(text, "serve", "engine")
+    if experiment.cluster.share_gpus and serve.tensor_parallel > 1:
+        text = f"found true with serve.tensor_parallel = {serve.tensor_parallel}; false, or 1"
+        yield mistake(text, "cluster", "share_gpus")

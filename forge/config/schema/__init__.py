@@ -5,7 +5,7 @@ Imported by every room that takes settings. Never imports loading or checking.
 """
 
 from forge.config.schema.base import KeyPath, TomlTable, TomlValue, dotted
-from forge.config.schema.cluster import CLUSTER_ADDRESS, ClusterTable
+from forge.config.schema.cluster import CLUSTER_ADDRESS, ClusterTable, with_half_a_card
 from forge.config.schema.experiment import Experiment
 from forge.config.schema.judge import JUDGE_URL, JudgeTable, ModelCardName
 from forge.config.schema.model import LoraTable, ModelTable, QuantizeTable, TinyModel
@@ -48,4 +48,5 @@ __all__ = [
     "TomlValue",
     "TrainStage",
     "dotted",
+    "with_half_a_card",
 ]

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from forge.config.schema.base import Table
 
+if TYPE_CHECKING:
+    from forge.config.schema.serving import ServeTable
+
 CLUSTER_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[^/\s:]+):\d{1,5}")
+
+
+SHARED_MEMORY = 0.5
+"""Share of a card's memory for an engine that shares it."""
+
+
+def with_half_a_card(serve: ServeTable) -> ServeTable:
+    """`[serve]` for an engine on a card that it shares."""
+    share = min(serve.memory_share, SHARED_MEMORY)
+    return serve.model_copy(update={"memory_share": share})
 
 
 class ClusterTable(Table):
@@ -34,6 +47,9 @@ class ClusterTable(Table):
     cores."""
     serve_labels: dict[str, str] = Field(default_factory=dict[str, str])
     """Labels that a node needs to have engines, as in judge_labels."""
+    share_gpus: bool = False
+    """A judge and an engine, or two of either, may have one GPU of a node together: each takes half
+    of one from Ray, and an engine at most half of its memory."""
     train_nodes: Annotated[int, Field(ge=0)] = 0
     """Nodes that train together with this machine, each with as many ranks as it: devices.train
     GPUs, or a rank on the CPU."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forge.data.prompts.feedback import report
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 HASH_DIGITS = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PromptSet:
     """Templates, and the values that they may use. Made by `loading.make_prompts`."""
 
@@ -49,7 +50,7 @@ class PromptSet:
     max_chars: int
     """Maximum length of the detail in a report."""
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """12 hex digits that name these templates and settings."""
         text = json.dumps({**self.to_json(), "preset": ""}, sort_keys=True)

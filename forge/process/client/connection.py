@@ -8,7 +8,7 @@ the server sends; a connection whose request failed or was cancelled is never us
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import h11
@@ -78,9 +78,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        """The connection stands. The transports of uvloop, which Ray's actors use where it is
+        installed, are no `asyncio.Transport` by type."""
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Read what has arrived."""

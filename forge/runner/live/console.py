@@ -106,8 +106,7 @@ def plain_line(progress: Progress) -> str:
     parts = [f"[{clock(time.monotonic() - progress.started_at)}] {progress.label}"]
     if progress.total:
         parts.append(f"{progress.done}/{progress.total} {progress.unit}")
-    parts += _facts(progress)
-    return "  ".join(parts)
+    return "  ".join([*parts, *_facts(progress), *_left(progress)])
 
 
 def _facts(progress: Progress) -> list[str]:
@@ -120,13 +119,16 @@ def _facts(progress: Progress) -> list[str]:
     if progress.idle:
         shares = [f"{role} {share(idle)}" for role, idle in progress.idle.items()]
         facts.append(f"idle {' '.join(shares)}")
-    if (eta := progress.eta_s()) is not None and progress.done < progress.total:
-        facts.append(f"ETA {clock(eta)}")
     return facts
 
 
+def _left(progress: Progress) -> list[str]:
+    eta = progress.eta_s()
+    return [] if eta is None or progress.done >= progress.total else [f"ETA {clock(eta)}"]
+
+
 def _render(progress: Progress) -> RenderableType:
-    """A bar and a line of numbers, so that 80 columns are enough."""
+    """A bar with the time left, and a line of numbers, whose last ones 80 columns may cut."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -138,5 +140,6 @@ def _render(progress: Progress) -> RenderableType:
         Text(progress.label, style="bold"),
         ProgressBar(total=max(progress.total, 1), completed=progress.done, width=24),
         Text(f"{progress.done}/{progress.total} {progress.unit}" if progress.total else ""),
+        Text(" ".join(_left(progress)), style="bold"),
     )
     return Group(head, Text("  " + "  ".join(_facts(progress)), overflow="ellipsis", no_wrap=True))

@@ -68,15 +68,19 @@ class Progress:
     _paced_from: tuple[float, int] = (0.0, 0)
     """Time and `done` from which the pace is measured."""
     _busy_at_start: dict[str, float] = field(default_factory=dict[str, float])
+    _roles: Collection[str] = ()
+    """Roles that work in the stage; empty for all."""
 
     def enter(
-        self, label: str, *, stage: int, total: int, unit: str, busy: Mapping[str, float]
-    ) -> None:
-        """Begin a stage."""
+        self, label: str, *, stage: int, total: int, unit: str, busy: Mapping[str, float],
+        roles: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """Begin a stage, in which only these roles work; empty for all."""
         self.label, self.stage, self.done, self.total, self.unit = label, stage, 0, total, unit
         self.stage_started_at = time.monotonic()
         self._paced_from = (self.stage_started_at, 0)
         self.numbers, self.idle, self._busy_at_start = {}, {}, dict(busy)
+        self._roles = roles
         self.played = PlayedSteps()
 
     def prepare(self, what: str) -> None:
@@ -95,6 +99,7 @@ class Progress:
         self.idle = {
             role: min(max(1.0 - (seconds - self._busy_at_start.get(role, 0.0)) / wall, 0.0), 1.0)
             for role, seconds in busy.items()
+            if not self._roles or role in self._roles
         }
 
     def eta_s(self) -> float | None:

@@ -218,7 +218,8 @@ def _require(experiment: Experiment, load: _CardLoad, *, sleeps: bool, takes_sha
     if load.serve_full < serve:  # only if it takes a share
         raise MachineError(
             f"{named}: the engine needs {gigabytes(serve)}; serve.memory_share = "
-            f"{experiment.serve.memory_share:g} of the GPU is {gigabytes(load.serve_full)}"
+            f"{experiment.serve.memory_share:g} of the GPU is {gigabytes(load.serve_full)}. "
+            f"Raise the share, or: {_smaller_engine(experiment)}"
         )
 
 
@@ -231,17 +232,39 @@ def _memory_and_advice(experiment: Experiment, load: _CardLoad) -> str:
             "Wait for them to end, or name other GPUs in devices.gpus"
         )
     if load.train.resident > load.room:
-        advice = "More GPUs for devices.train with fsdp2, or [model.lora], would help"
+        # 4-bit weights cannot be sharded.
+        ways = ["a larger GPU"]
+        if experiment.model.quantize is None:
+            ways = ["more GPUs for devices.train with fsdp2", *_fewer_weights(experiment)]
+        advice = _any_of(ways)
     elif load.train.peak:
-        first = "A GPU for each role, a smaller micro_batch_tokens"
+        ways = ["a GPU for each role", "a smaller micro_batch_tokens"]
         if not (load.num_replicas or load.judge):
-            first = "A smaller micro_batch_tokens, more GPUs for devices.train"
-        advice = f"{first}, or [model.lora] would help"
-    elif experiment.serve.tensor_parallel == 1 and load.num_replicas:
-        advice = "serve.tensor_parallel spreads a replica over GPUs; fewer serve.slots save memory"
+            ways = ["a smaller micro_batch_tokens", "more GPUs for devices.train"]
+        advice = _any_of([*ways, *_fewer_weights(experiment)])
     else:
-        advice = "Fewer serve.slots or a smaller serve.context_tokens would help"
+        advice = _smaller_engine(experiment if load.num_replicas else None)
     return f"it has {memory}. {advice}"
+
+
+def _smaller_engine(experiment: Experiment | None) -> str:
+    """Advice for an engine that is too large; None for a GPU without one."""
+    if experiment is not None and experiment.serve.tensor_parallel == 1:
+        return "serve.tensor_parallel spreads a replica over GPUs; fewer serve.slots save memory"
+    return "Fewer serve.slots or a smaller serve.context_tokens would help"
+
+
+def _fewer_weights(experiment: Experiment) -> list[str]:
+    """Tables that make the trainer smaller, unless the experiment has them already."""
+    if experiment.model.lora is None:
+        return ["[model.lora]"]
+    return [] if experiment.model.quantize else ["[model.quantize]"]
+
+
+def _any_of(ways: list[str]) -> str:
+    *first, last = ways
+    text = f"{', '.join(first)} or {last} would help" if first else f"{last} would help"
+    return text[0].upper() + text[1:]
 
 
 def _by_role(load: _CardLoad, share: float | None) -> dict[str, int]:

@@ -286,15 +286,17 @@ def _elsewhere(experiment: Experiment, placement: Placement) -> Iterator[str]:
     """A line for each role on other nodes."""
     table, serve = experiment.cluster, experiment.serve
     where = f'on nodes of the Ray cluster "{table.address}"'
+    card = "half a GPU" if table.share_gpus else "a GPU"
     if table.judges and needs_judges(experiment):
-        each = "a GPU" if table.judge_on == "gpu" else "a CPU core"
+        each = card if table.judge_on == "gpu" else "a CPU core"
         yield f"up to {table.judges} judges run {where}, {each} each{_labels(table.judge_labels)}"
     if table.serve and needs_serving(experiment):
-        num, kind = serve.threads, "CPU cores"
-        if table.serve_on == "gpu":
-            num, kind = serve.tensor_parallel, "GPUs"
-        labels = _labels(table.serve_labels)
-        yield f"{serve.replicas} engines run {where}, {num} {kind} each{labels}"
+        cores = f"{serve.threads} CPU {'core' if serve.threads == 1 else 'cores'}"
+        num = serve.tensor_parallel
+        cards = card if num == 1 else f"{num} GPUs"
+        each = cards if table.serve_on == "gpu" else cores
+        engines = "1 engine runs" if serve.replicas == 1 else f"{serve.replicas} engines run"
+        yield f"{engines} {where}, {each} each{_labels(table.serve_labels)}"
     if table.train_nodes:
         num = len(placement.train) or 1
         more = f"{num} more {'rank' if num == 1 else 'ranks'} on each of {table.train_nodes}"

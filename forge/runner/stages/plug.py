@@ -14,7 +14,7 @@ from forge.records import Metrics
 from forge.runner.stages.trainer_state import TrainerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Collection, Generator, Mapping
     from pathlib import Path
 
     from forge.rollout.pacing import PublishedSteps
@@ -31,14 +31,21 @@ SHOWN = {"train/loss/mean": "loss", "train/tokens/per_s": "trained tok/s"}
 class Idleness:
     """Seconds from one publish to the next, and how many of them each role was idle."""
 
-    def __init__(self, *, now: float, busy: Mapping[str, float]) -> None:
-        self._at, self._busy = now, busy
+    def __init__(
+        self, *, now: float, busy: Mapping[str, float], roles: Collection[str] = ()
+    ) -> None:
+        """`roles` are those that work in the stage; empty for all."""
+        self._at, self._busy, self._roles = now, busy, roles
 
     def since_last(self, *, now: float, busy: Mapping[str, float]) -> dict[str, float]:
         """Metrics of a step. `busy` has the busy seconds so far by role; roles may be added between
         calls."""
         passed = now - self._at
-        idle = {role: passed - s + self._busy.get(role, 0.0) for role, s in busy.items()}
+        idle = {
+            role: passed - s + self._busy.get(role, 0.0)
+            for role, s in busy.items()
+            if not self._roles or role in self._roles
+        }
         self._at, self._busy = now, busy
         return {
             "step/wall/seconds": passed,
@@ -58,16 +65,18 @@ class TrainerPlug:
         checkpoints: StageCheckpoints,
         is_kept: Callable[[int], bool],
         midway: Midway | None = None,
+        roles: Collection[str] = (),
     ) -> None:
         """
         Args:
             is_kept: True for a step whose weights stay on disk when the next version replaces them.
             midway: Evaluations between the steps of a grpo stage.
+            roles: Those that work in the stage; empty for all.
         """
         self.desk = desk
         self._run, self._published, self._is_kept = run, published, is_kept
         self._checkpoints, self._midway = checkpoints, midway
-        self._idleness = Idleness(now=time.monotonic(), busy=run.busy())
+        self._idleness = Idleness(now=time.monotonic(), busy=run.busy(), roles=roles)
 
     async def acknowledge(self, step: int, metrics: Mapping[str, float]) -> None:
         """The trainer trained the batch of a step."""

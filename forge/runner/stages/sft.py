@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from forge.serve.weights import Weights
 
 
+ROLES = ("trainer",)
+"""Engines and judges have no work in the stage: that they are idle says nothing."""
+
+
 async def run_sft_stage(
     run: RunContext, stage: SftStage, index: int, *, start: Weights, back_to: int | None = None
 ) -> None:
@@ -50,9 +54,11 @@ async def run_sft_stage(
         await checkpoints.go_back(back_to, shelf)
     point = await checkpoints.choose()
     run.progress.enter(
-        f"sft-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
+        f"sft-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy(), roles=ROLES
     )
-    plug = TrainerPlug(run, desk, published, checkpoints=checkpoints, is_kept=lambda step: True)
+    plug = TrainerPlug(
+        run, desk, published, checkpoints=checkpoints, is_kept=lambda step: True, roles=ROLES
+    )
     with plugged_in(run, plug):
         await own_trainer(
             run, stage, desk, published, checkpoints, point=point, start=start, rows_path=rows

@@ -11,6 +11,7 @@ sample of 118 processes (`process_iter`), 8.4 ms by `Process.children` for four 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -29,6 +30,11 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LAST_BYTES = 4096
 """Bytes read from the end of a log. A longer last line is cut; no table shows that much."""
+STAMP = re.compile(
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?:rank \d+ )?(?:[\w.]+ INFO |INFO [\w.]+: )?"
+)
+"""Beginning of a log line: time, and name and level of a remark. A table has its own column for the
+age, and room for a few words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +214,6 @@ class LastLogLines:
         except OSError:
             return ""
         lines = [line.rpartition("\r")[2] for line in text.split("\n") if line.strip()]
-        last = printable(lines[-1].replace("\t", " ").strip()) if lines else ""
+        last = printable(STAMP.sub("", lines[-1]).replace("\t", " ").strip()) if lines else ""
         self._known[path] = size, last
         return last

@@ -25,7 +25,7 @@ from forge.views.report.measured import (
 )
 from forge.views.report.setup import kinds_of
 from forge.views.report.spent import TimeSpent
-from forge.views.run.duration import LAST_ROW, total_seconds
+from forge.views.run.duration import LAST_OF_ATTEMPT, LAST_ROW, total_seconds
 from forge.views.run.nodes import NODES
 from forge.views.run.standing import load_stages, run_state, stage_name
 from forge.views.text.numbers import NONE
@@ -65,9 +65,9 @@ EVENTS = """
 SELECT at, attempt, kind, message FROM v_events ORDER BY event_id DESC LIMIT :most
 """
 
-ATTEMPTS = """
+ATTEMPTS = f"""
 SELECT attempt, started_at, ended_at, exit_code, reason, seed, code_commit, code_diff, versions,
-    machine
+    machine, {LAST_OF_ATTEMPT}
 FROM attempts ORDER BY attempt
 """
 

@@ -115,7 +115,7 @@ def _cost(facts: Facts) -> str:
     if seconds is None:
         return ""
     cards = gpu_names(facts)
-    spent = f"It took {clock(round(seconds))}"
+    spent = f"It took {clock(seconds)}"
     if cards:
         spent += f" on {_listed(cards)}"
     else:

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Head and rows."""
+REWARD_STEPS = 5
+"""Steps in a mean of rewards: each step draws other problems, so that one says little."""
 
 
 def describe(facts: Facts) -> dict[str, Any]:
     """Headline, description, cards with key numbers, and the note on the list of kernels."""
     seconds = facts.seconds
     words = [f"{len(facts.attempts)} attempts"] if len(facts.attempts) > 1 else []
-    words += [f"took {rounded_clock(seconds)}"] if seconds is not None else []
+    words += [f"took {clock(seconds)}"] if seconds is not None else []
     kinds = " → ".join(str(each.get("kind", "?")) for each in facts.stages)
     about = [
         f"stages: {kinds}" if kinds else "",
@@ -70,7 +72,7 @@ def _cards(facts: Facts) -> list[dict[str, str] | None]:
         _solved_card(facts),
         _reward_card(facts),
         _card("Rollouts", f"{facts.num_rollouts:,}", f"{facts.num_turns:,} turns judged"),
-        _card("Time", rounded_clock(facts.seconds), steps) if facts.attempts else None,
+        _card("Time", clock(facts.seconds), steps) if facts.attempts else None,
     ]
 
 
@@ -111,9 +113,14 @@ def _reward_card(facts: Facts) -> dict[str, str] | None:
     rewards = [row for row in facts.training.steps if row["reward"] is not None]
     if not rewards:
         return None
-    first, last = rewards[0], rewards[-1]
-    about = f"step {last['step']}; {grouped(first['reward'])} at step {first['step']}"
-    return _card("Reward", grouped(last["reward"]), about)
+    if len(rewards) < 2 * REWARD_STEPS:
+        return _card("Reward", grouped(rewards[-1]["reward"]), f"step {rewards[-1]['step']}")
+    first, last = (
+        grouped(sum(row["reward"] for row in part) / REWARD_STEPS)
+        for part in (rewards[:REWARD_STEPS], rewards[-REWARD_STEPS:])
+    )
+    about = f"mean of the last {REWARD_STEPS} steps; {first} in the first {REWARD_STEPS}"
+    return _card("Reward", last, about)
 
 
 def tables(facts: Facts) -> dict[str, Table | None]:

@@ -16,9 +16,12 @@ from forge.store.statements import RowTable
 from forge.views.run.duration import load_seconds
 from forge.views.run.standing import count_turns, load_stages, run_state
 from forge.views.text.numbers import NONE, duration, percent
+from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+    from rich.console import Group as RichGroup
+
+UNREADABLE = "unreadable"
 
 
 def load_runs(store_dir: Path) -> list[dict[str, Any]]:
@@ -43,7 +46,7 @@ def load_run(paths: RunPaths) -> dict[str, Any]:
                 "best_evaluation": _evaluation(reader, "ci_low"),
             }
     except (ForgeError, sqlite3.Error) as error:
-        return {"name": paths.name, "path": str(paths.root), "state": f"unreadable: {error}"}
+        return {"name": paths.name, "path": str(paths.root), "state": f"{UNREADABLE}: {error}"}
 
 
 def _evaluation(reader: RunReader, order: str) -> dict[str, Any] | None:
@@ -56,21 +59,31 @@ def _evaluation(reader: RunReader, order: str) -> dict[str, Any] | None:
     )
 
 
-def render_runs(runs: list[dict[str, Any]]) -> RichTable:
-    """One row per run."""
-    from forge.views.sql.sql import render_table
+def render_runs(runs: list[dict[str, Any]]) -> RichGroup:
+    """One row per run, then a line for each that cannot be read."""
+    from rich.console import Group as RichGroup
+    from rich.text import Text
+
+    from forge.views.text.fitting import Fitting
 
     rows = []
     for run in runs:
         best = run.get("best_evaluation")
         shown = f"{percent(best['pass_at_1'])} ({best['stage']})" if best else NONE
         rows.append(
-            (run["name"], run["state"], _when(run.get("started_at")),
+            (run["name"], run["state"].partition(":")[0], _when(run.get("started_at")),
              duration(run.get("seconds")), " → ".join(run.get("stages", [])),
              run.get("num_turns"), shown)
         )  # fmt: skip
     columns = ("run", "state", "started (UTC)", "took", "stages", "turns", "best pass@1")
-    return render_table(RowTable(columns=columns, rows=tuple(rows)))
+    bad = [run for run in runs if run["state"].startswith(UNREADABLE)]
+    return RichGroup(
+        Fitting(
+            RowTable(columns=columns, rows=tuple(rows)),
+            expendable=("stages", "turns", "started (UTC)"),
+        ),
+        *(Text(printable(f"{run['name']} is {run['state']}"), style="yellow") for run in bad),
+    )
 
 
 def _when(at: float | None) -> str:

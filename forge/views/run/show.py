@@ -26,7 +26,7 @@ from forge.views.run.standing import (
     why_lines,
 )
 from forge.views.run.steps import describe_steps
-from forge.views.text.numbers import NONE, factor, percent, without_empty
+from forge.views.text.numbers import NONE, factor, launches, percent, without_empty
 from forge.views.text.terminal import printable_values
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def render_best_kernel(best: dict[str, Any]) -> RichGroup:
 
     best = printable_values(best)
     if best["speedup"] is None:
-        speed = f"{best['num_launches']} launch(es)"
+        speed = launches(best["num_launches"])
     else:
         speed = (
             f"at least {factor(best['speedup_low'])} ({factor(best['speedup'])}: "

@@ -37,16 +37,20 @@ def render_result(result: dict[str, Any]) -> RichGroup:
     from forge.store.statements import RowTable
     from forge.views.text.fitting import Fitting
 
-    figures = RowTable(columns=("", ""), rows=tuple(_cells(result).items()))
+    known = tuple((name, cell) for name, cell in _cells(result).items() if cell != NONE)
+    figures = RowTable(columns=("figure", "value"), rows=known)
     head = ("p", *(f"{kind} {turn}" for kind, turn, _ in _columns(result)))
     of = [figures_of for _, _, figures_of in _columns(result)]
-    known = [p for p, first in of[0]["fast_p"].items() if first is not None]
-    rows = [(f"fast_{p}", *(_percent(each["fast_p"][p]) for each in of)) for p in known]
+    ps = [p for p, first in of[0]["fast_p"].items() if first is not None]
+    rows = [(f"fast_{p}", *(_percent(each["fast_p"][p]) for each in of)) for p in ps]
     rows.append(("geomean", *(_times(each["geomean_correct"]) for each in of)))
     rows.append((f"all, floor {result['metrics']['geomean_floor']:g}x",
                  *(_times(each["geomean_all"]) for each in of)))  # fmt: skip
     shown = tuple(row for row in rows if any(cell != NONE for cell in row[1:]))
-    by_turn = RowTable(columns=head, rows=shown)
+    lines = [head, *shown]
+    if len(shown) < len(of):  # without times there is one figure: a line for each turn is narrower
+        lines = list(zip(*lines, strict=True))
+    by_turn = RowTable(columns=lines[0], rows=tuple(lines[1:]))
     return RichGroup(Fitting(figures), Fitting(by_turn), Text(_notes(result)))
 
 

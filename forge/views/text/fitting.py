@@ -32,18 +32,23 @@ WIDE_GAP, NARROW_GAP = 3, 2
 class Fitting:
     """A table's rows, laid out for the available width."""
 
-    def __init__(self, table: RowTable) -> None:
+    def __init__(self, table: RowTable, *, expendable: Sequence[str] = ()) -> None:
+        """`expendable` columns are left out, one after the other, where not all have room."""
         self._columns = [printable(column) for column in table.columns]
         self._table = table
+        self._expendable = expendable
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         rows = [[cell(value) for value in row] for row in self._table.rows]
-        widths = [_longest(column) for column in zip(self._columns, *rows, strict=True)]
-        if sum(widths) + WIDE_GAP * (len(widths) - 1) + 2 <= options.max_width:
-            yield _fill(RichTable(show_edge=False, header_style="bold"), self._columns, rows)
-            return
+        for num in range(len(self._expendable) + 1):
+            kept = [i for i, name in enumerate(self._columns) if name not in self._expendable[:num]]
+            columns, *cells = ([row[i] for i in kept] for row in (self._columns, *rows))
+            widths = [_longest(column) for column in zip(columns, *cells, strict=True)]
+            if sum(widths) + WIDE_GAP * (len(widths) - 1) + 2 <= options.max_width:
+                yield _fill(RichTable(show_edge=False, header_style="bold"), columns, cells)
+                return
         shorter = [[_shorter(value) for value in row] for row in self._table.rows]
         least = [_readable(*column) for column in zip(self._columns, *shorter, strict=True)]
         if sum(least) + NARROW_GAP * (len(least) - 1) > options.max_width:

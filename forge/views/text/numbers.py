@@ -87,6 +87,11 @@ def parameters(num: int) -> str:
     return f"{num / 1e9:.2f} B" if num >= 1e9 else f"{num / 1e6:.2f} M"
 
 
+def launches(num: int) -> str:
+    """`1 launch`, `2 launches`."""
+    return f"{num} launch{'es' * (num != 1)}"
+
+
 def duration(seconds: float | None) -> str:
     """Whole seconds in the largest two units: `8s`, `3m05`, `2h07`, `3d04h`."""
     if seconds is None:

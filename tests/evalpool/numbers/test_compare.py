@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.channel.shm import TensorSpec
-from forge.evalpool.judge.numbers.compare import Expected, decode, mismatch, unwritten
+from forge.evalpool.judge.channel.values import decode, unwritten
+from forge.evalpool.judge.numbers import compare
+from forge.evalpool.judge.numbers.compare import Expected, mismatch
 from forge.evalpool.judge.numbers.shares import with_shares
 from forge.evalpool.judge.numbers.tolerance import families, is_sentinel
 
@@ -141,3 +143,51 @@ def test_another_summation_order_agrees(values: list[float]) -> None:
         TensorSpec("float32", (2,)), reference.tobytes(), error=error.tobytes(), precision="fp32"
     )
     assert mismatch(one, np.array([backward, scale], np.float32).tobytes()) is None
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (40, 30), (5, 6, 70), (3, 4, 5, 6), (1, 300)])
+@pytest.mark.parametrize("special", [None, np.nan, np.inf, -1e9])
+def test_tolerances_are_those_of_the_whole_tensor_however_small_its_blocks_are(
+    shape: tuple[int, ...], special: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "BLOCK_ELEMENTS", 16)
+    draw = np.random.default_rng(0)
+    values = np.asarray(draw.normal(size=shape) * 10.0 ** draw.uniform(-3, 3, shape), np.float32)
+    if special is not None and values.size > 100:
+        values.reshape(-1)[: 20 if special < 0 else 1] = special
+    groups = families(shape)
+    sizes = [math.prod(shape[a] for a in axes) for axes in groups]
+    errors = draw.uniform(0, 1e-3, sum(sizes)).astype(np.float32)
+    floors = draw.uniform(0, 1, sum(sizes)).astype(np.float32)
+    one = Expected.make(
+        TensorSpec("float32", shape),
+        values.tobytes(),
+        error=np.concatenate([errors, floors]).tobytes(),
+        precision="fp32",
+    )
+    with np.errstate(invalid="ignore"):
+        finite = np.isfinite(values) & (values != -1e9)
+        squares = np.where(finite, values, 0).astype(np.float64) ** 2
+        least, lost = np.full(shape, np.inf), np.full(shape, np.inf)
+        whole = math.sqrt(squares.sum() / max(1, finite.sum()))
+        for axes, error, floor in zip(
+            groups, _split(errors, sizes), _split(floors, sizes), strict=True
+        ):
+            others = tuple(a for a in range(len(shape)) if a not in axes)
+            counts = np.maximum(finite.sum(others, keepdims=True), 1)
+            own = np.sqrt(squares.sum(others, keepdims=True) / counts)
+            least = np.minimum(least, np.maximum(own, floor.reshape(own.shape) * whole))
+            lost = np.minimum(lost, error.reshape(own.shape))
+        allowed = 1e-4 * (least + np.abs(values.astype(np.float64))) + 4 * lost
+    assert np.allclose(one.allowed, allowed, rtol=1e-12, equal_nan=True)
+    assert mismatch(one, values.tobytes()) is None
+    for number in np.flatnonzero(finite)[:8]:
+        for share, is_right in ((0.99, True), (1.02, False)):
+            off = values.astype(np.float64)
+            off.reshape(-1)[number] += share * allowed.reshape(-1)[number]
+            # What is written has float32's rounding, which the tolerance is far above.
+            assert (mismatch(one, off.astype(np.float32).tobytes()) is None) == is_right
+
+
+def _split(vector: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
+    return np.split(vector, np.cumsum(sizes)[:-1])

@@ -31,8 +31,8 @@ def reference_of(state: dict[str, Expected]) -> Reference:
         state=state,
     )
     return Reference(
-        request={"state": [["mean", PARAMETER]]},
-        image=b"\0" * 32 + TWOS,
+        request={"state": [["mean", PARAMETER]], "num_bytes": 48},
+        contents=[CONTENT, bytes(16), TWOS],
         starts=[0, 16, 32],
         specs=[SPEC] * 3,
         sets=[one],

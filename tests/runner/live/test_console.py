@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import sys
@@ -9,6 +10,7 @@ import sys
 import anyio
 import anyio.to_thread
 import pytest
+from rich.console import Console as RichConsole
 
 from forge.runner.live import console as console_module
 from forge.runner.live.console import Console
@@ -108,3 +110,18 @@ def test_a_preparation_between_stages_is_shown_without_the_counts_of_the_stage_b
     progress.done, progress.numbers = 1600, {"loss": 0.01}
     progress.prepare("engine")
     assert console_module.plain_line(progress).endswith("] prepare: engine")
+
+
+def test_a_terminal_of_80_columns_shows_the_time_left_and_cuts_other_numbers() -> None:
+    progress = Progress(run="x-1", num_stages=2)
+    progress.enter("sft-0", stage=0, total=10, unit="steps", busy={}, roles=["trainer"])
+    progress.stage_started_at -= 60.0
+    progress._paced_from = (progress.stage_started_at, 0)
+    progress.done, progress.numbers = 5, {f"number_{n}": float(n) for n in range(20)}
+    progress.measure_idle({"trainer": 60.0, "serve": 0.0})
+    out = io.StringIO()
+    RichConsole(file=out, width=80).print(console_module._render(progress))
+    first, second = out.getvalue().splitlines()
+    assert first.rstrip().endswith("5/10 steps ETA 1:00")
+    assert second.endswith("…")
+    assert list(progress.idle) == ["trainer"], "engines have no work in the stage"

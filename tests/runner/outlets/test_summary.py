@@ -32,7 +32,7 @@ def test_the_summary_shows_the_best_kernel_without_its_control_characters(
     anyio.run(write_run, tmp_path / "toy-1", records)
     show_summary(RunPaths(tmp_path / "toy-1"), Console())
     shown = capsys.readouterr().err
-    assert "best kernel: softmax-0000, 1 launch(es), g0.r0.t0" in shown
+    assert "best kernel: softmax-0000, 1 launch, g0.r0.t0" in shown
     assert "x = 1  # ␛[2J␛]0;title" in shown
     assert not set("\x1b\x07\x9b\u202e") & set(shown)
     assert "25.0 %" in shown

@@ -140,3 +140,36 @@ def test_numbers_are_listed_as_ranges():
     assert [spans(each) for each in [(), (3,), (0, 1, 2, 5), (1, 3)]] == [
         "", "3", "0-2, 5", "1, 3",
     ]  # fmt: skip
+
+
+def test_judges_and_engines_share_the_cards_of_a_node():
+    small = (
+        "serve.slots=8", "serve.context_tokens=8192", "rollout.max_completion_tokens=2048",
+    )  # fmt: skip
+    sharing = (
+        *small,
+        "serve.replicas=4",
+        "cluster.judges=4",
+        "cluster.train_nodes=1",
+        "devices.train=4",
+    )
+    labels = [f'cluster.{role}_labels={{ role = "x" }}' for role in ("serve", "judge", "train")]
+    apart = plan_for(TEN, "3x8xH200-141GB", *sharing, *labels)
+    assert [[(each.role, each.gpus) for each in node.roles] for node in apart.nodes[1:]] == [
+        [("train", (0, 1, 2, 3)), ("serve", (4, 5, 6, 7))],
+        [("judge", (0, 1, 2, 3))],
+    ]
+    shared = plan_for(TEN, "2x8xH200-141GB", *sharing, *labels, "cluster.share_gpus=true")
+    assert [(each.role, each.gpus) for each in shared.nodes[1].roles] == [
+        ("train", (0, 1, 2, 3)),
+        ("serve", (4, 5)),
+        ("judge", (6, 7)),
+    ]
+    assert shared.nodes[1].idle == ()
+    few = (*sharing, "serve.replicas=3", "cluster.judges=1", "cluster.share_gpus=true")
+    idle = plan_for(TEN, "2x8xH200-141GB", *few, *labels).nodes[1]
+    assert [(each.role, each.gpus) for each in idle.roles[1:]] == [
+        ("serve", (4, 5)),
+        ("judge", (5,)),
+    ]
+    assert idle.idle == (6, 7)

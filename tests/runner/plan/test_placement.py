@@ -126,7 +126,24 @@ def test_too_little_memory_is_refused_with_the_sums():
     assert message.startswith("quickstart: GPU 2 (A100) needs ")
     assert "train " in message
     assert "it has 42.9 GB" in message
-    assert "fsdp2, or [model.lora]" in message
+    assert message.endswith("More GPUs for devices.train with fsdp2 or [model.lora] would help")
+
+
+@pytest.mark.parametrize(
+    ("has", "advice"),
+    [
+        ([], r"with fsdp2 or \[model.lora\] would help"),
+        (["model.lora.r=16"], r"a smaller micro_batch_tokens or \[model.quantize\] would help"),
+        (
+            ["model.lora.r=16", "model.quantize.bits=4"],
+            "A GPU for each role or a smaller micro_batch_tokens would help",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_advises_no_table_that_it_has(has, advice):
+    asked = (*ALL_AUTO, "devices.share=auto", "serve.precision=fast", *has)
+    with pytest.raises(MachineError, match=f"{advice}$"):
+        place_on("1xRTX4090-24GB", *asked, model="Qwen/Qwen3-8B")
 
 
 def test_a_large_model_is_trained_with_fsdp2_and_a_small_one_with_ddp():
@@ -139,7 +156,7 @@ def test_a_large_model_is_trained_with_fsdp2_and_a_small_one_with_ddp():
 
 
 def test_a_memory_share_too_small_for_the_model_is_refused():
-    with pytest.raises(MachineError, match=r"serve\.memory_share = 0\.15 of the GPU is 12\.9 GB"):
+    with pytest.raises(MachineError, match=r"0\.15 of the GPU is 12\.9 GB\. Raise the share"):
         place_on(
             "8xH100-80GB", *ALL_AUTO, "serve.memory_share=0.15", "devices.train=4",
             model="Qwen/Qwen3-8B",

@@ -216,6 +216,12 @@ async def test_idle_seconds_are_counted_per_step() -> None:
     }  # fmt: skip
 
 
+async def test_idle_seconds_are_those_of_roles_that_work_in_the_stage() -> None:
+    idleness = Idleness(now=0.0, busy={"serve": 5.0, "trainer": 0.0}, roles=["trainer"])
+    found = idleness.since_last(now=10.0, busy={"serve": 5.0, "trainer": 7.0})
+    assert found == {"step/wall/seconds": 10.0, "idle/trainer/seconds": 3.0}
+
+
 async def test_every_take_after_a_stop_is_answered_with_stop(tmp_path: Path) -> None:
     desk = make_desk(tmp_path)
     await desk.offer(batch(1))

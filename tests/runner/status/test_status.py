@@ -311,7 +311,8 @@ async def test_a_status_has_vitals_and_survives_json(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(components_module, "LOOK_EVERY_S", 0.01)
-    (watched.folder / "supervisor.log").write_text("it began\n")
+    stamp = "2026-11-26 08:24:19,423 forge.process.child INFO "
+    (watched.folder / "supervisor.log").write_text(f"{stamp}it began\n")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watched.components.watch)
         with anyio.fail_after(5):

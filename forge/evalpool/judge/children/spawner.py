@@ -37,6 +37,8 @@ FORK_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S, EXIT_PAUSE_S = 1.0, 0.001
 """Maximum time, and pause between two looks, from the end of a channel to the end of its child,
 which ends with all that it started."""
+WIDE = ("oracle",)
+"""Roles whose children have all cores of their judge on a machine without cards."""
 PASSED_ON = (*gpu_files.PASSED_ON, "PYTHONPATH", "PYTHONSAFEPATH")
 """The only variables that the zygote inherits."""
 
@@ -164,6 +166,7 @@ class Spawner:
         env |= {
             "PATH": "/usr/bin:/bin",
             "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "passive",  # an oracle may have several threads
             "OPENBLAS_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
         }
@@ -211,7 +214,7 @@ class Spawner:
                 "role": role,
                 "uid": uid,
                 "memory_bytes": None if self._is_gpu else self._memory_bytes,
-                "core": core,
+                "cores": self._cores_of(role, core),
                 "num_siblings": self._num_children,
                 "home_files": home_files(source) if self._site_packages else {},
             }
@@ -233,6 +236,12 @@ class Spawner:
             self.end(child)
             raise
         return dataclasses.replace(child, pid_here=pid_here)
+
+    def _cores_of(self, role: str, core: int | None) -> tuple[int, ...]:
+        """Cores that a child may run on, if `core` is its own."""
+        if core is None:
+            return ()
+        return self._cores.every if role in WIDE and not self._is_gpu else (core,)
 
     def is_current(self, child: SandboxedChild) -> bool:
         """True if its zygote has not been replaced; otherwise the child ended with it."""

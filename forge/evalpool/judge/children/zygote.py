@@ -154,7 +154,7 @@ class Zygote:
         limits = ChildLimits(
             uid=body["uid"],
             memory_bytes=body["memory_bytes"],
-            core=body["core"],
+            cores=tuple(body["cores"]),
             num_siblings=body["num_siblings"],
         )
         enter.enter_child_sandbox(self.around, limits, role=body["role"], scratch=scratch)

@@ -27,6 +27,11 @@ SAMPLE_ROWS, SAMPLE_LENGTH = 64, 1 << 16
 class Unjudgeable(Exception):
     """The problem's reference cannot be run or described."""
 
+    def __init__(self, message: str, *, varies: bool = False) -> None:
+        """`varies`: two runs on the same inputs differ."""
+        super().__init__(message)
+        self.varies = varies
+
 
 @dataclass(slots=True, kw_only=True)
 class Called:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forge.evalpool.judge.numbers.blocks import blocks_of
+from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
 from forge.evalpool.judge.numbers.compare import describe
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.slabs import Slabs, largest_size, root_mean_squares, unpack_errors
@@ -124,10 +124,11 @@ def is_near(
         return True
     if not got.is_floating_point() or got.itemsize < 2:
         margin = 1.0
-    return all(
-        _is_near(got[block], expected[block], allowed, block, margin)
-        for block in _ends_first(list(blocks_of(expected)))
-    )
+    with THREADS.held_back():
+        return all(
+            _is_near(got[block], expected[block], allowed, block, margin)
+            for block in _ends_first(list(blocks_of(expected)))
+        )
 
 
 def _ends_first(found: list[Block]) -> list[Block]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.numbers.blocks import Block, blocks_of
+from forge.evalpool.judge.numbers.blocks import THREADS, Block, blocks_of
 from forge.evalpool.judge.numbers.called import (
     call,
     call_on,
@@ -30,9 +30,10 @@ from forge.evalpool.judge.numbers.errors.logits import RoundedTwice
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.slabs import (
+    Scales,
     Slabs,
     largest_by_slab,
-    root_mean_squares,
+    scales_of,
     spread,
 )
 from forge.evalpool.judge.numbers.tolerance import (
@@ -66,6 +67,8 @@ three such calls, and a judge waits 20 s for all sets."""
 RECURRENT = ("rnn", "lstm", "gru")
 """In names of operations whose matrix products have no FLOPs by `opcount.py`: cuDNN's layers."""
 
+NOISE_LEAST, NOISE_A_WORD = torch.iinfo(torch.int16).min, 4
+"""Least number of 16 bits, and how many of them a random number of 64 bits has."""
 TINY = torch.finfo(torch.float32).tiny
 Outputs = list[torch.Tensor]
 
@@ -78,6 +81,8 @@ class OwnErrors:
     """[slabs] float32 each, as `Slabs.pack` gives them; empty where unknown."""
     largest: float
     """The largest of them, in tolerances of its element."""
+    scales: list[Scales | None]
+    """Scales of each output, as far as they are known."""
 
 
 def errors_of(
@@ -120,17 +125,20 @@ def errors_of(
     except torch.OutOfMemoryError:
         return _errors_of_rows(model, inputs, outputs, changed=changed, **terms)
     packed: Outputs = []
+    scales: list[Scales | None] = []
     largest = 0.0
     for number, output in enumerate(outputs):
         one = _at(exact, number, output)
         if one is None or not output.numel():
             packed.append(torch.zeros(0, dtype=torch.float32))
+            scales.append(None)
             continue
         measure = _Measure(output, one, precision, twice=_at(twice, number, output))
         found = measure.errors(_at(nudged, number, output), _at(rounded, number, output))
         largest = max(largest, found.largest)
         packed.append(found.packed)
-    return OwnErrors(packed=packed, largest=largest)
+        scales.append(measure.scales)
+    return OwnErrors(packed=packed, largest=largest, scales=scales)
 
 
 def _is_slow(started: float, outputs: Outputs) -> bool:
@@ -143,8 +151,11 @@ def _is_slow(started: float, outputs: Outputs) -> bool:
 
 def root_mean_square(tensor: torch.Tensor) -> float:
     """Root mean square of the finite elements; 0 where there is none."""
-    finite = widened(tensor).nan_to_num(0.0, 0.0, 0.0)
-    norm = float(torch.linalg.vector_norm(finite, dtype=torch.float64))
+    tensor = widened(tensor)
+    norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+    if not math.isfinite(norm):
+        finite = tensor.nan_to_num(0.0, 0.0, 0.0)
+        norm = float(torch.linalg.vector_norm(finite, dtype=torch.float64))
     return norm / math.sqrt(max(1, tensor.numel()))
 
 
@@ -163,7 +174,9 @@ class _Measure:
         shape = tuple(output.shape)
         floors = floors_of(dtype_name(output), precision, shape)
         self._output, self._exact, self._twice = widened(output), exact, twice
-        self._scales = root_mean_squares(self._output, floors=floors)
+        self.scales = scales_of(self._output)
+        self._least = self.scales.slabs(floors)
+        self._is_positive = self._least.least() >= TINY
         self._close = tolerance(dtype_name(output), precision)
 
     def errors(self, nudged: torch.Tensor | None, rounded: torch.Tensor | None) -> _Errors:
@@ -182,39 +195,44 @@ class _Measure:
         return _Errors(packed=found.news.pack(), largest=largest)
 
     def _walk(self, other: torch.Tensor | None, *, everywhere: float = 0.0) -> _Walk:
-        """One pass over the results. All of its steps are done block by block.
+        """One pass over the results. All of its steps are done block by block, in several threads.
 
         Args:
             other: a second result whose distance from the exact one counts as an error, too.
             everywhere: least error of every element, relative to scale + |output|.
         """
-        error = moved = 0.0
+        errors, moves = [0.0], [0.0]
 
-        def news(block: Block) -> torch.Tensor:
-            nonlocal error, moved
+        def news(block: Block) -> torch.Tensor | None:
             exact = self._exact[block]
             size = self._output[block].to(torch.float64, copy=True)
             lost = (size - exact).abs_()
-            size.abs_().nan_to_num_(0.0, 0.0, 0.0)
-            whole = (size + self._scales.at(block)).clamp_min_(TINY)
+            size.abs_()
+            if not self.scales.is_finite:
+                size.nan_to_num_(0.0, 0.0, 0.0)
+            whole = size + self._least.at(block)
+            if not self._is_positive:
+                whole.clamp_min_(TINY)
             if other is not None:
                 distance = (other[block] - exact).abs_()
-                moved = max(moved, _largest_ratio(distance, whole))
+                moves.append(_largest_ratio(distance, whole)[0])
                 torch.maximum(lost, distance, out=lost)
-            error = max(error, _largest_ratio(lost, whole))
+            here, is_finite = _largest_ratio(lost, whole)
+            errors.append(here)
             if self._twice is not None:
                 torch.maximum(lost, (self._twice[block] - exact).abs_(), out=lost)
-            lost.nan_to_num_(0.0, 0.0, 0.0)
+            if not is_finite or self._twice is not None:
+                lost.nan_to_num_(0.0, 0.0, 0.0)
             if everywhere:
                 return torch.maximum(lost, whole.mul_(everywhere), out=lost)
             covered = size.mul_(COVERED * self._close / ERROR_FACTOR)
-            if float((lost - covered).max()) <= 0:  # cheaper than a mask
-                return lost.zero_()
+            if float(torch.sub(lost, covered, out=whole).max()) <= 0:  # cheaper than a mask
+                return None
             return lost.masked_fill_(lost <= covered, 0.0)
 
         shape = tuple(self._output.shape)
         slabs = largest_by_slab(shape, news, device=self._output.device)
-        return _Walk(error=error, moved=moved, news=slabs)
+        return _Walk(error=max(errors), moved=max(moves), news=slabs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,20 +256,22 @@ class _Walk:
     news: Slabs
 
 
-def _largest_ratio(error: torch.Tensor, whole: torch.Tensor) -> float:
-    """The largest finite ratio of two tensors, at least 0; `whole` is never 0."""
+def _largest_ratio(error: torch.Tensor, whole: torch.Tensor) -> tuple[float, bool]:
+    """The largest finite ratio of two tensors, at least 0, and True if all are finite; `whole` is
+    never 0."""
     ratio = error / whole
     largest = float(ratio.max())
-    if not math.isfinite(largest):
-        largest = float(ratio.nan_to_num_(0.0, 0.0, 0.0).max())
-    return largest
+    if math.isfinite(largest):
+        return largest, True
+    return float(ratio.nan_to_num_(0.0, 0.0, 0.0).max()), False
 
 
 def _errors_of_rows(
     model: Any, inputs: list[Any], outputs: Outputs, *, changed: list[int], **terms: Any
 ) -> OwnErrors:
     """Errors of the first rows of a batch, taken for all; unknown where rows are not alike."""
-    unknown = OwnErrors(packed=[torch.zeros(0) for _ in outputs], largest=0.0)
+    scales: list[Scales | None] = [None for _ in outputs]
+    unknown = OwnErrors(packed=[torch.zeros(0) for _ in outputs], largest=0.0, scales=scales)
     batch = next((one.shape[0] for one in leaves(inputs) if one.ndim), 0)
     rows = batch // ROWS_DIVISOR
     if not 0 < rows < batch or any(not one.ndim or one.shape[0] != batch for one in outputs):
@@ -272,7 +292,7 @@ def _errors_of_rows(
         spread(one, tuple(result.shape), tuple(output.shape))
         for one, result, output in zip(found.packed, results, outputs, strict=True)
     ]
-    return OwnErrors(packed=packed, largest=found.largest)
+    return OwnErrors(packed=packed, largest=found.largest, scales=scales)
 
 
 def _is_start(part: torch.Tensor, whole: torch.Tensor) -> bool:
@@ -323,16 +343,29 @@ def _to_tf32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _nudged(value: torch.Tensor) -> torch.Tensor:
-    """Continuous values moved by up to half of their last bit, in float64. Half precision stays:
-    what is computed from it has finer steps."""
+    """Continuous values moved by up to half of their last bit, in float64; noise of 16 bits is fine
+    enough. Half precision stays: what is computed from it has finer steps."""
     is_wide = value.is_floating_point() and value.itemsize >= 4
     if not is_wide or not value.numel() or is_categorical(value):
         return _to_double(value)
     made = torch.empty_like(value, dtype=torch.float64)
-    for block in blocks_of(value):
-        noise = torch.rand_like(value[block], dtype=torch.float64).mul_(2).sub_(1)
-        noise.mul_(torch.finfo(value.dtype).eps / 2).add_(1)
-        torch.mul(noise, value[block], out=made[block])
+    step = torch.finfo(value.dtype).eps / 2 / -NOISE_LEAST
+
+    def move(block: Block, noise: torch.Tensor) -> None:
+        part = value[block]
+        noise = noise.view(part.shape).to(torch.float64)
+        torch.mul(noise.add_(0.5).mul_(step).add_(1), part, out=made[block])
+
+    left = torch.empty(0, dtype=torch.int16, device=value.device)
+    with THREADS.each(move) as moved:
+        for block in blocks_of(value):
+            num = value[block].numel()
+            words = -(-(num - len(left)) // NOISE_A_WORD)
+            drawn = torch.empty(words, dtype=torch.int64, device=value.device)
+            noise = drawn.random_(torch.iinfo(torch.int64).min, None).view(torch.int16)
+            noise = torch.cat([left, noise]) if len(left) else noise
+            left = noise[num:]
+            moved(block, noise[:num])
     return made
 
 

@@ -23,15 +23,18 @@ CUDA events behind a flush of 256 MB; Dr.Kernel: without a flush) is not reprodu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from forge.evalpool.judge.numbers.compare import Expected, decode, mismatch
+from forge.evalpool.judge.channel.values import decode
+from forge.evalpool.judge.numbers.compare import Expected, mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from forge.evalpool.judge.channel.shm import Data
 
 FORGE = "forge"
 NUM_TRIALS = 5
@@ -42,7 +45,7 @@ ONE_TENSOR = "Model returns several tensors, and this protocol compares one: not
 class Comparison(Protocol):
     """Compares an output's bytes with the expected values; None if they agree."""
 
-    def __call__(self, expected: Expected, data: bytes, *, name: str) -> str | None:
+    def __call__(self, expected: Expected, data: Data, *, name: str) -> str | None:
         """The first mismatch in one line; None if there is none."""
 
 
@@ -58,7 +61,7 @@ class OtherProtocol:
         """The comparison of outputs at a problem's precision."""
         allowed = self.tolerances[precision]
 
-        def compare(expected: Expected, data: bytes, *, name: str) -> str | None:
+        def compare(expected: Expected, data: Data, *, name: str) -> str | None:
             return allclose_mismatch(expected, data, tolerance=allowed, name=name)
 
         return compare
@@ -74,9 +77,7 @@ PROTOCOLS: Mapping[str, OtherProtocol] = {
 """Protocols beside `forge`, by name."""
 
 
-def allclose_mismatch(
-    expected: Expected, data: bytes, *, tolerance: float, name: str
-) -> str | None:
+def allclose_mismatch(expected: Expected, data: Data, *, tolerance: float, name: str) -> str | None:
     """The first mismatch in the sense of `torch.allclose(reference, candidate)`: NaN differs from
     everything, and the relative tolerance is of the candidate's value. Booleans must be equal."""
     if expected.spec.dtype == "bool":
@@ -87,4 +88,4 @@ def allclose_mismatch(
     both_nan = np.isnan(got) & np.isnan(expected.values)
     if both_nan.any():
         return f"{name} has NaN where Model has NaN: torch.allclose refuses both"
-    return mismatch(replace(expected, allowed=allowed, integers=None), data, name=name)
+    return mismatch(expected, data, name=name, allowed=allowed)

@@ -19,7 +19,7 @@ import torch
 
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.finite import widened
-from forge.evalpool.judge.numbers.slabs import Slabs, root_mean_squares, unpack_errors
+from forge.evalpool.judge.numbers.slabs import Scales, Slabs, scales_of, unpack_errors
 from forge.evalpool.judge.numbers.tolerance import (
     ERROR_FACTOR,
     HALF_FLOOR,
@@ -57,13 +57,18 @@ both by chance."""
 
 
 def with_shares(
-    outputs: Sequence[torch.Tensor], errors: Sequence[torch.Tensor], *, precision: str
+    outputs: Sequence[torch.Tensor],
+    errors: Sequence[torch.Tensor],
+    *,
+    precision: str,
+    scales: Sequence[Scales | None] = (),
 ) -> list[torch.Tensor]:
     """The packed own errors of one output on each set, and behind them the least scale of each
     slab, in rms of the whole output, as `unpack_errors` reads them.
 
     Args:
         outputs, errors: of each set, the first as given; the errors are a packed `Slabs`, or empty.
+        scales: of each output, as far as they are known.
     """
     first = outputs[0]
     shape = tuple(first.shape)
@@ -74,17 +79,18 @@ def with_shares(
     groups, limits = families(shape), floors_of(name, precision, shape)
     floor, close = floor_of(name, precision), tolerance(name, precision) / ERROR_FACTOR
     precise = PRECISE_HALF if floor == HALF_FLOOR else PRECISE
-    scales = [root_mean_squares(widened(one)) for one in outputs]
+    known = zip(scales or [None] * len(outputs), outputs, strict=True)
+    sizes = [(one or scales_of(widened(output))).slabs() for one, output in known]
     own = [unpack_errors(shape, one)[0] for one in errors]
-    shares = _shares(scales, own, limits=limits, precise=precise)
+    shares = _shares(sizes, own, limits=limits, precise=precise)
     usual = _usual_size(first)
     rounding = ROUNDINGS * torch.finfo(first.dtype if first.itemsize == 8 else torch.float32).eps
     made: list[torch.Tensor] = []
-    for number, (scale, error, packed) in enumerate(zip(scales, own, errors, strict=True)):
+    for number, (scale, error, packed) in enumerate(zip(sizes, own, errors, strict=True)):
         if error is None:  # the scale is that of slabs of which nothing is known
             made.append(packed)
             continue
-        typical = min(floor * scales[0].whole, MAX_TYPICAL * scale.whole) if number else 0.0
+        typical = min(floor * sizes[0].whole, MAX_TYPICAL * scale.whole) if number else 0.0
         least = typical * close
         if scale.whole < VANISHED * usual:
             least = max(least, rounding * usual)

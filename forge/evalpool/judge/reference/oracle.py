@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import TensorSpec, offsets
+from forge.evalpool.judge.numbers.blocks import THREADS
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     dtype_name,
@@ -40,7 +41,6 @@ from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.own_error import count_work, has_products, rounding_of
 from forge.evalpool.judge.numbers.sizes import require_room
-from forge.evalpool.judge.reference import heap
 from forge.evalpool.judge.reference.construct import construct, parameters_made
 from forge.evalpool.judge.reference.hub import config_fields, replace_hub
 from forge.evalpool.judge.reference.progress import reported
@@ -56,7 +56,9 @@ Tree = list[Any]
 IDLE_S = 1e9
 """Wait for the judge: no limit, since an oracle ends when the judge closes the socket."""
 LARGE_BYTES = 8 << 20
-"""Tensors of a draw behind which free memory goes back to the system."""
+"""Tensors of a draw behind which free memory goes back to the system, and for which it has several
+threads."""
+MAX_THREADS = 8
 FIRST_SEED = torch.initial_seed()
 """Torch's default: a candidate, too, can draw the constants that a source draws at import."""
 
@@ -145,7 +147,6 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
     if terms.device != "cpu":
         torch.cuda.init()  # a generator that is made later would have torch's own seed
         torch.cuda.set_per_process_memory_fraction(request["memory_share"])
-    num_ooms = _num_ooms(terms)
     replace_hub(request["source"])
     if terms.device == "cpu":
         needed = require_room(
@@ -155,6 +156,26 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
             max_bytes=terms.max_bytes,
         )
         heap.keep_freed(needed, memory_bytes=terms.max_bytes)
+        THREADS.use(_num_threads(needed))
+    try:
+        return _computed(request, terms)
+    except Unjudgeable as error:
+        if THREADS.num == 1 or not error.varies:
+            raise
+    THREADS.use(1)  # sums of several threads may be added in any order
+    return _computed(request, terms)
+
+
+def _num_threads(needed: int | None) -> int:
+    """Threads for a problem whose tensors have as many bytes. Small tensors are done sooner than a
+    thread begins."""
+    if needed is None or needed < LARGE_BYTES:
+        return 1
+    return min(MAX_THREADS, len(os.sched_getaffinity(0)))
+
+
+def _computed(request: dict[str, Any], terms: Terms) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    num_ooms = _num_ooms(terms)
     module = types.ModuleType("problem")
     with torch.no_grad():
         torch.manual_seed(FIRST_SEED)
@@ -271,12 +292,16 @@ def _fill(frame: frames.Frame, tensors: list[torch.Tensor]) -> None:
         return
     memory = mmap.mmap(fd, num_bytes)
     os.close(fd)
-    for tensor, spec, start in zip(tensors, specs, starts, strict=True):
-        if spec.num_bytes:
-            target = torch.frombuffer(
-                memory, dtype=tensor.dtype, count=tensor.numel(), offset=start
-            )
+
+    def write(tensor: torch.Tensor, start: int) -> None:
+        if tensor.numel():
+            count, dtype = tensor.numel(), tensor.dtype
+            target = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
             target.copy_(tensor.flatten())
+
+    with THREADS.each(write) as written:
+        for number, (tensor, start) in enumerate(zip(tensors, starts, strict=True)):
+            (written if number % THREADS.num else write)(tensor, start)
 
 
 def _fill_block(fd: int, num_bytes: int, tensors: list[torch.Tensor], starts: list[int]) -> None:

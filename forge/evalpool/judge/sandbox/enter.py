@@ -112,8 +112,8 @@ class ChildLimits:
     memory_bytes: int | None
     """Address space beyond the mapped one; None on a GPU, where CUDA reserves more than there is
     memory."""
-    core: int | None = None
-    """The only core that it and its own children may run on."""
+    cores: tuple[int, ...] = ()
+    """The only cores that it and its own children may run on; none for all."""
     num_siblings: int = 1
     """Number of concurrent children, this one included."""
 
@@ -274,8 +274,8 @@ def _be_first_to_go(proc: int) -> None:
 
 
 def _limit(limits: ChildLimits, around: Surroundings) -> None:
-    if limits.core is not None:
-        os.sched_setaffinity(0, {limits.core})
+    if limits.cores:
+        os.sched_setaffinity(0, limits.cores)
     if limits.memory_bytes is not None:
         address_space = around.mapped_bytes + limits.memory_bytes
         _set_limit(resource.RLIMIT_AS, address_space)

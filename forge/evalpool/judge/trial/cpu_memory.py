@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from forge.evalpool.judge.channel.values import is_same
 from forge.evalpool.judge.numbers.compare import is_unwritten, mismatch
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 
@@ -23,8 +24,10 @@ class CpuMemory:
     memory: mmap.mmap
     compare: Comparison | None = None
     """Comparison of another protocol, which looks at one output; None for ours."""
-    _left: bytes = b""
-    """Private copy of what the last call left."""
+    _left: dict[int, memoryview[int]] = field(default_factory=dict[int, Any])
+    """Private copies of what the last call left, by place."""
+    _loaded: int | None = None
+    """The set that lies in the memory, as long as no call has run on it."""
 
     @property
     def num_sets(self) -> int:
@@ -47,29 +50,36 @@ class CpuMemory:
         A program may write to the parameters that the reference writes to: no state may live there
         from one call to the next.
         """
-        reference = self.reference
-        for place in _kept_places(reference):
-            start = reference.starts[place]
-            end = start + reference.specs[place].num_bytes
-            self.memory[start:end] = reference.image[start:end]
-        reference.load(self.memory, number)
+        if self._loaded == number:
+            return
+        for place in _kept_places(self.reference):
+            self.reference.write(self.memory, place)
+        self.reference.load(self.memory, number)
+        self._loaded = number
 
     def restore(self, number: int) -> None:
         """Writes everything as it is before the first call on an input set."""
-        self.memory[:] = self.reference.image
+        for place in range(len(self.reference.specs)):
+            self.reference.write(self.memory, place)
+        self._loaded = None
         self.load(number)
 
     def take(self) -> None:
-        """Copies what a call left."""
-        self._left = self.memory[:]
+        """Copies what a call left in outputs and in what the reference changes."""
+        self._loaded = None
+        with memoryview(self.memory) as whole:
+            for place in self._compared_places():
+                with self.reference.part(whole, place) as part:
+                    if place not in self._left:
+                        self._left[place] = memoryview(bytearray(len(part)))
+                    self._left[place][:] = part
 
     def is_unwritten(self, number: int) -> bool:
         """True if no output differs from its poison."""
         one = self.reference.sets[number]
         pairs = zip(one.expected, one.slots, strict=True)
         return bool(one.slots) and all(
-            is_unwritten(expected, self.reference.read(self._left, slot))
-            for expected, slot in pairs
+            is_unwritten(expected, self._left[slot]) for expected, slot in pairs
         )
 
     def mismatch(self, number: int) -> str | None:
@@ -78,16 +88,14 @@ class CpuMemory:
         if self.compare is not None:
             if len(one.slots) != 1 or self.is_sequence:
                 return ONE_TENSOR
-            left = self.reference.read(self._left, one.slots[0])
-            return self.compare(one.expected[0], left, name="output")
+            return self.compare(one.expected[0], self._left[one.slots[0]], name="output")
         for index, (expected, slot) in enumerate(zip(one.expected, one.slots, strict=True)):
             name = "output" if len(one.slots) == 1 else f"output {index}"
-            found = mismatch(expected, self.reference.read(self._left, slot), name=name)
+            found = mismatch(expected, self._left[slot], name=name)
             if found is not None:
                 return found
         for index, expected in one.changed.items():
-            got = self.reference.read(self._left, one.places[index])
-            found = mismatch(expected, got, name=f"input {index}")
+            found = mismatch(expected, self._left[one.places[index]], name=f"input {index}")
             if found is not None:
                 return f"Model changes its input in place, do as it does: {found}"
         return self._state_mismatch(number)
@@ -97,8 +105,8 @@ class CpuMemory:
         alone, or as the reference leaves it."""
         reference, places = self.reference, dict(self.reference.request["state"])
         for name, expected in reference.sets[number].state.items():
-            got = reference.read(self._left, places[name])
-            if got == reference.read(reference.image, places[name]):
+            got, before = self._left[places[name]], reference.contents[places[name]]
+            if before is not None and is_same(got, before):
                 continue
             found = mismatch(expected, got, name=f"parameter {name}")
             if found is not None:
@@ -107,7 +115,18 @@ class CpuMemory:
 
     def are_inputs_kept(self, number: int) -> bool:
         """True if the call left alone what the reference leaves alone."""
-        return self.reference.are_inputs_kept(self._left, number)
+        with memoryview(self.memory) as whole:
+            return self.reference.are_inputs_kept(whole, number)
+
+    def _compared_places(self) -> set[int]:
+        """Places of outputs, and of what the reference changes, in any set."""
+        states = dict(self.reference.request["state"])
+        found = set[int]()
+        for one in self.reference.sets:
+            found.update(one.slots)
+            found.update(one.places[position] for position in one.changed)
+            found.update(states[name] for name in one.state)
+        return found
 
     def variant(self, number: int) -> str:
         """Name of the set's distribution."""

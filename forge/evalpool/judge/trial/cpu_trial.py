@@ -163,8 +163,7 @@ class CpuTrials(Trials):
                 names=reference.names,
                 uid=candidate.uid,
             )
-        with shared_memory(len(reference.image)) as (fd, memory):
-            memory[:] = reference.image
+        with shared_memory(reference.memory_bytes) as (fd, memory):
             mapped = CpuMemory(reference, memory, compare)
             evaluator = Evaluator(
                 code=candidate.code,

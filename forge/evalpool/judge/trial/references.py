@@ -12,15 +12,24 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec, offsets, shared_memory
+from forge.evalpool.judge.channel.shm import (
+    LARGE_BYTES,
+    LayoutError,
+    TensorSpec,
+    offsets,
+    shared_memory,
+    taken,
+)
+from forge.evalpool.judge.channel.values import fill, is_same, unwritten_byte
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
-from forge.evalpool.judge.numbers.compare import Expected, unwritten
+from forge.evalpool.judge.numbers.compare import Expected
 from forge.evalpool.judge.numbers.tolerance import rounding_in
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Collection, Generator
 
+    from forge.evalpool.judge.channel.shm import Data
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.records.problem import ReferenceModule
 
@@ -98,12 +108,13 @@ def max_uses(num_expected: int) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Reference:
-    """One draw of a problem. `request` and `image` go to a candidate; the rest never does."""
+    """One draw of a problem. `request` and `contents` go to a candidate; the rest never does."""
 
     request: dict[str, Any]
     """Body of the CANDIDATE frame, but for the code."""
-    image: bytes
-    """The shared memory before the first call: inputs, parameters, unwritten slots."""
+    contents: list[Data | None]
+    """Tensors of the shared memory before the first call: inputs and parameters; None for an
+    unwritten slot."""
     starts: list[int]
     specs: list[TensorSpec]
     sets: list[InputSet]
@@ -120,7 +131,7 @@ class Reference:
     @property
     def max_uses(self) -> int:
         """Candidates that one draw may serve."""
-        return max_uses(sum(one.values.size for one in self.sets[0].expected))
+        return max_uses(sum(one.size for one in self.sets[0].expected))
 
     @property
     def io_bytes(self) -> int:
@@ -129,42 +140,60 @@ class Reference:
         return sum(self.specs[index].num_bytes for index in (*one.places, *one.slots))
 
     @property
+    def memory_bytes(self) -> int:
+        """Length of the shared memory."""
+        return int(self.request["num_bytes"])
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the inputs, parameters and outputs of one call."""
         places = [place for _, place in self.request["state"]]
         return self.io_bytes + sum(self.specs[place].num_bytes for place in places)
 
+    def prepare(self) -> None:
+        """Computes what the comparisons would compute, in their order, beside capture and calls."""
+        for one in self.sets:
+            for expected in (*one.expected, *one.changed.values()):
+                expected.prepare()
+
     def has_elements(self, number: int) -> bool:
         """True if a call on an input set has something to compute."""
         one = self.sets[number]
-        return any(expected.values.size for expected in (*one.expected, *one.changed.values()))
+        return any(expected.size for expected in (*one.expected, *one.changed.values()))
 
-    def read(self, memory: bytes, index: int) -> bytes:
-        """Bytes of a tensor in the memory that the oracle filled."""
-        start = self.starts[index]
-        return memory[start : start + self.specs[index].num_bytes]
+    def write(self, memory: mmap.mmap, place: int) -> None:
+        """One tensor of the memory as it is before the first call."""
+        self._write(memory, place, self.contents[place])
 
     def load(self, memory: mmap.mmap, number: int) -> None:
         """One input set to where a candidate finds it; its outputs unwritten."""
         one = self.sets[number]
-        for index, content in zip(one.places, one.contents, strict=True):
-            self._write(memory, index, content)
-        for index in one.slots:
-            self._write(memory, index, unwritten(self.specs[index]))
+        for place, content in zip(one.places, one.contents, strict=True):
+            self._write(memory, place, content)
+        for place in one.slots:
+            self._write(memory, place, None)
 
-    def are_inputs_kept(self, memory: bytes, number: int) -> bool:
+    def are_inputs_kept(self, memory: memoryview[int], number: int) -> bool:
         """True if a call left alone what the reference leaves alone."""
         one = self.sets[number]
         pairs = enumerate(zip(one.places, one.contents, strict=True))
         return all(
-            self.read(memory, index) == content
-            for position, (index, content) in pairs
+            is_same(self.part(memory, place), content)
+            for position, (place, content) in pairs
             if position not in one.changed
         )
 
-    def _write(self, memory: mmap.mmap, index: int, content: bytes) -> None:
-        start = self.starts[index]
-        memory[start : start + len(content)] = content
+    def part(self, memory: memoryview[int], place: int) -> memoryview[int]:
+        """Bytes of a tensor in the memory."""
+        start = self.starts[place]
+        return memory[start : start + self.specs[place].num_bytes]
+
+    def _write(self, memory: mmap.mmap, place: int, content: Data | None) -> None:
+        start, spec = self.starts[place], self.specs[place]
+        if content is None:
+            fill(memory, start=start, num_bytes=spec.num_bytes, byte=unwritten_byte(spec))
+        else:
+            memory[start : start + len(content)] = content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +203,7 @@ class InputSet:
     tree: Tree
     places: tuple[int, ...]
     """Places of its input tensors, by index into the tensors of the memory."""
-    contents: tuple[bytes, ...]
+    contents: tuple[Data, ...]
     slots: tuple[int, ...]
     """Places in which a call leaves its outputs."""
     expected: tuple[Expected, ...]
@@ -216,6 +245,7 @@ class References:
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, Reference] = OrderedDict()
         self._failures = KnownFailures()
+        self._ahead = ThreadPoolExecutor(1, "tolerances")
 
     def get(self, problem: ReferenceModule) -> Reference:
         """Raises ReferenceFailed, or ZygoteGone."""
@@ -227,6 +257,8 @@ class References:
                 self._failures.require_unknown(key)
                 with self._failures.noted(key):
                     cached = self._cache[key] = self._draw(problem)
+                if cached.memory_bytes >= LARGE_BYTES:
+                    self._ahead.submit(cached.prepare)
             self._cache.move_to_end(key)
             while len(self._cache) > MAX_PROBLEMS or (
                 len(self._cache) > 1 and self._size() > MAX_CACHED_BYTES
@@ -236,11 +268,13 @@ class References:
             return cached
 
     def end_idle(self) -> None:
-        """Ends the oracle that waits for a problem."""
+        """Ends the oracle that waits for a problem, and a thread."""
         self._oracles.clear()
+        self._ahead.shutdown(cancel_futures=True)
+        self._ahead = ThreadPoolExecutor(1, "tolerances")
 
     def _size(self) -> int:
-        return sum(len(one.image) * 4 for one in self._cache.values())
+        return sum(one.memory_bytes * 4 for one in self._cache.values())
 
     def _draw(self, problem: ReferenceModule) -> Reference:
         """Draws inputs as the problem gives them alone, if any others end its oracle."""
@@ -295,12 +329,12 @@ class References:
         starts, num_bytes = offsets(specs)
         if num_bytes > self._max_bytes:
             raise OutOfMemory
-        with shared_memory(num_bytes) as (fd, memory):
+        with shared_memory(num_bytes, is_returned=True) as (fd, memory):
             frames.send(oracle.sock, Kind.FILL, {}, fds=(fd,))
             deadline = time.monotonic() + self._timeout_s
             frames.receive(oracle.sock, deadline=deadline, expected=(Kind.DONE,))
-            data = memory[:]
-        parts = [
+            data = taken(fd, memory)
+        parts: list[Data] = [
             data[start : start + spec.num_bytes] for start, spec in zip(starts, specs, strict=True)
         ]
         try:
@@ -331,12 +365,12 @@ def receive_answer(sock: socket.socket, *, timeout_s: float, draw_timeout_s: flo
 class _Builder:
     """Arranges an oracle's tensors into a candidate's memory: inputs, parameters, slots."""
 
-    def __init__(self, specs: list[TensorSpec], parts: list[bytes], *, precision: str) -> None:
+    def __init__(self, specs: list[TensorSpec], parts: list[Data], *, precision: str) -> None:
         self._specs = specs
         self._parts = parts
         self._precision = precision
         self._chosen: list[TensorSpec] = []
-        self._contents: list[bytes] = []
+        self._contents: list[Data | None] = []
         self._places: dict[str, tuple[int, ...]] = {}
 
     def build(self, layout: dict[str, Any]) -> Reference:
@@ -349,9 +383,6 @@ class _Builder:
         state_names = [str(name) for name, _ in layout["state"]]
         state_places = self._take("state", [index for _, index in layout["state"]])
         starts, num_bytes = offsets(self._chosen)
-        image = bytearray(num_bytes)
-        for start, content in zip(starts, self._contents, strict=True):
-            image[start : start + len(content)] = content
         tensors = [
             [spec.dtype, list(spec.shape), start]
             for spec, start in zip(self._chosen, starts, strict=True)
@@ -367,7 +398,7 @@ class _Builder:
         }
         return Reference(
             request=request,
-            image=bytes(image),
+            contents=self._contents,
             starts=starts,
             specs=self._chosen,
             sets=sets,
@@ -427,7 +458,7 @@ class _Builder:
             self._places[key] = tuple(taken)
         return self._places[key]
 
-    def _append(self, spec: TensorSpec, content: bytes) -> int:
+    def _append(self, spec: TensorSpec, content: Data | None) -> int:
         self._chosen.append(spec)
         self._contents.append(content)
         return len(self._chosen) - 1
@@ -444,7 +475,7 @@ class _Builder:
         specs = [one.spec for one in expected]
         key = f"slots {specs}"
         if key not in self._places:
-            self._places[key] = tuple(self._append(spec, unwritten(spec)) for spec in specs)
+            self._places[key] = tuple(self._append(spec, None) for spec in specs)
         return self._places[key]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forge.config.schema import with_half_a_card
 from forge.errors import MachineError
 from forge.runner.plan.gpu_fit import fit
 from forge.runner.plan.machine import CORES_PER_CARD
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from forge.runner.plan.machine import Machine
 
 HEAD = "head"
+HALVES = 2
 NAMES = {"train": "nodes for ranks", "serve": "engines", "judge": "judges"}
 """Names of children in messages, by role."""
 
@@ -71,12 +73,15 @@ class _Demand:
     cores_each: int
     labels: Mapping[str, str]
     needs_all: bool
+    halves: bool = False
+    """True if each takes half of a card."""
     """True if the run does not start while one of them has no room."""
     most_a_node: int | None = None
     """Most of them on one node; None for as many as have room."""
 
     def __str__(self) -> str:
         each = _count(self.gpus_each, "GPU") if self.gpus_each else _count(self.cores_each, "core")
+        each = "half a GPU" if self.halves else each
         pairs = ", ".join(f"{key}={value}" for key, value in self.labels.items())
         return f"{each} each{f', labelled {pairs}' if pairs else ''}"
 
@@ -88,6 +93,7 @@ class _Node:
     name: str
     gpus: tuple[Gpu, ...]
     free: list[Gpu]
+    """Each card twice: its halves follow one another."""
     free_cores: int
     labels: dict[str, str] = field(default_factory=dict[str, str])
     taken: list[tuple[_Demand, int, int, tuple[Gpu, ...]]] = field(
@@ -100,18 +106,26 @@ class _Node:
         if any(self.labels.get(key, value) != value for key, value in demand.labels.items()):
             return 0
         if demand.gpus_each:
-            room = len(self.free) // demand.gpus_each
+            room = len(self._free_for(demand)) // demand.gpus_each
         else:
             room = self.free_cores // demand.cores_each
         return room if demand.most_a_node is None else min(room, demand.most_a_node)
 
     def take(self, demand: _Demand, *, first: int, count: int) -> None:
         """Give room to children of a role."""
-        num = count * demand.gpus_each
-        cards, self.free = tuple(self.free[:num]), self.free[num:]
+        cards = tuple(self._free_for(demand)[: count * demand.gpus_each])
+        for card in cards if demand.halves else (*cards, *cards):
+            self.free.remove(card)
         self.free_cores -= 0 if demand.gpus_each else count * demand.cores_each
         self.labels |= demand.labels
         self.taken.append((demand, first, count, cards))
+
+    def idle(self) -> list[Gpu]:
+        """Cards of which nothing is taken."""
+        return [gpu for gpu in self.gpus if self.free.count(gpu) == HALVES]
+
+    def _free_for(self, demand: _Demand) -> list[Gpu]:
+        return self.free if demand.halves else self.idle()
 
 
 def plan_nodes(
@@ -126,7 +140,7 @@ def plan_nodes(
         return (), ()
     nodes = [
         _Node(
-            name=f"node {number}", gpus=gpus, free=list(gpus),
+            name=f"node {number}", gpus=gpus, free=[gpu for gpu in gpus for _ in range(HALVES)],
             free_cores=len(gpus) * CORES_PER_CARD,
         )
         for number, gpus in enumerate(machine.nodes, start=1)
@@ -152,11 +166,13 @@ def _demands(experiment: Experiment, placement: Placement) -> Iterator[_Demand]:
         yield _Demand(
             role="serve", count=serve.replicas, gpus_each=serve.tensor_parallel * on_gpu,
             cores_each=serve.threads, labels=table.serve_labels, needs_all=True,
+            halves=on_gpu and table.share_gpus,
         )  # fmt: skip
     if table.judges and needs_judges(experiment):
+        on_gpu = table.judge_on == "gpu"
         yield _Demand(
-            role="judge", count=table.judges, gpus_each=int(table.judge_on == "gpu"),
-            cores_each=1, labels=table.judge_labels, needs_all=False,
+            role="judge", count=table.judges, gpus_each=int(on_gpu), cores_each=1,
+            labels=table.judge_labels, needs_all=False, halves=on_gpu and table.share_gpus,
         )  # fmt: skip
 
 
@@ -192,6 +208,9 @@ def _planned(experiment: Experiment, node: _Node, head: Placement) -> NodePlan:
             judges += cards
     layout = Placement(serve=tuple(serve), judge=tuple(judges), engine=head.engine)
     by_gpu: Mapping[str, Mapping[str, int]] = {}
+    if experiment.cluster.share_gpus:
+        serve_table = with_half_a_card(experiment.serve)
+        experiment = experiment.model_copy(update={"serve": serve_table})
     if layout.gpus:
         try:
             by_gpu = fit(experiment, layout, users={}).bytes_by_gpu
@@ -203,7 +222,7 @@ def _planned(experiment: Experiment, node: _Node, head: Placement) -> NodePlan:
         else _role(demand.role, cards, by_gpu, first=first, count=count)
         for demand, first, count, cards in node.taken
     ]
-    return _node_plan(node.name, node.gpus, roles, idle=node.free, labels=node.labels)
+    return _node_plan(node.name, node.gpus, roles, idle=node.idle(), labels=node.labels)
 
 
 def _ranks(head: Placement, cards: tuple[Gpu, ...], *, number: int) -> NodeRole:

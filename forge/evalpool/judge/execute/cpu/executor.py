@@ -108,6 +108,10 @@ class CpuExecutor:
         """A tensor of the program as a contiguous copy of raw elements (unsigned integers)."""
         return self.sections.tensors.read(tensor)
 
+    def copy(self, tensor: int, target: NDArray[np.uint8]) -> None:
+        """Writes a tensor of the program, contiguous, over as many bytes."""
+        self.sections.tensors.copy(tensor, target)
+
     def scalar(self, tensor: int) -> bool | int | float:
         """Value of a tensor of one element."""
         return self.sections.tensors.torch(tensor).item()

@@ -56,6 +56,11 @@ class Tensors:
         one = self.program.tensors[number]
         return np.array(self._raw(number), order="C").reshape(one.shape)
 
+    def copy(self, number: int, target: NDArray[np.uint8]) -> None:
+        """Writes a tensor's raw elements, contiguous, over as many bytes."""
+        raw = self._raw(number)
+        np.ndarray(raw.shape, raw.dtype, buffer=target)[...] = raw
+
     def outputs(self) -> list[NDArray[Any]]:
         """Copies of the program's outputs."""
         return [self.read(number) for number in self.program.outputs]

@@ -86,9 +86,10 @@ def _simplex(tensor: torch.Tensor) -> Form | None:
     rows = rows_of(tensor, is_whole=True).float()
     if rows.shape[-1] < 2:
         return None
-    if bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() < SIMPLEX_ERROR).all()):
+    is_positive = all(bool((part >= 0).all()) for part in (rows[:1], rows))  # most end at once
+    if is_positive and bool(((rows.sum(-1) - 1).abs() < SIMPLEX_ERROR).all()):
         return Form.PROBABILITIES
-    is_low = bool((rows <= SIMPLEX_ERROR).all())
+    is_low = all(bool((part <= SIMPLEX_ERROR).all()) for part in (rows[:1], rows))
     if is_low and bool((rows.logsumexp(-1).abs() < SIMPLEX_ERROR).all()):
         return Form.LOG_PROBABILITIES
     return None

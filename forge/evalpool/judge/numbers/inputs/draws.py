@@ -14,15 +14,17 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 
+from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     call,
     dtype_name,
+    is_equal,
     laid_out,
     leaves,
     replaced,
@@ -46,6 +48,9 @@ from forge.evalpool.judge.numbers.inputs.traits import (
 from forge.evalpool.judge.numbers.inputs.variants import Freedom, avoid_bf16_, vary_
 from forge.evalpool.judge.numbers.own_error import errors_of, root_mean_square
 from forge.evalpool.judge.numbers.tolerance import tolerance
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.numbers.slabs import Scales
 
 MAX_OWN_ERROR = 10.0
 """In tolerances: largest own error of eager on the inputs as given. It is added to what a candidate
@@ -104,6 +109,8 @@ class InputSet:
     """Parameters that the reference changes, as it leaves them; on a CPU."""
     own_error: float = 0.0
     """The largest of `errors`, in tolerances."""
+    scales: list[Scales | None] = field(default_factory=list["Scales | None"])
+    """Scales of each of `outputs`, as far as they are known."""
 
     @property
     def is_given(self) -> bool:
@@ -330,24 +337,27 @@ class Draws:
                 _require_same(self._model, made, self._terms)
             if (error := made.own_error) <= limit:
                 if self._given is None:
-                    self._traits = Traits.of(inputs)
-                    self._given = replaced(inputs, discrete_alone)
-                    operands = operands_of(inputs, domains_of(inputs))
-                    self.num_huge = max(1, min(MAX_HUGE, len(operands)))
-                    self._finite_share = _finite_share(made.outputs)
-                    self._is_copy = any(
-                        Agreement(self._terms.tolerated)([output], [one])
-                        for output in made.outputs
-                        for one in leaves(inputs)
-                        if one.shape == output.shape and one.dtype is output.dtype
-                    )
-                    self._has_positions = any(one.dtype in POSITIONS for one in made.outputs)
-                    self._typical = [
-                        root_mean_square(one) if one.is_floating_point() else 0.0
-                        for one in made.outputs
-                    ]
+                    self._learn(made, inputs)
                 return made
         raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
+
+    def _learn(self, made: InputSet, inputs: list[Any]) -> None:
+        """Takes note of the first set, to which all others are related."""
+        domains = domains_of(inputs)
+        self._traits = Traits.of(inputs, domains)
+        self._given = replaced(inputs, lambda number, one: discrete_alone(one, domains.get(number)))
+        self.num_huge = max(1, min(MAX_HUGE, len(operands_of(inputs, domains))))
+        self._finite_share = _finite_share(made.outputs)
+        self._is_copy = any(
+            Agreement(self._terms.tolerated)([output], [one])
+            for output in made.outputs
+            for one in leaves(inputs)
+            if one.shape == output.shape and one.dtype is output.dtype
+        )
+        self._has_positions = any(one.dtype in POSITIONS for one in made.outputs)
+        self._typical = [
+            root_mean_square(one) if one.is_floating_point() else 0.0 for one in made.outputs
+        ]
 
     def _has_edges(self, variant: str) -> bool:
         """True for variants that may have edge values: zeros would leave nothing of a product."""
@@ -403,12 +413,14 @@ class Draws:
         has_state = self._terms.device == "cpu"
         inputs = self._laid_out(inputs)
         called = call(self._model, inputs, has_state=has_state)
-        if transposed := self._orders.keys() & set(called.changed()):
+        changed = called.changed()
+        if transposed := self._orders.keys() & set(changed):
             for number in transposed:
                 del self._orders[number]
             inputs = self._laid_out(inputs)
             called = call(self._model, inputs, has_state=has_state)
-        changed, state = called.changed(), called.state
+            changed = called.changed()
+        state = called.state
         outputs, form = called.results(changed), called.form
         del called  # at full size inputs are gigabytes
         if not outputs:
@@ -433,6 +445,7 @@ class Draws:
             changed=changed,
             state=state,
             form=form,
+            scales=errors.scales,
         )
 
     def _laid_out(self, inputs: list[Any]) -> list[Any]:
@@ -456,18 +469,25 @@ def _finite_share(outputs: list[torch.Tensor]) -> float:
     return num / max(1, sum(one.numel() for one in outputs))
 
 
+def _is_any_finite(tensor: torch.Tensor) -> bool:
+    """True if an element is finite, as one of the first block is in most tensors."""
+    with THREADS.held_back():
+        return any(bool(torch.isfinite(tensor[block]).any()) for block in blocks_of(tensor))
+
+
 def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
     """Raises Unjudgeable where a second run gives other outputs: dropout, random numbers. On a GPU
     the order of atomic additions may differ: there it must agree within the tolerance."""
     again = call(model, made.inputs).results(made.changed)
     for output, repeated in zip(made.outputs, again, strict=True):
         first, second = widened(output), widened(repeated)
-        if first.is_floating_point() and first.numel() and not bool(torch.isfinite(first).any()):
+        if first.is_floating_point() and first.numel() and not _is_any_finite(first):
             raise Unjudgeable("no value of the reference is finite: any answer would do")
-        a, b = first.nan_to_num(), second.nan_to_num()
-        if torch.equal(a, b):
+        if is_equal(first, second):
             continue
+        a, b = first.nan_to_num(), second.nan_to_num()
         close = tolerance(dtype_name(output), terms.tolerated)
         rms = a.double().square().mean().sqrt()
         if terms.device == "cpu" or float((a - b).abs().max()) > close * float(rms):
-            raise Unjudgeable("nondeterministic: two runs on the same inputs differ")
+            text = "nondeterministic: two runs on the same inputs differ"
+            raise Unjudgeable(text, varies=True)

@@ -99,7 +99,7 @@ def planned(kinds: Collection[Kind], num_sets: int) -> list[Kinds]:
     made: list[set[Kind]] = [set() for _ in range(num_sets)]
     homes = random.sample(made, num_sets)
     for one in homes[3:]:
-        one |= {kind for kind in kinds if random.random() < 0.5}
+        one |= {kind for kind in Kind if kind in kinds and random.random() < 0.5}
     alone = [kind for kind in Kind if kind in kinds and kind is not Kind.INTEGERS]
     for kind, home in zip(alone, [*homes, *homes[-1:] * len(alone)], strict=False):
         home.add(kind)

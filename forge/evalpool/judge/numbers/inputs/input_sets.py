@@ -98,7 +98,7 @@ def make_sets(
                 num_bytes += made.num_bytes()
             made = improved or made
         if (variants or sets) and not terms.is_plain:
-            search.note(made.inputs)
+            search.note(made.inputs, made.outputs)
         sets.append(made)
         num_bytes += made.num_bytes()
         if len(sets) >= 2 and num_bytes + made.num_bytes() > terms.max_bytes:
@@ -107,6 +107,7 @@ def make_sets(
         found = with_shares(
             [one.outputs[number] for one in sets],
             [one.errors[number] for one in sets],
+            scales=[one.scales[number] for one in sets],
             precision=terms.tolerated,
         )
         for one, error in zip(sets, found, strict=True):

@@ -27,24 +27,17 @@ class Traits:
     has_discrete: bool = False
 
     @classmethod
-    def of(cls, inputs: list[Any]) -> Traits:
-        """The traits of the inputs of the first set."""
+    def of(cls, inputs: list[Any], domains: Mapping[int, Domain]) -> Traits:
+        """The traits of the inputs of the first set, with these domains (`domains_of`)."""
         given = leaves(inputs)
         has_single = any(one.numel() == 1 and not one.is_complex() for one in given)
         tensors = [one for one in given if one.numel() > 1]
-        domains = [Domain.of(one) for one in tensors if one.is_floating_point()]
-        free = [one for one in domains if one.form is not Form.CATEGORICAL]
+        free = [one for one in domains.values() if one.form is not Form.CATEGORICAL]
         return cls(
             has_non_negative=any(one.is_non_negative for one in free),
             has_unit=any(one.is_unit for one in free),
             has_discrete=has_single or len(domains) < len(tensors) or len(free) < len(domains),
         )
-
-
-def is_discrete(value: torch.Tensor) -> bool:
-    """True for what is drawn anew and not varied: masks, indices, a single number."""
-    is_single = not value.is_floating_point() or value.numel() == 1
-    return is_single or Domain.of(value).form is Form.CATEGORICAL
 
 
 def domains_of(inputs: list[Any]) -> dict[int, Domain]:
@@ -64,11 +57,17 @@ def operands_of(inputs: list[Any], domains: Mapping[int, Domain]) -> list[int]:
     return sorted(found, key=lambda number: -given[number].numel())
 
 
-def discrete_alone(_: int, value: torch.Tensor) -> torch.Tensor:
-    """A discrete input, to compare later ones with; nothing of a large continuous one."""
+def discrete_alone(value: torch.Tensor, domain: Domain | None) -> torch.Tensor:
+    """An input that is drawn anew and not varied, as masks, indices and single numbers are, to
+    compare later ones with; nothing of a large continuous one.
+
+    Args:
+        domain: as `domains_of` has it.
+    """
     if not value.numel():
         return value
-    return value.clone() if is_discrete(value) else value.new_zeros(0)
+    is_discrete = domain is None or domain.form is Form.CATEGORICAL
+    return value.clone() if is_discrete else value.new_zeros(0)
 
 
 def orders_of(inputs: list[Any]) -> dict[int, tuple[int, ...]]:

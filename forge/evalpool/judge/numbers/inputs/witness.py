@@ -83,12 +83,17 @@ def blind_spots(
     spots: set[Spot],
     *,
     agree: Callable[[Outputs, Outputs], bool],
+    outputs: Outputs | None = None,
 ) -> set[Spot]:
     """The `spots` that the outputs do not depend on; all that are left once `run` has no runs
-    left."""
+    left.
+
+    Args:
+        outputs: of `inputs`, where they are known.
+    """
     if not spots:
         return set()
-    outputs = run(inputs)
+    outputs = run(inputs) if outputs is None else outputs
     if outputs is None or not are_finite(outputs):
         return spots
     found: set[Spot] = set()
@@ -125,11 +130,13 @@ class Search:
         self._runs_left = 0
         """Runs left to the search under way; each has its own."""
 
-    def note(self, inputs: list[Any]) -> None:
-        """Takes note of inputs that will be judged on."""
+    def note(self, inputs: list[Any], outputs: Outputs | None = None) -> None:
+        """Takes note of inputs that will be judged on, and of their outputs if known."""
         self._start(inputs)
         every = spots_of(inputs) if self._runs_left else set[Spot]()
-        self._blind = self._left(inputs, every if self._blind is None else self._blind & every)
+        spots = every if self._blind is None else self._blind & every
+        self._runs_left -= outputs is not None and self._runs_left > 0  # they were a run, too
+        self._blind = self._left(inputs, spots, outputs)
 
     def improve(
         self, inputs: list[Any], *, kept: Collection[int] = frozenset()
@@ -168,8 +175,10 @@ class Search:
         self._runs_left -= 1
         return self._reference(inputs)
 
-    def _left(self, inputs: list[Any], spots: set[Spot]) -> set[Spot]:
-        return blind_spots(self._run, inputs, spots, agree=self._agree)
+    def _left(
+        self, inputs: list[Any], spots: set[Spot], outputs: Outputs | None = None
+    ) -> set[Spot]:
+        return blind_spots(self._run, inputs, spots, agree=self._agree, outputs=outputs)
 
 
 def plant(inputs: list[Any], spots: set[Spot], *, attempt: int) -> list[Any]:

@@ -109,7 +109,11 @@ def _scaled_exponential(
     exact: NDArray[np.float64], operands: list[NDArray[np.float64]]
 ) -> NDArray[np.float64]:
     """`ex2(x * log2 e)`: the rounded product loses in proportion to x."""
-    return np.abs(exact) * (2.0**-22 + np.abs(operands[0]) * 2.0**-23)
+    size = np.abs(operands[0])
+    size *= 2.0**-23
+    size += 2.0**-22
+    size *= np.abs(exact)
+    return size
 
 
 CARD: Mapping[str, Bound] = {
@@ -124,45 +128,91 @@ CARD: Mapping[str, Bound] = {
     ),
 }
 """Operations of TTIR on float32 that a card computes with an error, by instruction or library."""
+BLOCK_ELEMENTS = 1 << 14
+"""Elements that are computed at once."""
 LARGEST_DIVISOR = 2.0**126
 """`div.full.f32` by more gives 0."""
 
 
 def on_card(name: str, exact: Array, operands: list[Array]) -> Array:
     """A result of `CARD` as a card may have it. Zeros, ones, quotients, roots and powers of two
-    that need no rounding stay: kernels rely on them, and cards have them."""
-    found = approximated(CARD[name], exact, operands).astype(np.float32)
+    that need no rounding stay: kernels rely on them, and cards have them.
+
+    A few instances at a time, as many as the processor's caches hold in float64.
+    """
+    num = max(1, BLOCK_ELEMENTS * len(exact) // max(1, exact.size)) if exact.ndim else 1
+    if not exact.ndim or num >= len(exact):
+        return _on_card(name, exact, operands)
+    made = np.empty(exact.shape, np.float32)
+    for start in range(0, len(exact), num):
+        block = slice(start, start + num)
+        own = [one[block] if len(one) == len(exact) else one for one in operands]
+        made[block] = _on_card(name, exact[block], own)
+    return made
+
+
+def _on_card(name: str, exact: Array, operands: list[Array]) -> Array:
+    """The same at once. Kept in place where it can be: a pass costs as much as its memory."""
+    doubles = [one.astype(np.float64) for one in operands]
+    wide = exact.astype(np.float64)
     with np.errstate(all="ignore"):
-        wide, first = exact.astype(np.float64), operands[0].astype(np.float64)
-        is_kept = (wide == 0.0) | (np.abs(wide) == 1.0) | ~np.isfinite(wide)
+        found = _moved(CARD[name], wide, operands, doubles).astype(np.float32)
+        is_kept = np.isfinite(exact)
+        np.logical_not(is_kept, out=is_kept)
+        is_kept |= exact == 0.0
+        is_kept |= np.abs(exact) == 1.0
         if name == "arith.divf":
-            divisor = operands[1].astype(np.float64)
-            is_kept = is_kept | (wide * divisor == first)
-            is_large = (np.abs(divisor) > LARGEST_DIVISOR) & np.isfinite(divisor)
-            lost = np.where(np.isinf(first), np.float32(np.nan), np.float32(0))
-            return np.where(is_large, lost, np.where(is_kept, exact, found))
-        if name == "math.sqrt":
-            is_kept = is_kept | (wide * wide == first)
+            is_kept |= np.multiply(wide, doubles[1], out=wide) == doubles[0]
+        elif name == "math.sqrt":
+            is_kept |= np.multiply(wide, wide, out=wide) == doubles[0]
         elif name == "math.exp2":
-            is_kept = is_kept | (first == np.rint(first))
-    return np.where(is_kept, exact, found)
+            is_kept |= operands[0] == np.rint(operands[0])
+        np.copyto(found, exact, where=is_kept)
+        if name == "arith.divf":
+            size = np.abs(operands[1])
+            is_large = (size > LARGEST_DIVISOR) & np.isfinite(size)
+            if is_large.any():
+                lost = np.where(np.isinf(operands[0]), np.float32(np.nan), np.float32(0))
+                np.copyto(found, lost, where=is_large)
+    return found
 
 
 def approximated(bound: Bound, exact: Array, operands: list[Array]) -> NDArray[np.float64]:
     """An exact result with an error within a bound, which the operands determine."""
-    wide = exact.astype(np.float64)
-    arrays = np.broadcast_arrays(*operands)
     with np.errstate(all="ignore"):
-        most = bound(wide, [one.astype(np.float64) for one in arrays])
-        found = wide + most * _spread(arrays)
-    return np.where(np.isfinite(found), found, wide)
+        doubles = [one.astype(np.float64) for one in operands]
+        return _moved(bound, exact.astype(np.float64), operands, doubles)
 
 
-def _spread(operands: tuple[Array, ...]) -> NDArray[np.float64]:
-    """Numbers from -1 to 1, each determined by the bits of its operands."""
-    mixed = np.zeros(operands[0].shape, np.uint64)
+def _moved(
+    bound: Bound,
+    exact: NDArray[np.float64],
+    operands: list[Array],
+    doubles: list[NDArray[np.float64]],
+) -> NDArray[np.float64]:
+    """An exact result with an error within a bound.
+
+    Args:
+        operands, doubles: in their own type, whose bits determine the error, and in float64.
+    """
+    found = _spread(exact.shape, operands)
+    found *= bound(exact, doubles)
+    found += exact
+    is_finite = np.isfinite(found)
+    if not is_finite.all():
+        np.copyto(found, exact, where=np.logical_not(is_finite))
+    return found
+
+
+def _spread(shape: tuple[int, ...], operands: list[Array]) -> NDArray[np.float64]:
+    """[shape] numbers from -1 to 1, each determined by the bits of its operands."""
+    mixed = np.zeros(shape, np.uint64)
     for one in operands:
-        bits = np.ascontiguousarray(one, np.float32).reshape(one.shape).view(np.uint32)
-        mixed = (mixed ^ bits) * np.uint64(MIXER)
+        mixed ^= np.ascontiguousarray(one, np.float32).reshape(one.shape).view(np.uint32)
+        mixed *= np.uint64(MIXER)
         mixed ^= mixed >> np.uint64(29)
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
+    mixed >>= np.uint64(11)
+    spread = mixed.astype(np.float64)
+    spread *= 2.0**-52
+    spread -= 1
+    return spread

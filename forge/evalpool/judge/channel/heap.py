@@ -1,10 +1,11 @@
 # pyright: strict
-"""Keeps memory that a draw frees, since the draw needs as much again at once.
+"""Keeps memory that a child frees, since it needs as much again at once.
 
-Called by the oracle on a CPU. glibc returns each block of more than 32 MB to the system when it is
-freed, and a page fault costs 2 us for each 4 KiB of the next one: a draw makes a hundred passes
-over tensors of 64 MB, and half of its time went there. Not for problems whose tensors take a large
-part of the memory: holes between kept blocks would take the rest.
+Called by the oracle and the evaluator on a CPU. glibc returns each block of more than 32 MB to the
+system when it is freed, and a page fault costs 2 us for each 4 KiB of the next one: a draw makes a
+hundred passes over tensors of 64 MB, and half of its time went there. At first it even returns
+blocks of 128 KB, as the temporary arrays of an evaluator are. Not for problems whose tensors take a
+large part of the memory: holes between kept blocks would take the rest.
 """
 
 from __future__ import annotations
@@ -32,9 +33,18 @@ def keep_freed(num_bytes: int | None, *, memory_bytes: int) -> None:
     """
     is_small = num_bytes is not None and num_bytes <= memory_bytes // MEMORY_DIVISOR
     block, total = (KEPT_BLOCK, KEPT_TOTAL) if is_small else (USUAL_BLOCK, USUAL_TOTAL)
+    _set(block, total)
+
+
+def _set(block: int, total: int) -> None:
     if mallopt := getattr(LIBC, "mallopt", None):  # other C libraries may have none
         mallopt(M_MMAP_THRESHOLD, block)
         mallopt(M_TRIM_THRESHOLD, total)
+
+
+def keep_usual() -> None:
+    """Keeps from now on what glibc keeps in the end."""
+    _set(USUAL_BLOCK, USUAL_TOTAL)
 
 
 def give_back() -> None:

@@ -1,4 +1,4 @@
-"""Memory that an oracle keeps between the passes of a draw, in a process of its own."""
+"""Memory that a child keeps between its passes over tensors, in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 BLOCK = 64 << 20
 SCRIPT = f"""
 import resource
-from forge.evalpool.judge.reference import heap
+from forge.evalpool.judge.channel import heap
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
