@@ -516,3 +516,26 @@ def test_a_bug_of_the_judge_is_an_infra_error_that_says_which(
 def test_half_a_surrogate_pair_in_a_reference_costs_no_more_than_its_verdict(bench: Any) -> None:
     problem = RELU + "# \ud800"
     assert bench.judge(relu_kernel(), problem=problem).reason != "judge_bug"
+
+
+@pytest.mark.parametrize("programs", [1, 4])
+def test_a_store_of_two_lanes_to_one_place_is_a_race(bench: Any, programs: int) -> None:
+    """On a card either wins; here the last one does, which the reference asks for."""
+    candidate = f"""{HEAD}
+@triton.jit
+def kernel(x, y, B: tl.constexpr):
+    p = tl.program_id(0)
+    i = tl.arange(0, B)
+    tl.store(y + p * (B // 2) + i // 2, tl.load(x + p * B + i) * 2)
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty(x.shape[0], 128, device=x.device)
+        kernel[(x.shape[0],)](x, y, B=256)
+        return y
+"""
+    forward = "return inputs[0].view(-1, 128, 2)[:, :, 1] * 2"
+    verdict = bench.judge(
+        candidate, problem=problem(forward, inputs=f"torch.randn({programs}, 256)")
+    )
+    assert (verdict.status, verdict.reason) == (Status.WRONG, "race")
+    assert "has two lanes with one address and other values" in verdict.detail

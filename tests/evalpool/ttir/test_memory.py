@@ -179,6 +179,45 @@ def test_the_reversed_order_gives_another_winner() -> None:
     assert results == [7.0, 0.0]
 
 
+LANES = kernel(
+    "%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %divisor: i32",
+    """
+    %i = tt.make_range {end = 8 : i32, start = 0 : i32} : tensor<8xi32>
+    %d = tt.splat %divisor : i32 -> tensor<8xi32>
+    %j = arith.divsi %i, %d : tensor<8xi32>
+    %size = arith.constant 8 : i32
+    %start = arith.muli %pid, %size : i32
+    %starts = tt.splat %start : i32 -> tensor<8xi32>
+    %from = arith.addi %starts, %i : tensor<8xi32>
+    %to = arith.addi %starts, %j : tensor<8xi32>
+    %xs = tt.splat %x : !tt.ptr<f32> -> tensor<8x!tt.ptr<f32>>
+    %ys = tt.splat %y : !tt.ptr<f32> -> tensor<8x!tt.ptr<f32>>
+    %at = tt.addptr %xs, %from : tensor<8x!tt.ptr<f32>>, tensor<8xi32>
+    %into = tt.addptr %ys, %to : tensor<8x!tt.ptr<f32>>, tensor<8xi32>
+    %v = tt.load %at : tensor<8x!tt.ptr<f32>>
+    tt.store %into, %v : tensor<8x!tt.ptr<f32>>
+""",
+)
+"""y[8 * pid + i // divisor] = x[8 * pid + i]"""
+
+
+@pytest.mark.parametrize("grid", [1, 3])
+def test_lanes_with_one_address_and_other_values_are_suspected(grid: int) -> None:
+    x = np.arange(24, dtype=np.float32)
+    (found,) = run(LANES, grid, x, floats(24), 2).suspicions
+    assert (found.kind, found.storage, found.offset, found.other) == (FaultKind.LANES, 1, 0, None)
+    assert run(LANES, grid, x, floats(24), 1).suspicions == ()
+    assert run(LANES, grid, np.ones(24, np.float32), floats(24), 2).suspicions == ()
+
+
+def test_the_reversed_order_lets_the_first_lane_win() -> None:
+    x, first, last = np.arange(8, dtype=np.float32), floats(8), floats(8)
+    run(LANES, 1, x, last, 2)
+    run(LANES, 1, x, first, 2, order=Order.REVERSED)
+    assert last[:4].tolist() == [1.0, 3.0, 5.0, 7.0]
+    assert first[:4].tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
 def test_a_read_of_what_another_instance_writes_is_suspected() -> None:
     y = np.random.default_rng(0).random(1024).astype(np.float32)
     (found,) = run(text("shifted_sum"), 8, y, 1024).suspicions

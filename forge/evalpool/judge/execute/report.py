@@ -28,6 +28,8 @@ WORDS = {
     FaultKind.BARRIER: "is of what another thread of this program has stored; tl.debug_barrier()"
     " must be between",
     FaultKind.RACE: "races with another program of the launch, and the output depends on the order",
+    FaultKind.LANES: "has two lanes with one address and other values, and the output depends on"
+    " which of them is last",
 }
 
 

@@ -49,6 +49,7 @@ SPENT = frozenset({"memory", "internal"})
 
 FAULTS: Mapping[str, Reason] = {
     "race": Reason.RACE,
+    "lanes": Reason.RACE,
     "barrier": Reason.RACE,
     "order": Reason.RACE,
     "uninitialised": Reason.UNINITIALISED,

@@ -61,9 +61,9 @@ class Order(StrEnum):
 
     NATURAL = "natural"
     REVERSED = "reversed"
-    """A few at a time, from the last to the first."""
+    """A few at a time, from the last to the first; so are the lanes of a store."""
     SHUFFLED = "shuffled"
-    """A few at a time, in a random order."""
+    """A few at a time, in a random order; the lanes of a store from the last to the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,8 @@ def launch(
         fusion=fusion,
         as_card=as_card,
         is_racing=is_first and total > 1 and plan.ordering is None,
+        compares_lanes=is_first and plan.ordering is None,
+        reverses_lanes=not is_first,
         fuel=fuel,
         is_serial=is_serial,
     )

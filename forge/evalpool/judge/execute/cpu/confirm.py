@@ -79,6 +79,7 @@ class Confirmation:
             orders.append(Conditions(order=Order.REVERSED))
         return {
             FaultKind.RACE: orders,
+            FaultKind.LANES: [Conditions(order=Order.REVERSED)],
             FaultKind.ORDER: orders,
             FaultKind.ADDRESS: LAYOUTS,
             FaultKind.UNINITIALISED: POISONS,

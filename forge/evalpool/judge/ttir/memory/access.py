@@ -54,6 +54,10 @@ class Launch:
     """Storages that this launch may write to: those of arguments that the kernel stores to."""
     is_racing: bool
     """True if accesses of different instances are compared."""
+    compares_lanes: bool = False
+    """True if values are compared that lanes of one store write to one place."""
+    reverses_lanes: bool = False
+    """True if of lanes that store to one place the first wins, not the last."""
     fusion: int
     """Sums of a product that are fused (`contraction`)."""
     bytes_loaded: int = 0
@@ -241,11 +245,26 @@ def store(
         if part.number in launch.relayed and operation.name == "tt.store":
             kind = operation.types.operands[1]
             relays.note_store(group, part, shape_of(kind), flat, chosen)
-        part.places.write(flat, size, chosen, part.mask)
+        if part.places.is_disjoint(size):
+            part.places.write(flat, size, chosen, part.mask)
+        else:
+            _write_any(group, part, operation, flat, chosen)
         if check is not None:
             check()
         mark_written(part, size)
         launch.bytes_stored += size * _count(chosen, part.mask, group, part)
+
+
+def _write_any(group: Group, part: Part, operation: Operation, flat: Array, raw: Array) -> None:
+    """Writes to places of which two lanes may have one: on a card any of them wins."""
+    places, size = part.places, flat.itemsize
+    if group.launch.reverses_lanes:
+        places = places.scattered() if isinstance(places, Windows) else places
+        places.write_reversed(flat, size, raw, part.mask)
+        return
+    places.write(flat, size, raw, part.mask)
+    if group.launch.compares_lanes:
+        races.note_lanes(group, part, operation, flat, raw)
 
 
 def mark_written(part: Part, size: int) -> None:

@@ -153,6 +153,14 @@ class Scattered:
             lanes = arrays[2]
             flat[arrays[0][lanes]] = arrays[1][lanes]
 
+    def write_reversed(self, flat: Array, unit: int, values: Array, mask: Array | None) -> None:
+        """Writes the lanes of each instance from the last to the first, which wins."""
+        arrays: list[Any] = [self.offsets, values] if mask is None else [self.offsets, values, mask]
+        offsets, values, *masks = (
+            one.reshape(len(one), -1)[:, ::-1] for one in np.broadcast_arrays(*arrays)
+        )
+        Scattered(offsets).write(flat, unit, values, masks[0] if masks else None)
+
     def is_disjoint(self, unit: int) -> bool:
         """Always False: the places are unknown."""
         return False

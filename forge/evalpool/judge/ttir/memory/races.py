@@ -1,5 +1,5 @@
 # pyright: strict
-"""Conflicts between instances of one launch.
+"""Conflicts between instances of one launch, and between lanes of one store.
 
 Each granule of a storage that the launch may write to remembers who wrote it and who read it. Two
 accesses of different instances conflict if one is a write that changes the value; equal values are
@@ -108,6 +108,19 @@ def note_write(
     return check
 
 
+def note_lanes(group: Group, part: Part, operation: Operation, flat: Array, raw: Array) -> None:
+    """Suspects lanes of one instance that have written other values to one place, behind the write:
+    those whose value is not there."""
+    storage, size = part.storage, flat.itemsize
+    found = _changed(np.ones((), np.bool_), part, flat, raw)
+    if storage.writers is not None and found.any():
+        places = _coarse(part.places, size, storage.granule)
+        found = found & (
+            places.read(storage.writers, storage.granule) == _ids(group, part, _rank(part))
+        )
+    _report(group, part, operation, size, found, np.int32(MANY), kind=FaultKind.LANES)
+
+
 def note_atomic(group: Group, part: Part, operation: Operation, size: int) -> None:
     """Records an atomic access, and suspects a race with a plain write of another instance."""
     storage, granule = part.storage, part.storage.granule
@@ -132,7 +145,14 @@ def _changed(found: Array, part: Part, flat: Array, raw: Array) -> Array:
 
 
 def _report(
-    group: Group, part: Part, operation: Operation, size: int, found: Array, others: Array
+    group: Group,
+    part: Part,
+    operation: Operation,
+    size: int,
+    found: Array,
+    others: Array | np.int32,
+    *,
+    kind: FaultKind = FaultKind.RACE,
 ) -> None:
     if part.mask is not None:
         found = found & part.mask
@@ -144,7 +164,7 @@ def _report(
     other = int(np.broadcast_to(others, found.shape)[lane])
     instance = int(lane[0] if part.instances is None else part.instances[lane[0]])
     address = group.launch.memory.address(part.number, offset)
-    fault = group.fault(FaultKind.RACE, operation, address, size, instance)
+    fault = group.fault(kind, operation, address, size, instance)
     if other >= 0:
         fault = replace(fault, other=group.program_id(other))
     group.launch.suspect(fault)

@@ -44,6 +44,8 @@ class FaultKind(StrEnum):
     RACE = "race"
     """Two instances of a launch access the same bytes in no order, and one writes another value.
     It counts if an output depends on the order."""
+    LANES = "lanes"
+    """Two lanes of one store write other values to one place. It counts as a race does."""
     ADDRESS = "address"
     """Bits of an address are used as a number. It counts if an output changes with the places of
     the storages."""
