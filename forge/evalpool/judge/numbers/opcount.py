@@ -50,17 +50,8 @@ HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 EXACT = {
     *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "index", "index_select", "gather"),
     *("embedding", "constant_pad_nd", "repeat", "repeat_interleave", "roll", "flip", "where"),
-    *(
-        "masked_fill",
-        "masked_fill_",
-        "index_put_",
-        "scatter_",
-        "relu",
-        "neg",
-        "abs",
-        "tril",
-        "triu",
-    ),
+    *("masked_fill", "masked_fill_", "index_put_", "scatter_", "relu", "neg", "abs"),
+    *("tril", "triu"),
     *("max", "amax", "min", "amin", "sort", "topk", "max_pool2d_with_indices"),
 }
 """Operations that give elements of theirs, or an exact function of one: they round nothing."""
