@@ -74,6 +74,9 @@ HONEST = {
         "torch.where(m, x, 0.0)", args="x, m", inputs="torch.randn(9), torch.rand(9) > 0.5"
     ),
     "an argmax": make_source("torch.argmax(x, dim=-1)"),
+    "a product in half precision": make_source(
+        "(x @ x.T).float()", inputs="torch.randn(16, 64).bfloat16()"
+    ),
     "a scalar argument": make_source("x * n", args="x, n", inputs="torch.randn(9), 3"),
     "an integer that cannot vary": make_source(
         "x * k", args="x, k", inputs="torch.randn(9), torch.tensor(3)"

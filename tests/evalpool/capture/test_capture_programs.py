@@ -39,7 +39,9 @@ def test_an_input_is_told_from_an_allocation(tmp_path):
 
 
 def test_views_have_no_node(tmp_path):
-    code = forward("y = scaled(x.view(4, 25).t().contiguous())", "return y[1:, 2]")
+    code = "import copy\n" + forward(
+        "x = copy.copy(x)", "y = scaled(x.view(4, 25).t().contiguous())", "return y[1:, 2]"
+    )
     program = captured(tmp_path, code, inputs=[[100]])
     assert ops(program) == ["aten.clone.default"]
     output = program.tensors[program.outputs[0]]
@@ -88,6 +90,82 @@ def test_parameters_are_the_references(tmp_path):
     packed = program.storages[program.tensors[uses(launches(program)[0])[0]].storage]
     assert (packed.origin, packed.section) == (Origin.ALLOCATION, Section.INIT)
     assert program.returned == "tuple"
+
+
+def constructed(tmp_path, *lines: str):
+    """Operations of a constructor that has a weight and a bias of the reference."""
+    code = SCALE + (
+        "class ModelNew(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.weight = torch.nn.Parameter(torch.randn(4, 4))\n"
+        "        self.bias = torch.nn.Parameter(torch.zeros(4))\n"
+        + "".join(f"        {line}\n" for line in lines)
+        + "    def forward(self, x):\n"
+        "        return [scaled(one) for one in self.parameters()]\n"
+    )
+    state = {"weight": [4, 4], "bias": [4], "copied": [4, 4]}
+    program = captured(tmp_path, code, inputs=[[4]], state=state)
+    return [node.name for node in program.init if isinstance(node, Op)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.weight.data[0].fill_(0)",
+        "self.weight.data[0] = 0.5",
+        "self.weight.data.mul_(0.02).clamp_(-1, 1)",
+        "self.weight.data.copy_(torch.eye(4))",
+        "torch.nn.init.xavier_uniform_(self.weight.data[:2])",
+    ],
+)
+def test_a_constructor_that_initialises_in_place_leaves_the_references_values(tmp_path, line):
+    assert constructed(tmp_path, line) == []
+
+
+def test_parameters_that_begin_alike_keep_the_references_values(tmp_path):
+    """A copy that transposes or takes a part packs weights, and stays."""
+    line = "self.copied = torch.nn.Parameter(torch.empty(4, 4))"
+    whole, turned, part = (
+        constructed(tmp_path, line, f"self.copied.data{into}.copy_(self.weight.data{source})")
+        for into, source in [("", ""), ("", ".t()"), ("[0]", "[1]")]
+    )
+    assert whole == []
+    assert turned == part == ["aten.copy_.default"]
+
+
+def test_a_constructor_may_fold_one_parameter_into_another(tmp_path):
+    line = "self.weight.data.mul_(self.bias.data.exp()[:, None])"
+    assert constructed(tmp_path, line) == ["aten.exp.default", "aten.mul_.Tensor"]
+
+
+def test_layers_may_be_deep_copies_of_one(tmp_path):
+    """In the reference only the copies are parameters of the model, each with values of its own."""
+    code = SCALE + (
+        "import copy\n"
+        "class ModelNew(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        layer = torch.nn.Linear(4, 4, bias=False)\n"
+        "        copies = [copy.deepcopy(layer) for _ in range(2)]\n"
+        "        self.layers = torch.nn.ModuleList(copies)\n"
+        "    def forward(self, x):\n"
+        "        return [scaled(layer.weight) for layer in self.layers]\n"
+    )
+    state = {"layers.0.weight": [4, 4], "layers.1.weight": [4, 4]}
+    program = captured(tmp_path, code, inputs=[[4]], state=state)
+
+    def storage(use) -> int:
+        return program.tensors[use.tensor].storage
+
+    copies = [node for node in program.init if isinstance(node, Op)]
+    sources = {
+        storage(into): program.storages[storage(value)].name
+        for into, value in (node.arguments for node in copies)
+    }
+    read = [storage(launch.arguments[0]) for launch in launches(program)]
+    assert {node.name for node in copies} == {"aten.copy_.default"}
+    assert [sources[one] for one in read] == ["layers.0.weight", "layers.1.weight"]
 
 
 def test_kernels_of_equal_text_are_one(tmp_path):

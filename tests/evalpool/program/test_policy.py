@@ -106,6 +106,17 @@ def test_honest_programs_may_be_judged(made: Program, policy: Policy) -> None:
     assert judged(made, policy) is None
 
 
+@pytest.mark.parametrize(("rows", "expected"), [(0, None), (1, Rule.OUTPUT)])
+def test_an_output_without_elements_needs_no_launch(rows: int, expected: Rule | None) -> None:
+    made = program(RUN)
+    buffer = made.tensors[int(PARTIAL[1:])]
+    added = dataclasses.replace(buffer, shape=(rows, 4), strides=(4, 1))
+    outputs = (*made.outputs, len(made.tensors))
+    assert rule(dataclasses.replace(made, tensors=(*made.tensors, added), outputs=outputs)) is (
+        expected
+    )
+
+
 # --- cheats under `own`
 
 

@@ -193,6 +193,8 @@ class Session:
         arguments = self._decode(self.request["init"], self._argument)
         with values.applied(), torch.device("cuda"):
             model = construct(getattr(module, self.request["entry_point"]), arguments)
+        own = {self.recorder.storage_of(one) for one in values.tensors}
+        self.init[:] = weights.without_initialising(self.init, self.parts(), own)
         if isinstance(model, torch.nn.Module):
             model = model.to("cuda")
         taken = values.names_in(model)
@@ -202,12 +204,12 @@ class Session:
         if callable(hook):
             hook(dict(state))
             return True
-        own = self.model.state_dict() if isinstance(self.model, torch.nn.Module) else {}
-        found = weights.targets(own, state, taken, values.sources)
+        named = self.model.state_dict() if isinstance(self.model, torch.nn.Module) else {}
+        found = weights.targets(named, state, taken, values.sources)
         reached = {source for name, source in taken.items() if found.get(name) == source}
         if not reached.issuperset(taken.values()):
             return False
-        weights.load(own, state, found)
+        weights.load(named, state, found)
         return True
 
     def _cast(self, model: Any) -> Any:

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from forge.evalpool.judge.capture.launches import CaptureDriver, Compiler
 from forge.evalpool.judge.capture.pretence import card as cards
 from forge.evalpool.judge.capture.pretence import inductor
+from forge.evalpool.judge.capture.pretence.copies import deep_copy, shallow_copy
 from forge.evalpool.judge.capture.pretence.graphs import Capturing, Graph
 from forge.evalpool.judge.capture.tuning import patches
 
@@ -46,6 +47,8 @@ class Stage:
         cards.ensure_device_guard()
         self._pretence.begin(card)
         self._pretence.set(FakeTensor, "data_ptr", lambda tensor: recorder.address(tensor))
+        self._pretence.set(FakeTensor, "__copy__", shallow_copy)
+        self._pretence.set(FakeTensor, "__deepcopy__", deep_copy)
         self._pretence.set(FakeTensor, "tolist", lambda tensor: recorder.to_list(tensor))
         self._pretence.set(Graph, "recorder", recorder)
         self._pretence.set(torch.cuda, "CUDAGraph", Graph)

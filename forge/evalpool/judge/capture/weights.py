@@ -3,7 +3,8 @@
 A kernel may pack, transpose or fold its weights in `__init__`, so each new `nn.Parameter` *is* the
 reference's next one of the same shape, in the order in which the reference made its own; a buffer
 is the one with its own name. Functions that initialise (torch.nn.init, the filling methods) leave
-such tensors alone. The rest is matched by name, then by order among those of equal shape.
+such tensors alone, and so does any other operation in place that reads no second parameter. The
+rest is matched by name, then by order among those of equal shape.
 
 Not covered: weights that are no `nn.Parameter`, and another order among equal shapes than the
 reference's: `Session` notices it and constructs again without values.
@@ -12,14 +13,22 @@ reference's: `Session` notices it and constructs again without values.
 from __future__ import annotations
 
 import functools
+import math
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import init
 
+from forge.evalpool.judge.capture.building import storages_of
+from forge.evalpool.judge.program.dataflow import written_in_place
+from forge.evalpool.judge.program.format import ITEM_BYTES, Op, Origin, TensorUse
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from forge.evalpool.judge.capture.building import Parts
+    from forge.evalpool.judge.program.format import Node
 
 FILLS = ("uniform_", "normal_", "zero_", "fill_", "random_", "bernoulli_", "exponential_")
 """Methods of tensors that initialise."""
@@ -44,6 +53,11 @@ class Weights:
     def sources(self) -> set[str]:
         """Names of the values that were taken."""
         return {name for _, name in self._taken.values()}
+
+    @property
+    def tensors(self) -> list[Any]:
+        """Tensors that have taken values."""
+        return [tensor for tensor, _ in self._taken.values()]
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The reference's name of a tensor's values."""
@@ -115,6 +129,43 @@ def _like(tensor: torch.Tensor, value: Any) -> Any:
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=value.device
     )
     return empty.copy_(value)
+
+
+def without_initialising(nodes: Iterable[Node], parts: Parts, own: set[int]) -> list[Node]:
+    """The nodes of a constructor that do not initialise a parameter in place.
+
+    `weight[padding].fill_(0)` and `weight.mul_(0.02)` are left out: the reference's constructor has
+    done so, and its values were drawn afterwards. So is a copy of one whole parameter to another,
+    by which an encoder and its average begin alike. Any other operation that reads another
+    parameter folds one into the other, and stays.
+
+    Args:
+        own: Storages that hold the reference's values.
+    """
+    derived = {at for at, one in enumerate(parts.storages) if one.origin is Origin.PARAMETER} | own
+    kept: list[Node] = []
+    for node in nodes:
+        touched = storages_of(node, parts)
+        updated, overwritten = written_in_place(node) if isinstance(node, Op) else ((), ())
+        written = {parts.tensors[number].storage for number in (*updated, *overwritten)}
+        is_alone = not (touched - written) & derived or _is_whole_copy(node, parts, own)
+        if written and written <= own and is_alone:
+            continue
+        if touched & derived:
+            derived |= touched
+        kept.append(node)
+    return kept
+
+
+def _is_whole_copy(node: Node, parts: Parts, own: set[int]) -> bool:
+    """True for a copy of all of one value of the reference to all of another, as it lies."""
+    if not isinstance(node, Op) or node.name != "aten.copy_.default":
+        return False
+    used = [one.tensor for one in node.arguments if isinstance(one, TensorUse)]
+    into, source = (parts.tensors[number] for number in used[:2])
+    sizes = [math.prod(one.shape) * ITEM_BYTES[one.dtype] for one in (into, source)]
+    lengths = [parts.storages[one.storage].num_bytes for one in (into, source)]
+    return source.storage in own and into.strides == source.strides and sizes == lengths
 
 
 def targets(

@@ -46,6 +46,15 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 STEPS = {"round", "floor", "ceil", "trunc", "frac", "div", "fmod", "remainder", "floor_divide"}
 """Operations that jump at multiples of 1, or of the number that they divide by."""
 CASTS = ("_to_copy", "copy_")
+HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+EXACT = {
+    *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "index", "index_select", "gather"),
+    *("embedding", "constant_pad_nd", "repeat", "repeat_interleave", "roll", "flip", "where"),
+    *("masked_fill", "masked_fill_", "index_put_", "scatter_", "relu", "neg", "abs"),
+    *("tril", "triu"),
+    *("max", "amax", "min", "amin", "sort", "topk", "max_pool2d_with_indices"),
+}
+"""Operations that give elements of theirs, or an exact function of one: they round nothing."""
 
 MAX_CALLS = 2000
 """Operations of one call that are listed; of a longer one, none is."""
@@ -82,6 +91,8 @@ class OpCounter(TorchDispatchMode):
         """True if two tensors with axes were compared."""
         self.is_truncating = False
         """True if floats were cast to integers, which is undefined for NaN."""
+        self.halves: set[str] = set()
+        """Half precisions that results were rounded to."""
 
     @property
     def listed(self) -> list[tuple[int, int]]:
@@ -113,6 +124,7 @@ class OpCounter(TorchDispatchMode):
             if name != "copy_" or not _is_same(*given[:2]):
                 made = list(_tensors((out,)))
                 self.is_truncating |= name in CASTS and _truncates(given, made)
+                self.halves |= _rounded_to(name, given, made)
                 flops = _flops(name, given, made)
                 num_bytes = sum(map(_num_bytes, [*given, *made]))
                 other = _other_cost(name, given, made)
@@ -156,6 +168,13 @@ def _with_axes(values: tuple[Any, ...]) -> list[torch.Tensor]:
 def _truncates(given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
     whole = [one for one in made if not one.is_floating_point() and one.dtype is not torch.bool]
     return bool(whole) and any(one.is_floating_point() for one in given)
+
+
+def _rounded_to(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> set[str]:
+    types = {one.dtype for one in made}
+    if name in EXACT:
+        types -= {one.dtype for one in given}
+    return {HALVES[one] for one in types & HALVES.keys()} if given else set()
 
 
 def _is_free(name: str) -> bool:

@@ -36,7 +36,12 @@ from forge.evalpool.judge.numbers.slabs import (
     scales_of,
     spread,
 )
-from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floors_of, tolerance
+from forge.evalpool.judge.numbers.tolerance import (
+    ERROR_FACTOR,
+    TOLERANCE,
+    floors_of,
+    tolerance,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -313,6 +318,13 @@ def has_products(counted: OpCounter | None) -> bool:
     if counted is None:
         return False
     return counted.flops > 0 or any(part in name for name in counted.work for part in RECURRENT)
+
+
+def rounding_of(counted: OpCounter | None, precision: str) -> str:
+    """The coarsest precision that a reference rounds to: the problem's, or that of half-precision
+    results that it has on the way to an output of fp32."""
+    halves = set[str]() if counted is None else counted.halves
+    return max({precision, *halves}, key=lambda one: (TOLERANCE[one], one == precision))
 
 
 def _rounded_operands(model: Any, inputs: list[Any]) -> tuple[Any, list[Any]]:

@@ -2,9 +2,10 @@
 
     |got - ref| ≤ tol · (scale + |ref|) + 4 · e
 
-    tol    1e-4 for fp32, 1e-2 for fp16 and bf16, a step of the type for fp8: the looser of the
-           problem's precision's and the output's own type's (a reference may make half-precision
-           tensors itself); 1e-10 for float64 of a problem that is not in half precision
+    tol    1e-4 for fp32, 1e-2 for fp16 and bf16, a step of the type for fp8: the loosest of the
+           problem's precision's, the output's own type's, and that of half-precision results that
+           the reference has on its way (`rounding_of`: a product in bf16, returned as fp32); 1e-10
+           for float64 of a problem that is not in half precision
     scale  the smallest rms of the finite reference elements in the element's slabs (`families`),
            at least `floor_of` times the rms of all, or the slab's own share of it if that is less
            on every input set (shares.py), as which alone small slabs count; a sentinel, as the
@@ -21,7 +22,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2, "e4m3": 0.125, "e5m2": 0.25}
 DOUBLE_TOLERANCE = 1e-10
@@ -57,6 +58,12 @@ def tolerance(dtype: str, precision: str, *, is_error_known: bool = True) -> flo
     if dtype == "float64" and precision == "fp32" and is_error_known:
         return DOUBLE_TOLERANCE
     return max(TOLERANCE[precision], TOLERANCE[PRECISION.get(dtype, precision)])
+
+
+def rounding_in(layout: Mapping[str, object], precision: str) -> str:
+    """The coarsest precision that an oracle says its reference rounds to, if it is one."""
+    found = str(layout.get("rounding"))
+    return found if found in ("fp16", "bf16") and precision == "fp32" else precision
 
 
 def floor_of(dtype: str, precision: str) -> float:

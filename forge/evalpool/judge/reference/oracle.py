@@ -39,7 +39,7 @@ from forge.evalpool.judge.numbers.inputs.edges import Edges
 from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs, placed
 from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
-from forge.evalpool.judge.numbers.own_error import count_work, has_products
+from forge.evalpool.judge.numbers.own_error import count_work, has_products, rounding_of
 from forge.evalpool.judge.numbers.sizes import require_room
 from forge.evalpool.judge.reference.construct import construct, parameters_made
 from forge.evalpool.judge.reference.hub import config_fields, replace_hub
@@ -191,7 +191,11 @@ def _computed(request: dict[str, Any], terms: Terms) -> tuple[dict[str, Any], li
         order = [names[id(parameter)] for parameter in made if id(parameter) in names]
         cast(model, terms.precision)
         counted = count_work(model, draw_inputs(module, terms))
-        terms = replace(terms, is_tf32=terms.is_tf32 and has_products(counted))
+        terms = replace(
+            terms,
+            is_tf32=terms.is_tf32 and has_products(counted),
+            rounding=rounding_of(counted, terms.precision),
+        )
         sets = _moved_and_drawn(
             module,
             model,
@@ -204,6 +208,7 @@ def _computed(request: dict[str, Any], terms: Terms) -> tuple[dict[str, Any], li
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         facts = {
             "order": order,
+            "rounding": terms.rounding,
             "flops": 0 if counted is None else counted.flops,
             "operations": [] if counted is None else counted.listed,
             "names": [] if counted is None else sorted(counted.work),

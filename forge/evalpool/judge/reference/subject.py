@@ -30,6 +30,7 @@ from forge.evalpool.judge.numbers.own_error import (
     count_work,
     errors_of,
     has_products,
+    rounding_of,
 )
 from forge.evalpool.judge.reference.construct import construct
 from forge.evalpool.judge.reference.hub import replace_hub
@@ -52,6 +53,7 @@ class Subject:
         self.model = model
         self.device = torch.device(request["device"])
         self.precision: str = request["precision"]
+        self.rounding = self.precision
         self.is_tf32 = request["tf32"] and self.device.type == "cuda" and self.precision == "fp32"
 
     @classmethod
@@ -98,10 +100,18 @@ class Subject:
 
     def own_errors(self, inputs: list[Any], outputs: Outputs) -> OwnErrors:
         """Errors of eager against float64, as an oracle computes them; whether TF32 matters to
-        this reference is known from then on."""
+        this reference is known from then on, and where errors are large, which precision it rounds
+        to: to watch a call takes another one."""
         if self.is_tf32:
             self.is_tf32 = has_products(count_work(self.model, inputs))
-        terms = {"is_tf32": self.is_tf32, "precision": self.precision}
+        found = self._own_errors(inputs, outputs)
+        if found.largest > self.max_own_error and self.rounding == "fp32":
+            self.rounding = rounding_of(count_work(self.model, inputs), self.precision)
+            found = found if self.rounding == "fp32" else self._own_errors(inputs, outputs)
+        return found
+
+    def _own_errors(self, inputs: list[Any], outputs: Outputs) -> OwnErrors:
+        terms = {"is_tf32": self.is_tf32, "precision": self.rounding}
         return errors_of(self.model, inputs, outputs, changed=[], **terms)
 
     @property
@@ -118,7 +128,7 @@ class Subject:
     def allowed(self, output: torch.Tensor, error: torch.Tensor | None = None) -> Allowed:
         """Tolerance of an answer, with eager's own error as far as known."""
         error = output.new_zeros(0) if error is None else error
-        return Allowed.of(output, error, precision=self.precision)
+        return Allowed.of(output, error, precision=self.rounding)
 
     def state(self) -> Iterable[torch.Tensor]:
         """Parameters and buffers of the model."""

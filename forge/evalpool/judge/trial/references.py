@@ -30,6 +30,7 @@ from forge.evalpool.judge.channel.shm import (
 from forge.evalpool.judge.channel.values import fill, is_same, unwritten_byte
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.numbers.compare import Expected
+from forge.evalpool.judge.numbers.tolerance import rounding_in
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 
 if TYPE_CHECKING:
@@ -337,7 +338,8 @@ class References:
             data[start : start + spec.num_bytes] for start, spec in zip(starts, specs, strict=True)
         ]
         try:
-            return _Builder(specs, parts, precision=problem.precision).build(answer.body)
+            rounding = rounding_in(answer.body, problem.precision)
+            return _Builder(specs, parts, precision=rounding).build(answer.body)
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
             raise LayoutError(f"{type(error).__name__}: {error}") from error
 

@@ -279,7 +279,7 @@ class Draws:
     def tried(self, inputs: list[Any], *, variant: str) -> InputSet | None:
         """The set of inputs that are not as the problem gives them; None where the reference does
         not bear them."""
-        limit = MAX_VARIED_ERROR if self._terms.precision == "fp32" else MAX_HALF_ERROR
+        limit = MAX_VARIED_ERROR if self._terms.tolerated == "fp32" else MAX_HALF_ERROR
         limit = MAX_TF32_ERROR if self._terms.is_tf32 else limit
         self._is_inexact = False
         try:
@@ -349,7 +349,7 @@ class Draws:
         self.num_huge = max(1, min(MAX_HUGE, len(operands_of(inputs, domains))))
         self._finite_share = _finite_share(made.outputs)
         self._is_copy = any(
-            Agreement(self._terms.precision)([output], [one])
+            Agreement(self._terms.tolerated)([output], [one])
             for output in made.outputs
             for one in leaves(inputs)
             if one.shape == output.shape and one.dtype is output.dtype
@@ -433,7 +433,7 @@ class Draws:
             outputs,
             changed=changed,
             is_tf32=self._terms.is_tf32,
-            precision=self._terms.precision,
+            precision=self._terms.tolerated,
             has_large_logits=variant == HUGE and has_softmax(self._operations),
         )
         return InputSet(
@@ -486,7 +486,7 @@ def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
         if is_equal(first, second):
             continue
         a, b = first.nan_to_num(), second.nan_to_num()
-        close = tolerance(dtype_name(output), terms.precision)
+        close = tolerance(dtype_name(output), terms.tolerated)
         rms = a.double().square().mean().sqrt()
         if terms.device == "cpu" or float((a - b).abs().max()) > close * float(rms):
             text = "nondeterministic: two runs on the same inputs differ"

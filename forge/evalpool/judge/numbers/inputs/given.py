@@ -21,6 +21,9 @@ class Terms:
     """Terms of the computation of a problem."""
 
     precision: str
+    rounding: str = ""
+    """The coarsest precision that the reference rounds to, which tolerances follow; empty for the
+    problem's."""
     device: str
     """`cpu` or `cuda`."""
     is_tf32: bool
@@ -30,6 +33,11 @@ class Terms:
     is_plain: bool
     """True for inputs as the problem gives them alone: any others ended an oracle, as a failed
     assertion on a GPU does."""
+
+    @property
+    def tolerated(self) -> str:
+        """The precision that tolerances follow."""
+        return self.rounding or self.precision
 
 
 def draw_inputs(module: Any, terms: Terms) -> list[Any]:

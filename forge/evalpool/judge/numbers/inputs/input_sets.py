@@ -82,7 +82,7 @@ def make_sets(
     num_bytes = 0
     search = witness.Search(
         lambda inputs: _results(model, inputs),
-        agree=Agreement(terms.precision, margin=WITNESS_MARGIN),
+        agree=Agreement(terms.tolerated, margin=WITNESS_MARGIN),
         flops=flops,
     )
     while variants:
@@ -108,7 +108,7 @@ def make_sets(
             [one.outputs[number] for one in sets],
             [one.errors[number] for one in sets],
             scales=[one.scales[number] for one in sets],
-            precision=terms.precision,
+            precision=terms.tolerated,
         )
         for one, error in zip(sets, found, strict=True):
             one.errors[number] = error

@@ -111,8 +111,12 @@ class _Variant:
     # --- evidence in the dataflow
 
     def _outputs(self, policy: Policy) -> Iterator[Refusal]:
-        """Outputs come out of launches: each of them, or under `hybrid` one at least."""
-        owed = [at for at in range(len(self.program.outputs)) if at not in self.facts.free_outputs]
+        """Outputs come out of launches: each of them, or under `hybrid` one at least. One without
+        elements owes nothing."""
+        outputs = self.program.outputs
+        is_empty = [0 in self.program.tensors[number].shape for number in outputs]
+        free = self.facts.free_outputs
+        owed = [at for at, empty in enumerate(is_empty) if not empty and at not in free]
         without = [at for at in owed if not self._content(at).is_launched]
         if without and (policy == "own" or without == owed):
             yield Refusal(

@@ -13,6 +13,7 @@ import torch
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
+from forge.evalpool.judge.numbers.tolerance import rounding_in
 from forge.evalpool.judge.trial.references import max_uses, parse_axes
 from forge.evalpool.judge.trial.trial import count
 
@@ -158,6 +159,7 @@ def arrange(
         "sets": [trees[0]] * len(sets),
         "tensors": [[spec.dtype, list(spec.shape)] for spec in specs],
     }
+    rounding = rounding_in(layout, precision)
     outputs = [pair for one in sets for pair in zip(one.outputs, one.errors, strict=True)]
     outputs += [(change.output, change.error) for one in sets for change in one.changed]
     return GpuReference(
@@ -171,7 +173,7 @@ def arrange(
         is_sequence=layout["form"] == "list",
         names=frozenset(str(name) for name in layout["names"]),
         allowed={
-            index: Allowed.of(tensors[index], tensors[error], precision=precision)
+            index: Allowed.of(tensors[index], tensors[error], precision=rounding)
             for index, error in outputs
         },
     )
