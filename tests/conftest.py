@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from tests.alone import take_turn
 from tests.evalpool.benches import Bench, open_bench, open_gpu_bench
 from tests.examples import WHOLE
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else children ignore Ctrl-C, too
 for name, num_examples in (("quick", 30), ("whole", WHOLE)):
     settings.register_profile(
         name,
