@@ -142,7 +142,7 @@ def test_it_sees_only_its_own_processes(bench: Any, level: Isolation) -> None:
 
 
 def test_no_other_process_can_be_signalled_read_limited_or_traced(bench: Any) -> None:
-    sibling = bench.spawner.spawn(role="runner", uid=SIBLING_UID)
+    sibling = bench.spawner.spawn(role="evaluator", uid=SIBLING_UID)
     launcher = bench.spawner._process.pid
     try:
         for pid in (os.getpid(), launcher, sibling.pid_here):

@@ -206,7 +206,10 @@ def test_ctrl_c_ends_an_endless_query_and_the_run_is_intact(
         _wait_for_cpu(child.pid, seconds=1.0)
         asked = time.monotonic()
         child.send_signal(signal.SIGINT)
-        _, printed = child.communicate(timeout=30)
+        try:
+            _, printed = child.communicate(timeout=30)
+        finally:
+            child.kill()  # else it runs for ever
     assert time.monotonic() - asked < 5
     assert child.returncode == 130
     assert printed in (b"", b"forge: stopped by Ctrl-C\n"), "no traceback"
