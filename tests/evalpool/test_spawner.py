@@ -54,12 +54,12 @@ def test_a_child_is_held_to_its_core_and_an_oracle_to_its_judges_cores(spawner: 
 
 
 def test_a_child_of_an_ended_zygote_is_not_taken_for_another_ones(spawner: Spawner) -> None:
-    old, lost = (spawner.spawn(role="runner", uid=RUNNER_UID) for _ in range(2))
+    old, lost = (spawner.spawn(role="evaluator", uid=RUNNER_UID) for _ in range(2))
     spawner.start()
     with pytest.raises(ZygoteGone):  # it does not fork yet, and what it says is not for us
-        spawner.spawn(role="runner", uid=RUNNER_UID)
+        spawner.spawn(role="evaluator", uid=RUNNER_UID)
     spawner.wait_ready()
-    new = spawner.spawn(role="runner", uid=RUNNER_UID)
+    new = spawner.spawn(role="evaluator", uid=RUNNER_UID)
     numbered_alike = dataclasses.replace(old, pid=new.pid)
     assert (spawner.is_current(old), spawner.is_current(new)) == (False, True)
     assert spawner.end(numbered_alike) == 0
@@ -70,11 +70,11 @@ def test_a_child_of_an_ended_zygote_is_not_taken_for_another_ones(spawner: Spawn
 
 
 def test_a_zygote_outlives_a_question_for_a_child_that_it_does_not_have(spawner: Spawner) -> None:
-    child = spawner.spawn(role="runner", uid=RUNNER_UID)
+    child = spawner.spawn(role="evaluator", uid=RUNNER_UID)
     spawner.end(child)
     with pytest.raises(ZygoteGone, match="knows no child"):
         spawner.end(child)
-    spawner.end(spawner.spawn(role="runner", uid=RUNNER_UID))
+    spawner.end(spawner.spawn(role="evaluator", uid=RUNNER_UID))
 
 
 def test_a_zygote_that_is_killed_as_it_starts_is_said_to_be_killed(tmp_path: Path) -> None:
