@@ -47,7 +47,7 @@ def spawner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spawner]:
 
 
 def test_a_child_is_held_to_its_core_and_an_oracle_to_its_judges_cores(spawner: Spawner) -> None:
-    for role, cores in (("runner", {CORES[0]}), ("oracle", set(CORES))):
+    for role, cores in (("evaluator", {CORES[0]}), ("oracle", set(CORES))):
         child = spawner.spawn(role=role, uid=RUNNER_UID)
         assert os.sched_getaffinity(child.pid_here) == cores
         spawner.end(child)
