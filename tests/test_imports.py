@@ -84,8 +84,9 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
         "evalpool.judge.ttir.memory", "evalpool.judge.estimate", "evalpool.judge.execute",
-        "evalpool.judge.plain",
+        "evalpool.judge.plain", "evalpool.judge.trial.draws",
     },
+    "evalpool.judge.trial.draws": {"evalpool.judge.channel", "evalpool.judge.numbers"},
     "evalpool.judge.plain": set(),
     "evalpool.judge.estimate": set(),
     "evalpool.judge.trial.gpu": {
@@ -93,10 +94,12 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.execute", "evalpool.judge.timing", "evalpool.judge.trial",
+        "evalpool.judge.trial.draws",
     },
     "evalpool.judge.timing": {
         "config.schema", "evalpool.judge.channel", "evalpool.judge.children",
         "evalpool.judge.reference", "evalpool.judge.numbers", "evalpool.judge.trial",
+        "evalpool.judge.trial.draws",
     },
     "evalpool.judge.program": set(),
     "evalpool.judge.program.policy": {"evalpool.judge.program"},

@@ -18,8 +18,8 @@ from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, Zygote
 from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial import oracles
 from forge.evalpool.judge.trial.contained import is_contained
+from forge.evalpool.judge.trial.draws.build import parse_specs
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
-from forge.evalpool.judge.trial.references import parse_specs
 from tests.evalpool.benches import RELU, make_problem
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.evalpool.judge.trial.references import MAX_USES
+from forge.evalpool.judge.trial.draws.reference import MAX_USES
 from tests.evalpool.benches import RELU, make_problem
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers.compare import Expected
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
-from forge.evalpool.judge.trial.references import InputSet, Reference
+from forge.evalpool.judge.trial.draws.reference import InputSet, Reference
 
 SPEC = TensorSpec("float32", (4,))
 INPUT, PARAMETER = 0, 2

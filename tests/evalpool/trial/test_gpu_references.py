@@ -18,11 +18,11 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.gpu_memory import Block, GpuMemoryError
 from forge.evalpool.judge.channel.shm import LayoutError
 from forge.evalpool.judge.children.spawner import SandboxedChild
+from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
 from forge.evalpool.judge.trial.gpu import references as module
 from forge.evalpool.judge.trial.gpu.layout import arrange
 from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, GpuReferences
 from forge.evalpool.judge.trial.oracles import Oracles as JudgeOracles
-from forge.evalpool.judge.trial.references import ReferenceFailed
 from forge.records.problem import Problem, Split
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forge.evalpool.judge.trial.references import (
+from forge.evalpool.judge.trial.draws.failures import (
     FAILED_S,
     MAX_FAILURES,
     KnownFailures,

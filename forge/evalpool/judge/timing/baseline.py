@@ -19,7 +19,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import clean, without_paths
 from forge.evalpool.judge.timing.store import Baseline, Baselines
-from forge.evalpool.judge.trial.references import ReferenceFailed
+from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

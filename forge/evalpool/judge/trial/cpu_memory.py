@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import mmap
 
     from forge.evalpool.judge.numbers.protocols import Comparison
-    from forge.evalpool.judge.trial.references import Reference
+    from forge.evalpool.judge.trial.draws.reference import Reference
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.captures import Captured
-    from forge.evalpool.judge.trial.references import Reference
+    from forge.evalpool.judge.trial.draws.reference import Reference
     from forge.evalpool.judge.trial.trial import Candidate, Finding, Stamp
     from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
     from forge.records.estimate import TimeEstimate

@@ -24,7 +24,7 @@ from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner, Zygot
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.sandbox.caps import held_bytes
 from forge.evalpool.judge.sandbox.proof import WeakSandbox
-from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed
+from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.site_packages import with_advice
 from forge.records.reason import Reason

@@ -14,7 +14,8 @@ from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
 from forge.evalpool.judge.numbers.tolerance import rounding_in
-from forge.evalpool.judge.trial.references import max_uses, parse_axes
+from forge.evalpool.judge.trial.draws.build import parse_axes
+from forge.evalpool.judge.trial.draws.reference import max_uses
 from forge.evalpool.judge.trial.trial import count
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.channel.shm import LayoutError, offsets
 from forge.evalpool.judge.channel.words import clean, without_paths
-from forge.evalpool.judge.trial.gpu.layout import NUM_TIMED_SETS, GpuReference, arrange, view
-from forge.evalpool.judge.trial.references import (
+from forge.evalpool.judge.trial.draws.build import parse_specs
+from forge.evalpool.judge.trial.draws.failures import (
     KnownFailures,
     ProblemTooLarge,
     ReferenceFailed,
-    parse_specs,
 )
+from forge.evalpool.judge.trial.gpu.layout import NUM_TIMED_SETS, GpuReference, arrange, view
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import SandboxedChild
