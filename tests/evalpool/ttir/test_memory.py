@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.ttir.evaluate import Address, Order
-from forge.evalpool.judge.ttir.memory.access import MAX_SUSPICIONS, Launch
+from forge.evalpool.judge.ttir.memory.launch import MAX_SUSPICIONS, Launch
 from forge.evalpool.judge.ttir.memory.places import Windows, windows_of
 from forge.evalpool.judge.ttir.memory.storages import Fault, Faulted, FaultKind, Memory
 from forge.evalpool.judge.ttir.symbolic import Symbolic

@@ -22,7 +22,7 @@ import numpy as np
 
 from forge.evalpool.judge.ttir.contraction import ALL
 from forge.evalpool.judge.ttir.control.blocks import run_function
-from forge.evalpool.judge.ttir.memory.access import Group, Launch
+from forge.evalpool.judge.ttir.memory.launch import Group, Launch
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind
 from forge.evalpool.judge.ttir.steps.descriptors import TensorDescriptor
 from forge.evalpool.judge.ttir.symbolic import Symbolic

@@ -35,7 +35,7 @@ from forge.evalpool.judge.ttir.values import Unsupported, dtype_of, fixed
 from forge.evalpool.judge.ttir.verify import operations_of, uses_of, verify
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.memory.access import Group
+    from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
     from forge.evalpool.judge.ttir.verify import Use
 

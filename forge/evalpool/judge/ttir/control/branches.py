@@ -10,7 +10,7 @@ from forge.evalpool.judge.ttir.control.groups import merged, split, subset
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.arrange import Lanes
-    from forge.evalpool.judge.ttir.memory.access import Group
+    from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan import ControlStep, Environment, Planner, Run
     from forge.evalpool.judge.ttir.tree import Operation
 

@@ -9,7 +9,7 @@ from forge.evalpool.judge.ttir.control.blocks import run_function
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.memory.access import Group
+    from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan import ControlStep, Environment, Planner, Run
     from forge.evalpool.judge.ttir.tree import Operation
 

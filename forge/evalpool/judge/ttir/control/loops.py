@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.evalpool.judge.ttir.arrange import Lanes
-    from forge.evalpool.judge.ttir.memory.access import Group
+    from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan import BlockPlan, ControlStep, Environment, Planner, Run
     from forge.evalpool.judge.ttir.tree import Operation
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forge.evalpool.judge.ttir.arrange import Value
-    from forge.evalpool.judge.ttir.memory.access import Group
+    from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan import Environment, Planner, Run, Step
     from forge.evalpool.judge.ttir.tree import Operation
 

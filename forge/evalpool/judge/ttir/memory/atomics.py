@@ -23,7 +23,8 @@ from forge.evalpool.judge.ttir.values import Array, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.evalpool.judge.ttir.memory.access import Group, Part
+    from forge.evalpool.judge.ttir.memory.access import Part
+    from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan import Environment, Step
     from forge.evalpool.judge.ttir.tree import Operation
     from forge.evalpool.judge.ttir.types import Type

@@ -11,7 +11,7 @@ from forge.evalpool.judge.ttir.types import Pointer, Scalar, Type, element_of
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.memory.access import Group
+    from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan import Environment, Step
     from forge.evalpool.judge.ttir.tree import Operation
 

@@ -19,7 +19,7 @@ from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.arrange import Value
-    from forge.evalpool.judge.ttir.memory.access import Group
+    from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan import Environment, Step
     from forge.evalpool.judge.ttir.tree import Operation
 

@@ -12,7 +12,7 @@ from forge.evalpool.judge.ttir.types import Scalar, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.memory.access import Group
+    from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan import Environment, Step
     from forge.evalpool.judge.ttir.tree import Operation
 

@@ -20,7 +20,7 @@ from forge.evalpool.judge.ttir.types import Scalar, Type, shape_of
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.memory.access import Group
+    from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan import Environment, Step
     from forge.evalpool.judge.ttir.tree import Operation
 

@@ -16,7 +16,7 @@ from forge.evalpool.judge.ttir.symbolic import Symbolic
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.evalpool.judge.ttir.memory.access import Group
+    from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan import Environment, Step
     from forge.evalpool.judge.ttir.tree import Operation
 

@@ -17,7 +17,7 @@ from forge.evalpool.judge.ttir.types import Pointer, element_of, shape_of
 from forge.evalpool.judge.ttir.values import fixed
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.memory.access import Group
+    from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan import Environment, Step
     from forge.evalpool.judge.ttir.tree import Operation
 
