@@ -19,7 +19,7 @@ import pytest
 from forge.evalpool.judge.children.spawner import PASSED_ON
 from forge.evalpool.judge.sandbox import enter, proof
 from forge.evalpool.judge.sandbox.enter import Isolation
-from forge.evalpool.judge.sandbox.processes import family, read_table
+from forge.evalpool.judge.sandbox.processes import family, has_ended, read_table
 from tests.evalpool.benches import RELU, RELU_KERNEL, RUNNER_UID
 
 ROOT = Path(__file__).parents[2]
@@ -152,6 +152,7 @@ def test_no_other_process_can_be_signalled_read_limited_or_traced(bench: Any) ->
             bench.refused(f"import resource\nresource.prlimit({pid}, resource.RLIMIT_NOFILE)")
             bench.refused(f"os.setpriority(os.PRIO_PROCESS, {pid}, 19)")
             bench.refused(f"ctypes.CDLL(None).ptrace(16, {pid}, 0, 0) == 0 or 1 / 0")
+        assert not has_ended(sibling.pid_here), "else its refusals say nothing"
     finally:
         bench.spawner.end(sibling)
 

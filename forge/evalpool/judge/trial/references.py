@@ -92,6 +92,7 @@ class References:
                 with self._failures.noted(key):
                     cached = self._cache[key] = self._draw(problem)
                 if cached.memory_bytes >= LARGE_BYTES:
+                    # What fails there fails again, and is raised, at the comparison.
                     self._ahead.submit(cached.prepare)
             self._cache.move_to_end(key)
             while len(self._cache) > MAX_PROBLEMS or (
