@@ -186,7 +186,7 @@ def _operations(case: Case) -> list[tuple[int, int]]:
     """(bytes, FLOPs) of each operation of the reference, counted on this machine."""
     import torch
 
-    from forge.evalpool.judge.numbers.own_error import count_work
+    from forge.evalpool.judge.numbers.errors.own_error import count_work
 
     module = types.ModuleType("problem")
     exec(compile(case.source, "problem.py", "exec"), module.__dict__)

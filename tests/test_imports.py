@@ -76,7 +76,8 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.timing",
     },
     "evalpool.judge.reference": {
-        "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.numbers.inputs",
+        "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.numbers.errors",
+        "evalpool.judge.numbers.inputs",
     },
     "evalpool.judge.trial": {
         "config.schema", "process", "evalpool", "evalpool.judge.channel", "evalpool.judge.sandbox",
@@ -146,8 +147,8 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.execute.gpu.driver",
     },
     "evalpool.judge.execute.gpu.driver": set(),
-    "evalpool.judge.numbers": {"evalpool.judge.channel", "evalpool.judge.numbers.errors"},
-    "evalpool.judge.numbers.errors": set(),
+    "evalpool.judge.numbers": {"evalpool.judge.channel"},
+    "evalpool.judge.numbers.errors": {"evalpool.judge.numbers"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers", "evalpool.judge.numbers.errors"},
     # cluster: judges, engines and ranks of a trainer on other machines
     "cluster": {

@@ -12,13 +12,13 @@ import torch
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name, flatten
 from forge.evalpool.judge.numbers.compare import Expected, mismatch
+from forge.evalpool.judge.numbers.errors.own_error import count_work
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
 from forge.evalpool.judge.numbers.gpu_compare import mismatch as gpu_mismatch
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.edges import Edges
 from forge.evalpool.judge.numbers.inputs.given import Terms
 from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
-from forge.evalpool.judge.numbers.own_error import count_work
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.numbers.inputs.draws import InputSet

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+from forge.evalpool.judge.numbers.errors.own_error import count_work
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
 from forge.evalpool.judge.numbers.inputs.draws import Draws, Recipe
 from forge.evalpool.judge.numbers.inputs.edges import RAISED_BY, Edges, Kind, fewer, planned
 from forge.evalpool.judge.numbers.inputs.given import Terms
 from forge.evalpool.judge.numbers.inputs.variants import Freedom
 from forge.evalpool.judge.numbers.opcount import OpCounter
-from forge.evalpool.judge.numbers.own_error import count_work
 from tests.evalpool.numbers.drawn import Function, draw
 
 

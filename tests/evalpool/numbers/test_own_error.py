@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from forge.evalpool.judge.numbers import blocks, own_error
+from forge.evalpool.judge.numbers import blocks
+from forge.evalpool.judge.numbers.errors import own_error
 from forge.evalpool.judge.numbers.errors.logits import RoundedTwice
-from forge.evalpool.judge.numbers.gpu_compare import Allowed, mismatch
-from forge.evalpool.judge.numbers.inputs.draws import MAX_TF32_ERROR
-from forge.evalpool.judge.numbers.opcount import OpCounter
-from forge.evalpool.judge.numbers.own_error import (
+from forge.evalpool.judge.numbers.errors.own_error import (
     OwnErrors,
     _to_tf32,
     errors_of,
     has_products,
 )
+from forge.evalpool.judge.numbers.gpu_compare import Allowed, mismatch
+from forge.evalpool.judge.numbers.inputs.draws import MAX_TF32_ERROR
+from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.shares import with_shares
 
 

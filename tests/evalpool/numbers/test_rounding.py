@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from forge.evalpool.judge.numbers.own_error import count_work, rounding_of
+from forge.evalpool.judge.numbers.errors.own_error import count_work, rounding_of
 from forge.evalpool.judge.numbers.tolerance import rounding_in
 
 

@@ -10,7 +10,7 @@ import torch
 from forge.evalpool.judge.numbers import blocks
 from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
 from forge.evalpool.judge.numbers.called import Unjudgeable
-from forge.evalpool.judge.numbers.own_error import errors_of
+from forge.evalpool.judge.numbers.errors.own_error import errors_of
 from forge.evalpool.judge.numbers.slabs import scales_of
 from forge.evalpool.judge.reference import oracle
 

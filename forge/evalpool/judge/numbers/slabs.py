@@ -2,7 +2,7 @@
 
 A slab is all elements that share their index on one axis; where the last axis is long, also a line
 along it. An element belongs to one slab of each family, and the smallest of its slabs' values
-counts: columns of unlike scale are judged each by its own. Used by own_error.py and
+counts: columns of unlike scale are judged each by its own. Used by errors/own_error.py and
 gpu_compare.py; compare.py does the same in numpy.
 """
 

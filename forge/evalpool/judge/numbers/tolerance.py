@@ -10,7 +10,7 @@
            at least `floor_of` times the rms of all, or the slab's own share of it if that is less
            on every input set (shares.py), as which alone small slabs count; a sentinel, as the
            -1e9 of masked scores, is left out (`is_sentinel`)
-    e      the smallest of the largest own errors in its slabs (own_error.py): what an honest
+    e      the smallest of the largest own errors in its slabs (errors/own_error.py): what an honest
            kernel may lose too
 
 Integers and bools must be equal. Imports nothing but math.

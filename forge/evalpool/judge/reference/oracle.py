@@ -33,13 +33,13 @@ from forge.evalpool.judge.numbers.called import (
     memory_order,
 )
 from forge.evalpool.judge.numbers.constructor import constructor_arguments
+from forge.evalpool.judge.numbers.errors.own_error import count_work, has_products, rounding_of
 from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.edges import Edges
 from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs, placed
 from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
-from forge.evalpool.judge.numbers.own_error import count_work, has_products, rounding_of
 from forge.evalpool.judge.numbers.sizes import require_room
 from forge.evalpool.judge.reference.construct import construct, parameters_made
 from forge.evalpool.judge.reference.hub import config_fields, replace_hub

@@ -20,18 +20,18 @@ from forge.evalpool.judge.numbers.called import (
     replaced,
 )
 from forge.evalpool.judge.numbers.constructor import constructor_arguments
-from forge.evalpool.judge.numbers.file_inputs import make_inputs
-from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
-from forge.evalpool.judge.numbers.inputs import parameters
-from forge.evalpool.judge.numbers.inputs.draws import MAX_OWN_ERROR, MAX_TF32_ERROR
-from forge.evalpool.judge.numbers.inputs.given import DTYPES
-from forge.evalpool.judge.numbers.own_error import (
+from forge.evalpool.judge.numbers.errors.own_error import (
     OwnErrors,
     count_work,
     errors_of,
     has_products,
     rounding_of,
 )
+from forge.evalpool.judge.numbers.file_inputs import make_inputs
+from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
+from forge.evalpool.judge.numbers.inputs import parameters
+from forge.evalpool.judge.numbers.inputs.draws import MAX_OWN_ERROR, MAX_TF32_ERROR
+from forge.evalpool.judge.numbers.inputs.given import DTYPES
 from forge.evalpool.judge.reference.construct import construct
 from forge.evalpool.judge.reference.hub import replace_hub
 from forge.evalpool.judge.reference.oracle import Describer

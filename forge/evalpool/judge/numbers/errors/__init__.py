@@ -1,1 +1,1 @@
-"""Errors that an honest kernel may have where float64 has none."""
+"""Errors that an honest kernel may have: eager's own, and those of its softmaxes."""

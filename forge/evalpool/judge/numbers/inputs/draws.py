@@ -30,6 +30,7 @@ from forge.evalpool.judge.numbers.called import (
     replaced,
 )
 from forge.evalpool.judge.numbers.errors.logits import has_softmax
+from forge.evalpool.judge.numbers.errors.own_error import errors_of, root_mean_square
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.discrete import Part, parts, redraw
@@ -46,7 +47,6 @@ from forge.evalpool.judge.numbers.inputs.traits import (
     own_memory,
 )
 from forge.evalpool.judge.numbers.inputs.variants import Freedom, avoid_bf16_, vary_
-from forge.evalpool.judge.numbers.own_error import errors_of, root_mean_square
 from forge.evalpool.judge.numbers.tolerance import tolerance
 
 if TYPE_CHECKING:
