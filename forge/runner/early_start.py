@@ -10,7 +10,6 @@ early start costs nothing but the time saved.
 
 from __future__ import annotations
 
-import logging
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
     OpenEngines = Callable[[], AbstractAsyncContextManager[Publishing[Any]]]
 
-logger = logging.getLogger(__name__)
-
 TRAINED_SHARE = 0.25
 """Share of the SFT steps before engines start on the trainer's card: its memory is then as large as
 it becomes, and engines measure how much is left to them."""
@@ -43,8 +40,8 @@ PAUSE_S = 0.5
 class EarlyStart:
     """Engines that are starting, or have started; made by `start_early`."""
 
-    def __init__(self, open_engines: OpenEngines) -> None:
-        self._open = open_engines
+    def __init__(self, open_engines: OpenEngines, *, say: Callable[[str], None]) -> None:
+        self._open, self._say = open_engines, say
         self._wanted, self._settled = anyio.Event(), anyio.Event()
         self._engines: Publishing[Any] | None = None
 
@@ -69,7 +66,8 @@ class EarlyStart:
             leaves = list(iter_leaves(error))
             if self._engines or not all(isinstance(leaf, ForgeError) for leaf in leaves):
                 raise
-            logger.warning("engines did not start beside the trainer: %s", leaves[0])
+            cause = str(leaves[0]).partition("\n")[0]  # the log has the rest
+            self._say(f"engines start once they are needed; beside the trainer: {cause}")
         finally:
             self._settled.set()
 
@@ -82,11 +80,16 @@ class EarlyStart:
 
 @asynccontextmanager
 async def start_early(
-    open_engines: OpenEngines, progress: Progress, *, stage: int, share: float
+    open_engines: OpenEngines,
+    progress: Progress,
+    *,
+    stage: int,
+    share: float,
+    say: Callable[[str], None],
 ) -> AsyncGenerator[EarlyStart]:
     """Open engines in the background when a share of an SFT stage is trained, and close them at
-    the end of the context."""
-    early = EarlyStart(open_engines)
+    the end of the context. `say` reports a start that failed."""
+    early = EarlyStart(open_engines, say=say)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(early.hold)
         tasks.start_soon(partial(early.want_after, progress, stage=stage, share=share))

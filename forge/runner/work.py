@@ -102,7 +102,7 @@ class Work:
         shares = any(uuid in train for each in placement.serve_uuids for uuid in each)
         return start_early(
             self._open_engines, self.run.progress, stage=stage,
-            share=TRAINED_SHARE if shares else 0.0,
+            share=TRAINED_SHARE if shares else 0.0, say=self.run.console.say,
         )  # fmt: skip
 
     async def _take_engines(

@@ -63,7 +63,7 @@ def progress(done: int, total: int = 100, stage: int = 2) -> Progress:
 async def test_engines_start_after_a_share_of_the_steps_and_get_the_trained_weights() -> None:
     engines, seen = Engines(weights=FIRST), progress(24)
     engines.may_be_up.set()
-    async with start_early(engines.open, seen, stage=2, share=0.25) as early:
+    async with start_early(engines.open, seen, stage=2, share=0.25, say=print) as early:
         await anyio.sleep(0.05)
         assert not engines.begun.is_set()
         seen.done = 25
@@ -80,7 +80,7 @@ async def test_engines_start_after_a_share_of_the_steps_and_get_the_trained_weig
 async def test_engines_that_are_needed_start_at_once(seen: Progress) -> None:
     engines = Engines(weights=FIRST)
     engines.may_be_up.set()
-    async with start_early(engines.open, seen, stage=2, share=0.0) as early:
+    async with start_early(engines.open, seen, stage=2, share=0.0, say=print) as early:
         await anyio.sleep(0.05)
         assert not engines.begun.is_set()
         with anyio.fail_after(5):
@@ -91,7 +91,7 @@ async def test_engines_that_are_needed_start_at_once(seen: Progress) -> None:
 async def test_a_start_that_is_not_done_is_waited_for() -> None:
     engines, taken = Engines(weights=FIRST), list[Any]()
     async with (
-        start_early(engines.open, progress(1), stage=2, share=0.0) as early,
+        start_early(engines.open, progress(1), stage=2, share=0.0, say=print) as early,
         anyio.create_task_group() as tasks,
     ):
 
@@ -105,19 +105,23 @@ async def test_a_start_that_is_not_done_is_waited_for() -> None:
     assert taken == [engines]
 
 
-async def test_a_failed_start_costs_nothing() -> None:
+async def test_a_failed_start_is_said_and_costs_nothing() -> None:
     engines = Engines(weights=FIRST, error=ChildDied("serve-0 died: no memory"))
     engines.may_be_up.set()
-    async with start_early(engines.open, progress(1), stage=2, share=0.0) as early:
+    said: list[str] = []
+    async with start_early(engines.open, progress(1), stage=2, share=0.0, say=said.append) as early:
         with anyio.fail_after(5):
             assert await early.take(FIRST) is None
+    assert said == [
+        "engines start once they are needed; beside the trainer: serve-0 died: no memory"
+    ]
 
 
 async def test_a_bug_in_a_start_is_not_hidden() -> None:
     engines = Engines(weights=FIRST, error=KeyError("x"))
     engines.may_be_up.set()
     with pytest.raises(BaseExceptionGroup) as raised:
-        async with start_early(engines.open, progress(1), stage=2, share=0.0):
+        async with start_early(engines.open, progress(1), stage=2, share=0.0, say=print):
             await anyio.sleep_forever()
     assert raised.group_contains(KeyError)
 

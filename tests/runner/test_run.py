@@ -49,10 +49,10 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
 
 def make_work(experiment: Experiment, paths: RunPaths, placement: Placement) -> Work:
     """The work of a run without a supervisor."""
-    absent: Any = dict.fromkeys(("writer", "observer", "console", "stop", "home"))
+    absent: Any = dict.fromkeys(("writer", "observer", "stop", "home"))
     run = RunContext(
         experiment=experiment, paths=paths, attempt=1, placement=placement,
-        progress=Progress(run="x-1", num_stages=1), **absent,
+        progress=Progress(run="x-1", num_stages=1), console=Console(quiet=True), **absent,
     )  # fmt: skip
     run.socket_dir = paths.root
     return Work(run=run, past=EarlierAttempts())

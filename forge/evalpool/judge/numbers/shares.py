@@ -1,7 +1,8 @@
 """Least scales of an output's slabs, from all sets of a draw.
 
-Called by the oracle, behind errors/own_error.py. A slab that is small on one set may be so by chance, or
-because an intermediate result cancels in it: its scale is at least a share of the whole output's.
+Called by the oracle, behind errors/own_error.py. A slab that is small on one set may be so by
+chance, or because an intermediate result cancels in it: its scale is at least a share of the whole
+output's.
 That share is FLOOR, or 1 for slabs of few elements, unless the slab is smaller on every set and
 eager computes it precisely: beside squares of 1e6, probabilities are judged by their own size, and
 beside a sum of squares, a mean.
