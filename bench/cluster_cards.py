@@ -102,7 +102,7 @@ def run_arm(
         "turns": turns,
         "publish_s": round(statistics.median(publishes), 3) if publishes else None,
         "pass_at_1": {str(stage): value for stage, value in evaluated},
-        "runs_on": [line for line in errors.splitlines() if " runs on " in line],
+        "runs_on": [line for line in errors.splitlines() if "-0 runs on " in line],
     }
 
 
