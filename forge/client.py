@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,13 +20,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
+from forge.api.connection import UNIX_PREFIX, ServerConnection, open_connection
 from forge.api.verdict import Reward, Verdict
 from forge.errors import ConfigError, MachineError
 
-UNIX_PREFIX = "unix:"
-CONNECT_TIMEOUT_S = 10.0
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 """Maximum pause between two attempts, whatever the server asks for."""
@@ -63,16 +60,24 @@ class Judge:
             patience_s: maximum time of one call, in seconds, with all its attempts.
 
         Raises:
-            ConfigError: a URL of another form.
+            ConfigError: a URL of another form, or a token with characters that no header has.
         """
         if not url.startswith((UNIX_PREFIX, "http://", "https://")):
             raise ConfigError(f"url: found {url[:80]!r}; http://HOST:PORT or unix:/PATH")
         self._url = url.rstrip("/")
         self._patience_s = patience_s
-        self._headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"}
         if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
-        self._idle: list[_OneWrite] = []
+            headers["Authorization"] = f"Bearer {token}"
+        try:
+            first = open_connection(self._url)
+        except (ValueError, http.client.InvalidURL) as error:
+            raise ConfigError(f"url: found {url[:80]!r}: {error}") from None
+        try:
+            self._head = first.compose_head(headers)
+        except ValueError:  # its message has the token
+            raise ConfigError("token: found a character that no header may have") from None
+        self._idle: list[ServerConnection] = [first]
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -186,24 +191,17 @@ class Judge:
     ) -> tuple[int, dict[str, Any], float | None]:
         """Status, JSON and Retry-After of an answer. Raises OSError, HTTPException, ValueError."""
         with self._lock:
-            connection = self._idle.pop() if self._idle else _connect(self._url)
+            connection = self._idle.pop() if self._idle else open_connection(self._url)
         try:
-            if connection.sock is None:
-                connection.timeout = min(CONNECT_TIMEOUT_S, max(timeout_s, 0.01))
-                connection.connect()
-            assert connection.sock is not None
-            connection.sock.settimeout(max(timeout_s, 0.01))
-            connection.request(method, path, body=content, headers=self._headers)
-            connection.flush()
-            response = connection.getresponse()
-            found = _parse(response.read(), is_answer=response.status == 200)
+            reply = connection.ask(method, path, self._head, content, timeout_s=timeout_s)
+            found = _parse(reply.content, is_answer=reply.status == 200)
         except BaseException:
             connection.close()
             raise
         with self._lock:
             self._idle.append(connection)
-        asked = response.headers.get("Retry-After", "")
-        return response.status, found, float(asked) if asked.isdecimal() else None
+        asked = reply.retry_after
+        return reply.status, found, float(asked) if asked.isdecimal() else None
 
 
 def _parse(content: bytes, *, is_answer: bool) -> dict[str, Any]:
@@ -225,49 +223,6 @@ def _in_order(threads: ThreadPoolExecutor, futures: list[Future[Verdict]]) -> It
             yield future.result()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-
-
-class _OneWrite(http.client.HTTPConnection):
-    """A connection that sends head and body by one system call. http.client sends them apart, and
-    the server starts on the head, only to wait for the body."""
-
-    _written = b""
-
-    def send(self, data: Any) -> None:
-        """Keeps bytes until `flush`."""
-        self._written += data
-
-    def flush(self) -> None:
-        """Sends them. Raises OSError."""
-        data, self._written = self._written, b""
-        super().send(data)
-
-
-class _TlsConnection(_OneWrite, http.client.HTTPSConnection):
-    """A connection with TLS."""
-
-
-class _SocketFileConnection(_OneWrite):
-    """A connection to a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("forge")
-        self._path = path
-
-    def connect(self) -> None:
-        """Connects."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-def _connect(url: str) -> _OneWrite:
-    """A connection that is not open yet."""
-    if url.startswith(UNIX_PREFIX):
-        return _SocketFileConnection(url.removeprefix(UNIX_PREFIX))
-    parts = urlsplit(url)
-    kind = _TlsConnection if parts.scheme == "https" else _OneWrite
-    return kind(parts.hostname or "", parts.port)
 
 
 def _text(given: str | Path) -> str:
