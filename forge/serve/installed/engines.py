@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import ServeTable
 
-HTTP = ("anyio", "starlette", "uvicorn", "numpy", "tokenizers", "jinja2")
+HTTP = ("anyio", "starlette", "uvicorn", "httptools", "numpy", "tokenizers", "jinja2")
 """Modules that the endpoints of every engine need."""
 LLAMA_MODELS = frozenset({"qwen3"})
 """Values of model_type in config.json that `forge.serve.llama` can convert."""

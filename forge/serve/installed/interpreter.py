@@ -16,8 +16,8 @@ from typing import Any
 
 PACKAGES = ("torch", "transformers", "vllm", "peft", "llama-cpp-python")
 MODULES = (
-    "anyio", "forge", "gguf", "jinja2", "llama_cpp", "numpy", "peft", "starlette", "tokenizers",
-    "torch", "transformers", "uvicorn", "vllm",
+    "anyio", "forge", "gguf", "httptools", "jinja2", "llama_cpp", "numpy", "peft", "starlette",
+    "tokenizers", "torch", "transformers", "uvicorn", "vllm",
 )  # fmt: skip
 
 
