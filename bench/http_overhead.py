@@ -12,9 +12,11 @@ verdict, as HTTP's does: extraction, source check and feedback are in both. `emp
 the same requests by the same client to a Starlette route of the same server that reads the body and
 answers `{}`.
 
-Printed for CPU time of all processes and for wall time: milliseconds an answer, the median over the
-rounds of a way's time over the pool's of the same round, minus 1, and of the difference. CPU time
-depends less on other load. Exit code 1 if a verdict is not correct.
+Printed for wall time and for CPU time of all processes: milliseconds an answer, the median over the
+rounds of a way's time over the pool's of the same round, minus 1, and of the difference. `ends` is
+the CPU time of this process and of the client alone: what judges take varies more than HTTP costs,
+and is the same in all ways, so the difference of `ends` is the cost of HTTP. CPU time depends less
+on other load. Exit code 1 if a verdict is not correct.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from forge.api.answering import Answering
 
 WAYS = ("pool", "http", "batch", "empty")
+KINDS = ("wall", "cpu", "ends")
 PAUSE_S = 0.2
 PROBLEM = "def f(x): return torch.relu(x)"
 ANSWER = """import torch
@@ -113,7 +116,7 @@ def ask(url: str, number: int, concurrency: int) -> None:
                 verdicts = list(judge.judge_many(pairs, concurrency=concurrency))
             if not all(verdict.correct for verdict in verdicts):
                 sys.exit(f"{label}: {[verdict.reason for verdict in verdicts]}")
-            print("done", flush=True)
+            print(time.process_time(), flush=True)
 
 
 async def answer_empty(request: Request) -> Response:
@@ -145,6 +148,8 @@ class Client:
         argv = [sys.executable, __file__, "--client", url, str(number), str(concurrency)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True)
+        self.cpu_s = 0.0
+        """CPU time of the process at the end of its last round."""
 
     def judge(self, label: str) -> None:
         """Judges one round of answers over HTTP."""
@@ -152,18 +157,20 @@ class Client:
         assert self._process.stdout is not None
         self._process.stdin.write(f"{label}\n")
         self._process.stdin.flush()
-        if self._process.stdout.readline() != "done\n":
+        line = self._process.stdout.readline()
+        if not line:
             sys.exit(f"{label}: the client ended")
+        self.cpu_s = float(line)
 
     def close(self) -> None:
         """Ends the process."""
         self._process.communicate(timeout=60)
 
 
-async def measure(given: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
-    """Wall and CPU seconds of each round, by way."""
+async def measure(given: argparse.Namespace) -> dict[str, list[tuple[float, ...]]]:
+    """Seconds of each round in the order of KINDS, by way."""
     table = JudgeTable(workers=given.workers)
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    times: dict[str, list[tuple[float, ...]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with (
@@ -180,22 +187,27 @@ async def measure(given: argparse.Namespace) -> dict[str, list[tuple[float, floa
             for number in range(-1, given.rounds):  # the first round warms all up
                 for way in order.sample(WAYS, len(WAYS)):
                     await anyio.sleep(PAUSE_S)
-                    label, began, cpu_before = f"{way} {number}", time.monotonic(), cpu_seconds()
+                    label, before = f"{way} {number}", clocks(client)
                     if way == "pool":
                         await through_pool(answering, label, given.answers, in_flight)
                     else:
                         await anyio.to_thread.run_sync(client.judge, label)
                     if number >= 0:
-                        spent = time.monotonic() - began, cpu_seconds() - cpu_before
-                        times[way].append(spent)
+                        pairs = zip(clocks(client), before, strict=True)
+                        times[way].append(tuple(now - then for now, then in pairs))
             client.close()
             tasks.cancel_scope.cancel()
     return times
 
 
-def report(times: dict[str, list[tuple[float, float]]], num_answers: int) -> None:
+def clocks(client: Client) -> tuple[float, ...]:
+    """Readings in the order of KINDS."""
+    return time.monotonic(), cpu_seconds(), time.process_time() + client.cpu_s
+
+
+def report(times: dict[str, list[tuple[float, ...]]], num_answers: int) -> None:
     """Prints a line for each way and kind of time."""
-    for index, name in enumerate(("wall", "cpu")):
+    for index, name in enumerate(KINDS):
         pool = [1e3 * spent[index] / num_answers for spent in times["pool"]]
         print(f"{name}: pool {statistics.median(pool):.2f} ms an answer")
         for way in WAYS[1:]:
