@@ -60,6 +60,7 @@ WAITING_PER_JUDGE = 4
 LEAST_IN_FLIGHT = 16
 AHEAD = 2
 """Requests that a client should send per request that can be judged, so that no judge idles."""
+ENCODER = json.JSONEncoder(allow_nan=False)
 TOKEN_ADVICE = f"set {TOKEN_VARIABLE} here and where runs connect from"
 
 
@@ -259,7 +260,7 @@ def to_json_response(value: dict[str, Any], *, status: int = 200) -> Response:
     UTF-8."""
     from starlette.responses import Response
 
-    content = json.dumps(value, allow_nan=False).encode()
+    content = ENCODER.encode(value).encode()
     return Response(content, status_code=status, media_type="application/json")
 
 

@@ -32,12 +32,7 @@ def parse_json(content: bytes, *, is_text: bool = True) -> Any:
     """
     _check_depth(content)
     try:
-        value = json.loads(
-            content.decode(),
-            object_pairs_hook=_unique,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-        )
+        value = _DECODER.decode(content.decode())
         if is_text and _SURROGATE.search(content):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -80,3 +75,8 @@ def _finite(text: str) -> float:
     if math.isinf(number):
         raise BadJson(f"{text[:40]} is beyond the range of a float")
     return number
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
+)

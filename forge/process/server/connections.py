@@ -98,6 +98,11 @@ class GuardedConnection(HttpToolsProtocol):
         """True if no request is being answered."""
         return self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
 
+    @property
+    def has_whole_request(self) -> bool:
+        """True if the body of the request that is being answered has arrived, and none after it."""
+        return self.cycle is not None and not self.cycle.more_body and not self.pipeline  # pyright: ignore[reportUnnecessaryComparison]
+
     def connection_made(self, transport: asyncio.Transport) -> None:
         """A client has connected."""
         super().connection_made(cast("asyncio.Transport", GatheredWrites(transport, self.loop)))

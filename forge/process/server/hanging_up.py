@@ -35,9 +35,14 @@ async def unless_hung_up(request: Request, work: Callable[[], Awaitable[T]]) -> 
     """
     from starlette.requests import ClientDisconnect
 
-    connection: GuardedConnection | None = request.scope.get("state", {}).get(CONNECTION)
+    connection = connection_of(request)
     if connection is None:
         return await work()
     with anyio.CancelScope() as scope, connection.telling(scope.cancel):
         return await work()
     raise ClientDisconnect
+
+
+def connection_of(request: Request) -> GuardedConnection | None:
+    """The connection of a request; None behind a server that is not forge's."""
+    return request.scope.get("state", {}).get(CONNECTION)
