@@ -8,9 +8,10 @@ process; `http`, one POST /v1/judge an answer, by `forge.client` in a process of
 one POST /v1/judge/batch, by the same client. The order of the ways is random, with a pause between
 them, in which the judges clean up after the way before. As many are in flight as the server names
 (`capacity`), or as given. The pool's way starts with the parsed problem and ends with the published
-verdict, as HTTP's does: extraction, source check and feedback are in both. `empty` is the floor:
-the same requests by the same client to a Starlette route of the same server that reads the body and
-answers `{}`.
+verdict, as HTTP's does: extraction, source check and feedback are in both. `floor` is what a route
+of the same libraries costs that parses and serialises nothing: the same client sends the same bytes
+to a Starlette route of the same server without a door, which reads the body, judges an answer of
+its own and answers `{}`.
 
 Printed for wall time and for CPU time of all processes: milliseconds an answer, the median over the
 rounds of a way's time over the pool's of the same round, minus 1, and of the difference. `ends` is
@@ -22,6 +23,7 @@ on other load. Exit code 1 if a verdict is not correct.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import statistics
@@ -36,6 +38,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 from judge import cpu_seconds
+from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -54,8 +57,10 @@ if TYPE_CHECKING:
 
     from forge.api.answering import Answering
 
-WAYS = ("pool", "http", "batch", "empty")
+WAYS = ("pool", "http", "batch", "floor")
 KINDS = ("wall", "cpu", "ends")
+FLOOR = ".floor"
+"""What the socket of the floor adds to the other's path."""
 PAUSE_S = 0.2
 PROBLEM = "def f(x): return torch.relu(x)"
 ANSWER = """import torch
@@ -89,12 +94,12 @@ class Asking(Judge):
         found = self._ask("POST", "/v1/judge/batch", {"items": items})
         return [Verdict.from_json(each["verdict"]) for each in found["results"]]
 
-    def ask_empty(self, texts: list[str], concurrency: int) -> None:
-        """Requests with the bodies of POST /v1/judge that are not judged."""
+    def ask_floor(self, texts: list[str], concurrency: int) -> None:
+        """Requests with the bodies of POST /v1/judge, whose answers have no verdict."""
 
         def ask(text: str) -> None:
             body = {"problem": PROBLEM, "answer": text, "timed": None}
-            self._ask("POST", "/empty", body)
+            self._ask("POST", "/floor", body)
 
         with ThreadPoolExecutor(concurrency) as threads:
             list(threads.map(ask, texts))
@@ -102,13 +107,13 @@ class Asking(Judge):
 
 def ask(url: str, number: int, concurrency: int) -> None:
     """The client process: judges answers for each label on stdin, and answers with `done`."""
-    with Asking(url) as judge:
+    with Asking(url) as judge, Asking(f"{url}{FLOOR}") as floor:
         for line in sys.stdin:
             label = line.strip()
             verdicts: list[Verdict] = []
             texts = answers(label, number)
-            if label.startswith("empty"):
-                judge.ask_empty(texts, concurrency)
+            if label.startswith("floor"):
+                floor.ask_floor(texts, concurrency)
             elif label.startswith("batch"):
                 verdicts = judge.judge_batch(texts)
             else:
@@ -119,10 +124,20 @@ def ask(url: str, number: int, concurrency: int) -> None:
             print(time.process_time(), flush=True)
 
 
-async def answer_empty(request: Request) -> Response:
-    """The floor of any route."""
-    await request.body()
-    return Response(b"{}", media_type="application/json")
+class Floor:
+    """The floor of any route that judges."""
+
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+        self._problem = problem_from_text(PROBLEM)
+        self._number = itertools.count()
+
+    async def answer(self, request: Request) -> Response:
+        """Judges an answer of its own."""
+        await request.body()
+        text = f"{ANSWER}# floor, {next(self._number)}\n"
+        verdict = await self._answering.judge(self._problem, text)
+        return Response(b"{}" if verdict.correct else b"", media_type="application/json")
 
 
 async def through_pool(answering: Answering, label: str, number: int, concurrency: int) -> None:
@@ -179,10 +194,12 @@ async def measure(given: argparse.Namespace) -> dict[str, list[tuple[float, ...]
         ):
             app, answering = PoolApp(pool), answering_on(pool, table)
             public = JudgeApi(answering, app, known=None, is_timed=False)
-            routes = [*public.routes(), Route("/empty", answer_empty, methods=["POST"])]
-            await tasks.start(serve_task, app.routes(routes), folder / "x.sock")
+            path = folder / "x.sock"
+            await tasks.start(serve_task, app.routes(public.routes()), path)
+            floor = Starlette(routes=[Route("/floor", Floor(answering).answer, methods=["POST"])])
+            await tasks.start(serve_task, floor, Path(f"{path}{FLOOR}"))
             in_flight = given.in_flight or app.ahead
-            client = Client(f"unix:{folder / 'x.sock'}", given.answers, in_flight)
+            client = Client(f"unix:{path}", given.answers, in_flight)
             order = random.Random(0)
             for number in range(-1, given.rounds):  # the first round warms all up
                 for way in order.sample(WAYS, len(WAYS)):
@@ -213,15 +230,13 @@ def report(times: dict[str, list[tuple[float, ...]]], num_answers: int) -> None:
         for way in WAYS[1:]:
             found = [1e3 * spent[index] / num_answers for spent in times[way]]
             line = f"{name}: {way} {statistics.median(found):.2f} ms"
-            if way != "empty":
-                ratios = [one / other for one, other in zip(found, pool, strict=True)]
-                more = [one - other for one, other in zip(found, pool, strict=True)]
-                low, middle, high = statistics.quantiles(ratios, n=4)
-                line += (
-                    f", {statistics.median(more):+.2f} ms; overhead {middle - 1:+.1%}"
-                    f" (quartiles {low - 1:+.1%} to {high - 1:+.1%})"
-                )
-            print(line)
+            ratios = [one / other for one, other in zip(found, pool, strict=True)]
+            more = [one - other for one, other in zip(found, pool, strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            print(
+                f"{line}, {statistics.median(more):+.2f} ms; overhead {middle - 1:+.1%}"
+                f" (quartiles {low - 1:+.1%} to {high - 1:+.1%})"
+            )
 
 
 def main() -> None:
