@@ -34,6 +34,7 @@ from forge.process.server.address import open_listener, url_of
 from forge.process.server.door import Door, error_answer
 from forge.process.server.hanging_up import unless_hung_up
 from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
+from forge.process.server.short_way import ShortWay
 from forge.process.sockets import open_socket_dir
 from forge.records.verdict import Status, Verdict
 
@@ -151,15 +152,16 @@ class PoolApp:
         async def examine(request: Request) -> Response:
             return await self.answer(request, self._examine)
 
+        routes = [
+            Route("/health", self._health),
+            Route("/judge", judge, methods=["POST"]),
+            Route("/examine", examine, methods=["POST"]),
+            *more,
+        ]
         door = Middleware(Door, token=self._token, is_local=self._is_local)
         return Starlette(
-            routes=[
-                Route("/health", self._health),
-                Route("/judge", judge, methods=["POST"]),
-                Route("/examine", examine, methods=["POST"]),
-                *more,
-            ],
-            middleware=[door],
+            routes=routes,
+            middleware=[door, Middleware(ShortWay, routes=routes)],
             exception_handlers={HTTPException: _refuse_route},
         )
 
