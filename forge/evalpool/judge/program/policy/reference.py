@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.program.costs import op_bytes, tensor_bytes
+from forge.evalpool.judge.program.costs import is_as_it_lies, op_bytes, tensor_bytes
 from forge.evalpool.judge.program.dataflow import effects, trace
 from forge.evalpool.judge.program.format import Op, Origin, Program, Section, TensorUse
 from forge.evalpool.judge.program.ops import Kind, kind_of, packet
@@ -56,6 +56,11 @@ def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
             at
             for at, storage in enumerate(outputs)
             if _is_given(reference.storages[storage]) and storage not in flow.writers
+        ),
+        laid_out=frozenset(
+            at
+            for at, output in enumerate(reference.outputs)
+            if is_as_it_lies(reference.tensors[output])
         ),
         kinds=_kinds(reference, forward, work=num_bytes),
     )
