@@ -277,6 +277,16 @@ def test_a_witness_takes_no_edge_values_away() -> None:
         assert draw(limited, lambda: [torch.randn(64, 256)]).refusals(torch.relu)
 
 
+@pytest.mark.parametrize("num_fit", [2, 3])
+def test_raised_values_are_in_a_set_that_has_room(num_fit: int) -> None:
+    """Of a large problem two sets fit: in the others, which nobody made, they showed nothing."""
+    max_bytes = (2 * num_fit + 1) * 64 * 256 * 4
+    for _ in range(20):
+        drawn = draw(lambda x: x.softmax(-1), lambda: [torch.randn(64, 256)], max_bytes=max_bytes)
+        assert len(drawn.sets) == num_fit
+        assert drawn.refusals(lambda x: x.exp() / x.exp().sum(-1, keepdim=True))
+
+
 @pytest.mark.parametrize(("factor", "is_borne"), [(0.5, True), (1e3, False)])
 def test_zeros_do_not_hide_what_a_reference_does_not_bear(
     monkeypatch: pytest.MonkeyPatch, factor: float, is_borne: bool

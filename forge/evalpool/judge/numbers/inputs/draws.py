@@ -191,6 +191,12 @@ class Draws:
         self._is_inexact = False
         """True if the last set was refused for eager's own error: others may have less."""
 
+    def expect(self, variants: Collection[str]) -> None:
+        """Plans for these sets behind the first: of a large problem, few have room, and each kind
+        of edge value must be in one that has."""
+        if self._variants:
+            self._variants = list(variants)
+
     def draw(self, recipe: Recipe) -> list[Any]:
         """The inputs of a recipe: the same for the same recipe, on the same kind of device."""
         seed_everything(recipe.seed)

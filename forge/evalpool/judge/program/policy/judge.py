@@ -125,7 +125,9 @@ class _Variant:
             if at not in self.facts.laid_out or 0 in tensor.shape:
                 continue
             if is_repeating(tensor) or (is_move and is_permuted(tensor)):
-                message = f"output {at} is a view; the reference writes each of its elements in order"
+                message = (
+                    f"output {at} is a view; the reference writes each of its elements in order"
+                )
                 yield Refusal(rule=Rule.MOVES, message=message)
 
     def _inputs(self) -> Iterator[Refusal]:
