@@ -56,14 +56,14 @@ def test_a_variant_keeps_the_form_of_its_values(form: Form, variant: str) -> Non
     assert Domain.of(given).form is form
     made = vary_(given.clone(), variant, Freedom())
     assert torch.isfinite(made).all()
-    if (form, variant) != (Form.PROBABILITIES, "huge"):  # 0 and 1 alone
+    if form is not Form.PROBABILITIES or variant not in ("huge", "vast"):  # 0 and 1 alone
         assert Domain.of(made).form is form
     is_same = variant == "given" or form is Form.CATEGORICAL
     if (form, variant) != (Form.LOG_PROBABILITIES, "shifted"):  # the same, but for roundings
         assert torch.equal(made, given) == is_same
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {"vast"}))
 def test_values_of_the_unit_interval_stay_there_and_differ(variant: str) -> None:
     given = torch.rand(32, 64) * 0.98 + 0.01
     made = vary_(given.clone(), variant, KEPT)

@@ -66,7 +66,7 @@ MAX_GROWTH, MAX_UNKNOWN_GROWTH = 1e4, 1e8
 """Largest ratio of outputs at edge values to those of the first set: a square of the large slice
 stays below, a recurrence that amplifies it does not. The same for any set whose own error is
 unknown."""
-HUGE = "huge"
+HUGE, VAST = "huge", "vast"
 """More, behind the first, where there are products in TF32: one for each continuous input."""
 MAX_HUGE = 4
 FAINT = "faint"
@@ -210,6 +210,7 @@ class Draws:
         earlier = leaves(self._given) if self._given is not None else []
         is_adverse = self._terms.is_tf32 and recipe.variant != "given"
         is_huge = recipe.variant == HUGE
+        variant = VAST if is_huge and not has_softmax(self._operations) else recipe.variant
         domains = domains_of(inputs)
         operands = operands_of(inputs, domains)
         chosen = operands[self._huge % MAX_HUGE :][:1] if is_huge else ()
@@ -230,7 +231,7 @@ class Draws:
             if not is_kept and domain is not None and domain.form is not Form.CATEGORICAL:
                 is_raised = number == raised
                 terms = {"domain": domain, "edges": edges, "is_raised": is_raised}
-                vary_(value, recipe.variant, recipe.freedom, **terms)
+                vary_(value, variant, recipe.freedom, **terms)
             elif not is_kept and recipe.freedom.discrete:
                 made = redraw(
                     value,
