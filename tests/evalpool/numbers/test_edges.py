@@ -279,7 +279,7 @@ def test_a_witness_takes_no_edge_values_away() -> None:
 
 @pytest.mark.parametrize("num_fit", [2, 3])
 def test_raised_values_are_in_a_set_that_has_room(num_fit: int) -> None:
-    """Of a large problem two or three sets fit; the kinds were planned for more."""
+    """Two or three sets of a large problem are made: each kind belongs to one of them."""
     max_bytes = (2 * num_fit + 1) * 64 * 256 * 4
     for _ in range(8):
         drawn = draw(lambda x: x.softmax(-1), lambda: [torch.randn(64, 256)], max_bytes=max_bytes)
