@@ -329,6 +329,12 @@ WRONG = [
         inputs=lambda: [torch.randn(2, 32, 16) for _ in range(3)],
     ),
     Wrong(
+        name="fp16 for TF32, in the values of an attention, scaled to fit",
+        reference=attention, is_tf32=True,
+        answer=lambda q, k, v: half_attention(q, k, v / 16) * 16,
+        inputs=lambda: [torch.randn(2, 32, 16) for _ in range(3)],
+    ),
+    Wrong(
         name="identity for a ReLU, beside an fp8 factor",
         reference=lambda x, y: x.relu() * y.float(), answer=lambda x, y: x * y.float(),
         inputs=with_fp8,

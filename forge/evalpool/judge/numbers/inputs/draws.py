@@ -69,6 +69,8 @@ unknown."""
 HUGE, VAST = "huge", "vast"
 """More, behind the first, where there are products in TF32: one for each continuous input."""
 MAX_HUGE = 4
+FACTOR = 2.0**12
+"""Changes no rounding."""
 FAINT = "faint"
 """Behind the first, where a norm may be bounded. Nothing is planted: all of it must be small."""
 PRODUCTS = ("prod", "cumprod")
@@ -176,6 +178,8 @@ class Draws:
         """Number of sets with a huge input so far, less one: the inputs take turns."""
         self.num_huge = 1
         """Number of such sets in which each input has its turn."""
+        self._scaling: frozenset[int] = frozenset()
+        """Inputs that outputs are in proportion to, though there is a softmax: no score has one."""
         self._orders: dict[int, tuple[int, ...]] = {}
         """Orders of memory of the inputs that are given transposed and that no call changes."""
         self._taken: dict[int, ref[torch.Tensor]] = {}
@@ -210,10 +214,11 @@ class Draws:
         earlier = leaves(self._given) if self._given is not None else []
         is_adverse = self._terms.is_tf32 and recipe.variant != "given"
         is_huge = recipe.variant == HUGE
-        variant = VAST if is_huge and not has_softmax(self._operations) else recipe.variant
         domains = domains_of(inputs)
         operands = operands_of(inputs, domains)
         chosen = operands[self._huge % MAX_HUGE :][:1] if is_huge else ()
+        is_vast = is_huge and (not has_softmax(self._operations) or self._scaling >= {*chosen})
+        variant = VAST if is_vast else recipe.variant
         kinds = recipe.freedom.kinds
         edges = self._edges if kinds else None
         labels = self._edges if Kind.INTEGERS in kinds else None
@@ -353,7 +358,10 @@ class Draws:
         domains = domains_of(inputs)
         self._traits = Traits.of(inputs, domains)
         self._given = replaced(inputs, lambda number, one: discrete_alone(one, domains.get(number)))
-        self.num_huge = max(1, min(MAX_HUGE, len(operands_of(inputs, domains))))
+        operands = operands_of(inputs, domains)[:MAX_HUGE]
+        self.num_huge = max(1, len(operands))
+        if self._terms.is_tf32 and has_softmax(self._operations) and not self._is_unit_only():
+            self._scaling = frozenset(one for one in operands if self._scales(made, one))
         self._finite_share = _finite_share(made.outputs)
         self._is_copy = any(
             Agreement(self._terms.tolerated)([output], [one])
@@ -365,6 +373,21 @@ class Draws:
         self._typical = [
             root_mean_square(one) if one.is_floating_point() else 0.0 for one in made.outputs
         ]
+
+    def _is_unit_only(self) -> bool:
+        return any(one in name for name in self._operations for one in UNIT_ONLY)
+
+    def _scales(self, made: InputSet, number: int) -> bool:
+        """True if outputs grow by the factor of an input, to the bit."""
+        given = replaced(made.inputs, lambda at, one: one * FACTOR if at == number else one)
+        try:
+            outputs = call(self._model, given).results(made.changed)
+        except Exception:  # outside of its domain a reference may raise anything
+            return False
+        pairs = zip(made.outputs, outputs, strict=True)
+        return all(
+            one.is_floating_point() and is_equal(one * FACTOR, other) for one, other in pairs
+        )
 
     def _has_edges(self, variant: str) -> bool:
         """True for variants that may have edge values: zeros would leave nothing of a product."""
@@ -405,7 +428,7 @@ class Draws:
             (replace(kept, discrete=False, is_mild=True), True, [frozenset[Kind]()]),
         ]
         start = self._start
-        if any(one in name for name in self._operations for one in UNIT_ONLY):
+        if self._is_unit_only():
             start = max(start, UNIT_KEPT)
         for step, (freedom, is_news, selections) in enumerate(steps):
             if step >= start and (is_news or step == start):
