@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import select
 import time
 import types
 from contextlib import nullcontext
@@ -58,6 +59,9 @@ IDLE_S = 1e9
 LARGE_BYTES = 8 << 20
 """Tensors of a draw behind which free memory goes back to the system, and for which it has several
 threads."""
+KEPT_S = 10.0
+"""Time for which it waits with that for another problem: half of a draw is page faults, and those
+of memory that the system must find anew cost most."""
 MAX_THREADS = 8
 FIRST_SEED = torch.initial_seed()
 """Torch's default: a candidate, too, can draw the constants that a source draws at import."""
@@ -102,12 +106,24 @@ class Describer:
 
 def main(sock: socket.socket) -> None:
     """Answers the judge on `sock`, one problem after another, until it hangs up or one fails."""
-    while _draw(sock):
-        pass
+    has_kept = False
+    while (num_bytes := _draw(sock)) is not None:
+        has_kept = has_kept or num_bytes >= LARGE_BYTES
+        if has_kept and not _is_asked(sock, within_s=KEPT_S):
+            heap.give_back()
+            has_kept = False
 
 
-def _draw(sock: socket.socket) -> bool:
-    """Serves one problem. Returns True if another may follow."""
+def _is_asked(sock: socket.socket, *, within_s: float) -> bool:
+    """Waits for the judge. False if it says nothing so long."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(1000 * within_s))
+
+
+def _draw(sock: socket.socket) -> int | None:
+    """Serves one problem. Returns the bytes of its tensors in this process' memory, which are free
+    now; None if no other problem may follow."""
     deadline = time.monotonic() + IDLE_S
     request = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,)).body
     try:
@@ -116,22 +132,20 @@ def _draw(sock: socket.socket) -> bool:
     except BaseException as error:  # a reference may raise anything; the judge gets it
         body = {"type": type(error).__name__, "message": str(error)[:1000]}
         frames.send(sock, Kind.FAILED, body)
-        return False
+        return None
     is_gpu = request["device"] != "cpu"
     if is_gpu:
         torch.cuda.empty_cache()  # at full size the judge has no room for its copy beside it
     frames.send(sock, Kind.LAYOUT, layout)
     fill = frames.receive(sock, deadline=deadline, expected=(Kind.FILL,), takes_fds=True)
     _fill(fill, tensors)
-    is_large = not is_gpu and sum(one.nbytes for one in tensors) >= LARGE_BYTES
+    num_bytes = 0 if is_gpu else sum(one.nbytes for one in tensors)
     tensors.clear()
     gc.collect()  # a model refers to itself
-    if is_large:  # small ones would pay for the same pages again
-        heap.give_back()
     if is_gpu:  # while the judge has the card: no later work here
         torch.cuda.empty_cache()
     frames.send(sock, Kind.DONE, {})
-    return True
+    return num_bytes
 
 
 def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
