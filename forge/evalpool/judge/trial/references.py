@@ -89,6 +89,7 @@ class References:
             cached = self._cache.get(key)
             if cached is None or cached.num_uses >= cached.max_uses:
                 self._failures.require_unknown(key)
+                self._make_room(key)
                 with self._failures.noted(key):
                     cached = self._cache[key] = self._draw(problem)
                 if cached.memory_bytes >= LARGE_BYTES:
@@ -107,6 +108,13 @@ class References:
         self._oracles.clear()
         self._ahead.shutdown(cancel_futures=True)
         self._ahead = ThreadPoolExecutor(1, "tolerances")
+
+    def _make_room(self, key: str) -> None:
+        """Drops what could not stay beside a new draw, before it is made: its memory is used again
+        at once."""
+        self._cache.pop(key, None)
+        while self._size() > MAX_CACHED_BYTES:
+            self._cache.popitem(last=False)
 
     def _size(self) -> int:
         return sum(one.memory_bytes * 4 for one in self._cache.values())
