@@ -83,7 +83,7 @@ def test_a_reference_that_differs_in_several_threads_is_drawn_in_one(
 ) -> None:
     used: list[int] = []
 
-    def computed(request: dict[str, Any], terms: Any) -> str:
+    def computed(request: dict[str, Any], terms: Any, delivery: Any) -> str:
         used.append(THREADS.num)
         if THREADS.num > 1:
             raise Unjudgeable("two runs differ", varies=True)
