@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 BLOCK_ELEMENTS = 1 << 15
 """Elements that are computed at once: 256 KiB an array of float64."""
-NEAR_ELEMENTS = 1 << 16
-"""The same where two tensors are compared: each operation is short, and Python's part of it
-counts."""
+NEAR_ELEMENTS, MIN_NEAR = 1 << 16, 1 << 20
+"""The same where two tensors of at least so many elements are compared: each operation is short,
+and Python's part of it counts. Of smaller ones fresh memory for larger blocks costs more."""
 
 Part = NDArray[np.float64]
 
@@ -315,9 +315,9 @@ def _is_near(expected: Expected, data: Data) -> bool:
     spec, limits = expected.spec, expected.limits
     if limits is None:
         return is_same(data, expected.data)
-    parts = (_parts(spec, one, limit=NEAR_ELEMENTS) for one in (data, expected.data))
-    pairs = zip(*parts, strict=True)
-    scratch = _scratch(spec, NEAR_ELEMENTS), _scratch(spec, NEAR_ELEMENTS)
+    limit = BLOCK_ELEMENTS if expected.size < MIN_NEAR else NEAR_ELEMENTS
+    pairs = zip(*(_parts(spec, one, limit=limit) for one in (data, expected.data)), strict=True)
+    scratch = _scratch(spec, limit), _scratch(spec, limit)
     with np.errstate(invalid="ignore"):
         return all(
             _is_part_near(limits, block, got, wanted, scratch)
