@@ -31,6 +31,8 @@ from tests.cluster.nodes import local_nodes  # noqa: E402
 
 RECIPE = ROOT / "experiments" / "h200-from-scratch.toml"
 HOME = {"gpus": "auto", "train": 1, "serve": 1, "judge": 1, "share": "auto"}
+STORE_MB = 2048
+"""Ray's object store of each node: what is smaller than the weights goes through a disk."""
 HEAD = {"gpus": ["0"], "train": 1, "serve": 0, "judge": 0}
 
 
@@ -40,6 +42,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--engine", default="vllm")
+    parser.add_argument("--model", type=Path, help="weights to start from, in place of SFT")
     parser.add_argument("--sft-steps", type=int, default=400)
     parser.add_argument("--grpo-steps", type=int, default=6)
     parser.add_argument("--set", action="append", default=[], help="override of both arms")
@@ -60,17 +63,20 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     recipe = tomllib.loads(RECIPE.read_text())
     sft, before, grpo, _ = recipe.pop("stage")
     sft = {**sft, "steps": given.sft_steps, "warmup_steps": 50, "save_every": 1000}
-    data = {**recipe["data"], "repair_share": 0}
-    forge(folder, "run", write(folder, "sft", {**recipe, "data": data, "stage": [sft]}))
-    forge(folder, "export", "model", "cards-sft-1", "--merge", "--out", str(folder / "model"))
+    model = given.model
+    if model is None:
+        model = folder / "model"
+        data = {**recipe["data"], "repair_share": 0}
+        forge(folder, "run", write(folder, "sft", {**recipe, "data": data, "stage": [sft]}))
+        forge(folder, "export", "model", "cards-sft-1", "--merge", "--out", str(model))
     recipe |= {
-        "model": {"path": str(folder / "model")},
+        "model": {"path": str(model.resolve())},
         "serve": {**recipe["serve"], "engine": given.engine},
         "eval": {**recipe["eval"], "num_problems": 32, "samples": 1},
         "stage": [before, {**grpo, "steps": given.grpo_steps, "save_every": 1000}],
     }
     found: dict[str, Any] = {}
-    with local_nodes() as nodes:
+    with local_nodes(store_mb=STORE_MB) as nodes:
         nodes.add_card("work", gpu=1)
         cluster = {"address": nodes.address, "judges": 1, "serve": True, "share_gpus": True}
         found["nodes"] = run_arm(

@@ -158,7 +158,7 @@ def main() -> None:
     given = parser.parse_args()
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, str(NODES)], stdin=pipe, stdout=pipe, text=True
+        [sys.executable, str(NODES), "80"], stdin=pipe, stdout=pipe, text=True
     ) as nodes:
         assert nodes.stdin is not None
         assert nodes.stdout is not None

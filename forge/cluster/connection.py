@@ -34,6 +34,8 @@ class Node:
     cpus: float
     gpus: float
     labels: dict[str, str]
+    store_bytes: float
+    """Size of its part of Ray's object store."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON, which `Node(**...)` reads."""
@@ -122,6 +124,7 @@ def list_nodes(ray: Any) -> list[Node]:
             cpus=float(each["Resources"].get("CPU", 0)),
             gpus=float(each["Resources"].get("GPU", 0)),
             labels=dict(each.get("Labels") or {}),
+            store_bytes=float(each["Resources"].get("object_store_memory", 0)),
         )
         for each in ray.nodes()
         if each["Alive"]

@@ -3,17 +3,13 @@
 
     judge(problem, code) ─▶ cached? ─▶ room ─▶ judge with room ─HTTP─▶ verdict
                                          ▲       │ infra fault: once more, on another judge
-                                         └───────┘
+                                         └───────┘ (`asking.py`)
     several shapes: each is a problem of its own, up to the first on which the candidate fails
     one keeper a seat (`keeper.py`): opens its judge, judges canaries, replaces it
 
 Promises: a dead judge is always restarted; a kernel is never blamed for a judge; at most
 `MAX_QUEUED` requests are queued and further callers wait; identical candidates are judged once for
 correctness while the cache holds the verdict; a time is never shared between requests.
-
-A candidate whose process got a SIGKILL, and not from the judge, may have been killed by an operator
-or by the kernel for memory: an infra error, which is judged again. If that happens twice, the
-candidate caused it (`runtime_error: killed`), so that no candidate gains by ending itself.
 
 A caller that is cancelled while it waits leaves the queue. Of a served pool (`finishes_started`),
 what a judge has begun goes on and its verdict is cached: the judge cannot be stopped in the middle,
@@ -25,47 +21,38 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio
 
 from forge.errors import MachineError, Stalled
-from forge.evalpool.capacity import (
-    GPU_CAPACITY,
-    MAX_EXAMINED,
-    draw_timeout_s,
-    executor_timeout_s,
-    seat_cores,
-)
+from forge.evalpool.asking import MAX_DETAIL, Judges, infra_error, request_timeout_s
+from forge.evalpool.capacity import GPU_CAPACITY, MAX_EXAMINED, seat_cores
 from forge.evalpool.input_sets import ShapeLister, ShapesUnknown
 from forge.evalpool.keeper import Keeper, Link, OpenLink
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seat import Seat, State
-from forge.evalpool.seating import NoJudge, Seating
+from forge.evalpool.seating import Seating
 from forge.evalpool.shapes import fold_examinations, fold_verdicts
 from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
-from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_examination, ask_verdict
-from forge.records.examination import Examination, Flag
+from forge.evalpool.wire import JudgeRequest
+from forge.records.examination import Examination
 from forge.records.reason import Reason, Status
 from forge.records.verdict import JudgeOptions, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Sequence
-
-    import httpx
+    from collections.abc import AsyncGenerator, Sequence
 
     from forge.config.schema import JudgeTable
     from forge.process.child import ProcessObserver
     from forge.process.devices import Gpu
     from forge.records.problem import ReferenceModule
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 OpenElsewhere = Callable[[str], AbstractAsyncContextManager[Link]]
@@ -75,12 +62,7 @@ MAX_QUEUED = 256
 CPU_CAPACITY = 1
 """Concurrent candidates of a judge on the CPU: a candidate keeps one thread busy, and there is one
 judge for each core."""
-REFERENCE_PHASE = "reference"
-MAX_DETAIL = 500
-"""Maximum length of the detail of a verdict that no judge gave."""
 START_TIMEOUT_S = 180.0
-SLACK_S = 60.0
-"""Added to the deadlines of all phases, for forks, frames and the wait for the card."""
 
 
 @dataclass(slots=True)
@@ -135,14 +117,14 @@ class Pool:
         caller is cancelled. `say` reports that a judge has become slow, or has
         ceased to be."""
         self._table = table
-        self._finishes_started, self._say = finishes_started, say
         self.seating = seating
+        self._judges = Judges(table, seating, finishes_started=finishes_started, say=say)
         self._cache = VerdictCache()
         self._running: dict[tuple[bytes, JudgeOptions], _Running] = {}
         capacity = sum(seat.capacity for seat in seating.seats)
         self._room = anyio.Semaphore(capacity + MAX_QUEUED)  # those that run are not queued
-        self._shapes = ShapeLister(partial(self._examine, lists_sets=True))
-        self._num_judged = self._num_cached = self._num_infra = 0
+        self._shapes = ShapeLister(partial(self._judges.examine, lists_sets=True))
+        self._num_judged = self._num_cached = 0
 
     async def judge(
         self,
@@ -175,7 +157,7 @@ class Pool:
                 detail=str(error)[:MAX_DETAIL],
             )
         except MachineError as error:
-            return _infra(Reason.NO_JUDGE, str(error))
+            return infra_error(Reason.NO_JUDGE, str(error))
         if not shapes:
             return await self._judge_shape(problem, code, options)
         verdicts: list[Verdict] = []
@@ -239,10 +221,11 @@ class Pool:
         except ShapesUnknown as error:
             return Examination(problem_id=problem.problem_id, flags=error.flags)
         if not shapes:
-            return await self._examine(problem)
+            return await self._judges.examine(problem)
         found: list[Examination] = []
         for shape in shapes:
-            found.append(await self._examine(replace(problem, source=shape.source, shapes=())))
+            sized = replace(problem, source=shape.source, shapes=())
+            found.append(await self._judges.examine(sized))
             if not found[-1].is_usable:
                 break
         return fold_examinations(problem.problem_id, [shape.name for shape in shapes], found)
@@ -250,30 +233,7 @@ class Pool:
     async def list_input_sets(self, problem: ReferenceModule) -> Examination:
         """An examination with the names of the sets of the problem's `get_input_sets()`, and
         nothing else. Raises MachineError."""
-        return await self._examine(problem, lists_sets=True)
-
-    async def _examine(self, problem: ReferenceModule, *, lists_sets: bool = False) -> Examination:
-        seat, lost = None, ""
-        for _ in range(2):
-            try:
-                seat = await self.seating.take(avoid=seat)
-            except NoJudge as error:
-                raise MachineError(f"{problem.problem_id}: {error}") from error
-            try:
-                asked = ask_examination(
-                    _client(seat), problem, lists_sets=lists_sets, timeout_s=self._timeout_s(seat)
-                )
-                examination = await self._to_its_end(asked)
-            except NoAnswer as error:
-                lost = self._note_silence(seat, error)
-                continue
-            finally:
-                self.seating.give_back(seat)
-            if await self.seating.wait_for_canary(seat):
-                return examination
-            lost = f"{seat.name} failed after this examination: {seat.why}"
-        message = f"it could not be examined: {lost}"
-        return Examination(problem_id=problem.problem_id, flags={Flag.CRASH: message[:500]})
+        return await self._judges.examine(problem, lists_sets=True)
 
     def stats(self) -> PoolStats:
         """Current counters."""
@@ -281,7 +241,7 @@ class Pool:
         return PoolStats(
             num_judged=self._num_judged,
             num_cached=self._num_cached,
-            num_infra=self._num_infra,
+            num_infra=self._judges.num_infra,
             num_quarantined=sum(seat.state is State.QUARANTINED for seat in seats),
             queue_length=self.seating.num_waiting,
             busy_s={seat.name: seat.busy.busy_s for seat in seats},
@@ -289,113 +249,9 @@ class Pool:
 
     async def _judge_in_turn(self, request: JudgeRequest) -> Verdict:
         async with self._room:
-            verdict = await self._judge_twice(request)
+            verdict = await self._judges.judge(request)
         self._num_judged += 1
         return verdict
-
-    async def _judge_twice(self, request: JudgeRequest) -> Verdict:
-        """Judges again after an infra fault, or a reference that failed and may not have on a
-        machine that is less busy; on another judge where there is one."""
-        first, seat = await self._judge_once(request)
-        if first.status.is_scored or first.reason == Reason.PROBLEM_TOO_LARGE:
-            return first
-        self._num_infra += first.status is Status.INFRA_ERROR
-        if seat is None:
-            return first
-        logger.warning("%s: %s: %s; judged again", seat.name, first.reason, first.detail)
-        verdict, _ = await self._judge_once(request, avoid=seat)
-        self._num_infra += verdict.status is Status.INFRA_ERROR
-        if first.reason == verdict.reason == Reason.RUNNER_KILLED:
-            return replace(verdict, status=Status.RUNTIME_ERROR, reason=Reason.KILLED)
-        return verdict
-
-    async def _judge_once(
-        self, request: JudgeRequest, *, avoid: Seat | None = None
-    ) -> tuple[Verdict, Seat | None]:
-        """The verdict and its seat; no seat if all judges are quarantined."""
-        try:
-            seat = await self.seating.take(avoid=avoid, problem=request.problem.source)
-        except NoJudge as error:
-            return _infra(Reason.NO_JUDGE, str(error)), None
-        try:
-            num_running, began = seat.num_running, time.monotonic()
-            with seat.busy.running():
-                verdict = await self._to_its_end(self._ask(seat, request))
-            seconds = time.monotonic() - began
-            self.seating.record_verdict(seat, verdict)
-            self._record_time(seat, request, verdict, seconds, num_running=num_running)
-        finally:
-            self.seating.give_back(seat)
-        return await self._confirmed(seat, verdict), seat
-
-    def _record_time(
-        self, seat: Seat, request: JudgeRequest, verdict: Verdict, seconds: float, *,
-        num_running: int,
-    ) -> None:  # fmt: skip
-        """Compares judges by the times of verdicts that they gave themselves, without the time of
-        a reference, which only a problem's first candidate needs."""
-        if not verdict.status.is_scored or verdict.status is Status.TIMEOUT or not verdict.phase_s:
-            return
-        seconds -= verdict.phase_s.get(REFERENCE_PHASE, 0.0)
-        kind = hash((request.problem.source, verdict.status, request.options))
-        line = self.seating.record_time(seat, kind, seconds, num_running=num_running)
-        if line is not None:
-            self._say(line)
-
-    async def _confirmed(self, seat: Seat, verdict: Verdict) -> Verdict:
-        """The verdict, once the judge's card is known to work; else an infra error."""
-        if not seat.is_doubted:
-            return verdict
-        start = time.monotonic()
-        if await self.seating.wait_for_canary(seat):
-            phase_s = {**verdict.phase_s, "canary": time.monotonic() - start}
-            return replace(verdict, phase_s=phase_s)
-        if not verdict.status.is_scored:
-            return verdict
-        return _infra(Reason.DISTRUSTED, f"{seat.name} failed after this verdict: {seat.why}")
-
-    async def _ask(self, seat: Seat, request: JudgeRequest) -> Verdict:
-        try:
-            return await ask_verdict(_client(seat), request, timeout_s=self._timeout_s(seat))
-        except NoAnswer as error:
-            message = self._note_silence(seat, error)
-            return _infra(Reason.BAD_REQUEST if error.is_refusal else Reason.JUDGE_LOST, message)
-
-    async def _to_its_end(self, answer: Awaitable[T]) -> T:
-        """The answer of a judge. With `finishes_started`, a caller that is cancelled still waits
-        for it."""
-        with anyio.CancelScope(shield=self._finishes_started):
-            return await answer
-        raise AssertionError("nobody cancels this scope")
-
-    def _timeout_s(self, seat: Seat) -> float:
-        return request_timeout_s(self._table, is_timed=seat.is_timed)
-
-    def _note_silence(self, seat: Seat, error: NoAnswer) -> str:
-        message = f"{seat.name} did not answer: {error}"
-        if error.is_lost:
-            self.seating.judge_lost(seat, why=message)
-        return message
-
-
-def _infra(reason: Reason, detail: str) -> Verdict:
-    return Verdict(status=Status.INFRA_ERROR, reason=reason, detail=detail[:MAX_DETAIL])
-
-
-def _client(seat: Seat) -> httpx.AsyncClient:
-    if seat.client is None:
-        raise NoAnswer("it ended while this request waited")
-    return seat.client
-
-
-def request_timeout_s(table: JudgeTable, *, is_timed: bool) -> float:
-    """Deadline of one request: the reference, all phases of the candidate, and the checks and
-    timings of other requests that come first (on a card, or behind a URL, where they are
-    unknown)."""
-    num_protocols = 1 + len(table.also)
-    candidate_s = table.compile_timeout_s + table.correct_timeout_s
-    checks_s = num_protocols * (draw_timeout_s(table) + candidate_s)
-    return checks_s + (executor_timeout_s(table) if is_timed else 0.0) + SLACK_S
 
 
 @asynccontextmanager

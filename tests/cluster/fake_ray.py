@@ -124,7 +124,8 @@ class FakeRay:
         return [
             {
                 "NodeID": node.name, "NodeManagerAddress": "127.0.0.1", "Alive": node.is_alive,
-                "Resources": {"CPU": float(node.cpus)}, "Labels": node.labels,
+                "Resources": {"CPU": float(node.cpus), "object_store_memory": 8e9},
+                "Labels": node.labels,
             }
             for node in self.joined
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""`python local_nodes.py`: a Ray cluster of several nodes on this machine, driven over stdin.
+"""`python local_nodes.py STORE_MB`: a Ray cluster of nodes on this machine, driven over stdin.
 
     add LABEL CPUS [CORE ...] → node N      kill N → killed N
     card LABEL GPU → node N, which has one GPU      end of stdin: the cluster ends
@@ -19,8 +19,6 @@ import psutil
 import ray  # pyright: ignore[reportMissingImports]
 from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
-STORE_BYTES = 80 << 20
-
 
 def living_actors(address: str) -> list[str]:
     """Ids of the actors that Ray has not ended."""
@@ -31,7 +29,8 @@ def living_actors(address: str) -> list[str]:
 
 
 def main() -> None:
-    settings = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
+    store_bytes = int(sys.argv[1]) << 20
+    settings = {"object_store_memory": store_bytes, "include_dashboard": False}
     cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 1, "num_gpus": 0, "labels": {"role": "head"}, **settings},
@@ -46,7 +45,7 @@ def main() -> None:
                     nodes.append(
                         cluster.add_node(
                             num_cpus=int(cpus), labels={"role": label},
-                            object_store_memory=STORE_BYTES,
+                            object_store_memory=store_bytes,
                         )
                     )  # fmt: skip
                     print(f"node {len(nodes) - 1}", flush=True)  # noqa: T201
@@ -54,7 +53,7 @@ def main() -> None:
                     nodes.append(
                         cluster.add_node(
                             num_cpus=8, num_gpus=1, labels={"role": label},
-                            object_store_memory=STORE_BYTES,
+                            object_store_memory=store_bytes,
                             env_vars={"CUDA_VISIBLE_DEVICES": gpu},
                         )
                     )  # fmt: skip

@@ -88,12 +88,14 @@ class LocalNodes:
 
 
 @contextmanager
-def local_nodes(env: Mapping[str, str] | None = None) -> Iterator[LocalNodes]:
+def local_nodes(
+    env: Mapping[str, str] | None = None, *, store_mb: int = 80
+) -> Iterator[LocalNodes]:
     """A cluster whose head is this machine's node, until the context ends. `env` is added to the
-    environment of the nodes."""
+    environment of the nodes. `store_mb`: size of each node's object store."""
     with subprocess.Popen(
-        [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, **(env or {})},
+        [sys.executable, str(SCRIPT), str(store_mb)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})},
     ) as process:  # fmt: skip
         try:
             yield LocalNodes(process)

@@ -30,10 +30,12 @@ def experiment() -> Experiment:
     return load_experiment(path, overrides=wanted)
 
 
-def facts(number: int, *, gpus: int = 4, role: str = "judge", **changed: Any) -> dict[str, Any]:
+def facts(
+    number: int, *, gpus: int = 4, role: str = "judge", store_bytes: float = 8e9, **changed: Any
+) -> dict[str, Any]:
     node = {
         "node_id": f"n{number}", "ip": f"10.0.0.{number}", "is_here": number == 0, "cpus": 8.0,
-        "gpus": float(gpus), "labels": {"role": role},
+        "gpus": float(gpus), "labels": {"role": role}, "store_bytes": store_bytes,
     }  # fmt: skip
     return {
         "node": node, "host": f"node-{number}", "sources": source_digest(),
@@ -85,6 +87,18 @@ def test_each_fault_has_its_fix(
     assert first.severity == severity
     assert found in first.found
     assert fix in first.fix
+
+
+@pytest.mark.parametrize("small", [0, 1])
+def test_an_object_store_smaller_than_two_chunks_of_weights_is_said(
+    experiment: Experiment, small: int
+) -> None:
+    nodes = [facts(n, store_bytes=8e7 if n == small else 8e9) for n in (0, 1, 2)]
+    (fault,) = (each for each in find_all(experiment, nodes) if "object store" in each.found)
+    assert fault.severity is Severity.WARNING
+    assert f"10.0.0.{small}" in fault.found
+    assert "an object store of 80 MB" in fault.found
+    assert "--object-store-memory" in fault.fix
 
 
 def test_a_role_without_room_is_an_error_and_a_judge_that_must_wait_a_warning(

@@ -32,7 +32,9 @@ learning_rate = 1e-6
 
 
 def node_that_lacks(*packages: str) -> dict[str, Any]:
-    node = Node(node_id="n", ip="10.0.0.2", is_here=False, cpus=8, gpus=1, labels={})
+    node = Node(
+        node_id="n", ip="10.0.0.2", is_here=False, cpus=8, gpus=1, labels={}, store_bytes=8e9
+    )
     needed = installed_versions(("torch", "triton", *RANKS_NEED))
     return {
         "node": node.to_json(), "host": "b", "sources": source_digest(), "is_reachable": True,

@@ -96,13 +96,13 @@ async def test_a_timeout_is_shared_with_waiting_requests_but_not_cached(
     """A machine that was busy once does not fail a kernel for the whole run."""
     num_judged = 0
 
-    async def judge_twice(request: JudgeRequest) -> Verdict:
+    async def judge(request: JudgeRequest) -> Verdict:
         nonlocal num_judged
         num_judged += 1
         await anyio.sleep(0.01)
         return Verdict(status=Status.TIMEOUT, reason="deadline:correct", detail="")
 
-    monkeypatch.setattr(pool, "_judge_twice", judge_twice)
+    monkeypatch.setattr(pool._judges, "judge", judge)
     for expected in (1, 2):
         async with anyio.create_task_group() as tg:
             for _ in range(5):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from forge.cluster.cluster import open_cluster
 from forge.cluster.connection import Node
 from forge.cluster.survey import NO_FORGE_LINE, RANKS_NEED
+from forge.cluster.weights import CHUNK_BYTES
 from forge.commands.cluster.room import find_room
 from forge.commands.doctor.finding import Finding, error, warning
 from forge.errors import ConfigError, pip_install
@@ -31,6 +32,8 @@ MAX_SKEW_S = 2.0
 """Difference of two clocks that confuses nobody who reads logs of both."""
 LEAST_MEGABYTES_S = 50.0
 """Bandwidth below which a publish of a 7 B model takes five minutes."""
+LEAST_STORE_BYTES = 2 * CHUNK_BYTES
+"""Object store in which one chunk of weights is written while another one is sent."""
 MAX_USED_BYTES = 2 << 30
 """Memory of a card that a display or a daemon may use."""
 
@@ -72,6 +75,8 @@ def _find(experiment: Experiment, facts: Mapping[str, Any]) -> Iterator[Finding]
     node = Node(**facts["node"])
     if node.is_here:
         yield Finding(name=node.ip, found=f"{node}: the supervisor, the store and rank 0")
+        for kind, found, fix in _store_faults(experiment, node):
+            yield kind(node.ip, f"{node}: {found}", fix=fix)
         return
     if "error" in facts:
         fix = '"ray status" shows whether the node lives; "ray start" there joins it again'
@@ -106,6 +111,7 @@ def _faults(experiment: Experiment, facts: Mapping[str, Any]) -> Iterator[tuple[
     for path in facts["missing"]:
         yield error, f"no {path}, which serve.python names", "the same path on each node"
     yield from _card_faults(facts)
+    yield from _store_faults(experiment, Node(**facts["node"]))
     if facts["nice"] > 0:
         found = f"children have nice {facts['nice']}: everything else on that node comes first"
         yield warning, found, "RAY_worker_niceness=0 in the environment of ray start there"
@@ -115,6 +121,14 @@ def _faults(experiment: Experiment, facts: Mapping[str, Any]) -> Iterator[tuple[
     if facts["megabytes_s"] < LEAST_MEGABYTES_S and experiment.cluster.serve:
         found = f"{facts['megabytes_s']:.0f} MB/s from here, which slows each publish"
         yield warning, found, "a faster network, or engines on nodes near this machine"
+
+
+def _store_faults(experiment: Experiment, node: Node) -> Iterator[tuple[Any, str, str]]:
+    sends = experiment.cluster.serve or experiment.cluster.train_nodes
+    if sends and node.store_bytes < LEAST_STORE_BYTES:
+        found = f"an object store of {node.store_bytes / 1e6:.0f} MB: weights go through its disk"
+        fix = "ray start --object-store-memory=2000000000 there; of a container: --shm-size=4g"
+        yield warning, found, fix
 
 
 def _package_faults(

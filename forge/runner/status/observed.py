@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.evalpool.pool import MAX_QUEUED, request_timeout_s
+from forge.evalpool.asking import request_timeout_s
+from forge.evalpool.pool import MAX_QUEUED
 from forge.evalpool.seat import State
 from forge.runner.live.observer import Seen
 from forge.runner.stages.trainer_state import TrainerState

@@ -1,0 +1,194 @@
+# pyright: strict
+"""Requests of a pool to its judges: each takes a seat, and is repeated if its judge fails.
+
+    judge ─▶ seat ─HTTP─▶ verdict ─▶ its card doubted? ─▶ canary ─▶ verdict
+              ▲             │ infra fault: once more, on another judge
+              └─────────────┘
+
+A candidate whose process got a SIGKILL, and not from the judge, may have been killed by an operator
+or by the kernel for memory: an infra error, which is judged again. If that happens twice, the
+candidate caused it (`runtime_error: killed`), so that no candidate gains by ending itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+
+from forge.errors import MachineError
+from forge.evalpool.capacity import draw_timeout_s, executor_timeout_s
+from forge.evalpool.seating import NoJudge
+from forge.evalpool.wire import NoAnswer, ask_examination, ask_verdict
+from forge.records.examination import Examination, Flag
+from forge.records.reason import Reason, Status
+from forge.records.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import httpx
+
+    from forge.config.schema import JudgeTable
+    from forge.evalpool.seat import Seat
+    from forge.evalpool.seating import Seating
+    from forge.evalpool.wire import JudgeRequest
+    from forge.records.problem import ReferenceModule
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+REFERENCE_PHASE = "reference"
+MAX_DETAIL = 500
+"""Maximum length of the detail of a verdict that no judge gave."""
+SLACK_S = 60.0
+"""Added to the deadlines of all phases, for forks, frames and the wait for the card."""
+
+
+class Judges:
+    """The judges of a pool, for one request at a time. Made by `Pool`."""
+
+    def __init__(
+        self, table: JudgeTable, seating: Seating, *, finishes_started: bool,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Judges at these seats; the other arguments are those of `Pool`."""
+        self._table, self._seating = table, seating
+        self._finishes_started, self._say = finishes_started, say
+        self.num_infra = 0
+        """Infra faults, retried ones included."""
+
+    async def judge(self, request: JudgeRequest) -> Verdict:
+        """The verdict of a judge. After an infra fault, or a reference that failed and may not have
+        on a machine that is less busy, another judge is asked where there is one."""
+        first, seat = await self._judge_once(request)
+        if first.status.is_scored or first.reason == Reason.PROBLEM_TOO_LARGE:
+            return first
+        self.num_infra += first.status is Status.INFRA_ERROR
+        if seat is None:
+            return first
+        logger.warning("%s: %s: %s; judged again", seat.name, first.reason, first.detail)
+        verdict, _ = await self._judge_once(request, avoid=seat)
+        self.num_infra += verdict.status is Status.INFRA_ERROR
+        if first.reason == verdict.reason == Reason.RUNNER_KILLED:
+            return replace(verdict, status=Status.RUNTIME_ERROR, reason=Reason.KILLED)
+        return verdict
+
+    async def examine(self, problem: ReferenceModule, *, lists_sets: bool = False) -> Examination:
+        """The examination of a judge. A problem that two judges in a row give no answer to is
+        flagged. Raises MachineError."""
+        seat, lost = None, ""
+        for _ in range(2):
+            try:
+                seat = await self._seating.take(avoid=seat)
+            except NoJudge as error:
+                raise MachineError(f"{problem.problem_id}: {error}") from error
+            try:
+                asked = ask_examination(
+                    _client(seat), problem, lists_sets=lists_sets, timeout_s=self._timeout_s(seat)
+                )
+                examination = await self._to_its_end(asked)
+            except NoAnswer as error:
+                lost = self._note_silence(seat, error)
+                continue
+            finally:
+                self._seating.give_back(seat)
+            if await self._seating.wait_for_canary(seat):
+                return examination
+            lost = f"{seat.name} failed after this examination: {seat.why}"
+        message = f"it could not be examined: {lost}"
+        return Examination(problem_id=problem.problem_id, flags={Flag.CRASH: message[:500]})
+
+    async def _judge_once(
+        self, request: JudgeRequest, *, avoid: Seat | None = None
+    ) -> tuple[Verdict, Seat | None]:
+        """The verdict and its seat; no seat if all judges are quarantined."""
+        try:
+            seat = await self._seating.take(avoid=avoid, problem=request.problem.source)
+        except NoJudge as error:
+            return infra_error(Reason.NO_JUDGE, str(error)), None
+        try:
+            num_running, began = seat.num_running, time.monotonic()
+            with seat.busy.running():
+                verdict = await self._to_its_end(self._ask(seat, request))
+            seconds = time.monotonic() - began
+            self._seating.record_verdict(seat, verdict)
+            self._record_time(seat, request, verdict, seconds, num_running=num_running)
+        finally:
+            self._seating.give_back(seat)
+        return await self._confirmed(seat, verdict), seat
+
+    def _record_time(
+        self, seat: Seat, request: JudgeRequest, verdict: Verdict, seconds: float, *,
+        num_running: int,
+    ) -> None:  # fmt: skip
+        """Compares judges by the times of verdicts that they gave themselves, without the time of
+        a reference, which only a problem's first candidate needs."""
+        if not verdict.status.is_scored or verdict.status is Status.TIMEOUT or not verdict.phase_s:
+            return
+        seconds -= verdict.phase_s.get(REFERENCE_PHASE, 0.0)
+        kind = hash((request.problem.source, verdict.status, request.options))
+        line = self._seating.record_time(seat, kind, seconds, num_running=num_running)
+        if line is not None:
+            self._say(line)
+
+    async def _confirmed(self, seat: Seat, verdict: Verdict) -> Verdict:
+        """The verdict, once the judge's card is known to work; else an infra error."""
+        if not seat.is_doubted:
+            return verdict
+        start = time.monotonic()
+        if await self._seating.wait_for_canary(seat):
+            phase_s = {**verdict.phase_s, "canary": time.monotonic() - start}
+            return replace(verdict, phase_s=phase_s)
+        if not verdict.status.is_scored:
+            return verdict
+        return infra_error(Reason.DISTRUSTED, f"{seat.name} failed after this verdict: {seat.why}")
+
+    async def _ask(self, seat: Seat, request: JudgeRequest) -> Verdict:
+        try:
+            return await ask_verdict(_client(seat), request, timeout_s=self._timeout_s(seat))
+        except NoAnswer as error:
+            message = self._note_silence(seat, error)
+            return infra_error(
+                Reason.BAD_REQUEST if error.is_refusal else Reason.JUDGE_LOST, message
+            )
+
+    async def _to_its_end(self, answer: Awaitable[T]) -> T:
+        """The answer of a judge. With `finishes_started`, a caller that is cancelled still waits
+        for it."""
+        with anyio.CancelScope(shield=self._finishes_started):
+            return await answer
+        raise AssertionError("nobody cancels this scope")
+
+    def _timeout_s(self, seat: Seat) -> float:
+        return request_timeout_s(self._table, is_timed=seat.is_timed)
+
+    def _note_silence(self, seat: Seat, error: NoAnswer) -> str:
+        message = f"{seat.name} did not answer: {error}"
+        if error.is_lost:
+            self._seating.judge_lost(seat, why=message)
+        return message
+
+
+def infra_error(reason: Reason, detail: str) -> Verdict:
+    """The verdict where no judge gave one."""
+    return Verdict(status=Status.INFRA_ERROR, reason=reason, detail=detail[:MAX_DETAIL])
+
+
+def _client(seat: Seat) -> httpx.AsyncClient:
+    if seat.client is None:
+        raise NoAnswer("it ended while this request waited")
+    return seat.client
+
+
+def request_timeout_s(table: JudgeTable, *, is_timed: bool) -> float:
+    """Deadline of one request: the reference, all phases of the candidate, and the checks and
+    timings of other requests that come first (on a card, or behind a URL, where they are
+    unknown)."""
+    num_protocols = 1 + len(table.also)
+    candidate_s = table.compile_timeout_s + table.correct_timeout_s
+    checks_s = num_protocols * (draw_timeout_s(table) + candidate_s)
+    return checks_s + (executor_timeout_s(table) if is_timed else 0.0) + SLACK_S
