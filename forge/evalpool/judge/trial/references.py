@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.channel.shm import LARGE_BYTES, LayoutError, shared_memory, taken
+from forge.evalpool.judge.channel.shm import LARGE_BYTES, LayoutError, returned_memory, taken
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.numbers.tolerance import rounding_in
 from forge.evalpool.judge.trial.draws.build import Builder, parse_specs, parse_starts
@@ -29,7 +29,6 @@ from forge.evalpool.judge.trial.draws.failures import (
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 
 if TYPE_CHECKING:
-    import mmap
     import socket
 
     from forge.evalpool.judge.channel.shm import Data
@@ -151,14 +150,14 @@ class References:
             "plain": is_plain or not self._is_varied,
             "moved": self._is_varied,
         }
-        with shared_memory(self._max_bytes, is_returned=True) as (fd, memory):
+        with returned_memory(self._max_bytes) as fd:
             frames.send(oracle.sock, Kind.PROBLEM, body, fds=(fd,))
             answer = receive_answer(
                 oracle.sock, timeout_s=self._timeout_s, draw_timeout_s=self._draw_timeout_s
             )
             if answer.kind is Kind.FAILED:
                 raise self._failed(problem, answer.body)
-            parts = self._parts(answer.body, fd, memory)
+            parts = self._parts(answer.body, fd)
         try:
             specs = parse_specs(answer.body["tensors"])
             rounding = rounding_in(answer.body, problem.precision)
@@ -176,12 +175,12 @@ class References:
         words = f"the reference of {problem.problem_id} fails: {kind}: {message}"
         return ReferenceFailed(clean(without_paths(words)))
 
-    def _parts(self, body: dict[str, Any], fd: int, memory: mmap.mmap) -> list[Data]:
+    def _parts(self, body: dict[str, Any], fd: int) -> list[Data]:
         """Bytes of each tensor of a draw. Raises LayoutError."""
         specs = parse_specs(body.get("tensors"))
         starts = parse_starts(body.get("starts"), specs, max_bytes=self._max_bytes)
         ends = [start + spec.num_bytes for start, spec in zip(starts, specs, strict=True)]
-        data = taken(fd, memory, max(ends, default=0))
+        data = taken(fd, max(ends, default=0))
         return [data[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
