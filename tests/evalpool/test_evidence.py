@@ -195,7 +195,7 @@ def test_the_second_call_is_judged(bench: Any) -> None:
     code = RELU_KERNEL.replace(
         "        return y\n",
         """        self.calls = getattr(self, "calls", 0) + 1
-        return y if self.calls < {} else y[:, :1].expand_as(y)
+        return y if self.calls < {} else y[:, :1].repeat(1, 64)
 """,
     )
     assert bench.judge(code.replace("{}", "2"), problem=RELU).reason == "mismatch"

@@ -2,10 +2,15 @@
 
 Found on a CPU on 2026-11-24; those in `refused_attacks_protocols.json` two days later, against
 other protocols, capture children and the judge's own time: they are refused under each protocol and
-policy. Those about ties, thresholds and maxima that begin with 0 are of the same day. Open: equal
-elements where the reference also selects places (a median), false `tl.max_contiguous`, and a store
-that overtakes another thread's load. Left out: one that wins by chance, those that are weak
-numerically, one that is a question of the problem's domain.
+policy. Those about ties, thresholds and maxima that begin with 0 are of the same day, and those
+about torch's copies, views, indices that occur twice and signs of parameters.
+
+Open: equal elements where the reference also selects places (a median), false `tl.max_contiguous`,
+a store that overtakes another thread's load, magnitudes beyond those of our sets, a table that a
+launch of `forward` copies beside an input, what tells the evaluator from a card (the sign of a NaN,
+a maximum of two zeros), a view that is transposed where the reference also computes. Left out: one
+that wins by chance, those that are weak numerically, those that are questions of a problem's domain
+(labels of 0 and 1, probabilities, sorted and symmetric inputs).
 
 Accepted by decision, since a rule would refuse what honest kernels do:
 

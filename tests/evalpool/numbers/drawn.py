@@ -79,12 +79,13 @@ def draw(
     precision: str = "fp32",
     num_sets: int = NUM_SETS,
     is_tf32: bool = False,
+    max_bytes: int = 1 << 30,
 ) -> Drawn:
     """The input sets that a judge would make for a reference."""
     is_model = isinstance(reference, torch.nn.Module)
     model = reference if is_model else Function(reference)
     terms = Terms(
-        precision=precision, device="cpu", is_tf32=is_tf32, max_bytes=1 << 30, is_plain=False
+        precision=precision, device="cpu", is_tf32=is_tf32, max_bytes=max_bytes, is_plain=False
     )
     module = SimpleNamespace(get_inputs=make_inputs)
     with torch.no_grad():

@@ -277,6 +277,16 @@ def test_a_witness_takes_no_edge_values_away() -> None:
         assert draw(limited, lambda: [torch.randn(64, 256)]).refusals(torch.relu)
 
 
+@pytest.mark.parametrize("num_fit", [2, 3])
+def test_raised_values_are_in_a_set_that_has_room(num_fit: int) -> None:
+    """Two or three sets of a large problem are made: each kind belongs to one of them."""
+    max_bytes = (2 * num_fit + 1) * 64 * 256 * 4
+    for _ in range(8):
+        drawn = draw(lambda x: x.softmax(-1), lambda: [torch.randn(64, 256)], max_bytes=max_bytes)
+        assert len(drawn.sets) == num_fit
+        assert drawn.refusals(lambda x: x.exp() / x.exp().sum(-1, keepdim=True))
+
+
 @pytest.mark.parametrize(("factor", "is_borne"), [(0.5, True), (1e3, False)])
 def test_zeros_do_not_hide_what_a_reference_does_not_bear(
     monkeypatch: pytest.MonkeyPatch, factor: float, is_borne: bool
@@ -306,6 +316,34 @@ def test_edges_that_a_reference_does_not_bear_are_left_out() -> None:
     (one,) = [one for one in drawn.sets if one.variant == "unlike"]
     assert not (one.inputs[0] == 0).any()
     assert torch.isfinite(one.outputs[0]).all()
+
+
+@pytest.mark.parametrize("form", [(64,), (16, 8)])
+def test_indices_that_are_added_to_occur_twice(form: tuple[int, ...]) -> None:
+    """Sixteen among a million are all different: a store would do for an addition."""
+    drawn = torch.arange(1, 1 + torch.Size(form).numel()).mul(1000).view(form)
+    drawn = drawn.flatten()[torch.randperm(drawn.numel())].view(form)
+    made = redraw(drawn, drawn + 1, variant="unlike", edges=Edges(is_accumulating=True))
+    assert all(len(line.unique()) < len(line) for line in made.view(-1, form[-1]))
+    assert set(made.flatten().tolist()) <= set(drawn.flatten().tolist())
+    assert (made <= drawn).all()  # a sum of lengths stays within the memory that they share out
+    for kept in (torch.randperm(64), torch.arange(0, 64, 2)):
+        made = redraw(kept, kept + 1, variant="unlike", edges=Edges(is_accumulating=True))
+        assert torch.equal(made, kept)
+    same = redraw(drawn, drawn + 1, variant="unlike", edges=Edges())
+    assert torch.equal(same, drawn)
+
+
+def test_only_what_adds_at_indices_accumulates() -> None:
+    index = torch.tensor([5, 2])
+
+    def edges(change: Callable[[torch.Tensor], torch.Tensor]) -> Edges:
+        return Edges.of(count_work(Function(lambda x: change(x)), [torch.randn(8)]), "")
+
+    assert edges(lambda x: torch.zeros(8).index_add(0, index, x[:2])).is_accumulating
+    assert edges(lambda x: torch.zeros(8).scatter_add(0, index, x)).is_accumulating
+    assert not edges(lambda x: torch.zeros(8).index_copy(0, index, x[:2])).is_accumulating
+    assert not edges(lambda x: x[index]).is_accumulating
 
 
 def test_lengths_may_be_0_and_integers_negative_where_nothing_is_an_index() -> None:

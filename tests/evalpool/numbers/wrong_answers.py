@@ -318,8 +318,20 @@ WRONG = [
         inputs=lambda: [torch.randn(64, 128), torch.randn(128, 64)],
     ),
     Wrong(
+        name="fp16 for TF32, of operands scaled to fit",
+        reference=product_answer, is_tf32=True,
+        answer=lambda a, b: (a / 16).half().float() @ (b / 16).half().float() * 256,
+        inputs=lambda: [torch.randn(64, 128), torch.randn(128, 64)],
+    ),
+    Wrong(
         name="fp16 for TF32, in the values of an attention",
         reference=attention, answer=half_attention, is_tf32=True,
+        inputs=lambda: [torch.randn(2, 32, 16) for _ in range(3)],
+    ),
+    Wrong(
+        name="fp16 for TF32, in the values of an attention, scaled to fit",
+        reference=attention, is_tf32=True,
+        answer=lambda q, k, v: half_attention(q, k, v / 16) * 16,
         inputs=lambda: [torch.randn(2, 32, 16) for _ in range(3)],
     ),
     Wrong(

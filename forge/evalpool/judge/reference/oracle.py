@@ -267,8 +267,8 @@ def _moved_and_drawn(
     if not is_moved:
         return make_sets(module, model, num_sets=num_sets, terms=terms, **known)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for is_slight in (False, True):
-        is_last = not parameters.move(model, is_slight=is_slight, is_tf32=terms.is_tf32)
+    for far in parameters.Reach:
+        is_last = not parameters.move(model, far=far, is_tf32=terms.is_tf32)
         try:
             sets = make_sets(module, model, num_sets=num_sets, terms=terms, **known)
             if is_last or are_finite(sets[0].outputs):

@@ -45,9 +45,11 @@ if TYPE_CHECKING:
 
 MAX_TURNS = 128
 """Alternatives of a choice that are tried."""
-MAX_FURTHER = 16
+MAX_FURTHER, MAX_SMALL_FURTHER = 16, 96
+FURTHER_BYTES = 32 << 20
 """Further calls of alternatives on sets that they have not had, once each has run on one of ours:
-the first one runs on the given set before anything else."""
+the first one runs on the given set before anything else. More of a small program, whose calls
+load and store as many bytes together."""
 MAX_FURTHER_SHARE = 4.0
 """Most time for the alternatives that the sets' own calls leave, as a share of the latter's."""
 ASSUMED_TARGET = {"backend": "cuda", "arch": 90, "warp_size": 32}
@@ -205,9 +207,9 @@ class _Tried:
         """The alternative of the next call."""
         return self.turns[len(self.ran) % len(self.turns)]
 
-    def left(self, given: Collection[int]) -> list[tuple[int, int]]:
+    def left(self, given: Collection[int], *, most: int) -> list[tuple[int, int]]:
         """Alternatives with sets that they have not had: each gets one that is not given, where
-        there is one; behind those, at random and MAX_FURTHER in all, any others."""
+        there is one; behind those, at random and `most` in all, any others."""
         if len(self.turns) == 1:
             return []
         sets = {number for _, number in self.ran}
@@ -218,7 +220,7 @@ class _Tried:
         first = [(turn, draw.choice(sorted(varied))) for turn in sorted(owed)]
         others = sorted(pairs - {*first})
         draw.shuffle(others)
-        return [*first, *others[: max(0, MAX_FURTHER - len(first))]]
+        return [*first, *others[: max(0, most - len(first))]]
 
 
 def _turns(program: Program) -> Sequence[int]:
@@ -312,12 +314,23 @@ class CpuJudgement(Judgement):
         """Sets on which the alternatives run that have not run yet."""
         sets = range(self.memory.num_sets)
         given = {number for number in sets if self.memory.variant(number) == "given"}
-        left = [(one.captured, pair) for one in self._tried.values() for pair in one.left(given)]
+        most = self._num_further()
+        left = [
+            (one.captured, pair)
+            for one in self._tried.values()
+            for pair in one.left(given, most=most)
+        ]
         if left:
             self.evaluator.allow(min(len(left) / self.memory.num_sets, MAX_FURTHER_SHARE))
         for captured, (turn, number) in left:
             self._again = captured, turn
             yield number
+
+    def _num_further(self) -> int:
+        """Most further calls of a program: an alternative that is wrong on one set of several must
+        not pass for its number."""
+        num_bytes = sum(one["requested_bytes"] for one in self._costs)
+        return max(MAX_FURTHER, min(MAX_SMALL_FURTHER, FURTHER_BYTES // max(1, num_bytes)))
 
     def _estimate(self) -> TimeEstimate | None:
         """None where torch computes (policy hybrid): its FLOPs are not counted."""

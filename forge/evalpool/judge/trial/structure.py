@@ -86,12 +86,24 @@ def require_structure(
     if num_launches(program) == 0:
         detail = "forward launches no kernel of its own"
         raise Decided(finding(Status.REJECTED, "no_kernel_launch", detail))
+    _require_threads(program, finding=finding)
     found = _read_all(program, finding=finding)
     accesses = {index: access for index, (access, _) in enumerate(found)}
     lookups = {index: looked_up for index, (_, looked_up) in enumerate(found)}
     refusal = judge_policy(program, facts, policy, accesses, lookups)
     if refusal is not None:
         raise Decided(_refused(refusal, code=code, report=finding))
+
+
+def _require_threads(program: Program, *, finding: Report) -> None:
+    """No card launches more threads of a block; an evaluator would run any number of warps. An
+    autotuner leaves such a configuration out."""
+    warp_size = int(program.target.rpartition(":")[2])
+    launched = {node.kernel for node in program.nodes if isinstance(node, Launch)}
+    for kernel in (program.kernels[number] for number in sorted(launched)):
+        if (num := kernel.options.num_warps * warp_size) > MAX_THREADS:
+            detail = f"kernel {kernel.name}: {num} threads in a block; a card has {MAX_THREADS}"
+            raise Decided(finding(Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES, detail))
 
 
 def accesses_of(program: Program, *, finding: Report) -> Accesses:

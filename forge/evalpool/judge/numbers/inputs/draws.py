@@ -66,9 +66,11 @@ MAX_GROWTH, MAX_UNKNOWN_GROWTH = 1e4, 1e8
 """Largest ratio of outputs at edge values to those of the first set: a square of the large slice
 stays below, a recurrence that amplifies it does not. The same for any set whose own error is
 unknown."""
-HUGE = "huge"
+HUGE, VAST = "huge", "vast"
 """More, behind the first, where there are products in TF32: one for each continuous input."""
 MAX_HUGE = 4
+FACTOR = 2.0**12
+"""Changes no rounding."""
 FAINT = "faint"
 """Behind the first, where a norm may be bounded. Nothing is planted: all of it must be small."""
 PRODUCTS = ("prod", "cumprod")
@@ -176,6 +178,8 @@ class Draws:
         """Number of sets with a huge input so far, less one: the inputs take turns."""
         self.num_huge = 1
         """Number of such sets in which each input has its turn."""
+        self._scaling: frozenset[int] = frozenset()
+        """Inputs that outputs are in proportion to, though there is a softmax: no score has one."""
         self._orders: dict[int, tuple[int, ...]] = {}
         """Orders of memory of the inputs that are given transposed and that no call changes."""
         self._taken: dict[int, ref[torch.Tensor]] = {}
@@ -190,6 +194,12 @@ class Draws:
         """Root mean square of each output of the first set."""
         self._is_inexact = False
         """True if the last set was refused for eager's own error: others may have less."""
+
+    def expect(self, variants: Collection[str]) -> None:
+        """Plans for these sets behind the first: of a large problem, few have room, and each kind
+        of edge value must be in one that has."""
+        if self._variants:
+            self._variants = list(variants)
 
     def draw(self, recipe: Recipe) -> list[Any]:
         """The inputs of a recipe: the same for the same recipe, on the same kind of device."""
@@ -207,6 +217,8 @@ class Draws:
         domains = domains_of(inputs)
         operands = operands_of(inputs, domains)
         chosen = operands[self._huge % MAX_HUGE :][:1] if is_huge else ()
+        is_vast = is_huge and (not has_softmax(self._operations) or self._scaling >= {*chosen})
+        variant = VAST if is_vast else recipe.variant
         kinds = recipe.freedom.kinds
         edges = self._edges if kinds else None
         labels = self._edges if Kind.INTEGERS in kinds else None
@@ -224,7 +236,7 @@ class Draws:
             if not is_kept and domain is not None and domain.form is not Form.CATEGORICAL:
                 is_raised = number == raised
                 terms = {"domain": domain, "edges": edges, "is_raised": is_raised}
-                vary_(value, recipe.variant, recipe.freedom, **terms)
+                vary_(value, variant, recipe.freedom, **terms)
             elif not is_kept and recipe.freedom.discrete:
                 made = redraw(
                     value,
@@ -346,7 +358,10 @@ class Draws:
         domains = domains_of(inputs)
         self._traits = Traits.of(inputs, domains)
         self._given = replaced(inputs, lambda number, one: discrete_alone(one, domains.get(number)))
-        self.num_huge = max(1, min(MAX_HUGE, len(operands_of(inputs, domains))))
+        operands = operands_of(inputs, domains)[:MAX_HUGE]
+        self.num_huge = max(1, len(operands))
+        if self._terms.is_tf32 and has_softmax(self._operations) and not self._is_unit_only():
+            self._scaling = frozenset(one for one in operands if self._scales(made, one))
         self._finite_share = _finite_share(made.outputs)
         self._is_copy = any(
             Agreement(self._terms.tolerated)([output], [one])
@@ -358,6 +373,21 @@ class Draws:
         self._typical = [
             root_mean_square(one) if one.is_floating_point() else 0.0 for one in made.outputs
         ]
+
+    def _is_unit_only(self) -> bool:
+        return any(one in name for name in self._operations for one in UNIT_ONLY)
+
+    def _scales(self, made: InputSet, number: int) -> bool:
+        """True if outputs grow by the factor of an input, to the bit."""
+        given = replaced(made.inputs, lambda at, one: one * FACTOR if at == number else one)
+        try:
+            outputs = call(self._model, given).results(made.changed)
+        except Exception:  # outside of its domain a reference may raise anything
+            return False
+        pairs = zip(made.outputs, outputs, strict=True)
+        return all(
+            one.is_floating_point() and is_equal(one * FACTOR, other) for one, other in pairs
+        )
 
     def _has_edges(self, variant: str) -> bool:
         """True for variants that may have edge values: zeros would leave nothing of a product."""
@@ -398,7 +428,7 @@ class Draws:
             (replace(kept, discrete=False, is_mild=True), True, [frozenset[Kind]()]),
         ]
         start = self._start
-        if any(one in name for name in self._operations for one in UNIT_ONLY):
+        if self._is_unit_only():
             start = max(start, UNIT_KEPT)
         for step, (freedom, is_news, selections) in enumerate(steps):
             if step >= start and (is_news or step == start):

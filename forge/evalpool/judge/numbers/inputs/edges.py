@@ -10,7 +10,8 @@ Called by input_sets.py for the sets behind the first, as far as the reference b
                it compares tensors; the jumps of what rounds an input (ties.py)
     signs      a slice of each axis of negative values where the reference looks for a maximum, of
                positive ones for a minimum: one that begins with 0 is wrong there
-    integers   negative ones where nothing may be an index; lengths of 0; the label left out
+    integers   negative ones where nothing may be an index; lengths of 0; the label left out; an
+               index twice where the reference adds
 
 No kind tells that another is there: each has a set where it is the only one, whose distribution
 varies from draw to draw, and nothing else is planted into what is raised.
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forge.evalpool.judge.numbers.inputs.ties import jumps, plant_ties_
+from forge.evalpool.judge.numbers.inputs.ties import jumps, plant_ties_, repeat_places_
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -64,6 +65,10 @@ INDEXING = (
     *("search", "bucket", "repeat_interleave", "ctc_loss", "put"),
 )
 """Parts of names of operations that take indices: a negative one ends a process on a GPU."""
+ADDING = ("index_add", "scatter_add", "scatter_reduce", "index_reduce", "bincount")
+"""Operations for which an index may occur twice..."""
+PUTTING = ("index_put", "_index_put_impl", "index_copy", "scatter", "put", "masked_scatter")
+"""...and those that leave open, then, which of two values is left."""
 SIGNED = {"copysign", "signbit", "atan2"}
 """Operations that tell a negative zero from a positive one, and give finite results for both."""
 SELECTING = {
@@ -145,6 +150,8 @@ class Edges:
     such, and slices that lose their last bits."""
     ignored: int | None = None
     """The label that its loss leaves out, where its source names one."""
+    is_accumulating: bool = False
+    """True if it adds at indices: those that are drawn are often all different."""
 
     @classmethod
     def of(cls, counted: OpCounter | None, source: str) -> Edges:
@@ -171,6 +178,7 @@ class Edges:
             is_decided=not counted.is_truncating
             and not any(name.rstrip("_") in SELECTING for name in counted.work),
             ignored=ignored,
+            is_accumulating=_accumulates({name.rstrip("_") for name in counted.work}),
         )
 
     def kinds(self, *, has_integers: bool) -> Kinds:
@@ -244,14 +252,21 @@ class Edges:
                 other.view(-1)[places] = one.view(-1)[places]
 
     def labels(self, value: torch.Tensor) -> torch.Tensor:
-        """Integers with some at an edge: of other sign, or the label left out."""
+        """Integers with some at an edge: of other sign, the label left out, an index that occurs
+        twice."""
         made = value.clone()
         flat = made.view(-1)
         if self.ignored is not None:
             flat[_places(flat, LABEL_SHARE)] = self.ignored
         elif not self.has_indices and value.ndim > 1 and value.dtype.is_signed:
             flat[torch.rand(len(flat), device=value.device) < 0.5] *= -1
+        elif self.is_accumulating and len(flat) > 1:
+            repeat_places_(made)
         return made
+
+
+def _accumulates(names: Collection[str]) -> bool:
+    return any(name in ADDING for name in names) and not any(name in PUTTING for name in names)
 
 
 def _special(counted: OpCounter) -> tuple[float, ...]:

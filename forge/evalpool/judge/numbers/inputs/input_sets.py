@@ -30,6 +30,8 @@ OTHERS = ("centred", "shifted", "wide", "near_one")
 NORMS, BOUNDS = ("norm", "sqrt"), ("clamp", "minimum", "maximum", "where", "hardtanh")
 """Parts of names of operations: what takes norms and bounds something may bound a norm, which is
 above 1 in every other variant."""
+MIN_SETS = 2
+"""Sets of a problem for which there is no room."""
 WITNESS_MARGIN = 4.0
 """A witness differs by so many tolerances: beside sigmoid(30), 1 is within two of them."""
 
@@ -93,6 +95,9 @@ def make_sets(
         if not sets and HUGE in variants:
             at = variants.index(HUGE)
             variants[at:at] = [HUGE] * (draws.num_huge - 1)
+        if not sets:
+            num_fit = max(MIN_SETS, terms.max_bytes // max(1, made.num_bytes()))
+            draws.expect(variants[: num_fit - 1])
         if sets and (planted := search.improve(made.inputs, kept=draws.kept())) is not None:
             improved = draws.tried(planted, variant=made.variant)
             if improved is not None and draws.kinds:  # a witness may take the place of edge values
@@ -105,7 +110,7 @@ def make_sets(
         sets.append(made)
         num_bytes += made.num_bytes()
         use(made)
-        if len(sets) >= 2 and num_bytes + made.num_bytes() > terms.max_bytes:
+        if len(sets) >= MIN_SETS and num_bytes + made.num_bytes() > terms.max_bytes:
             break
     for number in range(min(len(one.outputs) for one in sets)):
         found = with_shares(

@@ -2,16 +2,19 @@
 """Parameters moved off their defaults, so that a constant cannot stand for them.
 
 Called by the oracle. A parameter or buffer that is one value everywhere (a LayerNorm's weight of
-ones, a bias of zeros, a LayerScale of 1e-6) moves by half of its natural scale and keeps its sign;
-any other parameter gets noise of a tenth of its rms, or the model would be another one. The same
-for running statistics. A buffer of one number moves where it is 0 or 1: any other may follow from
-the model's sizes, and a kernel may know it. A mask of ones gets zeros. Where the reference does not
-bear that, everything moves by a tenth alone.
+ones, a bias of zeros, a LayerScale of 1e-6) moves by half of its natural scale, and of a parameter
+one element in eight gets the other sign: an extremum before a negative factor is another one. Any
+other parameter gets noise of a tenth of its rms, or the model would be another one. The same for
+running statistics. A buffer of one number moves where it is 0 or 1: any other may follow from the
+model's sizes, and a kernel may know it. A mask of ones gets zeros. Where the reference does not
+bear that, signs are kept, in the end everything moves by a tenth alone.
 """
 
 from __future__ import annotations
 
 import math
+import random
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -21,32 +24,46 @@ from forge.evalpool.judge.numbers.inputs.variants import avoid_bf16_
 
 NATURAL = 0.85
 """Largest change of a constant parameter, relative to it (or to 1, of zeros): evenly drawn, its
-standard deviation is 0.49, and nothing changes its sign."""
+standard deviation is 0.49, and it changes no sign."""
 SLIGHT = 0.1
 """Standard deviation of any other change, relative to the parameter's rms + 0.1."""
+NEGATED_SHARE, MIN_NEGATED = 8, 16
+"""One element in so many gets the other sign, of a parameter of at least so many."""
 MASK_SHARE = 0.7
 """Share of a mask that stays true."""
 SMALL = 0.1
 """A constant below it moves as 0 does: by half of itself it would stay next to nothing."""
 
 
-def move(model: Any, *, is_slight: bool = False, is_tf32: bool = False) -> bool:
+class Reach(StrEnum):
+    """How far parameters move, from the farthest."""
+
+    SIGNS = "signs"
+    NATURAL = "natural"
+    """Signs are kept."""
+    SLIGHT = "slight"
+    """By a tenth alone."""
+
+
+def move(model: Any, *, far: Reach = Reach.SIGNS, is_tf32: bool = False) -> bool:
     """Moves the floating parameters and running statistics of a module, in place.
 
     Args:
-        is_slight: a tenth alone.
         is_tf32: values become such that TF32 keeps and bf16 does not.
 
     Returns:
-        True if a slight move would be another one.
+        True if a move that is not so far would be another one.
     """
+    is_slight = far is Reach.SLIGHT
     has_constants = False
     for parameter in model.parameters():
         if parameter.is_floating_point() and parameter.numel():
             value = parameter.data
             first = value.flatten()[0]
             if not is_slight and parameter.requires_grad and _is_constant(value):
-                _move_constant(value, float(first))
+                _move_constant(value, constant := float(first))
+                if far is Reach.SIGNS and constant and value.numel() >= MIN_NEGATED:
+                    _negate_some(value)
                 has_constants = True
             else:
                 scale = SLIGHT * (value.float().square().mean().sqrt() + 0.1)
@@ -73,6 +90,12 @@ def move(model: Any, *, is_slight: bool = False, is_tf32: bool = False) -> bool:
                     buffer.logical_and_(torch.rand(buffer.shape, device=buffer.device) < MASK_SHARE)
                     has_constants = True
     return has_constants
+
+
+def _negate_some(value: torch.Tensor) -> None:
+    chosen = torch.rand(value.shape, device=value.device) < 1 / NEGATED_SHARE
+    chosen.view(-1)[random.randrange(value.numel())] = True
+    value.copy_(torch.where(chosen, -value, value))
 
 
 def _is_constant(value: torch.Tensor) -> bool:

@@ -18,6 +18,8 @@ MAX_ELEMENTS = 1 << 20
 """Elements of all lines along one axis that are looked at."""
 NEXT_SHARE = 0.5
 """Share of the lines in which equal values are neighbours."""
+PAIR_SHARE = 16
+"""One pair of equal integers for so many."""
 NUM_STEPS = 4
 """Jumps of a rounding on each side of 0."""
 
@@ -60,3 +62,24 @@ def jumps(unit: float, *, signs: bool) -> list[float]:
     """Multiples of a half of `unit`, at which a function that rounds to multiples of it jumps."""
     first = -2 * NUM_STEPS if signs else 0
     return [number * unit / 2 for number in range(first, 2 * NUM_STEPS + 1)]
+
+
+def repeat_places_(value: torch.Tensor) -> torch.Tensor:
+    """Integers of which some occur twice along each axis, written in place: of a pair, the lower
+    one. A permutation stays, and so does what is sorted: offsets."""
+    flat = value.view(-1)
+    is_dense = int(flat.max()) - int(flat.min()) == len(flat) - 1
+    is_sorted = value.ndim == 1 and bool((flat.diff() >= 0).all())
+    if is_sorted or (is_dense and len(flat.unique()) == len(flat)):
+        return value
+    for axis, length in enumerate(value.shape):
+        lines = value.movedim(axis, -1)
+        for first, second in (
+            torch.randperm(length)[: length // 2 * 2]
+            .view(-1, 2)[: max(1, length // PAIR_SHARE)]
+            .tolist()
+        ):
+            lower = torch.minimum(lines[..., first], lines[..., second])
+            lines[..., first] = lower
+            lines[..., second] = lower
+    return value

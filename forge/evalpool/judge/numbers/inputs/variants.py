@@ -11,6 +11,8 @@ again from its seed instead of being kept.
     centred, shifted, wide   other means and sizes
     faint     norms below 1, which bounds of norms leave as they are
     huge      for products in TF32: one input overflows fp16, in which a candidate may compute
+    vast      the same for references without scores: no constant factor fits it and usual values
+              into fp16
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ FAINT_NORM = (2.0**-6, 2.0**-2)
 HUGE_VALUE = 2.0**17
 """The largest element of `huge`, twice that of fp16. Scores of attention stay below the 1e6 that
 honest kernels subtract to mask them."""
+VAST_VALUE = 2.0**32
+"""The largest element of `vast`: a third power of sums of products is finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +149,17 @@ def _wide(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
 
 
 def _huge(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
+    _grow(value, HUGE_VALUE)
+
+
+def _vast(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
+    _grow(value, HUGE_VALUE if is_mild else VAST_VALUE)
+
+
+def _grow(value: torch.Tensor, wanted: float) -> None:
     largest = float(value.abs().max())
-    if 0 < largest < HUGE_VALUE:
-        value.mul_(HUGE_VALUE / largest)
+    if 0 < largest < wanted:
+        value.mul_(wanted / largest)
 
 
 def _faint(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
@@ -202,6 +214,7 @@ VARIANTS: dict[str, Callable[[torch.Tensor, bool, bool], None]] = {
     "wide": _wide,
     "faint": _faint,
     "huge": _huge,
+    "vast": _vast,
 }
 """By name. Each writes over a contiguous tensor; its flags say if values may change their signs and
 if changes are mild."""

@@ -79,6 +79,8 @@ class ProblemFacts:
     """Positions of outputs that no input of the reference reaches."""
     free_outputs: frozenset[int] = frozenset()
     """Positions of outputs that the reference returns without work, such as an input."""
+    laid_out: frozenset[int] = frozenset()
+    """Positions of outputs whose elements the reference leaves one behind the other in memory."""
     kinds: frozenset[Kind] = frozenset({Kind.HEAVY})
     """Kinds of the reference's own operations, by `kinds_of` its captured program."""
 

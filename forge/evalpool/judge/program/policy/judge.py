@@ -7,10 +7,10 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.program.costs import op_bytes
+from forge.evalpool.judge.program.costs import is_as_it_lies, is_permuted, is_repeating, op_bytes
 from forge.evalpool.judge.program.dataflow import Content, Flow, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
-from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section, Tensor
+from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section
 from forge.evalpool.judge.program.ops import MOVES, Kind, is_integer, kind_of, misuse, packet
 from forge.evalpool.judge.program.policy.facts import (
     COMBINE_SHARE,
@@ -74,16 +74,6 @@ def _misused(program: Program) -> Refusal | None:
     return None
 
 
-def is_as_it_lies(tensor: Tensor) -> bool:
-    """True if the elements of a tensor are one behind the other in memory, in its order."""
-    step = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return True
-
-
 def _refuse(program: Program, placed: Placed, rule: Rule, reason: str) -> Refusal:
     name = node_names(program)[placed.path]
     return Refusal(rule=rule, message=f"{name}: {reason}", path=placed.path, line=placed.node.line)
@@ -105,6 +95,7 @@ class _Variant:
         if policy == "own":
             yield from self.own_work()
         yield from self._outputs(policy)
+        yield from self._layout()
         yield from self._inputs()
         yield from self._state()
 
@@ -123,6 +114,21 @@ class _Variant:
                 rule=Rule.OUTPUT,
                 message=f"output {without[0]} does not come out of a kernel that forward launches",
             )
+
+    def _layout(self) -> Iterator[Refusal]:
+        """Views that leave the work to their reader, where the reference writes each element in
+        order: elements that stand for several, and where the problem is to move data, another order
+        of the axes."""
+        is_move = self.facts.kinds <= MOVES
+        for at, number in enumerate(self.program.outputs):
+            tensor = self.program.tensors[number]
+            if at not in self.facts.laid_out or 0 in tensor.shape:
+                continue
+            if is_repeating(tensor) or (is_move and is_permuted(tensor)):
+                message = (
+                    f"output {at} is a view; the reference writes each of its elements in order"
+                )
+                yield Refusal(rule=Rule.MOVES, message=message)
 
     def _inputs(self) -> Iterator[Refusal]:
         reached = frozenset[int]().union(

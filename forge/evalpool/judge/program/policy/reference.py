@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.program.costs import tensor_bytes
+from forge.evalpool.judge.program.costs import is_as_it_lies, op_bytes, tensor_bytes
 from forge.evalpool.judge.program.dataflow import effects, trace
 from forge.evalpool.judge.program.format import Op, Origin, Program, Section, TensorUse
-from forge.evalpool.judge.program.ops import packet
-from forge.evalpool.judge.program.policy.facts import ProblemFacts, kinds_of
+from forge.evalpool.judge.program.ops import Kind, kind_of, packet
+from forge.evalpool.judge.program.policy.facts import ProblemFacts
 from forge.evalpool.judge.program.walk import tensors_of, variants
 
 if TYPE_CHECKING:
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 GATHERS = {"embedding", "index", "_unsafe_index", "index_select", "gather", "take"}
 """Operations that read as many elements of their first argument as their result has."""
+COPIES = {
+    *("tril", "triu", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    *(f"_upsample_nearest_exact{axes}d" for axes in (1, 2, 3)),
+}
+"""Operations that move elements to places that depend on no data, though their kind says more."""
+MINOR_SHARE = 0.1
+"""Light work below this part of the necessary work leaves a problem about moving data."""
 
 
 def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
@@ -37,8 +44,9 @@ def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
     written = [reference.storages[storage] for storage in flow.writers]
     outputs = [reference.tensors[output].storage for output in reference.outputs]
     reached = [flow.contents[storage].inputs for storage in outputs]
+    num_bytes = necessary_bytes(reference, forward)
     return ProblemFacts(
-        num_bytes=necessary_bytes(reference, forward),
+        num_bytes=num_bytes,
         flops=flops,
         needed_inputs=frozenset[int]().union(*reached),
         written_inputs=frozenset(one.index for one in written if one.origin == Origin.INPUT),
@@ -49,8 +57,28 @@ def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
             for at, storage in enumerate(outputs)
             if _is_given(reference.storages[storage]) and storage not in flow.writers
         ),
-        kinds=kinds_of(reference),
+        laid_out=frozenset(
+            at
+            for at, output in enumerate(reference.outputs)
+            if is_as_it_lies(reference.tensors[output])
+        ),
+        kinds=_kinds(reference, forward, work=num_bytes),
     )
+
+
+def _kinds(reference: Program, forward: list[Placed], *, work: int) -> frozenset[Kind]:
+    """Kinds of the operations that a problem is about. Beside copies, light work on a small part
+    is not: torch would do all but that part for a candidate."""
+    moved: dict[Kind, int] = {}
+    for placed in forward:
+        if isinstance(placed.node, Op):
+            is_copy = packet(placed.node.name) in COPIES
+            kind = Kind.COPY if is_copy else kind_of(reference, placed.node)
+            moved[kind] = moved.get(kind, 0) + op_bytes(reference, placed.node)
+    light = moved.get(Kind.COMBINE, 0) + moved.get(Kind.INDEX, 0)
+    if moved.keys() & {Kind.COPY, Kind.CAST, Kind.PAD} and light <= MINOR_SHARE * work:
+        return frozenset(moved.keys() - {Kind.COMBINE, Kind.INDEX})
+    return frozenset(moved)
 
 
 def necessary_bytes(reference: Program, forward: list[Placed]) -> int:
