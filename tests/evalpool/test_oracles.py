@@ -13,7 +13,7 @@ import pytest
 from forge.evalpool.judge.app import oracle_uid
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.channel.shm import offsets, shared_memory
+from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, ZygoteGone
 from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial import oracles
@@ -209,15 +209,15 @@ def ask(child: SandboxedChild, source: str) -> dict[str, Any]:
         "moved": True,
     }
     deadline = time.monotonic() + WAIT_S
-    frames.send(child.sock, Kind.PROBLEM, body)
-    expected = (Kind.LAYOUT, Kind.FAILED)
-    answer = frames.receive(child.sock, deadline=deadline, expected=expected)
-    if answer.kind is Kind.LAYOUT:
-        with shared_memory(offsets(parse_specs(answer.body["tensors"]))[1]) as (fd, memory):
-            frames.send(child.sock, Kind.FILL, {}, fds=(fd,))
-            frames.receive(child.sock, deadline=deadline, expected=(Kind.DONE,))
-            return {**answer.body, "memory": memory[:]}
-    return answer.body
+    with shared_memory(body["max_bytes"]) as (fd, memory):
+        frames.send(child.sock, Kind.PROBLEM, body, fds=(fd,))
+        expected = (Kind.LAYOUT, Kind.FAILED)
+        answer = frames.receive(child.sock, deadline=deadline, expected=expected)
+        if answer.kind is Kind.FAILED:
+            return answer.body
+        specs, starts = parse_specs(answer.body["tensors"]), answer.body["starts"]
+        pairs = zip(starts, specs, strict=True)
+        return {**answer.body, "data": [memory[at : at + one.num_bytes] for at, one in pairs]}
 
 
 def forms_in(answer: dict[str, Any]) -> set[str]:
@@ -231,7 +231,7 @@ def test_an_oracle_draws_one_problem_after_another(bench: Any) -> None:
     try:
         first, second = ask(child, RELU), ask(child, RELU)
         assert forms_in(first) == forms_in(second)
-        assert first["memory"] != second["memory"]
+        assert first["data"] != second["data"]
         other = ask(child, RELU.replace("16, 64", "8, 32"))
         assert [8, 32] in [shape for _, shape in other["tensors"]]
         assert "16" not in str(other["tensors"])
@@ -255,10 +255,8 @@ def test_constants_drawn_at_import_are_the_same_in_each_draw(bench: Any) -> None
     try:
         for _ in range(2):
             body = ask(child, source)
-            specs = parse_specs(body["tensors"])
             ((_, index),) = body["state"]
-            start = offsets(specs)[0][index]
-            found.append(body["memory"][start : start + specs[index].num_bytes])
+            found.append(body["data"][index])
     finally:
         bench.spawner.end(child)
     assert found[0] == found[1]

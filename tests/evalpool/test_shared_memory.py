@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.evalpool.judge.channel import shm
-from forge.evalpool.judge.channel.shm import shared_memory, taken
+from forge.evalpool.judge.channel.shm import returned_memory, shared_memory, taken
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.channel.shm import Data
@@ -25,13 +25,13 @@ def threshold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def filled(*, is_left_mapped: bool = False) -> tuple[Data, int, mmap.mmap | None]:
     """The content of memory that a child filled, as the judge takes it, the child's descriptor and
     its mapping."""
-    with shared_memory(SIZE, is_returned=True) as (fd, memory):
+    with returned_memory(2 * SIZE) as fd:
         theirs = os.dup(fd)
         mapped = mmap.mmap(theirs, SIZE)
         mapped[:] = b"\1" * SIZE
         if not is_left_mapped:
             mapped.close()
-        return taken(fd, memory), theirs, mapped if is_left_mapped else None
+        return taken(fd, SIZE), theirs, mapped if is_left_mapped else None
 
 
 @pytest.mark.usefixtures("threshold")

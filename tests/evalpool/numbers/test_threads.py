@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -78,12 +79,28 @@ def test_an_error_in_a_thread_is_the_callers(num: int) -> None:
     assert torch.get_num_threads() == num
 
 
+def test_the_caller_works_itself_while_the_others_have_enough_to_do() -> None:
+    THREADS.use(2)
+    own, is_helped, done = threading.get_ident(), threading.Event(), set[int]()
+
+    def work(number: int) -> None:
+        if threading.get_ident() == own:
+            is_helped.set()
+        assert is_helped.wait(10)
+        done.add(number)
+
+    with THREADS.each(work) as each:
+        for number in range(20):
+            each(number)
+    assert done == set(range(20))
+
+
 def test_a_reference_that_differs_in_several_threads_is_drawn_in_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     used: list[int] = []
 
-    def computed(request: dict[str, Any], terms: Any) -> str:
+    def computed(request: dict[str, Any], terms: Any, delivery: Any) -> str:
         used.append(THREADS.num)
         if THREADS.num > 1:
             raise Unjudgeable("two runs differ", varies=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import pytest
 from forge.evalpool.judge.children import kept as kept_children
 from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.trial import evaluations
+from forge.evalpool.judge.trial.cpu_memory import CpuMemory
 from forge.evalpool.judge.trial.evaluations import EvaluatorRun
 from forge.records.verdict import Status
 from tests.evalpool.benches import HEAD, RELU_KERNEL, TABLE
@@ -98,6 +100,19 @@ def test_a_program_out_of_bounds_leaves_its_child_to_the_next_candidate(served: 
         assert served.bench.judge(OUT_OF_BOUNDS).reason == "out_of_bounds"
         served.judge_correct(1)
     assert len(served.children) == 1
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_a_judgement_leaves_no_memory_to_the_garbage_collector(bench: Bench, factor: int) -> None:
+    """The draw of a large problem is half a gigabyte, and the next one needs the room."""
+    gc.collect()
+    gc.disable()
+    try:
+        code = RELU_KERNEL.replace("* 2,", f"* {factor},")
+        assert bench.judge(f"{code}\n# left").is_correct == (factor == 2)
+        assert not [one for one in gc.get_objects() if isinstance(one, CpuMemory)]
+    finally:
+        gc.enable()
 
 
 def test_memory_of_a_candidate_is_neither_mapped_nor_open_after_it(served: Served) -> None:

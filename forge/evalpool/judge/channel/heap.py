@@ -14,8 +14,9 @@ import ctypes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """glibc: malloc.h."""
-KEPT_BLOCK, KEPT_TOTAL = 160 << 20, 1 << 30
-"""Bytes of the largest block that is kept (16 M elements in float64), and of all."""
+KEPT_BLOCK, KEPT_TOTAL = 160 << 20, (1 << 31) - 1
+"""Bytes of the largest block that is kept (16 M elements in float64), and of all; malloc takes no
+larger number."""
 USUAL_BLOCK, USUAL_TOTAL = 32 << 20, 64 << 20
 """The same as glibc sets them itself in the end."""
 MEMORY_DIVISOR = 32
@@ -25,7 +26,8 @@ LIBC = ctypes.CDLL(None)
 
 
 def keep_freed(num_bytes: int | None, *, memory_bytes: int) -> None:
-    """Sets what this process keeps from now on.
+    """Sets what this process keeps from now on. For a problem that may need all of the memory, what
+    it has kept goes back first.
 
     Args:
         num_bytes: of the problem's tensors, as `require_room` counts them; None if unknown.
@@ -34,6 +36,8 @@ def keep_freed(num_bytes: int | None, *, memory_bytes: int) -> None:
     is_small = num_bytes is not None and num_bytes <= memory_bytes // MEMORY_DIVISOR
     block, total = (KEPT_BLOCK, KEPT_TOTAL) if is_small else (USUAL_BLOCK, USUAL_TOTAL)
     _set(block, total)
+    if not is_small:
+        give_back()
 
 
 def _set(block: int, total: int) -> None:

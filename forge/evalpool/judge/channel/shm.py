@@ -86,32 +86,39 @@ def offsets(specs: Sequence[TensorSpec]) -> tuple[list[int], int]:
 
 
 @contextmanager
-def shared_memory(num_bytes: int, *, is_returned: bool = False) -> Iterator[tuple[int, mmap.mmap]]:
-    """A zeroed memfd of this size, sealed against resizing, and our mapping of it.
+def shared_memory(num_bytes: int) -> Iterator[tuple[int, mmap.mmap]]:
+    """A zeroed memfd of this size, sealed against resizing, and our mapping of it."""
+    seals = SEAL_SIZE | SEAL_SEALS
+    with _memory_file(num_bytes, seals=seals) as fd, mmap.mmap(fd, num_bytes) as memory:
+        yield fd, memory
 
-    Args:
-        is_returned: `taken` will ask for its content.
-    """
+
+@contextmanager
+def returned_memory(max_bytes: int) -> Iterator[int]:
+    """A memfd that a child writes to and `taken` reads. It takes up what is written."""
+    with _memory_file(max_bytes, seals=SEAL_SIZE) as fd:
+        yield fd
+
+
+@contextmanager
+def _memory_file(num_bytes: int, *, seals: int) -> Iterator[int]:
     fd = os.memfd_create("forge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, num_bytes)
-        fcntl.fcntl(fd, F_ADD_SEALS, SEAL_SIZE if is_returned else SEAL_SIZE | SEAL_SEALS)
-        with mmap.mmap(fd, num_bytes) as memory:
-            yield fd, memory
+        fcntl.fcntl(fd, F_ADD_SEALS, seals)
+        yield fd
     finally:
         os.close(fd)
 
 
-def taken(fd: int, memory: mmap.mmap) -> Data:
-    """The content of shared memory behind a child's work, immutable; `memory` is unmapped.
+def taken(fd: int, num_bytes: int) -> Data:
+    """The first bytes of `returned_memory` behind a child's work, immutable.
 
     Large content stays where it is and is sealed, unless the child still has it mapped: a copy of
     1 GB takes 0.6 s.
     """
-    num_bytes = len(memory)
     if num_bytes < LARGE_BYTES:
-        return memory[:]
-    memory.close()
+        return os.pread(fd, num_bytes, 0)
     try:
         fcntl.fcntl(fd, F_ADD_SEALS, SEAL_WRITES)
     except OSError:

@@ -25,6 +25,8 @@ CHUNK = 1 << 25
 """Elements at once on a card: their squares and differences in float64 take about 1 GB."""
 CACHED = 1 << 17
 """Elements at once on a CPU: 1 MB in float64."""
+BACKLOG = 2
+"""Calls that wait for each of several threads before the caller works itself."""
 
 Block = tuple[slice, ...]
 Found = TypeVar("Found")
@@ -105,17 +107,22 @@ class Threads:
 
     @contextmanager
     def each(self, work: Callable[Given, None]) -> Generator[Callable[Given, None]]:
-        """Within, calls of `work` in another thread, if there is one, beside what the caller does.
-        All have ended behind the block."""
+        """Within, calls of `work` in another thread, if there is one, beside what the caller does;
+        in the caller's while the others have enough to do. All have ended behind the block."""
         if self.num == 1:
             yield work
             return
         with self.held_back():
             running: list[Future[None]] = []
+
+            def begin(*given: Given.args, **named: Given.kwargs) -> None:
+                if len(running) >= BACKLOG * self.num and not running[-BACKLOG * self.num].done():
+                    work(*given, **named)
+                    return
+                running.append(self._pool().submit(_without_gradients, work, *given, **named))
+
             try:
-                yield lambda *given, **named: running.append(
-                    self._pool().submit(_without_gradients, work, *given, **named)
-                )
+                yield begin
             finally:
                 wait(running)
             for one in running:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 BLOCK_ELEMENTS = 1 << 15
 """Elements that are computed at once: 256 KiB an array of float64."""
+NEAR_ELEMENTS, MIN_NEAR = 1 << 16, 1 << 20
+"""The same where two tensors of at least so many elements are compared: each operation is short,
+and Python's part of it counts. Of smaller ones fresh memory for larger blocks costs more."""
 
 Part = NDArray[np.float64]
 
@@ -238,11 +241,13 @@ def _lowest(wide: Sequence[Part], block: Block) -> float:
     return min((float(one[_inside(one, block)].min()) for one in wide), default=0.0)
 
 
-def _parts(spec: TensorSpec, data: Data) -> Iterator[tuple[Block, Part]]:
+def _parts(
+    spec: TensorSpec, data: Data, *, limit: int = BLOCK_ELEMENTS
+) -> Iterator[tuple[Block, Part]]:
     """A tensor's blocks in order, each with its elements in memory that the next one overwrites:
     this process returns freed blocks to the system, and would pay for their pages each time."""
-    scratch, start = _scratch(spec), 0
-    for block in blocks(spec.shape, BLOCK_ELEMENTS):
+    scratch, start = _scratch(spec, limit), 0
+    for block in blocks(spec.shape, limit):
         shape = [one.stop - one.start for one in block]
         part = scratch[: math.prod(shape)]
         decode_part(spec.dtype, data, start=start, target=part)
@@ -250,9 +255,9 @@ def _parts(spec: TensorSpec, data: Data) -> Iterator[tuple[Block, Part]]:
         start += len(part)
 
 
-def _scratch(spec: TensorSpec) -> Part:
+def _scratch(spec: TensorSpec, limit: int) -> Part:
     """Memory for a block of a tensor."""
-    return np.empty(min(math.prod(spec.shape), BLOCK_ELEMENTS))
+    return np.empty(min(math.prod(spec.shape), limit))
 
 
 def is_unwritten(expected: Expected, data: Data) -> bool:
@@ -310,8 +315,9 @@ def _is_near(expected: Expected, data: Data) -> bool:
     spec, limits = expected.spec, expected.limits
     if limits is None:
         return is_same(data, expected.data)
-    pairs = zip(_parts(spec, data), _parts(spec, expected.data), strict=True)
-    scratch = _scratch(spec), _scratch(spec)
+    limit = BLOCK_ELEMENTS if expected.size < MIN_NEAR else NEAR_ELEMENTS
+    pairs = zip(*(_parts(spec, one, limit=limit) for one in (data, expected.data)), strict=True)
+    scratch = _scratch(spec, limit), _scratch(spec, limit)
     with np.errstate(invalid="ignore"):
         return all(
             _is_part_near(limits, block, got, wanted, scratch)

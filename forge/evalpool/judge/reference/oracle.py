@@ -2,18 +2,19 @@
 
 Forked by the zygote, for one draw of a problem or several (`oracles.py`): seeds from the OS,
 parameters moved away from their defaults, inputs of several distributions, eager outputs, and the
-error of eager against float64; then writes all of it into memory that the judge owns, and unmaps it
-before it reports that.
+error of eager against float64; all of it in memory that the judge owns, unmapped before the judge
+hears of it.
 
-    judge ── PROBLEM ──▶ compute ── PROGRESS… LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
+    judge ── PROBLEM (+ memory) ──▶ compute, write ── PROGRESS… LAYOUT ──▶ …         on a CPU
+    judge ── PROBLEM ──▶ compute ── LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
                                         └───── FAILED ──▶ ends
 """
 
 from __future__ import annotations
 
 import gc
-import mmap
 import os
+import select
 import time
 import types
 from contextlib import nullcontext
@@ -42,6 +43,7 @@ from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.sizes import require_room
 from forge.evalpool.judge.reference.construct import construct, parameters_made
+from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.reference.hub import config_fields, replace_hub
 from forge.evalpool.judge.reference.progress import reported
 
@@ -58,6 +60,9 @@ IDLE_S = 1e9
 LARGE_BYTES = 8 << 20
 """Tensors of a draw behind which free memory goes back to the system, and for which it has several
 threads."""
+KEPT_S = 10.0
+"""Time for which it waits with that for another problem: half of a draw is page faults, and those
+of memory that the system must find anew cost most."""
 MAX_THREADS = 8
 FIRST_SEED = torch.initial_seed()
 """Torch's default: a candidate, too, can draw the constants that a source draws at import."""
@@ -102,39 +107,55 @@ class Describer:
 
 def main(sock: socket.socket) -> None:
     """Answers the judge on `sock`, one problem after another, until it hangs up or one fails."""
-    while _draw(sock):
-        pass
+    has_kept = False
+    while (num_bytes := _draw(sock)) is not None:
+        has_kept = has_kept or num_bytes >= LARGE_BYTES
+        if has_kept and not _is_asked(sock, within_s=KEPT_S):
+            heap.give_back()
+            has_kept = False
 
 
-def _draw(sock: socket.socket) -> bool:
-    """Serves one problem. Returns True if another may follow."""
+def _is_asked(sock: socket.socket, *, within_s: float) -> bool:
+    """Waits for the judge. False if it says nothing so long."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(1000 * within_s))
+
+
+def _draw(sock: socket.socket) -> int | None:
+    """Serves one problem. Returns the bytes of its tensors in this process' memory, which are free
+    now; None if no other problem may follow."""
     deadline = time.monotonic() + IDLE_S
-    request = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,)).body
+    asked = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,), takes_fds=True)
+    request, delivery = asked.body, Delivery(asked.fds[0]) if asked.fds else None
     try:
         with reported(sock) if request.get("reports") else nullcontext():
-            layout, tensors = _compute(request)
+            layout, tensors = _compute(request, delivery)
+            if delivery is not None:
+                layout["starts"] = delivery.finish(tensors)
     except BaseException as error:  # a reference may raise anything; the judge gets it
         body = {"type": type(error).__name__, "message": str(error)[:1000]}
         frames.send(sock, Kind.FAILED, body)
-        return False
-    is_gpu = request["device"] != "cpu"
-    if is_gpu:
+        return None
+    num_bytes = sum(one.nbytes for one in tensors)
+    if delivery is None:
         torch.cuda.empty_cache()  # at full size the judge has no room for its copy beside it
     frames.send(sock, Kind.LAYOUT, layout)
-    fill = frames.receive(sock, deadline=deadline, expected=(Kind.FILL,), takes_fds=True)
-    _fill(fill, tensors)
-    is_large = not is_gpu and sum(one.nbytes for one in tensors) >= LARGE_BYTES
+    if delivery is None:
+        fill = frames.receive(sock, deadline=deadline, expected=(Kind.FILL,), takes_fds=True)
+        _fill_block(fill.fds[0], fill.body["block_bytes"], tensors)
+    del delivery
     tensors.clear()
     gc.collect()  # a model refers to itself
-    if is_large:  # small ones would pay for the same pages again
-        heap.give_back()
-    if is_gpu:  # while the judge has the card: no later work here
+    if not asked.fds:  # while the judge has the card: no later work here
         torch.cuda.empty_cache()
-    frames.send(sock, Kind.DONE, {})
-    return True
+        frames.send(sock, Kind.DONE, {})
+    return num_bytes if asked.fds else 0
 
 
-def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+def _compute(
+    request: dict[str, Any], delivery: Delivery | None = None
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
     terms = Terms(
         precision=request["precision"],
         device=request["device"],
@@ -158,12 +179,12 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         heap.keep_freed(needed, memory_bytes=terms.max_bytes)
         THREADS.use(_num_threads(needed))
     try:
-        return _computed(request, terms)
+        return _computed(request, terms, delivery)
     except Unjudgeable as error:
         if THREADS.num == 1 or not error.varies:
             raise
     THREADS.use(1)  # sums of several threads may be added in any order
-    return _computed(request, terms)
+    return _computed(request, terms, delivery)
 
 
 def _num_threads(needed: int | None) -> int:
@@ -174,7 +195,9 @@ def _num_threads(needed: int | None) -> int:
     return min(MAX_THREADS, len(os.sched_getaffinity(0)))
 
 
-def _computed(request: dict[str, Any], terms: Terms) -> tuple[dict[str, Any], list[torch.Tensor]]:
+def _computed(
+    request: dict[str, Any], terms: Terms, delivery: Delivery | None
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
     num_ooms = _num_ooms(terms)
     module = types.ModuleType("problem")
     with torch.no_grad():
@@ -204,6 +227,7 @@ def _computed(request: dict[str, Any], terms: Terms) -> tuple[dict[str, Any], li
             counted=counted,
             is_moved=request["moved"],
             edges=Edges.of(counted, request["source"]),
+            delivery=delivery,
         )
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         facts = {
@@ -231,9 +255,13 @@ def _moved_and_drawn(
     counted: OpCounter | None,
     is_moved: bool,
     edges: Edges,
+    delivery: Delivery | None,
 ) -> list[InputSet]:
     """Moves the parameters, as far as outputs stay finite, and makes the input sets."""
     known: dict[str, Any] = {"edges": edges}
+    if delivery is not None:
+        delivery.restart()
+        known["use"] = delivery.add
     if counted is not None:
         known |= {"operations": counted.work, "flops": counted.flops}
     if not is_moved:
@@ -249,6 +277,8 @@ def _moved_and_drawn(
             if is_last:
                 raise
         model.load_state_dict(before)
+        if delivery is not None:
+            delivery.restart()
     raise AssertionError("a slight move is the last one")
 
 
@@ -283,31 +313,12 @@ def _describe(
     return layout, describer.tensors
 
 
-def _fill(frame: frames.Frame, tensors: list[torch.Tensor]) -> None:
-    specs = [TensorSpec(dtype_name(tensor), tuple(tensor.shape)) for tensor in tensors]
-    starts, num_bytes = offsets(specs)
-    fd = frame.fds[0]
-    if "block_bytes" in frame.body:
-        _fill_block(fd, frame.body["block_bytes"], tensors, starts)
-        return
-    memory = mmap.mmap(fd, num_bytes)
-    os.close(fd)
-
-    def write(tensor: torch.Tensor, start: int) -> None:
-        if tensor.numel():
-            count, dtype = tensor.numel(), tensor.dtype
-            target = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
-            target.copy_(tensor.flatten())
-
-    with THREADS.each(write) as written:
-        for number, (tensor, start) in enumerate(zip(tensors, starts, strict=True)):
-            (written if number % THREADS.num else write)(tensor, start)
-
-
-def _fill_block(fd: int, num_bytes: int, tensors: list[torch.Tensor], starts: list[int]) -> None:
+def _fill_block(fd: int, num_bytes: int, tensors: list[torch.Tensor]) -> None:
     """Writes the tensors into GPU memory of the judge."""
     from forge.evalpool.judge.channel import gpu_memory
 
+    specs = [TensorSpec(dtype_name(tensor), tuple(tensor.shape)) for tensor in tensors]
+    starts, _ = offsets(specs)
     torch.cuda.empty_cache()
     block = gpu_memory.open_block(fd, num_bytes)
     os.close(fd)

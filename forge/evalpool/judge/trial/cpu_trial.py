@@ -259,7 +259,10 @@ class CpuJudgement(Judgement):
         """The verdict's content. Raises Decided for a candidate that fails."""
         self.memory.load(0)
         self.first()
-        found = self.check()
+        try:
+            found = self.check()
+        finally:
+            self._checks = None  # it refers to this judgement, which holds the draw's memory
         return found if self.table.model_card is None else replace(found, estimate=self._estimate())
 
     def _values(self, prefix: Program, *, number: int) -> list[Any]:

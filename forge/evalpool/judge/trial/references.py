@@ -13,20 +13,14 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.channel.shm import (
-    LARGE_BYTES,
-    LayoutError,
-    offsets,
-    shared_memory,
-    taken,
-)
+from forge.evalpool.judge.channel.shm import LARGE_BYTES, LayoutError, returned_memory, taken
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.numbers.tolerance import rounding_in
-from forge.evalpool.judge.trial.draws.build import Builder, parse_specs
+from forge.evalpool.judge.trial.draws.build import Builder, parse_specs, parse_starts
 from forge.evalpool.judge.trial.draws.failures import (
     KnownFailures,
     ProblemTooLarge,
@@ -89,6 +83,7 @@ class References:
             cached = self._cache.get(key)
             if cached is None or cached.num_uses >= cached.max_uses:
                 self._failures.require_unknown(key)
+                self._make_room(key)
                 with self._failures.noted(key):
                     cached = self._cache[key] = self._draw(problem)
                 if cached.memory_bytes >= LARGE_BYTES:
@@ -107,6 +102,13 @@ class References:
         self._oracles.clear()
         self._ahead.shutdown(cancel_futures=True)
         self._ahead = ThreadPoolExecutor(1, "tolerances")
+
+    def _make_room(self, key: str) -> None:
+        """Drops what could not stay beside a new draw, before it is made: its memory is used again
+        at once."""
+        self._cache.pop(key, None)
+        while self._size() > MAX_CACHED_BYTES:
+            self._cache.popitem(last=False)
 
     def _size(self) -> int:
         return sum(one.memory_bytes * 4 for one in self._cache.values())
@@ -148,35 +150,38 @@ class References:
             "plain": is_plain or not self._is_varied,
             "moved": self._is_varied,
         }
-        frames.send(oracle.sock, Kind.PROBLEM, body)
-        answer = receive_answer(
-            oracle.sock, timeout_s=self._timeout_s, draw_timeout_s=self._draw_timeout_s
-        )
-        if answer.kind is Kind.FAILED:
-            kind, message = answer.body.get("type"), str(answer.body.get("message"))
-            if kind == "ProblemTooLarge":
-                raise _too_large(problem, message)
-            if is_out_of_memory(f"{kind}: {message}"):
-                raise OutOfMemory
-            words = f"the reference of {problem.problem_id} fails: {kind}: {message}"
-            raise ReferenceFailed(clean(without_paths(words)))
-        specs = parse_specs(answer.body.get("tensors"))
-        starts, num_bytes = offsets(specs)
-        if num_bytes > self._max_bytes:
-            raise OutOfMemory
-        with shared_memory(num_bytes, is_returned=True) as (fd, memory):
-            frames.send(oracle.sock, Kind.FILL, {}, fds=(fd,))
-            deadline = time.monotonic() + self._timeout_s
-            frames.receive(oracle.sock, deadline=deadline, expected=(Kind.DONE,))
-            data = taken(fd, memory)
-        parts: list[Data] = [
-            data[start : start + spec.num_bytes] for start, spec in zip(starts, specs, strict=True)
-        ]
+        with returned_memory(self._max_bytes) as fd:
+            frames.send(oracle.sock, Kind.PROBLEM, body, fds=(fd,))
+            answer = receive_answer(
+                oracle.sock, timeout_s=self._timeout_s, draw_timeout_s=self._draw_timeout_s
+            )
+            if answer.kind is Kind.FAILED:
+                raise self._failed(problem, answer.body)
+            parts = self._parts(answer.body, fd)
         try:
+            specs = parse_specs(answer.body["tensors"])
             rounding = rounding_in(answer.body, problem.precision)
             return Builder(specs, parts, precision=rounding).build(answer.body)
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
             raise LayoutError(f"{type(error).__name__}: {error}") from error
+
+    def _failed(self, problem: ReferenceModule, body: dict[str, Any]) -> Exception:
+        """The error of a FAILED frame."""
+        kind, message = body.get("type"), str(body.get("message"))
+        if kind == "ProblemTooLarge":
+            return _too_large(problem, message)
+        if is_out_of_memory(f"{kind}: {message}"):
+            return OutOfMemory()
+        words = f"the reference of {problem.problem_id} fails: {kind}: {message}"
+        return ReferenceFailed(clean(without_paths(words)))
+
+    def _parts(self, body: dict[str, Any], fd: int) -> list[Data]:
+        """Bytes of each tensor of a draw. Raises LayoutError."""
+        specs = parse_specs(body.get("tensors"))
+        starts = parse_starts(body.get("starts"), specs, max_bytes=self._max_bytes)
+        ends = [start + spec.num_bytes for start, spec in zip(starts, specs, strict=True)]
+        data = taken(fd, max(ends, default=0))
+        return [data[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def receive_answer(sock: socket.socket, *, timeout_s: float, draw_timeout_s: float) -> frames.Frame:

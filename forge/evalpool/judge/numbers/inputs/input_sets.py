@@ -17,7 +17,7 @@ from forge.evalpool.judge.numbers.inputs.edges import Edges
 from forge.evalpool.judge.numbers.shares import with_shares
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     import torch
 
@@ -62,12 +62,14 @@ def make_sets(
     operations: Collection[str] = (),
     flops: int = 0,
     edges: Edges | None = None,
+    use: Callable[[InputSet], None] = lambda _: None,
 ) -> list[InputSet]:
     """The input sets of one draw; the first is as the problem gives it. Raises Unjudgeable.
 
     Args:
         operations, flops: of one call of the reference (`count_work`), as far as known.
         edges: of the reference; None plants zeros and large slices alone.
+        use: called with each set once its inputs and outputs are final, before own errors are.
     """
     variants = plan(num_sets, operations=operations, is_tf32=terms.is_tf32)
     if terms.is_plain:
@@ -101,11 +103,13 @@ def make_sets(
             if improved is not None and draws.kinds:  # a witness may take the place of edge values
                 sets.append(made)
                 num_bytes += made.num_bytes()
+                use(made)
             made = improved or made
         if (variants or sets) and not terms.is_plain:
             search.note(made.inputs, made.outputs)
         sets.append(made)
         num_bytes += made.num_bytes()
+        use(made)
         if len(sets) >= MIN_SETS and num_bytes + made.num_bytes() > terms.max_bytes:
             break
     for number in range(min(len(one.outputs) for one in sets)):

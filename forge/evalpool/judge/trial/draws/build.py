@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec, offsets
+from forge.evalpool.judge.channel.shm import (
+    ALIGNMENT_BYTES,
+    LayoutError,
+    TensorSpec,
+    offsets,
+)
 from forge.evalpool.judge.numbers.compare import Expected
 from forge.evalpool.judge.trial.draws.reference import InputSet, Reference
 
@@ -168,3 +173,16 @@ def parse_specs(data: Any) -> list[TensorSpec]:
     if not isinstance(data, list) or len(data) > MAX_TENSORS:
         raise LayoutError("no list of tensors")
     return [TensorSpec.parse(item) for item in data]
+
+
+def parse_starts(data: Any, specs: list[TensorSpec], *, max_bytes: int) -> list[int]:
+    """The first byte of each tensor from an oracle's layout, within `max_bytes`. Raises
+    LayoutError."""
+    if not isinstance(data, list) or len(data) != len(specs):
+        raise LayoutError("no list of places")
+    for start, spec in zip(data, specs, strict=True):
+        if type(start) is not int or start % ALIGNMENT_BYTES:
+            raise LayoutError(f"no place {str(start)[:40]}")
+        if not 0 <= start <= max_bytes - spec.num_bytes:
+            raise LayoutError(f"{spec.num_bytes} bytes at {start} are not within {max_bytes}")
+    return data
