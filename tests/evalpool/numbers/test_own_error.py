@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from forge.evalpool.judge.numbers import blocks
 from forge.evalpool.judge.numbers.errors import own_error
-from forge.evalpool.judge.numbers.errors.logits import RoundedTwice
+from forge.evalpool.judge.numbers.errors.logits import RoundedTwice, has_attention
 from forge.evalpool.judge.numbers.errors.own_error import (
     OwnErrors,
     _to_tf32,
@@ -223,7 +224,7 @@ def test_an_own_error_is_the_largest_of_its_slab() -> None:
     torch.manual_seed(1)
     (packed,) = errors_of(Wave(), [values], [output], changed=[], is_tf32=False).packed
     torch.manual_seed(1)
-    exact, moved = Wave()(values.double()), Wave()(own_error._nudged(values))
+    exact, moved = Wave()(values.double()), Wave()(own_error._nudged(values, least_bytes=4))
     lost = torch.maximum((output.double() - exact).abs(), (moved - exact).abs())
     news = lost.where(lost > own_error.COVERED * 1e-4 / 4 * output.double().abs(), 0.0)
     assert torch.equal(packed, torch.cat([news.amax(1), news.amax(0)]).float())
@@ -263,6 +264,33 @@ def test_logits_of_a_huge_input_may_be_rounded_twice(huge: int) -> None:
     assert found(right * 1.2, has_large_logits=True) is not None
     halves = [one.half() for one in inputs]
     assert found(model(*halves).float(), has_large_logits=True) is not None
+
+
+def test_a_kernel_of_attention_may_round_scaled_queries_to_half_precision() -> None:
+    torch.manual_seed(50)  # of 200, 10 have such a row
+    inputs = [(torch.randn(64, 16) * size).half() for size in (16, 8, 1)]
+    right = Attention()(*inputs)
+    scaled = (inputs[0] * (math.log2(math.e) / 4)).float()
+    k, v = inputs[1].float(), inputs[2].float()
+    got = (torch.softmax(scaled @ k.T * math.log(2), -1) @ v).half()
+
+    def found(got: torch.Tensor, *, has_scaled_halves: bool) -> str | None:
+        own = errors_of(
+            Attention(), inputs, [right], changed=[], is_tf32=False, precision="fp16",
+            has_scaled_halves=has_scaled_halves,
+        )  # fmt: skip
+        return mismatch(got, right, allowed=Allowed.of(right, own.packed[0], precision="fp16"))
+
+    assert found(got, has_scaled_halves=False) is not None
+    assert found(got, has_scaled_halves=True) is None
+    assert found(right * 1.2, has_scaled_halves=True) is not None
+
+
+def test_products_before_a_softmax_are_attention() -> None:
+    assert has_attention(["mm", "_softmax"])
+    assert has_attention(["_scaled_dot_product_flash_attention_for_cpu"])
+    assert not has_attention(["_softmax", "mul"])
+    assert not has_attention(["bmm", "relu"])
 
 
 def test_a_softmax_rounded_twice_is_off_by_its_largest_logit() -> None:

@@ -29,6 +29,13 @@ def has_softmax(operations: Iterable[str]) -> bool:
     return any("softmax" in name or "attention" in name for name in operations)
 
 
+def has_attention(operations: Iterable[str]) -> bool:
+    """True if there is a softmax beside products: kernels scale one operand by log2 e / sqrt(d) and
+    round it to half precision again before the product."""
+    names = list(operations)
+    return has_softmax(names) and any("mm" in name or "attention" in name for name in names)
+
+
 class RoundedTwice(TorchDispatchMode):
     """Within: each row of a softmax is off by the last bit of its logits in fp32, up or down."""
 

@@ -13,6 +13,7 @@ import copy
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,6 +95,7 @@ def errors_of(
     is_tf32: bool,
     precision: str = "fp32",
     has_large_logits: bool = False,
+    has_scaled_halves: bool = False,
 ) -> OwnErrors:
     """The errors of eager's `outputs` on `inputs`; where float64 has no room for a batch, or takes
     longer than SLOW_S on a card, those of some of its rows.
@@ -103,10 +105,13 @@ def errors_of(
         has_large_logits: a softmax may have logits whose rounding exceeds the tolerance
             (errors/logits.py). Their errors do not count for `OwnErrors.largest`: inputs are to
             blame, not the reference.
+        has_scaled_halves: a kernel may round inputs in half precision anew (`has_attention`).
     """
     terms = {
         "is_tf32": is_tf32, "precision": precision, "has_large_logits": has_large_logits,
+        "has_scaled_halves": has_scaled_halves,
     }  # fmt: skip
+    nudge = partial(_nudged, least_bytes=2 if has_scaled_halves else 4)
     try:
         started = time.monotonic()
         exact = _run_exact(model, inputs, changed=changed)
@@ -114,7 +119,7 @@ def errors_of(
             found = _errors_of_rows(model, inputs, outputs, changed=changed, **terms)
             if any(one.numel() for one in found.packed):
                 return found
-        nudged = _run_exact(model, inputs, changed=changed, to_double=_nudged) if exact else None
+        nudged = _run_exact(model, inputs, changed=changed, to_double=nudge) if exact else None
         rounded = (
             _run_exact(*_rounded_operands(model, inputs), changed=changed) if is_tf32 else None
         )
@@ -342,10 +347,11 @@ def _to_tf32(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.view(torch.int32) & -(1 << DROPPED_BITS)).view(torch.float32)
 
 
-def _nudged(value: torch.Tensor) -> torch.Tensor:
-    """Continuous values moved by up to half of their last bit, in float64; noise of 16 bits is fine
-    enough. Half precision stays: what is computed from it has finer steps."""
-    is_wide = value.is_floating_point() and value.itemsize >= 4
+def _nudged(value: torch.Tensor, *, least_bytes: int) -> torch.Tensor:
+    """Continuous values of `least_bytes` or more moved by up to half of their last bit, in float64;
+    noise of 16 bits is fine enough. Else half precision stays: what is computed from it has finer
+    steps."""
+    is_wide = value.is_floating_point() and value.itemsize >= least_bytes
     if not is_wide or not value.numel() or is_categorical(value):
         return _to_double(value)
     made = torch.empty_like(value, dtype=torch.float64)

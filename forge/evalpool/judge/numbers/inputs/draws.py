@@ -29,7 +29,7 @@ from forge.evalpool.judge.numbers.called import (
     leaves,
     replaced,
 )
-from forge.evalpool.judge.numbers.errors.logits import has_softmax
+from forge.evalpool.judge.numbers.errors.logits import has_attention, has_softmax
 from forge.evalpool.judge.numbers.errors.own_error import errors_of, root_mean_square
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
@@ -465,6 +465,7 @@ class Draws:
             is_tf32=self._terms.is_tf32,
             precision=self._terms.tolerated,
             has_large_logits=variant == HUGE and has_softmax(self._operations),
+            has_scaled_halves=has_attention(self._operations),
         )
         return InputSet(
             inputs=inputs,
