@@ -44,7 +44,7 @@ FORMS: dict[Form, torch.Tensor] = {
     Form.LOWER: torch.randn(12, 12).tril(),
     Form.UPPER: torch.randn(2, 12, 12).triu(),
     Form.ASCENDING: torch.randn(16, 40).sort(-1).values,
-    Form.DESCENDING: torch.rand(40).sort(descending=True).values,
+    Form.DESCENDING: torch.rand(16, 40).sort(-1, descending=True).values,
 }
 FORMS[Form.SYMMETRIC] = FORMS[Form.SYMMETRIC] + FORMS[Form.SYMMETRIC].T
 
