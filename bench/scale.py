@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from scale_loop import SimulatedLoop
 
-import forge.evalpool.pool as pool_module
+import forge.evalpool.asking as asking
 from forge.config.schema import JudgeTable, RewardTable
 from forge.evalpool.pool import Pool
 from forge.evalpool.seat import Seat
@@ -333,11 +333,11 @@ def play(gpus: int, tokens: int, costs: Costs, *, is_free: bool) -> dict[str, fl
     loop = SimulatedLoop()
     loop.is_free = is_free
     played = Play(gpus, tokens, costs, loop)
-    before, pool_module.ask_verdict = pool_module.ask_verdict, played.verdict
+    before, asking.ask_verdict = asking.ask_verdict, played.verdict
     try:
         anyio.run(played.run, backend_options={"loop_factory": lambda: loop})
     finally:
-        pool_module.ask_verdict = before
+        asking.ask_verdict = before
     first, last = played.marks[FIRST_COUNTED - 2], played.marks[-1]
     seconds, turns, charged, own = (b - a for a, b in zip(first, last, strict=True))
     steps = len(played.marks) - FIRST_COUNTED + 1
