@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sqlite3
 import statistics
 import subprocess
@@ -82,6 +83,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         found["nodes"] = run_arm(
             folder, "nodes", {**recipe, "devices": HEAD, "cluster": cluster}, given
         )
+    print(json.dumps({"nodes": found["nodes"]}, indent=1), flush=True)
     found["home"] = run_arm(folder, "home", {**recipe, "devices": HOME}, given)
     return found
 
@@ -92,7 +94,10 @@ def run_arm(
     """Runs an arm and reads its figures."""
     overrides = [f"--set={each}" for each in given.set]
     errors = forge(folder, "run", write(folder, arm, experiment), *overrides)
-    with closing(sqlite3.connect(folder / "runs" / f"cards-{arm}-1" / "run.db")) as db:
+    run = folder / "runs" / f"cards-{arm}-1"
+    log = (run / "logs" / "latest" / "supervisor.log").read_text()
+    loads = [float(each) for each in re.findall(r"serves version \d+ \((\S+) s\)", log)]
+    with closing(sqlite3.connect(run / "run.db")) as db:
         db.row_factory = sqlite3.Row
         events = list(db.execute("SELECT at, kind, message FROM events ORDER BY at"))
         publishes = [row[0] for row in db.execute("SELECT publish_s FROM policies") if row[0]]
@@ -107,6 +112,7 @@ def run_arm(
         "wall_s": round(events[-1]["at"] - events[0]["at"], 1),
         "turns": turns,
         "publish_s": round(statistics.median(publishes), 3) if publishes else None,
+        "loads_s": round(statistics.median(loads), 3) if loads else None,
         "pass_at_1": {str(stage): value for stage, value in evaluated},
         "runs_on": [line for line in errors.splitlines() if "-0 runs on " in line],
     }
