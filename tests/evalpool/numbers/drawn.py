@@ -21,7 +21,7 @@ from forge.evalpool.judge.numbers.inputs.given import Terms
 from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.numbers.inputs.draws import InputSet
+    from forge.evalpool.judge.numbers.input_set import InputSet
 
 NUM_SETS = 4
 """Input sets of a judge on a CPU."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.numbers.inputs.draws import InputSet
+    from forge.evalpool.judge.numbers.input_set import InputSet
 
     Placed = tuple[torch.Tensor, int]
     """A tensor and its first byte in the memory."""

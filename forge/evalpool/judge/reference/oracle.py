@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import socket
 
     from forge.evalpool.judge.numbers.constructor import Arguments
-    from forge.evalpool.judge.numbers.inputs.draws import InputSet
+    from forge.evalpool.judge.numbers.input_set import InputSet
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
 Tree = list[Any]

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 from weakref import ref
 
 import torch
@@ -32,6 +32,7 @@ from forge.evalpool.judge.numbers.called import (
 from forge.evalpool.judge.numbers.errors.logits import has_attention, has_softmax
 from forge.evalpool.judge.numbers.errors.own_error import errors_of, root_mean_square
 from forge.evalpool.judge.numbers.finite import are_finite, widened
+from forge.evalpool.judge.numbers.input_set import InputSet
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.discrete import Part, parts, redraw
 from forge.evalpool.judge.numbers.inputs.domain import Form
@@ -48,9 +49,6 @@ from forge.evalpool.judge.numbers.inputs.traits import (
 )
 from forge.evalpool.judge.numbers.inputs.variants import Freedom, avoid_bf16_, vary_
 from forge.evalpool.judge.numbers.tolerance import tolerance
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.numbers.slabs import Scales
 
 MAX_OWN_ERROR = 10.0
 """In tolerances: largest own error of eager on the inputs as given. It is added to what a candidate
@@ -90,50 +88,6 @@ class Recipe:
     variant: str
     seed: bytes
     freedom: Freedom
-
-
-@dataclass(slots=True, kw_only=True)
-class InputSet:
-    """Inputs of one call and its results."""
-
-    inputs: list[Any]
-    outputs: list[torch.Tensor]
-    """Outputs of the reference, then the inputs that it changes, as it leaves them."""
-    errors: list[torch.Tensor]
-    """Eager's own, of each of `outputs`: packed `Slabs`, empty where unknown. At the end of a draw
-    least scales are behind them (shares.py)."""
-    variant: str
-    changed: list[int]
-    """Positions of those inputs among the tensors of the inputs."""
-    form: str
-    """`tensor`, or `list` for several outputs."""
-    state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    """Parameters that the reference changes, as it leaves them; on a CPU."""
-    own_error: float = 0.0
-    """The largest of `errors`, in tolerances."""
-    scales: list[Scales | None] = field(default_factory=list["Scales | None"])
-    """Scales of each of `outputs`, as far as they are known."""
-
-    @property
-    def is_given(self) -> bool:
-        """True for inputs as the problem gives them: a mismatch on any other set is one of range,
-        if all given sets are right."""
-        return self.variant == "given"
-
-    @property
-    def num_returned(self) -> int:
-        """Outputs that the call returned; the others are changed inputs."""
-        return len(self.outputs) - len(self.changed)
-
-    def changes(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        """(input, as the reference leaves it, eager's error) of each input that it changes."""
-        count = self.num_returned
-        return list(zip(self.changed, self.outputs[count:], self.errors[count:], strict=True))
-
-    def num_bytes(self) -> int:
-        """Bytes of its inputs and outputs."""
-        tensors = [one for one in self.inputs if isinstance(one, torch.Tensor)]
-        return sum(one.nbytes for one in [*tensors, *self.outputs, *self.errors])
 
 
 class Draws:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.numbers.called import call
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
-from forge.evalpool.judge.numbers.inputs.draws import FAINT, HUGE, PRODUCTS, Draws, InputSet
+from forge.evalpool.judge.numbers.inputs.draws import FAINT, HUGE, PRODUCTS, Draws
 from forge.evalpool.judge.numbers.inputs.edges import Edges
 from forge.evalpool.judge.numbers.shares import with_shares
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from forge.evalpool.judge.numbers.input_set import InputSet
     from forge.evalpool.judge.numbers.inputs.given import Terms
 
 FIRST = ("given", "spiked", "unlike")
