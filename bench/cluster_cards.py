@@ -32,8 +32,6 @@ from tests.cluster.nodes import local_nodes  # noqa: E402
 
 RECIPE = ROOT / "experiments" / "h200-from-scratch.toml"
 HOME = {"gpus": "auto", "train": 1, "serve": 1, "judge": 1, "share": "auto"}
-STORE_MB = 2048
-"""Ray's object store of each node: what is smaller than the weights goes through a disk."""
 HEAD = {"gpus": ["0"], "train": 1, "serve": 0, "judge": 0}
 
 
@@ -46,6 +44,10 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="weights to start from, in place of SFT")
     parser.add_argument("--sft-steps", type=int, default=400)
     parser.add_argument("--grpo-steps", type=int, default=6)
+    parser.add_argument(
+        "--store-mb", type=int, default=2048, help="size of each node's object store"
+    )
+    parser.add_argument("--arms", nargs="+", default=["nodes", "home"], choices=["nodes", "home"])
     parser.add_argument("--set", action="append", default=[], help="override of both arms")
     parser.add_argument("--out", type=Path, help="write the figures there as JSON")
     given = parser.parse_args()
@@ -77,14 +79,16 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "stage": [before, {**grpo, "steps": given.grpo_steps, "save_every": 1000}],
     }
     found: dict[str, Any] = {}
-    with local_nodes(store_mb=STORE_MB) as nodes:
-        nodes.add_card("work", gpu=1)
-        cluster = {"address": nodes.address, "judges": 1, "serve": True, "share_gpus": True}
-        found["nodes"] = run_arm(
-            folder, "nodes", {**recipe, "devices": HEAD, "cluster": cluster}, given
-        )
-    print(json.dumps({"nodes": found["nodes"]}, indent=1), flush=True)
-    found["home"] = run_arm(folder, "home", {**recipe, "devices": HOME}, given)
+    for arm in given.arms:
+        if arm == "home":
+            found[arm] = run_arm(folder, arm, {**recipe, "devices": HOME}, given)
+        else:
+            with local_nodes(store_mb=given.store_mb) as nodes:
+                nodes.add_card("work", gpu=1)
+                cluster = {"address": nodes.address, "judges": 1, "serve": True, "share_gpus": True}
+                there = {**recipe, "devices": HEAD, "cluster": cluster}
+                found[arm] = run_arm(folder, arm, there, given)
+        print(json.dumps({arm: found[arm]}, indent=1), flush=True)
     return found
 
 
@@ -97,6 +101,7 @@ def run_arm(
     run = folder / "runs" / f"cards-{arm}-1"
     log = (run / "logs" / "latest" / "supervisor.log").read_text()
     loads = [float(each) for each in re.findall(r"serves version \d+ \((\S+) s\)", log)]
+    sent = [float(each) for each in re.findall(r"serve-\d+ has \S+ \((\S+) s\)", log)]
     with closing(sqlite3.connect(run / "run.db")) as db:
         db.row_factory = sqlite3.Row
         events = list(db.execute("SELECT at, kind, message FROM events ORDER BY at"))
@@ -113,6 +118,7 @@ def run_arm(
         "turns": turns,
         "publish_s": round(statistics.median(publishes), 3) if publishes else None,
         "loads_s": round(statistics.median(loads), 3) if loads else None,
+        "sent_s": round(statistics.median(sent), 3) if sent else None,
         "pass_at_1": {str(stage): value for stage, value in evaluated},
         "runs_on": [line for line in errors.splitlines() if "-0 runs on " in line],
     }

@@ -7,6 +7,8 @@ Made by `Cluster.host`, which follows it until its end. Raises as `Cluster.ask`.
 from __future__ import annotations
 
 import base64
+import logging
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forge.cluster.cluster import Cluster
+
+logger = logging.getLogger(__name__)
 
 TRANSFER_S = 1800.0
 """Maximum time until weights have reached a node: 140 GB at 1 Gbit/s."""
@@ -85,8 +89,10 @@ class Hosted:
 
     async def bring(self, path: Path) -> Path:
         """Copy a directory of weights to its node; returns the path there."""
-        body = {"id": self.key, "path": str(path.absolute())}
-        return Path((await self.cluster.ask("/bring", body, timeout_s=TRANSFER_S))["path"])
+        body, began = {"id": self.key, "path": str(path.absolute())}, time.monotonic()
+        found = await self.cluster.ask("/bring", body, timeout_s=TRANSFER_S)
+        logger.info("%s has %s (%.3f s)", self.name, path.name, time.monotonic() - began)
+        return Path(found["path"])
 
     async def follow(self, scope: anyio.CancelScope) -> None:
         """Copy its log until its end, and note the reason."""

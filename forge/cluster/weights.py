@@ -19,8 +19,9 @@ import numpy as np
 
 from forge.errors import MachineError
 
-CHUNK_BYTES = 256 << 20
-"""Bytes of one object: it fits into any object store, and several are on their way at once."""
+CHUNK_BYTES = 32 << 20
+"""Bytes of one object. Two fit into the smallest object store that Ray makes (75 MB): for an object
+that is larger than a store Ray waits two seconds before it takes a disk, on each node."""
 
 Manifest = Sequence[tuple[str, Sequence[Any]]]
 """Name of each file, relative to the directory, and the objects of its chunks."""

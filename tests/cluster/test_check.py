@@ -90,7 +90,7 @@ def test_each_fault_has_its_fix(
 
 
 @pytest.mark.parametrize("small", [0, 1])
-def test_an_object_store_smaller_than_two_chunks_of_weights_is_said(
+def test_a_small_object_store_is_said(
     experiment: Experiment, small: int
 ) -> None:
     nodes = [facts(n, store_bytes=8e7 if n == small else 8e9) for n in (0, 1, 2)]

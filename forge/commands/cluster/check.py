@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from forge.cluster.cluster import open_cluster
 from forge.cluster.connection import Node
 from forge.cluster.survey import NO_FORGE_LINE, RANKS_NEED
-from forge.cluster.weights import CHUNK_BYTES
 from forge.commands.cluster.room import find_room
 from forge.commands.doctor.finding import Finding, error, warning
 from forge.errors import ConfigError, pip_install
@@ -32,8 +31,8 @@ MAX_SKEW_S = 2.0
 """Difference of two clocks that confuses nobody who reads logs of both."""
 LEAST_MEGABYTES_S = 50.0
 """Bandwidth below which a publish of a 7 B model takes five minutes."""
-LEAST_STORE_BYTES = 2 * CHUNK_BYTES
-"""Object store in which one chunk of weights is written while another one is sent."""
+LEAST_STORE_BYTES = 512 << 20
+"""Object store below which most of the weights go through a disk."""
 MAX_USED_BYTES = 2 << 30
 """Memory of a card that a display or a daemon may use."""
 
