@@ -102,6 +102,7 @@ def run_arm(
     log = (run / "logs" / "latest" / "supervisor.log").read_text()
     loads = [float(each) for each in re.findall(r"serves version \d+ \((\S+) s\)", log)]
     sent = [float(each) for each in re.findall(r"serve-\d+ has \S+ \((\S+) s\)", log)]
+    waits = [float(each) for each in re.findall(r"(\S+) s of it until turns had ended", log)]
     with closing(sqlite3.connect(run / "run.db")) as db:
         db.row_factory = sqlite3.Row
         events = list(db.execute("SELECT at, kind, message FROM events ORDER BY at"))
@@ -117,6 +118,7 @@ def run_arm(
         "wall_s": round(events[-1]["at"] - events[0]["at"], 1),
         "turns": turns,
         "publish_s": round(statistics.median(publishes), 3) if publishes else None,
+        "waits_s": round(statistics.median(waits), 3) if waits else None,
         "loads_s": round(statistics.median(loads), 3) if loads else None,
         "sent_s": round(statistics.median(sent), 3) if sent else None,
         "pass_at_1": {str(stage): value for stage, value in evaluated},

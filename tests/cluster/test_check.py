@@ -90,9 +90,7 @@ def test_each_fault_has_its_fix(
 
 
 @pytest.mark.parametrize("small", [0, 1])
-def test_a_small_object_store_is_said(
-    experiment: Experiment, small: int
-) -> None:
+def test_a_small_object_store_is_said(experiment: Experiment, small: int) -> None:
     nodes = [facts(n, store_bytes=8e7 if n == small else 8e9) for n in (0, 1, 2)]
     (fault,) = (each for each in find_all(experiment, nodes) if "object store" in each.found)
     assert fault.severity is Severity.WARNING

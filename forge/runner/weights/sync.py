@@ -7,6 +7,7 @@ the weights a resumed run loads exist.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from functools import partial
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from forge.serve.remote.remote import Remote
     from forge.store.write.writer import Writer
 
+
+logger = logging.getLogger(__name__)
 
 KEPT_VERSIONS = 256
 """Versions whose step is remembered here: more than tokens of running turns can have. Those of
@@ -108,9 +111,14 @@ class WeightSync:
             beside.start_soon(read)
             try:
                 async with self.gate.publish():
+                    waited_s = time.monotonic() - began
                     gap = await self._serve(path, version, probe)
                     self.current, self.step = self.current.then(path, version=version), step
                 publish_s = time.monotonic() - began
+                logger.info(
+                    "version %d is published (%.3f s, %.3f s of it until turns had ended)",
+                    version, publish_s, waited_s,
+                )  # fmt: skip
                 on_served()
             except ForgeError as error:  # bare, not in the task group's
                 failure = error
