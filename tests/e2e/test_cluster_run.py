@@ -42,7 +42,7 @@ STEPS = 20
 
 @pytest.fixture
 def nodes() -> Iterator[LocalNodes]:
-    with local_nodes() as found:
+    with local_nodes(store_mb=512) as found:  # less is a finding of the check
         found.add("judge")
         found.add("serve")
         yield found
@@ -102,6 +102,7 @@ def test_ranks_on_another_node_train_and_come_back_after_its_loss(
     with local_nodes() as nodes:
         nodes.add("train")
         text = GRPO_EXPERIMENT.replace("[reward]", RANKS.replace("ADDRESS", nodes.address))
+        text = text.replace("steps = 9", f"steps = {STEPS}")
         (grpo_project / "grpo.toml").write_text(text)
         root = grpo_project / "runs" / "grpo-1"
         run = start(grpo_project, "run", "grpo.toml")
@@ -115,6 +116,6 @@ def test_ranks_on_another_node_train_and_come_back_after_its_loss(
         assert re.search(r"trainer-1: its (host|node) .*; restarted from its last", errors), errors
         with opened(root) as db:
             steps = db.execute("SELECT count(DISTINCT step) FROM sample_uses").fetchone()[0]
-        assert steps == 9
+        assert steps == STEPS
         assert children_of_run(root) == []
         wait_for(lambda: nodes.children() == [], timeout_s=20, what="the hosts' children to end")
