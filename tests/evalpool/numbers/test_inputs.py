@@ -200,6 +200,19 @@ def test_constant_parameters_move_by_half(far: parameters.Reach) -> None:
     assert not parameters.move(torch.nn.Linear(8, 8))
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_bias_has_the_sign_at_which_an_extremum_from_0_shows(sign: int) -> None:
+    for bias in (torch.zeros(64), torch.randn(64), torch.randn(64, 1, 1)):
+        module = torch.nn.Linear(64, 64)
+        module.register_parameter("other", torch.nn.Parameter(bias))
+        parameters.move(module, sign=sign)
+        assert (module.get_parameter("other") * sign > 0).all()
+        assert (module.bias * sign > 0).all()
+        assert (module.weight * sign < 0).any()
+        parameters.move(module, sign=-sign, far=parameters.Reach.NATURAL)
+        assert (module.bias * sign > 0).any()
+
+
 def test_a_small_constant_moves_as_far_as_zero() -> None:
     scale = torch.nn.Module()
     scale.register_parameter("gamma", torch.nn.Parameter(torch.full((512,), -1e-6)))

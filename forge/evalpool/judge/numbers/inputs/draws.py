@@ -36,7 +36,14 @@ from forge.evalpool.judge.numbers.input_set import InputSet
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.discrete import Part, parts, redraw
 from forge.evalpool.judge.numbers.inputs.domain import Form
-from forge.evalpool.judge.numbers.inputs.edges import Edges, Kind, Kinds, fewer, planned
+from forge.evalpool.judge.numbers.inputs.edges import (
+    SHIFTED,
+    Edges,
+    Kind,
+    Kinds,
+    fewer,
+    planned,
+)
 from forge.evalpool.judge.numbers.inputs.given import Terms, draw_inputs
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.inputs.traits import (
@@ -176,7 +183,7 @@ class Draws:
         kinds = recipe.freedom.kinds
         edges = self._edges if kinds else None
         labels = self._edges if Kind.INTEGERS in kinds else None
-        raised = random.choice(operands) if operands and Kind.RAISED in kinds else None
+        raised = random.choice(operands) if operands and kinds & SHIFTED else None
         alike = [
             number
             for number in operands
@@ -353,7 +360,8 @@ class Draws:
         if self._variants:
             kinds = self._edges.kinds(has_integers=self._traits.has_discrete)
             if self._has_positions and not self._edges.is_decided:
-                kinds -= {Kind.RAISED}  # beside it others may underflow, and be equal
+                # Beside what is raised others may underflow, and be equal; or next to zero.
+                kinds -= SHIFTED
             self._kinds = planned(kinds, sum(map(self._has_edges, self._variants)))
             self._parts = parts(sum(one != "given" for one in self._variants))
             self._variants = []

@@ -29,7 +29,7 @@ from forge.evalpool.judge.numbers.called import is_categorical
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.inputs.discrete import Part
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form, settle
-from forge.evalpool.judge.numbers.inputs.edges import Kind
+from forge.evalpool.judge.numbers.inputs.edges import SHIFTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ def vary_(
     Args:
         domain: of `value`, where it is known.
         edges: plants the kinds of `freedom` in a tensor of no form; None plants none.
-        is_raised: the tensor that has the raised values, if there are any.
+        is_raised: the tensor that has the raised and lowered values, if there are any.
     """
     if variant == "given" or value.numel() < 2:
         return value
@@ -120,7 +120,7 @@ def vary_(
     VARIANTS[variant](value, is_free, freedom.is_mild)
     settle(value, domain, signs=not freedom.signs, unit=not freedom.unit)
     if edges is not None and domain.form is Form.FREE:
-        kinds = freedom.kinds if is_raised else freedom.kinds - {Kind.RAISED}
+        kinds = freedom.kinds if is_raised else freedom.kinds - SHIFTED
         edges.plant_(value, kinds=kinds, signs=is_free)
     return value
 
