@@ -74,6 +74,11 @@ def test_values_of_the_unit_interval_stay_there_and_differ(variant: str) -> None
     assert positive.min() > 0
 
 
+def test_the_ends_of_a_large_tensor_count_in_its_sum_of_squares() -> None:
+    made = vary_(torch.randn(1003, 1009), "spiked", Freedom()).double().square().flatten()
+    assert min(made[0], made[-1]) > 4e-4 * made.sum()
+
+
 @pytest.mark.parametrize("shape", [(16, 64), (4, 512), (1000,), (2, 3, 32, 32), (512, 1024)])
 def test_spikes_are_few_and_in_every_part_of_every_axis(shape: tuple[int, ...]) -> None:
     places = spike_places(shape)

@@ -54,7 +54,13 @@ from forge.evalpool.judge.numbers.inputs.traits import (
     orders_of,
     own_memory,
 )
-from forge.evalpool.judge.numbers.inputs.variants import Freedom, avoid_bf16_, vary_
+from forge.evalpool.judge.numbers.inputs.variants import (
+    ELEMENTS_A_SPIKE,
+    MANY_SPIKES,
+    Freedom,
+    avoid_bf16_,
+    vary_,
+)
 from forge.evalpool.judge.numbers.tolerance import tolerance
 
 MAX_OWN_ERROR = 10.0
@@ -151,6 +157,8 @@ class Draws:
         """True if an output is an input in the first set: forms of inputs hide what is computed."""
         self._has_positions = False
         """True if an output may hold positions."""
+        self._has_many_spikes = False
+        """True if an input is so large that beside a raised slice its spikes count for nothing."""
         self._typical: list[float] = []
         """Root mean square of each output of the first set."""
         self._is_inexact = False
@@ -331,6 +339,10 @@ class Draws:
             if one.shape == output.shape and one.dtype is output.dtype
         )
         self._has_positions = any(one.dtype in POSITIONS for one in made.outputs)
+        self._has_many_spikes = any(
+            isinstance(one, torch.Tensor) and one.numel() > MANY_SPIKES * ELEMENTS_A_SPIKE
+            for one in leaves(inputs)
+        )
         self._typical = [
             root_mean_square(one) if one.is_floating_point() else 0.0 for one in made.outputs
         ]
@@ -370,6 +382,8 @@ class Draws:
             return frozenset(), part
         kinds = (self._kinds.pop() if self._kinds else frozenset[Kind]()) | self._owed
         self._owed = frozenset()
+        if variant == "spiked" and self._has_many_spikes and self._kinds and kinds & SHIFTED:
+            kinds, self._kinds[0] = self._kinds[0], kinds
         return kinds, part
 
     def _owe(self, kinds: Kinds) -> None:
