@@ -208,6 +208,12 @@ def test_a_slice_is_far_below_0_where_a_maximum_may_begin_above() -> None:
         assert Kind.LOWERED not in edges_of(reference, X).kinds(has_integers=False)
 
 
+def test_of_few_rows_one_is_far_below_0() -> None:
+    found = edges_of(lambda x: x.softmax(-1), X)
+    made = found.plant_(torch.randn(2, 3, 200), kinds=frozenset({Kind.LOWERED}), signs=True)
+    assert (made < 1 - RAISED_BY).all((1, 2)).sum() == 1
+
+
 def test_a_slice_is_next_to_zero_where_a_maximum_is_selected() -> None:
     found = edges_of(lambda x: x.max(-1), X)
     made = found.plant_(X.clone(), kinds=frozenset({Kind.LOWERED}), signs=True)

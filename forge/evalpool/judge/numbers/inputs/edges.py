@@ -232,7 +232,7 @@ class Edges:
         if Kind.SIGNS in kinds and signs and self.sign:
             _plant_signs(value, self.sign)
         if Kind.LOWERED in kinds and signs and self.sign < 0:
-            _lower(slices[3:], is_decided=self.is_decided)
+            _lower(_short(value) or slices[3:], is_decided=self.is_decided)
         for one, earlier in zip(raised, before, strict=True):
             one.copy_(earlier)
         if self.is_decided:
@@ -303,6 +303,14 @@ def _slices(value: torch.Tensor) -> list[torch.Tensor]:
         return []
     chosen = torch.randperm(value.shape[axis], device=value.device)[:4].tolist()
     return [value.narrow(axis, index, 1) for index in chosen]
+
+
+def _short(value: torch.Tensor) -> list[torch.Tensor]:
+    """A slice of the first axis that has several, if there are too few for `_slices`: one of a
+    later axis may cross all rows."""
+    axis = next(a for a, length in enumerate(value.shape) if length > 1)
+    length = value.shape[axis]
+    return [value.narrow(axis, random.randrange(length), 1)] if length < MIN_SLICES else []
 
 
 def _crossing(value: torch.Tensor) -> list[torch.Tensor]:
