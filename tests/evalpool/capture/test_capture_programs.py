@@ -179,6 +179,13 @@ def test_an_empty_grid_launches_nothing(tmp_path):
     assert program.forward == ()
 
 
+def test_a_float_is_no_size_of_a_grid(tmp_path):
+    launch = "scale[(x.numel() / 64,)](x, y, x.numel(), 2.0, BLOCK=64)"
+    code = forward("y = torch.empty_like(x)", launch, "return y")
+    with pytest.raises(CaptureFailed, match="float"):
+        captured(tmp_path, code, inputs=[[128]])
+
+
 def test_operations_of_a_kernel_have_source_lines(tmp_path):
     program = captured(tmp_path, forward("return scaled(x)"), inputs=[[100]])
     kernel = program.kernels[0]

@@ -198,6 +198,29 @@ def test_a_slice_of_each_axis_has_one_sign_where_a_maximum_may_begin_with_0() ->
             assert bool((made > 0).all(axis).any()) is (sign != 0)
 
 
+def test_a_slice_is_far_below_0_where_a_maximum_may_begin_above() -> None:
+    found = edges_of(lambda x: x.softmax(-1), X)
+    assert Kind.LOWERED in found.kinds(has_integers=False)
+    made = found.plant_(X.clone(), kinds=frozenset({Kind.LOWERED}), signs=True)
+    assert int((made < 1 - RAISED_BY).all(-1).sum()) == 1
+    assert torch.equal(made, found.plant_(made.clone(), kinds=frozenset(), signs=True))
+    for reference in (torch.relu, lambda x: x.amin(-1)):
+        assert Kind.LOWERED not in edges_of(reference, X).kinds(has_integers=False)
+
+
+def test_of_few_rows_one_is_far_below_0() -> None:
+    found = edges_of(lambda x: x.softmax(-1), X)
+    made = found.plant_(torch.randn(2, 3, 200), kinds=frozenset({Kind.LOWERED}), signs=True)
+    assert (made < 1 - RAISED_BY).all((1, 2)).sum() == 1
+
+
+def test_a_slice_is_next_to_zero_where_a_maximum_is_selected() -> None:
+    found = edges_of(lambda x: x.max(-1), X)
+    made = found.plant_(X.clone(), kinds=frozenset({Kind.LOWERED}), signs=True)
+    (row,) = made.abs().amax(-1).lt(1e-5).nonzero().flatten().tolist()
+    assert torch.equal(made[row].argsort(), X[row].argsort())
+
+
 def test_zeros_are_of_both_signs_where_the_sign_counts() -> None:
     found = edges_of(lambda x: torch.copysign(x.abs(), x), X)
     made = found.plant_(torch.randn(64, 64), kinds=frozenset({Kind.ZEROS}), signs=True)

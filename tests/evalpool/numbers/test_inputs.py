@@ -74,6 +74,11 @@ def test_values_of_the_unit_interval_stay_there_and_differ(variant: str) -> None
     assert positive.min() > 0
 
 
+def test_the_ends_of_a_large_tensor_count_in_its_sum_of_squares() -> None:
+    made = vary_(torch.randn(1003, 1009), "spiked", Freedom()).double().square().flatten()
+    assert min(made[0], made[-1]) > 4e-4 * made.sum()
+
+
 @pytest.mark.parametrize("shape", [(16, 64), (4, 512), (1000,), (2, 3, 32, 32), (512, 1024)])
 def test_spikes_are_few_and_in_every_part_of_every_axis(shape: tuple[int, ...]) -> None:
     places = spike_places(shape)
@@ -198,6 +203,19 @@ def test_constant_parameters_move_by_half(far: parameters.Reach) -> None:
     assert (norm.running_var > 0).all()
     assert float(norm.running_var.std()) > 0.3
     assert not parameters.move(torch.nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_bias_has_the_sign_at_which_an_extremum_from_0_shows(sign: int) -> None:
+    for bias in (torch.zeros(64), torch.randn(64), torch.randn(64, 1, 1)):
+        module = torch.nn.Linear(64, 64)
+        module.register_parameter("other", torch.nn.Parameter(bias))
+        parameters.move(module, sign=sign)
+        assert (module.get_parameter("other") * sign > 0).all()
+        assert (module.bias * sign > 0).all()
+        assert (module.weight * sign < 0).any()
+        parameters.move(module, sign=-sign, far=parameters.Reach.NATURAL)
+        assert (module.bias * sign > 0).any()
 
 
 def test_a_small_constant_moves_as_far_as_zero() -> None:

@@ -7,6 +7,7 @@ kernel are questions to the judge.
 
 from __future__ import annotations
 
+import operator
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -134,8 +135,9 @@ class CapturedKernel:
         self.launch((x, y, z), rest[6:])
 
     def launch(self, grid: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-        """Records a launch. An empty grid launches nothing, as in Triton."""
-        sizes = [int(size) for size in grid] + [1] * (3 - len(grid))
+        """Records a launch. An empty grid launches nothing, and a float is no size, as in
+        Triton."""
+        sizes = [operator.index(size) for size in grid] + [1] * (3 - len(grid))
         if any(size < 0 for size in sizes) or len(sizes) != 3:
             raise ValueError(f"grid {tuple(grid)}: up to three sizes, none negative")
         pairs = zip(self._kinds(len(args)), args, strict=True)

@@ -39,7 +39,7 @@ THRESHOLDS = {
     *("clamp", "clamp_min", "clamp_max", "hardtanh", "threshold", "softplus", "softshrink"),
     *("hardshrink", "smooth_l1_loss", "huber_loss", "nan_to_num", "eq", "ne", "lt", "le", "gt"),
     *("ge", "fmod", "remainder", "floor_divide", "minimum", "maximum", "fmin", "fmax"),
-    *("bucketize", "searchsorted", "isin"),
+    *("bucketize", "searchsorted", "isin", "histc"),
 }
 """Operations that compare their tensor with a number, or change it from a number on only."""
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")

@@ -268,7 +268,7 @@ def _moved_and_drawn(
         return make_sets(module, model, num_sets=num_sets, terms=terms, **known)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for far in parameters.Reach:
-        is_last = not parameters.move(model, far=far, is_tf32=terms.is_tf32)
+        is_last = not parameters.move(model, far=far, is_tf32=terms.is_tf32, sign=edges.sign)
         try:
             sets = make_sets(module, model, num_sets=num_sets, terms=terms, **known)
             if is_last or are_finite(sets[0].outputs):

@@ -36,7 +36,14 @@ from forge.evalpool.judge.numbers.input_set import InputSet
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.discrete import Part, parts, redraw
 from forge.evalpool.judge.numbers.inputs.domain import Form
-from forge.evalpool.judge.numbers.inputs.edges import Edges, Kind, Kinds, fewer, planned
+from forge.evalpool.judge.numbers.inputs.edges import (
+    SHIFTED,
+    Edges,
+    Kind,
+    Kinds,
+    fewer,
+    planned,
+)
 from forge.evalpool.judge.numbers.inputs.given import Terms, draw_inputs
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.inputs.traits import (
@@ -47,7 +54,13 @@ from forge.evalpool.judge.numbers.inputs.traits import (
     orders_of,
     own_memory,
 )
-from forge.evalpool.judge.numbers.inputs.variants import Freedom, avoid_bf16_, vary_
+from forge.evalpool.judge.numbers.inputs.variants import (
+    ELEMENTS_A_SPIKE,
+    MANY_SPIKES,
+    Freedom,
+    avoid_bf16_,
+    vary_,
+)
 from forge.evalpool.judge.numbers.tolerance import tolerance
 
 MAX_OWN_ERROR = 10.0
@@ -144,6 +157,8 @@ class Draws:
         """True if an output is an input in the first set: forms of inputs hide what is computed."""
         self._has_positions = False
         """True if an output may hold positions."""
+        self._has_many_spikes = False
+        """True if an input is so large that beside a raised slice its spikes count for nothing."""
         self._typical: list[float] = []
         """Root mean square of each output of the first set."""
         self._is_inexact = False
@@ -176,7 +191,7 @@ class Draws:
         kinds = recipe.freedom.kinds
         edges = self._edges if kinds else None
         labels = self._edges if Kind.INTEGERS in kinds else None
-        raised = random.choice(operands) if operands and Kind.RAISED in kinds else None
+        raised = random.choice(operands) if operands and kinds & SHIFTED else None
         alike = [
             number
             for number in operands
@@ -324,6 +339,10 @@ class Draws:
             if one.shape == output.shape and one.dtype is output.dtype
         )
         self._has_positions = any(one.dtype in POSITIONS for one in made.outputs)
+        self._has_many_spikes = any(
+            isinstance(one, torch.Tensor) and one.numel() > MANY_SPIKES * ELEMENTS_A_SPIKE
+            for one in leaves(inputs)
+        )
         self._typical = [
             root_mean_square(one) if one.is_floating_point() else 0.0 for one in made.outputs
         ]
@@ -353,7 +372,8 @@ class Draws:
         if self._variants:
             kinds = self._edges.kinds(has_integers=self._traits.has_discrete)
             if self._has_positions and not self._edges.is_decided:
-                kinds -= {Kind.RAISED}  # beside it others may underflow, and be equal
+                # Beside what is raised others may underflow, and be equal; or next to zero.
+                kinds -= SHIFTED
             self._kinds = planned(kinds, sum(map(self._has_edges, self._variants)))
             self._parts = parts(sum(one != "given" for one in self._variants))
             self._variants = []
@@ -362,6 +382,8 @@ class Draws:
             return frozenset(), part
         kinds = (self._kinds.pop() if self._kinds else frozenset[Kind]()) | self._owed
         self._owed = frozenset()
+        if variant == "spiked" and self._has_many_spikes and self._kinds and kinds & SHIFTED:
+            kinds, self._kinds[0] = self._kinds[0], kinds
         return kinds, part
 
     def _owe(self, kinds: Kinds) -> None:

@@ -10,6 +10,10 @@ Called by input_sets.py for the sets behind the first, as far as the reference b
                it compares tensors; the jumps of what rounds an input (ties.py)
     signs      a slice of each axis of negative values where the reference looks for a maximum, of
                positive ones for a minimum: one that begins with 0 is wrong there
+    lowered    of one input, where the reference looks for a maximum, a slice far below all others:
+               one that begins with 0 or -10 is wrong there, also within a softmax or beside masked
+               scores; where equal values would leave its answer open, a slice next to zero, of
+               which a product leaves the bias (parameters.py): zeros do so elsewhere
     integers   negative ones where nothing may be an index; lengths of 0; the label left out; an
                index twice where the reference adds
 
@@ -42,10 +46,13 @@ ALONE = (92.0, 120.0)
 """An element that is raised alone, where floats become integers: exp of it overflows in fp32, and
 it fits into 8 bits."""
 MIN_SLICES = 4
-"""Slices of an axis of which one may be zeros and two raised."""
+"""Slices of an axis of which one may be zeros, two raised and one lowered."""
 ZERO_SHARE, CONSTANT_SHARE, LABEL_SHARE = 16, 64, 8
 """One element in so many is zero, near a constant, or the label that a loss leaves out."""
 MAX_PLANTED = 4096
+NEXT_TO_ZERO, NEXT_TO_ZERO_HALF = 2.0**-24, 2.0**-10
+"""Factor of a slice that is next to zero, also in half precision: a power of 2 makes no equal
+values."""
 EXACT_SHARE = 4
 """One value in so many of those around a constant is the constant, of either sign."""
 MIN_CONSTANT, MAX_CONSTANT = 1e-3, 1e4
@@ -89,10 +96,13 @@ class Kind(StrEnum):
     ZEROS = "zeros"
     CONSTANTS = "constants"
     SIGNS = "signs"
+    LOWERED = "lowered"
     INTEGERS = "integers"
 
 
 Kinds = frozenset[Kind]
+SHIFTED: Kinds = frozenset({Kind.RAISED, Kind.LOWERED})
+"""Kinds that one input of a set has: a product of two would be beyond all other results."""
 
 
 def planned(kinds: Collection[Kind], num_sets: int) -> list[Kinds]:
@@ -118,9 +128,10 @@ def planned(kinds: Collection[Kind], num_sets: int) -> list[Kinds]:
 
 def fewer(kinds: Kinds) -> list[Kinds]:
     """Selections of `kinds`, from all to none, in the order in which they are tried."""
-    others = (Kind.RAISED, Kind.ZEROS, Kind.SIGNS)
+    orders = (Kind.LOWERED, Kind.SIGNS)
+    others = (Kind.RAISED, Kind.ZEROS, *orders)
     dropped = [
-        *((), (Kind.SIGNS,), (Kind.RAISED,), (Kind.ZEROS,), (Kind.RAISED, Kind.ZEROS)),
+        *((), orders[:1], orders, (Kind.RAISED,), (Kind.ZEROS,), (Kind.RAISED, Kind.ZEROS)),
         *(others, (*others, Kind.INTEGERS), (*others, Kind.CONSTANTS), tuple(Kind)),
     ]
     return list(dict.fromkeys(kinds.difference(one) for one in dropped))
@@ -188,6 +199,8 @@ class Edges:
             found.add(Kind.CONSTANTS)
         if self.sign:
             found.add(Kind.SIGNS)
+        if self.sign < 0:
+            found.add(Kind.LOWERED)
         if has_integers:
             found.add(Kind.INTEGERS)
         return frozenset(found)
@@ -203,7 +216,7 @@ class Edges:
             return value
         flat = value.view(-1)
         slices = _slices(value)
-        raised = slices[1:] if Kind.RAISED in kinds else []
+        raised = slices[1:3] if Kind.RAISED in kinds else []
         before = [one.clone() for one in raised]
         if Kind.CONSTANTS in kinds:
             self._plant_constants(flat, signs=signs)
@@ -218,6 +231,8 @@ class Edges:
                 flat[places[: len(places) // 2]] = -0.0
         if Kind.SIGNS in kinds and signs and self.sign:
             _plant_signs(value, self.sign)
+        if Kind.LOWERED in kinds and signs and self.sign < 0:
+            _lower(_short(value) or slices[3:], is_decided=self.is_decided)
         for one, earlier in zip(raised, before, strict=True):
             one.copy_(earlier)
         if self.is_decided:
@@ -281,13 +296,21 @@ def _special(counted: OpCounter) -> tuple[float, ...]:
 
 
 def _slices(value: torch.Tensor) -> list[torch.Tensor]:
-    """Three slices of the first axis that has enough, elements of a single row; none if there is no
+    """Four slices of the first axis that has enough, elements of a single row; none if there is no
     such axis."""
     axis = next((a for a, length in enumerate(value.shape) if length >= MIN_SLICES), None)
     if axis is None:
         return []
-    chosen = torch.randperm(value.shape[axis], device=value.device)[:3].tolist()
+    chosen = torch.randperm(value.shape[axis], device=value.device)[:4].tolist()
     return [value.narrow(axis, index, 1) for index in chosen]
+
+
+def _short(value: torch.Tensor) -> list[torch.Tensor]:
+    """A slice of the first axis that has several, if there are too few for `_slices`: one of a
+    later axis may cross all rows."""
+    axis = next(a for a, length in enumerate(value.shape) if length > 1)
+    length = value.shape[axis]
+    return [value.narrow(axis, random.randrange(length), 1)] if length < MIN_SLICES else []
 
 
 def _crossing(value: torch.Tensor) -> list[torch.Tensor]:
@@ -309,6 +332,16 @@ def _plant_signs(value: torch.Tensor, sign: int) -> None:
         if length > 1:
             part = value.narrow(axis, random.randrange(length), 1).abs_()
             part.add_(part.mean() / 8).mul_(sign)
+
+
+def _lower(slices: Sequence[torch.Tensor], *, is_decided: bool) -> None:
+    """Moves these slices far below 0, or next to 0 where equal values would leave an answer
+    open."""
+    for one in slices:
+        if is_decided:
+            one.sub_(one.max() + RAISED_BY * random.uniform(1.0, 1.5))
+        else:
+            one.mul_(NEXT_TO_ZERO if one.itemsize > 2 else NEXT_TO_ZERO_HALF)
 
 
 def _raise(slices: Sequence[torch.Tensor]) -> None:

@@ -5,9 +5,14 @@ Called by the oracle. A parameter or buffer that is one value everywhere (a Laye
 ones, a bias of zeros, a LayerScale of 1e-6) moves by half of its natural scale, and of a parameter
 one element in eight gets the other sign: an extremum before a negative factor is another one. Any
 other parameter gets noise of a tenth of its rms, or the model would be another one. The same for
-running statistics. A buffer of one number moves where it is 0 or 1: any other may follow from the
-model's sizes, and a kernel may know it. A mask of ones gets zeros. Where the reference does not
-bear that, signs are kept, in the end everything moves by a tenth alone.
+running statistics.
+
+Where the reference looks for a maximum, what may be a bias is negative, or a maximum that begins
+with 0 would be right behind most products; where it looks for a minimum, positive.
+
+A buffer of one number moves where it is 0 or 1: any other may follow from the model's sizes, and a
+kernel may know it. A mask of ones gets zeros. Where the reference does not bear that, signs are
+kept, in the end everything moves by a tenth alone.
 """
 
 from __future__ import annotations
@@ -45,10 +50,11 @@ class Reach(StrEnum):
     """By a tenth alone."""
 
 
-def move(model: Any, *, far: Reach = Reach.SIGNS, is_tf32: bool = False) -> bool:
+def move(model: Any, *, far: Reach = Reach.SIGNS, is_tf32: bool = False, sign: int = 0) -> bool:
     """Moves the floating parameters and running statistics of a module, in place.
 
     Args:
+        sign: of all elements of what may be a bias (`Edges.sign`); 0 keeps them.
         is_tf32: values become such that TF32 keeps and bf16 does not.
 
     Returns:
@@ -61,13 +67,18 @@ def move(model: Any, *, far: Reach = Reach.SIGNS, is_tf32: bool = False) -> bool
             value = parameter.data
             first = value.flatten()[0]
             if not is_slight and parameter.requires_grad and _is_constant(value):
-                _move_constant(value, constant := float(first))
+                constant = float(first)
+                _move_constant(value, constant)
                 if far is Reach.SIGNS and constant and value.numel() >= MIN_NEGATED:
                     _negate_some(value)
                 has_constants = True
             else:
                 scale = SLIGHT * (value.float().square().mean().sqrt() + 0.1)
                 value.add_(torch.randn_like(value) * scale)
+                constant = 0.0
+            if sign and far is Reach.SIGNS and not constant and _is_mixed_vector(value):
+                value.abs_().add_(value.mean() / 4).mul_(sign)
+                has_constants = True
             if is_tf32 and value.is_contiguous():
                 avoid_bf16_(value)
     reach = SLIGHT if is_slight else 0.5
@@ -96,6 +107,12 @@ def _negate_some(value: torch.Tensor) -> None:
     chosen = torch.rand(value.shape, device=value.device) < 1 / NEGATED_SHARE
     chosen.view(-1)[random.randrange(value.numel())] = True
     value.copy_(torch.where(chosen, -value, value))
+
+
+def _is_mixed_vector(value: torch.Tensor) -> bool:
+    """True for elements of both signs along one axis."""
+    is_vector = value.numel() == max(value.shape, default=1)
+    return is_vector and bool((value < 0).any()) and bool((value > 0).any())
 
 
 def _is_constant(value: torch.Tensor) -> bool:

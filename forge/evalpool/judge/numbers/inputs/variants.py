@@ -29,7 +29,7 @@ from forge.evalpool.judge.numbers.called import is_categorical
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.inputs.discrete import Part
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form, settle
-from forge.evalpool.judge.numbers.inputs.edges import Kind
+from forge.evalpool.judge.numbers.inputs.edges import SHIFTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +42,10 @@ SPIKE_SHARE = 8
 ELEMENTS_A_SPIKE = 256
 """Elements for each spike of a large tensor. With one spike a row, an arg-max shows that many
 columns."""
+MANY_SPIKES, END_SIZES = 1024, (0.75, 1.1, 1.5)
+"""Of more spikes, those at the first and the last element of all are large beside the others, or a
+sum without its last block would be within the tolerance. Their sizes differ, or those of two inputs
+would cancel in each second set."""
 PEAK, MILD_PEAK = 32.0, 6.0
 """Mean size of a spike, in rms of the tensor as given. exp(1.5 · PEAK) is finite in fp32."""
 MIN_RATIO, MAX_RATIO = 64.0, 4096.0
@@ -99,7 +103,7 @@ def vary_(
     Args:
         domain: of `value`, where it is known.
         edges: plants the kinds of `freedom` in a tensor of no form; None plants none.
-        is_raised: the tensor that has the raised values, if there are any.
+        is_raised: the tensor that has the raised and lowered values, if there are any.
     """
     if variant == "given" or value.numel() < 2:
         return value
@@ -120,7 +124,7 @@ def vary_(
     VARIANTS[variant](value, is_free, freedom.is_mild)
     settle(value, domain, signs=not freedom.signs, unit=not freedom.unit)
     if edges is not None and domain.form is Form.FREE:
-        kinds = freedom.kinds if is_raised else freedom.kinds - {Kind.RAISED}
+        kinds = freedom.kinds if is_raised else freedom.kinds - SHIFTED
         edges.plant_(value, kinds=kinds, signs=is_free)
     return value
 
@@ -187,7 +191,13 @@ def _spiked(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
     if is_free:
         signs = torch.randint(0, 2, (len(places),), device=value.device).mul_(2).sub_(1)
         spikes *= signs
-    value.view(-1)[places] = spikes.to(value.dtype)
+    flat = value.view(-1)
+    if len(places) <= MANY_SPIKES:
+        flat[places] = spikes.to(value.dtype)
+        return
+    flat[places] = (spikes / 2).to(value.dtype)
+    for end, spike in zip((0, -1), spikes[:2].tolist(), strict=True):
+        flat[end] = math.copysign(random.choice(END_SIZES) * size * peak, spike)
 
 
 def _unlike(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
