@@ -45,6 +45,8 @@ FORMS: dict[Form, torch.Tensor] = {
     Form.UPPER: torch.randn(2, 12, 12).triu(),
     Form.ASCENDING: torch.randn(16, 40).sort(-1).values,
     Form.DESCENDING: torch.rand(16, 40).sort(-1, descending=True).values,
+    Form.HALVES: torch.randn(3, 16, 20).repeat(1, 1, 2),
+    Form.PAIRS: torch.randn(3, 16, 20).repeat_interleave(2, -1),
 }
 FORMS[Form.SYMMETRIC] = FORMS[Form.SYMMETRIC] + FORMS[Form.SYMMETRIC].T
 
@@ -332,3 +334,23 @@ def test_a_tensor_that_a_problem_makes_once_is_never_written_over(part: slice) -
     assert torch.equal(once, before)
     assert drawn.refusals(reference) == {}
     assert len({float(one.inputs[0].sum()) for one in drawn.sets}) > 2
+
+
+def test_a_rotary_kernel_may_read_one_half_of_sines_and_cosines_that_repeat_themselves() -> None:
+    def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    def by_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return rotated(x, *(one[..., :16].repeat(1, 2) for one in (cos, sin)))
+
+    def inputs(times: int) -> list[torch.Tensor]:
+        angles = torch.outer(torch.arange(40.0), 1e4 ** -torch.linspace(0, 1, 32 // times))
+        return [
+            torch.randn(2, 40, 32),
+            *(one.repeat(1, times) for one in (angles.cos(), angles.sin())),
+        ]
+
+    for _ in range(10):
+        assert draw(rotated, lambda: inputs(2)).refusals(by_halves) == {}
+    assert draw(rotated, lambda: inputs(1)).refusals(by_halves)
