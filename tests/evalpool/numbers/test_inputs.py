@@ -16,6 +16,7 @@ from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
 from forge.evalpool.judge.numbers.inputs.given import Terms
 from forge.evalpool.judge.numbers.inputs.input_sets import plan
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.numbers.inputs.traits import related
 from forge.evalpool.judge.numbers.inputs.variants import (
     VARIANTS,
     Freedom,
@@ -354,3 +355,29 @@ def test_a_rotary_kernel_may_read_one_half_of_sines_and_cosines_that_repeat_them
     for _ in range(10):
         assert draw(rotated, lambda: inputs(2)).refusals(by_halves) == {}
     assert draw(rotated, lambda: inputs(1)).refusals(by_halves)
+
+
+@pytest.mark.parametrize("kind", ["begins", "ends", "both"])
+@pytest.mark.parametrize("lengths", [[16] * 5, [20, 5, 17, 8, 30]])
+def test_lengths_of_segments_follow_their_offsets(kind: str, lengths: list[int]) -> None:
+    given = torch.tensor(lengths, dtype=torch.int32)
+    bounds = torch.cat((given[:1] * 0, given.cumsum(0)))
+    offsets = {"begins": bounds[:-1], "ends": bounds[1:], "both": bounds}[kind].contiguous()
+
+    def reference(x: torch.Tensor, at: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        begins = at[: len(sizes)] - (sizes if kind == "ends" else 0)
+        pairs = zip(begins.tolist(), (begins + sizes).tolist(), strict=True)
+        return torch.stack([x[one:other].sum(0) for one, other in pairs])
+
+    drawn = draw(reference, lambda: [torch.randn(80, 4), offsets.clone(), given.clone()])
+    for one in drawn.sets:
+        _, at, sizes = one.inputs
+        assert int(sizes.sum()) == 80
+        found = torch.cat((sizes[:1] * 0, sizes.cumsum(0)))
+        assert torch.equal({"begins": found[:-1], "ends": found[1:], "both": found}[kind], at)
+    assert len({tuple(one.inputs[2].tolist()) for one in drawn.sets}) > 1
+
+
+def test_positions_beside_ones_are_no_segments() -> None:
+    positions, ones = torch.arange(8), torch.ones(8, dtype=torch.int64)
+    assert related([positions, ones], [positions.flip(0), ones]) == {}

@@ -46,6 +46,7 @@ from forge.evalpool.judge.numbers.inputs.traits import (
     operands_of,
     orders_of,
     own_memory,
+    related,
 )
 from forge.evalpool.judge.numbers.inputs.variants import Freedom, avoid_bf16_, vary_
 from forge.evalpool.judge.numbers.tolerance import tolerance
@@ -204,6 +205,8 @@ class Draws:
             return avoid_bf16_(made) if is_adverse else made
 
         made = replaced(inputs, change)
+        if lists := related(leaves(inputs), leaves(made)):
+            made = replaced(made, lambda number, one: lists.get(number, one))
         if alike:
             found = leaves(made)
             self._edges.plant_equal_([found[number] for number in alike])
