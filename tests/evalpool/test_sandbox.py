@@ -60,6 +60,11 @@ def test_an_honest_kernel_is_judged_correct(bench: Any, level: Isolation) -> Non
     assert (verdict.status, verdict.isolation) == ("correct", level)
 
 
+def test_a_kernel_may_compare_versions(bench: Any) -> None:
+    line = 'from packaging import version\nassert version.parse("3.10") > version.parse("3.9")\n'
+    assert bench.judge(line + RELU_KERNEL).status == "correct"
+
+
 @pytest.mark.skipif(
     sys.prefix.startswith("/tmp/"), reason="ptxas is below /tmp, which a candidate has as its own"
 )

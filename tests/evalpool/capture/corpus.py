@@ -842,6 +842,32 @@ class ModelNew(nn.Module):
 )
 
 _add(
+    "allocations_of_inductor_without_inductor",
+    """
+assert_size_stride = torch._C._dynamo.guards.assert_size_stride
+empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda
+reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
+
+
+@triton.jit
+def triton_poi_fused_mul_0(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
+    xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:]
+    xmask = xindex < xnumel
+    tmp0 = tl.load(in_ptr0 + xindex, xmask)
+    tl.store(out_ptr0 + xindex, tmp0 * 2.0, xmask)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        assert_size_stride(x, (10, 20), (20, 1))
+        buf0 = empty_strided_cuda((10, 20), (20, 1), torch.float32)
+        triton_poi_fused_mul_0[(2,)](x, buf0, 200, XBLOCK=128)
+        return reinterpret_tensor(buf0, (200,), (1,), 0)
+""",
+    inputs=[[10, 20]],
+)
+
+_add(
     "inductor_output_with_kernels_as_text",
     """
 from torch._inductor.async_compile import AsyncCompile

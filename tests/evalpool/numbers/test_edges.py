@@ -73,6 +73,8 @@ def test_a_reference_shows_if_integers_may_be_indices() -> None:
     assert edges_of(functional.cross_entropy, X, labels).has_indices
     assert edges_of(lambda x, i: x[i], X, labels % 16).has_indices
     assert not edges_of(lambda x: x.abs() // 4, labels).has_indices
+    assert edges_of(lambda x: (x == 4) * 2, labels).is_matching
+    assert not edges_of(lambda x: x.abs() // 4, labels).is_matching
 
 
 def test_equal_values_are_not_planted_where_they_leave_the_answer_open() -> None:
@@ -376,5 +378,8 @@ def test_lengths_may_be_0_and_integers_negative_where_nothing_is_an_index() -> N
     assert redraw(lengths, lengths, variant="unlike", edges=indices).min() >= 1
     assert redraw(numbers, numbers + 1, variant="unlike", edges=plain).min() < 0
     assert torch.equal(redraw(numbers, numbers + 1, variant="unlike", edges=indices), numbers)
+    matching = Edges(has_indices=False, is_matching=True)
+    assert torch.equal(redraw(numbers, numbers + 1, variant="unlike", edges=matching), numbers)
+    assert redraw(-numbers, numbers, variant="unlike", edges=matching).max() > 0
     labelled = redraw(numbers, numbers + 1, variant="unlike", edges=Edges(ignored=-100))
     assert 0 < int((labelled == -100).sum()) < 512

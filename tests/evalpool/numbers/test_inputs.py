@@ -16,6 +16,7 @@ from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
 from forge.evalpool.judge.numbers.inputs.given import Terms
 from forge.evalpool.judge.numbers.inputs.input_sets import plan
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.numbers.inputs.traits import related
 from forge.evalpool.judge.numbers.inputs.variants import (
     VARIANTS,
     Freedom,
@@ -45,6 +46,8 @@ FORMS: dict[Form, torch.Tensor] = {
     Form.UPPER: torch.randn(2, 12, 12).triu(),
     Form.ASCENDING: torch.randn(16, 40).sort(-1).values,
     Form.DESCENDING: torch.rand(16, 40).sort(-1, descending=True).values,
+    Form.HALVES: torch.randn(3, 16, 20).repeat(1, 1, 2),
+    Form.PAIRS: torch.randn(3, 16, 20).repeat_interleave(2, -1),
 }
 FORMS[Form.SYMMETRIC] = FORMS[Form.SYMMETRIC] + FORMS[Form.SYMMETRIC].T
 
@@ -350,3 +353,49 @@ def test_a_tensor_that_a_problem_makes_once_is_never_written_over(part: slice) -
     assert torch.equal(once, before)
     assert drawn.refusals(reference) == {}
     assert len({float(one.inputs[0].sum()) for one in drawn.sets}) > 2
+
+
+def test_a_rotary_kernel_may_read_one_half_of_sines_and_cosines_that_repeat_themselves() -> None:
+    def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    def by_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return rotated(x, *(one[..., :16].repeat(1, 2) for one in (cos, sin)))
+
+    def inputs(times: int) -> list[torch.Tensor]:
+        angles = torch.outer(torch.arange(40.0), 1e4 ** -torch.linspace(0, 1, 32 // times))
+        return [
+            torch.randn(2, 40, 32),
+            *(one.repeat(1, times) for one in (angles.cos(), angles.sin())),
+        ]
+
+    for _ in range(10):
+        assert draw(rotated, lambda: inputs(2)).refusals(by_halves) == {}
+    assert draw(rotated, lambda: inputs(1)).refusals(by_halves)
+
+
+@pytest.mark.parametrize("kind", ["begins", "ends", "both"])
+@pytest.mark.parametrize("lengths", [[16] * 5, [20, 5, 17, 8, 30]])
+def test_lengths_of_segments_follow_their_offsets(kind: str, lengths: list[int]) -> None:
+    given = torch.tensor(lengths, dtype=torch.int32)
+    bounds = torch.cat((given[:1] * 0, given.cumsum(0)))
+    offsets = {"begins": bounds[:-1], "ends": bounds[1:], "both": bounds}[kind].contiguous()
+
+    def reference(x: torch.Tensor, at: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        begins = at[: len(sizes)] - (sizes if kind == "ends" else 0)
+        pairs = zip(begins.tolist(), (begins + sizes).tolist(), strict=True)
+        return torch.stack([x[one:other].sum(0) for one, other in pairs])
+
+    drawn = draw(reference, lambda: [torch.randn(80, 4), offsets.clone(), given.clone()])
+    for one in drawn.sets:
+        _, at, sizes = one.inputs
+        assert int(sizes.sum()) == 80
+        found = torch.cat((sizes[:1] * 0, sizes.cumsum(0)))
+        assert torch.equal({"begins": found[:-1], "ends": found[1:], "both": found}[kind], at)
+    assert len({tuple(one.inputs[2].tolist()) for one in drawn.sets}) > 1
+
+
+def test_positions_beside_ones_are_no_segments() -> None:
+    positions, ones = torch.arange(8), torch.ones(8, dtype=torch.int64)
+    assert related([positions, ones], [positions.flip(0), ones]) == {}

@@ -9,6 +9,7 @@ import torch
 
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.witness import Search, Spot, spots_of
+from tests.evalpool.numbers.drawn import draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,3 +148,25 @@ def test_an_input_that_is_kept_is_never_planted() -> None:
 def test_a_search_that_the_reference_does_not_bear_ends() -> None:
     search = search_for(lambda x: torch.log(x - 9).amax(1), torch.ones(4, 30))
     assert search.improve([torch.ones(4, 30)]) is None
+
+
+def test_probabilities_of_zero_do_not_become_equal_ones_where_a_reference_sorts() -> None:
+    def inputs() -> list[torch.Tensor]:
+        return [torch.softmax(torch.randn(8, 120) * 3, -1), torch.rand(8) * 0.5 + 0.4]
+
+    def kept(probabilities: torch.Tensor, ahead: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+        made = probabilities.masked_fill(ahead > bound[:, None], 0.0)
+        return made / made.sum(-1, keepdim=True)
+
+    def by_sorting(probabilities: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+        ordered, places = torch.sort(probabilities, dim=-1, descending=True)
+        made = kept(ordered, ordered.cumsum(-1) - ordered, bound)
+        return torch.zeros_like(probabilities).scatter(-1, places, made)
+
+    def by_comparing(probabilities: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+        one, other = probabilities[:, :, None], probabilities[:, None, :]
+        is_ahead = (other > one) | (other == one).tril(-1)
+        return kept(probabilities, (is_ahead * other).sum(-1), bound)
+
+    for _ in range(5):
+        assert draw(by_sorting, inputs).refusals(by_comparing) == {}

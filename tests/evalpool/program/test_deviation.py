@@ -40,6 +40,18 @@ def test_a_branch_among_shown_nodes_may_be_taken() -> None:
     assert deviation(reading(4), twice) is None
 
 
+def test_a_size_may_be_a_multiple_of_16_for_one_set_only() -> None:
+    head = "tt.func public @fill(%p0: !tt.ptr<f32> {tt.divisibility = 16 : i32}, %p1: i32"
+    texts = [head + " {tt.divisibility = 16 : i32}) {", head + ") {", head + "0) {"]
+    first, other, changed = (
+        reading(4, kernels=(KERNELS[0], pointers("fill", "*fp32", "i32", ttir=one)))
+        for one in texts
+    )
+    assert deviation(first, other) is None
+    assert deviation(other, first) is None
+    assert deviation(first, changed) is not None
+
+
 def test_nothing_new_appears() -> None:
     message = "is not in the program of the first input set"
     zeroed = op("aten.zero_.default", "t3", results=(3,), line=6)

@@ -148,6 +148,16 @@ def test_a_move_by_index_that_adds_combines() -> None:
     assert kind_of(held, op("aten.index_select.default", "t0", 1, "t1", results=(0,))) == Kind.INDEX
 
 
+def test_a_sum_of_one_part_is_a_copy() -> None:
+    held = program(dense(0, 1, 4), dense(1, 4), dense(0, 2, 4), dense(1, 4, dtype=LONG))
+    assert kind_of(held, op("aten.sum.dim_IntList", "t0", [0], results=(1,))) == Kind.COPY
+    assert kind_of(held, op("aten.sum.dim_IntList", "t0", [0], results=(3,))) == Kind.COMBINE
+    assert kind_of(held, op("aten.sum.dim_IntList", "t2", [0], results=(1,))) == Kind.COMBINE
+    assert kind_of(held, op("aten.sum.dim_IntList", "t0", [1], results=(1,))) == Kind.COMBINE
+    assert kind_of(held, op("aten.sum.dim_IntList", "t0", [], results=(1,))) == Kind.COMBINE
+    assert kind_of(held, op("aten.prod.dim_int", "t0", 0, results=(1,))) == Kind.COMBINE
+
+
 def test_an_operation_moves_its_operands_and_its_result() -> None:
     held = program(dense(0, 8, 16), dense(0, 16, 4), dense(1, 8, 4))
     made = op("aten.mm.default", "t0", "t1", results=(2,))

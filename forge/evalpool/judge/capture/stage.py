@@ -59,9 +59,8 @@ class Stage:
 
     def prepare_for(self, code: str, *, tuning: Tuning, folder: Path) -> None:
         """Makes ready what a source names and few others need."""
-        if inductor.MARK in code:
-            for owner, name, value in inductor.patches(tuning.choose, folder=folder):
-                self._pretence.set(owner, name, value)
+        for owner, name, value in inductor.patches(code, tuning.choose, folder=folder):
+            self._pretence.set(owner, name, value)
 
     def end(self) -> None:
         """Torch and Triton answer as they did before."""

@@ -3,16 +3,20 @@
 
 The host may choose sizes, grids and scalars by what it read, and branch among nodes it has shown.
 It may not bring anything else in, or an answer would be a channel: no new kernel, constant or
-operation, and no other `init`.
+operation, and no other `init`. Whether a size is a multiple of 16, which Triton notes at a kernel's
+parameters, changes nothing that the kernel computes.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.program.explain import node_names
 from forge.evalpool.judge.program.format import (
     Choice,
+    Kernel,
     Launch,
     Node,
     Op,
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from forge.evalpool.judge.program.format import Literal
+
+_MULTIPLE = re.compile(r"(%\w+: \S+) \{tt\.divisibility = 16 : i32\}(?=[,)])")
+"""A parameter in TTIR, known to be a multiple of 16."""
 
 
 def deviation(first: Program, other: Program) -> str | None:
@@ -68,7 +75,7 @@ def node_shape(program: Program, node: Node) -> tuple[Any, ...]:
     unless the host has read it."""
     match node:
         case Launch():
-            return ("launch", program.kernels[node.kernel], node.line)
+            return ("launch", _unspecialised(program.kernels[node.kernel]), node.line)
         case Op():
             given = [*node.arguments, *node.keywords.values()]
             return ("op", node.name, node.line, *sorted(_floats(given) - _answers(program)))
@@ -76,6 +83,11 @@ def node_shape(program: Program, node: Node) -> tuple[Any, ...]:
             return ("choice", tuple(alternative.label for alternative in node.alternatives))
         case _:
             return ("value", node.line)
+
+
+def _unspecialised(kernel: Kernel) -> Kernel:
+    """The kernel as it is for parameters that are multiples of nothing."""
+    return dataclasses.replace(kernel, ttir=_MULTIPLE.sub(r"\1", kernel.ttir))
 
 
 def _floats(literals: Iterable[Literal]) -> set[str]:

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program.explain import short_operation
-from forge.evalpool.judge.program.format import ITEM_BYTES
+from forge.evalpool.judge.program.format import ITEM_BYTES, TensorUse
 from forge.evalpool.judge.program.schema import Schema, misfit, schemas
 from forge.evalpool.judge.program.walk import tensors_of
 
@@ -171,6 +171,8 @@ def kind_of(program: Program, op: Op) -> Kind:
     Operations outside the table, which only references have, count as heavy.
     """
     kind = KINDS.get(packet(op.name), Kind.HEAVY)
+    if op.name == "aten.sum.dim_IntList" and _adds_nothing(program, op):
+        kind = Kind.COPY
     if kind == Kind.INDEX and _accumulates(op):
         kind = Kind.COMBINE
     if kind in MOVES and _computes(program, op):
@@ -202,6 +204,18 @@ def _accumulates(op: Op) -> bool:
         return "reduce" in op.name
     given = [*op.arguments, op.keywords.get("accumulate")]
     return "put" in op.name and any(value is True for value in given)
+
+
+def _adds_nothing(program: Program, op: Op) -> bool:
+    """True for a sum along axes of one element, as of a grid that was split into one part."""
+    if len(op.arguments) < 2:
+        return False
+    summed, axes = op.arguments[:2]
+    if not isinstance(summed, TensorUse) or not isinstance(axes, tuple) or not axes:
+        return False
+    shape = program.tensors[summed.tensor].shape
+    places = [axis for axis in axes if isinstance(axis, int) and -len(shape) <= axis < len(shape)]
+    return len(places) == len(axes) and all(shape[place] == 1 for place in places)
 
 
 def _computes(program: Program, op: Op) -> bool:

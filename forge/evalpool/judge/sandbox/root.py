@@ -2,8 +2,8 @@
 
 The zygote builds it once in its own mount namespace and pivots into it with torch and triton
 imported already; what they import later must be in it. It holds system libraries, the interpreter's
-standard library, torch, triton and numpy with what their distributions need, four devices, and
-empty directories; no program, no home, no forge, no run directory, no socket.
+standard library, torch, triton, numpy and packaging with what their distributions need, four
+devices, and empty directories; no program, no home, no forge, no run directory, no socket.
 
 Distributions of `judge.site_packages` are for children that run references alone. They lie in a
 folder of their own, `PACKAGES`, which every other child unmounts before it runs anything; without
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.sandbox.gpu_files import GpuFiles
 
-DISTRIBUTIONS = ("torch", "triton", "numpy")
+DISTRIBUTIONS = ("torch", "triton", "numpy", "packaging")
+"""With packaging, kernels that run on several versions of Triton compare them."""
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 SYSTEM_FILES = ("/etc/ld.so.cache",)
 DEVICES = ("null", "zero", "random", "urandom")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MARK = "_inductor"
 """Text of a source that imports Inductor."""
+GUARDS = "torch._C._dynamo"
+"""Text of a source that uses its allocations, with it or without."""
 
 
 class Choose(Protocol):
@@ -38,16 +40,24 @@ class Choose(Protocol):
         ...
 
 
-def patches(choose: Choose, *, folder: Path) -> Iterator[tuple[Any, str, Any]]:
-    """Attributes and modules to replace: owner, name, value. Imports Inductor (2 s if new).
+def patches(code: str, choose: Choose, *, folder: Path) -> Iterator[tuple[Any, str, Any]]:
+    """Attributes and modules to replace: owner, name, value.
 
     Args:
+        code: The candidate's source.
         choose: Records a kernel's configurations.
         folder: Place for the sources of kernels given as text.
     """
-    guards: Any = importlib.import_module("torch._C._dynamo.guards")
-    yield guards, "_empty_strided_cuda", _empty_strided
-    yield guards, "_reinterpret_tensor", _reinterpret
+    if MARK in code or GUARDS in code:
+        guards: Any = importlib.import_module("torch._C._dynamo.guards")
+        yield guards, "_empty_strided_cuda", _empty_strided
+        yield guards, "_reinterpret_tensor", _reinterpret
+    if MARK in code:
+        yield from _patches(choose, folder)
+
+
+def _patches(choose: Choose, folder: Path) -> Iterator[tuple[Any, str, Any]]:
+    """Attributes and modules of Inductor. Imports it (2 s if new)."""
     for owner in (triton.compiler.compiler, triton.backends.compiler):
         if not hasattr(owner, "AttrsDescriptor"):
             yield owner, "AttrsDescriptor", AttrsDescriptor

@@ -1,8 +1,9 @@
 """Properties of an input's values that a reference may rely on, and inputs moved back into them.
 
 Called by variants.py. A property counts where the inputs as given have it: probabilities sum to
-one, matrices have a Cholesky factor, rows are sorted. Signs and the unit interval are kept only
-where the reference fails without (input_sets.py). Large tensors are looked at in a sample of rows.
+one, matrices have a Cholesky factor, rows are sorted or repeat themselves. Signs and the unit
+interval are kept only where the reference fails without (input_sets.py). Large tensors are looked
+at in a sample of rows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from forge.evalpool.judge.numbers.finite import widened
 
 MIN_SORTED = 8
 """Elements of a row that are not sorted by chance."""
+MIN_REPEATED = 4
+"""Elements of a row that do not repeat each other by chance."""
 SIMPLEX_ERROR = 1e-3
 """Largest difference of a sum of probabilities from one; half precision has no better ones."""
 
@@ -37,6 +40,14 @@ class Form(StrEnum):
     UPPER = "upper triangular"
     ASCENDING = "ascending"
     DESCENDING = "descending"
+    HALVES = "equal halves"
+    """The second half of each row repeats the first: sines and cosines of rotary embeddings."""
+    PAIRS = "equal pairs"
+    """The elements of each row are equal in pairs, for the interleaved kind of them."""
+
+
+REPEATED = frozenset({Form.HALVES, Form.PAIRS})
+"""Forms whose rows repeat themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +90,8 @@ def _form(tensor: torch.Tensor) -> tuple[Form, int]:
         form = _matrix(tensor)
         if form is not None:
             return form, -1
+    if (form := _repeated(tensor)) is not None:
+        return form, -1
     return _sorted(tensor)
 
 
@@ -104,6 +117,25 @@ def _matrix(tensor: torch.Tensor) -> Form | None:
     if not bool(corner.triu(1).any()):
         return Form.LOWER
     return Form.UPPER if not bool(corner.tril(-1).any()) else None
+
+
+def _repeated(tensor: torch.Tensor) -> Form | None:
+    length = tensor.shape[-1]
+    if length % 2 or length < MIN_REPEATED:
+        return None
+    for form in REPEATED:  # most end at a few rows
+        parts = (_copies(rows, form) for rows in (rows_of(tensor)[:4], tensor))
+        if all(torch.equal(one, other) for one, other in parts):
+            return form
+    return None
+
+
+def _copies(tensor: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of the elements of each row that are repeated, and of those that repeat them."""
+    half = tensor.shape[-1] // 2
+    if form is Form.HALVES:
+        return tensor[..., :half], tensor[..., half:]
+    return tensor[..., ::2], tensor[..., 1::2]
 
 
 def _sorted(tensor: torch.Tensor) -> tuple[Form, int]:
@@ -141,6 +173,9 @@ def settle(value: torch.Tensor, domain: Domain, *, signs: bool, unit: bool) -> t
         case Form.ASCENDING | Form.DESCENDING:
             is_down = domain.form is Form.DESCENDING
             value.copy_(value.sort(dim=axis, descending=is_down).values)
+        case Form.HALVES | Form.PAIRS:
+            first, second = _copies(value, domain.form)
+            second.copy_(first)
         case Form.FREE | Form.CATEGORICAL:
             pass
     if unit and domain.is_unit:

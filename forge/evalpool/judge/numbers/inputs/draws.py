@@ -35,7 +35,7 @@ from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.input_set import InputSet
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.discrete import Part, parts, redraw
-from forge.evalpool.judge.numbers.inputs.domain import Form
+from forge.evalpool.judge.numbers.inputs.domain import REPEATED, Form
 from forge.evalpool.judge.numbers.inputs.edges import (
     SHIFTED,
     Edges,
@@ -53,6 +53,7 @@ from forge.evalpool.judge.numbers.inputs.traits import (
     operands_of,
     orders_of,
     own_memory,
+    related,
 )
 from forge.evalpool.judge.numbers.inputs.variants import (
     ELEMENTS_A_SPIKE,
@@ -159,6 +160,8 @@ class Draws:
         """True if an output may hold positions."""
         self._has_many_spikes = False
         """True if an input is so large that beside a raised slice its spikes count for nothing."""
+        self._repeating: set[int] = set()
+        """Positions of inputs whose rows repeat themselves."""
         self._typical: list[float] = []
         """Root mean square of each output of the first set."""
         self._is_inexact = False
@@ -217,6 +220,8 @@ class Draws:
             return avoid_bf16_(made) if is_adverse else made
 
         made = replaced(inputs, change)
+        if lists := related(leaves(inputs), leaves(made)):
+            made = replaced(made, lambda number, one: lists.get(number, one))
         if alike:
             found = leaves(made)
             self._edges.plant_equal_([found[number] for number in alike])
@@ -250,12 +255,13 @@ class Draws:
         return self._make_given()
 
     def kept(self) -> set[int]:
-        """Positions of the constants of which the last set has a part drawn anew: nothing else may
-        be planted into them."""
+        """Positions of inputs into which nothing else may be planted: constants of which the last
+        set has a part drawn anew, and rows that repeat themselves."""
         if self._part is Part.WHOLE:
-            return set()
+            return self._repeating
         given = enumerate(self._given or [])
-        return {at for at, one in given if isinstance(one, torch.Tensor) and one.numel()}
+        constants = {at for at, one in given if isinstance(one, torch.Tensor) and one.numel()}
+        return constants | self._repeating
 
     def tried(self, inputs: list[Any], *, variant: str) -> InputSet | None:
         """The set of inputs that are not as the problem gives them; None where the reference does
@@ -327,6 +333,9 @@ class Draws:
         domains = domains_of(inputs)
         self._traits = Traits.of(inputs, domains)
         self._given = replaced(inputs, lambda number, one: discrete_alone(one, domains.get(number)))
+        given = leaves(inputs)
+        found = {id(given[number]) for number, one in domains.items() if one.form in REPEATED}
+        self._repeating = {at for at, one in enumerate(inputs) if id(one) in found}
         operands = operands_of(inputs, domains)[:MAX_HUGE]
         self.num_huge = max(1, len(operands))
         if self._terms.is_tf32 and has_softmax(self._operations) and not self._is_unit_only():

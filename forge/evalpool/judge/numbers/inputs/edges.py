@@ -14,8 +14,8 @@ Called by input_sets.py for the sets behind the first, as far as the reference b
                one that begins with 0 or -10 is wrong there, also within a softmax or beside masked
                scores; where equal values would leave its answer open, a slice next to zero, of
                which a product leaves the bias (parameters.py): zeros do so elsewhere
-    integers   negative ones where nothing may be an index; lengths of 0; the label left out; an
-               index twice where the reference adds
+    integers   negative ones where nothing may be an index or the number of something; lengths of 0;
+               the label left out; an index twice where the reference adds
 
 No kind tells that another is there: each has a set where it is the only one, whose distribution
 varies from draw to draw, and nothing else is planted into what is raised.
@@ -86,6 +86,9 @@ SELECTING = {
 MAXIMA = ("max", "sort", "topk", "median", "kthvalue", "sumexp")
 """Parts of names of operations that look for a maximum, or for any place in an order; softmax is
 one of them."""
+MATCHING = ("eq", "ne", "isin")
+"""Operations that look for equal values: integers are the numbers of experts, classes, segments,
+and a kernel may use them as indices."""
 IGNORED = re.compile(r"\bignore_index\s*=\s*(-?\d+)")
 
 
@@ -156,6 +159,8 @@ class Edges:
     """True if it tells a negative zero from a positive one."""
     has_indices: bool = True
     """False if no integer of its inputs can be an index."""
+    is_matching: bool = False
+    """True if it looks for equal values: integers may be numbers of something."""
     is_decided: bool = True
     """False if equal values, or none that is a number, would leave its answer open: zeros have
     such, and slices that lose their last bits."""
@@ -186,6 +191,7 @@ class Edges:
             sign=_sign(counted.work),
             has_signed_zeros=any(name.rstrip("_") in SIGNED for name in counted.work),
             has_indices=any(part in name for name in counted.work for part in INDEXING),
+            is_matching=any(name.rstrip("_") in MATCHING for name in counted.work),
             is_decided=not counted.is_truncating
             and not any(name.rstrip("_") in SELECTING for name in counted.work),
             ignored=ignored,
@@ -273,11 +279,15 @@ class Edges:
         flat = made.view(-1)
         if self.ignored is not None:
             flat[_places(flat, LABEL_SHARE)] = self.ignored
-        elif not self.has_indices and value.ndim > 1 and value.dtype.is_signed:
+        elif self._may_be_negative(value):
             flat[torch.rand(len(flat), device=value.device) < 0.5] *= -1
         elif self.is_accumulating and len(flat) > 1:
             repeat_places_(made)
         return made
+
+    def _may_be_negative(self, value: torch.Tensor) -> bool:
+        is_number = self.has_indices or (self.is_matching and bool((value >= 0).all()))
+        return not is_number and value.ndim > 1 and value.dtype.is_signed
 
 
 def _accumulates(names: Collection[str]) -> bool:

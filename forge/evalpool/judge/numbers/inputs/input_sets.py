@@ -89,6 +89,7 @@ def make_sets(
         lambda inputs: _results(model, inputs),
         agree=Agreement(terms.tolerated, margin=WITNESS_MARGIN),
         flops=flops,
+        is_decided=(edges or Edges()).is_decided,
     )
     while variants:
         variant = variants.pop(0)

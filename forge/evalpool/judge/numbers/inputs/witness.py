@@ -46,6 +46,8 @@ JITTER = 1e-3
 MIN_STEPS = 1e5
 """Steps of the type, near the anchor, within the variation that is left: with fewer, some of a
 line's values round to equal ones. Such a line stays as it is."""
+MIN_TIED = 3
+"""Values of a line most of which are equal by more than chance."""
 ANCHORS = tuple(itertools.permutations(("mean", "max", "min"), 2))
 """Pairs of the value that a line is near and the value of its witness: for every elementwise
 function of the input, some pair puts the greatest of the line at the witness and some other the
@@ -118,13 +120,20 @@ class Search:
         run: the reference.
         agree: True if the judge would accept one result for the other.
         flops: of one call of the reference, beside its bytes.
+        is_decided: equal values leave nothing of the answer open.
     """
 
     def __init__(
-        self, run: Runs, *, agree: Callable[[Outputs, Outputs], bool], flops: int = 0
+        self,
+        run: Runs,
+        *,
+        agree: Callable[[Outputs, Outputs], bool],
+        flops: int = 0,
+        is_decided: bool = True,
     ) -> None:
         self._reference = run
         self._agree = agree
+        self._is_decided = is_decided
         self._flops = flops
         self._blind: set[Spot] | None = None
         self._runs_left = 0
@@ -156,7 +165,9 @@ class Search:
             for attempt in range(MAX_ATTEMPTS):
                 if not left:
                     break
-                planted = plant(best or inputs, hidden, attempt=attempt)
+                planted = plant(
+                    best or inputs, hidden, attempt=attempt, is_decided=self._is_decided
+                )
                 blind = self._left(planted, hidden)
                 if len(blind) < len(left):
                     best, left = planted, blind
@@ -181,9 +192,15 @@ class Search:
         return blind_spots(self._run, inputs, spots, agree=self._agree, outputs=outputs)
 
 
-def plant(inputs: list[Any], spots: set[Spot], *, attempt: int) -> list[Any]:
+def plant(
+    inputs: list[Any], spots: set[Spot], *, attempt: int, is_decided: bool = True
+) -> list[Any]:
     """A copy in which lines along the axes of one of `spots` have their witness at one end. The
-    shortest lines are tried first, with several pairs of anchors: they leave most as it was."""
+    shortest lines are tried first, with several pairs of anchors: they leave most as it was.
+
+    Args:
+        is_decided: lines may have equal values, as probabilities of 0 are, where others were.
+    """
     groups = {(spot.tensor, spot.axis, spot.is_joint) for spot in spots}
     shortest = sorted(groups, key=lambda one: (_length(inputs[one[0]], *one[1:]), one))
     num_turns = max(1, MAX_ATTEMPTS // len(groups))
@@ -200,7 +217,7 @@ def plant(inputs: list[Any], spots: set[Spot], *, attempt: int) -> list[Any]:
         if kind >= len(ANCHORS):  # a function that oscillates: any two values, close together
             near, witness = value.flatten()[torch.randint(value.numel(), (2,), device=value.device)]
             spread = NARROW_SPREAD
-        if _would_tie(flat[line], near, spread):
+        if _would_tie(flat[line], near, spread) or not (is_decided or _varies(flat[line])):
             continue
         flat[line] = near + spread * (flat[line] - near)
         is_first = (turn if len(flat) == 1 else number) % 2
@@ -218,6 +235,11 @@ def _would_tie(line: torch.Tensor, near: torch.Tensor, spread: float) -> bool:
     variation = spread * (line - line.median()).abs().median()
     step = torch.finfo(line.dtype).eps * near.abs()
     return bool((variation > 0) & (variation < MIN_STEPS * step))
+
+
+def _varies(line: torch.Tensor) -> bool:
+    """True if most values of a line differ from its median."""
+    return len(line) < MIN_TIED or int((line == line.median()).sum()) * 2 <= len(line)
 
 
 def _chosen(num_lines: int) -> list[int]:
