@@ -9,7 +9,7 @@ import torch
 
 from forge.evalpool.judge.numbers import blocks
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
-from forge.evalpool.judge.numbers.inputs.variations import Range, relative
+from forge.evalpool.judge.reference.variations import Range, relative
 
 
 def range_of(*draws: torch.Tensor) -> Range:

@@ -29,16 +29,16 @@ from forge.evalpool.judge.numbers.file_inputs import list_sets
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.gpu_compare import is_near
 from forge.evalpool.judge.numbers.inputs.input_sets import FIRST, OTHERS
-from forge.evalpool.judge.numbers.inputs.variations import (
+from forge.evalpool.judge.reference.hub import replace_hub
+from forge.evalpool.judge.reference.oracle import Describer
+from forge.evalpool.judge.reference.subject import FILE, Outputs, Subject
+from forge.evalpool.judge.reference.variations import (
     Range,
     disturbed,
     relative,
     shake,
     varied,
 )
-from forge.evalpool.judge.reference.hub import replace_hub
-from forge.evalpool.judge.reference.oracle import Describer
-from forge.evalpool.judge.reference.subject import FILE, Outputs, Subject
 from forge.records.examination import Flag
 
 if TYPE_CHECKING:

@@ -34,17 +34,11 @@ from forge.evalpool.judge.numbers.errors.own_error import errors_of, root_mean_s
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.input_set import InputSet
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
-from forge.evalpool.judge.numbers.inputs.discrete import Part, parts, redraw
+from forge.evalpool.judge.numbers.inputs.discrete import Part, redraw
 from forge.evalpool.judge.numbers.inputs.domain import REPEATED, Form
-from forge.evalpool.judge.numbers.inputs.edges import (
-    SHIFTED,
-    Edges,
-    Kind,
-    Kinds,
-    fewer,
-    planned,
-)
+from forge.evalpool.judge.numbers.inputs.edges import SHIFTED, Edges, Kind, Kinds, fewer
 from forge.evalpool.judge.numbers.inputs.given import Terms, draw_inputs
+from forge.evalpool.judge.numbers.inputs.schedule import HUGE, VAST, Schedule
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.inputs.traits import (
     Traits,
@@ -78,15 +72,10 @@ MAX_GROWTH, MAX_UNKNOWN_GROWTH = 1e4, 1e8
 """Largest ratio of outputs at edge values to those of the first set: a square of the large slice
 stays below, a recurrence that amplifies it does not. The same for any set whose own error is
 unknown."""
-HUGE, VAST = "huge", "vast"
-"""More, behind the first, where there are products in TF32: one for each continuous input."""
 MAX_HUGE = 4
+"""Sets with a huge input: the first continuous inputs take turns."""
 FACTOR = 2.0**12
 """Changes no rounding."""
-FAINT = "faint"
-"""Behind the first, where a norm may be bounded. Nothing is planted: all of it must be small."""
-PRODUCTS = ("prod", "cumprod")
-"""Operations whose result vanishes or overflows."""
 POSITIONS = (torch.int64, torch.int32)
 """Types of positions that an output may have."""
 UNIT_KEPT = 2
@@ -122,19 +111,9 @@ class Draws:
         self._terms = terms
         self._operations = operations
         self._edges = edges
-        self._variants = list(variants)
-        """Variants of the draw, as far as they are known."""
-        self._parts: list[Part] = []
-        """Parts of constants that are drawn anew in the sets to come."""
+        self._schedule = Schedule(variants, edges=edges, operations=operations)
         self._part = Part.WHOLE
-        """The same of the last set."""
-        self._kinds: list[Kinds] = []
-        """Kinds of edge values in each set to come that has any (`_has_edges`)."""
-        self._owed: Kinds = frozenset()
-        """Kinds that the reference has not borne where they were planned, once: the next set has
-        them."""
-        self._again: Kinds = frozenset()
-        """Kinds that were owed before."""
+        """Part of constants that is drawn anew in the last set."""
         self.kinds: Kinds = frozenset()
         """Kinds of edge values in the last set."""
         self._given: list[Any] | None = None
@@ -156,10 +135,6 @@ class Draws:
         """Share of the first set's outputs that is finite."""
         self._is_copy = False
         """True if an output is an input in the first set: forms of inputs hide what is computed."""
-        self._has_positions = False
-        """True if an output may hold positions."""
-        self._has_many_spikes = False
-        """True if an input is so large that beside a raised slice its spikes count for nothing."""
         self._repeating: set[int] = set()
         """Positions of inputs whose rows repeat themselves."""
         self._typical: list[float] = []
@@ -168,10 +143,8 @@ class Draws:
         """True if the last set was refused for eager's own error: others may have less."""
 
     def expect(self, variants: Collection[str]) -> None:
-        """Plans for these sets behind the first: of a large problem, few have room, and each kind
-        of edge value must be in one that has."""
-        if self._variants:
-            self._variants = list(variants)
+        """As `Schedule.expect`."""
+        self._schedule.expect(variants)
 
     def draw(self, recipe: Recipe) -> list[Any]:
         """The inputs of a recipe: the same for the same recipe, on the same kind of device."""
@@ -236,17 +209,17 @@ class Draws:
         self._huge += variant == HUGE
         if variant != "given":
             is_inexact = False
-            kinds, self._part = self._planned(variant)
+            kinds, self._part = self._schedule.next(variant)
             for step, freedom in self._freedoms(kinds, self._part):
                 recipe = Recipe(variant=variant, seed=fresh_seed(), freedom=freedom)
                 if (made := self._tried_recipe(recipe)) is not None:
                     if not freedom.is_mild and not is_inexact:
                         self._start = max(self._start, step)
-                    self._owe(kinds - freedom.kinds)
+                    self._schedule.owe(kinds - freedom.kinds)
                     self.kinds = freedom.kinds
                     return made
                 is_inexact = is_inexact or self._is_inexact
-            self._owe(kinds)
+            self._schedule.owe(kinds)
         if self._traits.has_discrete and not self._terms.is_plain:
             recipe = Recipe(variant="given", seed=fresh_seed(), freedom=Freedom())
             if (made := self._tried_recipe(recipe)) is not None:
@@ -347,10 +320,12 @@ class Draws:
             for one in leaves(inputs)
             if one.shape == output.shape and one.dtype is output.dtype
         )
-        self._has_positions = any(one.dtype in POSITIONS for one in made.outputs)
-        self._has_many_spikes = any(
-            isinstance(one, torch.Tensor) and one.numel() > MANY_SPIKES * ELEMENTS_A_SPIKE
-            for one in leaves(inputs)
+        self._schedule.learn(
+            has_discrete=self._traits.has_discrete,
+            has_positions=any(one.dtype in POSITIONS for one in made.outputs),
+            has_many_spikes=any(
+                one.numel() > MANY_SPIKES * ELEMENTS_A_SPIKE for one in leaves(inputs)
+            ),
         )
         self._typical = [
             root_mean_square(one) if one.is_floating_point() else 0.0 for one in made.outputs
@@ -370,34 +345,6 @@ class Draws:
         return all(
             one.is_floating_point() and is_equal(one * FACTOR, other) for one, other in pairs
         )
-
-    def _has_edges(self, variant: str) -> bool:
-        """True for variants that may have edge values: zeros would leave nothing of a product."""
-        is_product = any(name in PRODUCTS for name in self._operations)
-        return variant not in ("given", HUGE, FAINT) and not (is_product and variant == "near_one")
-
-    def _planned(self, variant: str) -> tuple[Kinds, Part]:
-        """The kinds of edge values for the next set, and the part of constants drawn anew."""
-        if self._variants:
-            kinds = self._edges.kinds(has_integers=self._traits.has_discrete)
-            if self._has_positions and not self._edges.is_decided:
-                # Beside what is raised others may underflow, and be equal; or next to zero.
-                kinds -= SHIFTED
-            self._kinds = planned(kinds, sum(map(self._has_edges, self._variants)))
-            self._parts = parts(sum(one != "given" for one in self._variants))
-            self._variants = []
-        part = self._parts.pop() if self._parts else random.choice(list(Part))
-        if not self._has_edges(variant):
-            return frozenset(), part
-        kinds = (self._kinds.pop() if self._kinds else frozenset[Kind]()) | self._owed
-        self._owed = frozenset()
-        if variant == "spiked" and self._has_many_spikes and self._kinds and kinds & SHIFTED:
-            kinds, self._kinds[0] = self._kinds[0], kinds
-        return kinds, part
-
-    def _owe(self, kinds: Kinds) -> None:
-        self._owed = kinds - self._again
-        self._again |= kinds
 
     def _freedoms(self, kinds: Kinds, part: Part) -> Iterator[tuple[int, Freedom]]:
         """From the widest that the reference may bear, with their steps: each step keeps more of

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.numbers.called import call
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
-from forge.evalpool.judge.numbers.inputs.draws import FAINT, HUGE, PRODUCTS, Draws
+from forge.evalpool.judge.numbers.inputs.draws import Draws
 from forge.evalpool.judge.numbers.inputs.edges import Edges
+from forge.evalpool.judge.numbers.inputs.schedule import FAINT, HUGE, PRODUCTS
 from forge.evalpool.judge.numbers.shares import with_shares
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ ELEMENTS_A_SPIKE = 256
 """Elements for each spike of a large tensor. With one spike a row, an arg-max shows that many
 columns."""
 MANY_SPIKES, END_SIZES = 1024, (0.75, 1.1, 1.5)
-"""Of more spikes, those at the first and the last element of all are larger than the rest, or a
+"""With more spikes, those at the first and the last element of all are larger than the rest, or a
 sum without its last block would be within the tolerance. Their sizes differ, or those of two inputs
 would cancel in each second set."""
 PEAK, MILD_PEAK = 32.0, 6.0
