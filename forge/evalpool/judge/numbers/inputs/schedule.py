@@ -82,7 +82,7 @@ class Schedule:
         return kinds, part
 
     def owe(self, kinds: Kinds) -> None:
-        """These kinds were planned for the last set, which does not have them."""
+        """Plans these kinds, which the last set does not have, for the next set; once each."""
         self._owed = kinds - self._again
         self._again |= kinds
 
