@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -59,7 +60,12 @@ def _mutated_bytes(base: bytes, random: Random) -> bytes:
 
 def _replace(head: Any, random: Random) -> None:
     holder, key = random.choice(list(holders(head)))
-    holder[key] = random.choice(ODD)
+    holder[key] = _odd(random)
+
+
+def _odd(random: Random) -> Any:
+    """A copy: a later mistake may change it, or put it into itself."""
+    return copy.deepcopy(random.choice(ODD))
 
 
 def _swap(head: Any, random: Random) -> None:
@@ -90,7 +96,7 @@ def _repeat(head: Any, random: Random) -> None:
 def _add_key(head: Any, random: Random) -> None:
     records = [h[k] for h, k in holders(head) if isinstance(h[k], dict)]
     if records:
-        random.choice(records)[random.choice(["line", "chosen", "x", "alpha"])] = random.choice(ODD)
+        random.choice(records)[random.choice(["line", "chosen", "x", "alpha"])] = _odd(random)
 
 
 def _rename_operation(head: Any, random: Random) -> None:
