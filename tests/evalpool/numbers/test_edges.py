@@ -131,7 +131,6 @@ def test_nothing_else_is_planted_into_what_is_raised() -> None:
         made = Edges(constants=(300.0,)).plant_(X.clone(), kinds=ALL, signs=True)
         (row,) = torch.nonzero((made - X > RAISED_BY - 1).all(-1))[:, 0].tolist()
         assert float((made - X)[row].std()) < 1e-4
-        assert not made[row].eq(RAISED_BY).any()
 
 
 @pytest.mark.parametrize("num_sets", [1, 2, 3, 6])
