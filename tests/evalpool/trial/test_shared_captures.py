@@ -165,7 +165,9 @@ def test_a_shared_child_that_ended_is_replaced(shared: Shared) -> None:
     with suppress(ProcessLookupError):
         os.kill(shared.children[0][1].pid_here, signal.SIGKILL)
     assert shared.capture(CALLS) == found
-    assert shared.roles == ["plain", "plain"]
+    assert shared.roles == ["plain", "plain"] or shared.roles == ["plain", "capture"]
+    assert shared.capture(CALLS) == found
+    assert shared.roles.count("plain") == 2
 
 
 def test_a_candidate_without_end_in_a_shared_child_is_out_of_time(shared: Shared) -> None:
