@@ -17,7 +17,7 @@ Accepted by decision, since a rule would refuse what honest kernels do:
 
     a13          A BatchNorm in training mode that leaves the running statistics alone. The output
                  is right and most published kernels do so; one that writes them is held to the
-                 reference's.
+                 reference's, and so is what a reference writes to other buffers (`keys_not_kept`).
     tanh_approx  `tanh.approx.f32` for a tanh in fp32. The evaluator computes it exactly: with its
                  documented error (2^-11) an honest kernel that is right on a card would be refused.
                  A card compares what its own instruction gives.

@@ -31,12 +31,27 @@ CODE = "\n".join(f"line {number} of the candidate" for number in range(1, 40))
 
 
 def reference(
-    *, num_sets: int = 4, factor: float = 2.0, is_in_place: bool = False, weight: float = 0.0
+    *,
+    num_sets: int = 4,
+    factor: float = 2.0,
+    is_in_place: bool = False,
+    weight: float = 0.0,
+    name: str = "weight",
+    left: float | None = None,
 ) -> GpuReference:
-    """A problem of one input: x * factor + weight."""
+    """A problem of one input: x * factor + weight.
+
+    Args:
+        name: that of the weight.
+        left: what a call leaves in it; None where it stays.
+    """
     generator = torch.Generator().manual_seed(1)
     tensors: list[torch.Tensor] = [torch.tensor([weight])]
     sets: list[Set] = []
+    state: tuple[tuple[str, int], ...] = ()
+    if left is not None:
+        tensors.append(torch.tensor([left]))
+        state = ((name, 1),)
     for _ in range(num_sets):
         x = torch.randn(NUM, generator=generator)
         right = x * factor + weight
@@ -44,8 +59,11 @@ def reference(
         first = len(tensors) - 3
         changed = (Changed(number=0, output=first + 1, error=first + 2),) if is_in_place else ()
         outputs = () if is_in_place else (first + 1,)
-        sets.append(Set(inputs=(first,), outputs=outputs, errors=(first + 2,), changed=changed))
+        errors = (first + 2,)
+        made = Set(inputs=(first,), outputs=outputs, errors=errors, changed=changed, state=state)
+        sets.append(made)
     rights = [index for one in sets for index in (*one.outputs, *(c.output for c in one.changed))]
+    rights += [0, *(index for _, index in state)]
     none: Any = None
     return GpuReference(
         request={"sets": [["tensor", 0]] * num_sets},
@@ -54,7 +72,7 @@ def reference(
         block=none,
         tensors=tensors,
         sets=sets,
-        named={"weight": 0},
+        named={name: 0},
         is_sequence=False,
         allowed={
             index: Allowed.of(tensors[index], torch.empty(0), precision="fp32") for index in rights

@@ -50,16 +50,19 @@ def test_a_call_finds_parameters_as_the_reference_has_them() -> None:
         assert memory[32:] == TWOS
 
 
-@pytest.mark.parametrize(("left", "is_right"), [(2.0, True), (0.5, True), (0.6, False)])
-def test_a_changed_parameter_is_left_alone_or_as_the_reference_leaves_it(
-    left: float, is_right: bool
+@pytest.mark.parametrize("name", ["bn.running_mean", "keys"])
+@pytest.mark.parametrize("left", [2.0, 0.5, 0.6])
+def test_a_changed_parameter_is_left_as_by_the_reference_and_statistics_may_stay(
+    name: str, left: float
 ) -> None:
     of = struct.pack("4f", *[0.5] * 4)
     expected = Expected.make(SPEC, of, error=b"", precision="fp32")
-    reference = reference_of({"mean": expected})
+    reference = reference_of({name: expected})
+    reference.request["state"] = [[name, PARAMETER]]
     with mmap.mmap(-1, 48) as memory:
         mapped = CpuMemory(reference, memory)
         mapped.load(0)
         memory[32:] = struct.pack("4f", *[left] * 4)
         mapped.take()
+        is_right = left == 0.5 or (left == 2.0 and name != "keys")
         assert (mapped.mismatch(0) is None) == is_right

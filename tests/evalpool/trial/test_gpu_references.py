@@ -39,6 +39,7 @@ def layout(**changes: Any) -> dict[str, Any]:
         "outputs": [1],
         "errors": [2],
         "changed": [],
+        "state": [],
         "variant": "given",
     }
     two = {
@@ -46,6 +47,7 @@ def layout(**changes: Any) -> dict[str, Any]:
         "outputs": [4],
         "errors": [2],
         "changed": [],
+        "state": [],
         "variant": "given",
     }
     made = {
@@ -90,6 +92,9 @@ def test_two_large_sets_are_one_for_correctness_and_one_for_timing() -> None:
         {"sets": [{"inputs": ["pickle", "x"], "outputs": [1], "errors": [2]}]},
         {"sets": [{"inputs": ["list", [["tensor", 0]]], "outputs": [1, 1], "errors": [2]}]},
         {"sets": [{"inputs": ["list", [["tensor", 0]]], "outputs": [True], "errors": [2]}]},
+        {"sets": [{**layout()["sets"][0], "state": [["w", 6]]}]},
+        {"sets": [{**layout()["sets"][0], "state": [["w", 0]]}]},
+        {"sets": [{**layout()["sets"][0], "state": [["v", 5]]}]},
     ],
 )
 def test_a_malformed_layout_is_refused(changes: dict[str, Any]) -> None:
@@ -118,6 +123,15 @@ def test_tensors_among_the_constructors_arguments_are_named() -> None:
     assert made.request["init"] == ["list", [["tensor", 1], ["value", 3]]]
     assert made.named == {"init.0": 5}
     assert made.request["tensors"][1] == ["float32", [2]]
+
+
+def test_a_parameter_that_forward_changes_is_expected_as_it_leaves_it() -> None:
+    one, two = layout()["sets"]
+    sets = [{**one, "state": [["w", 6]]}, two]
+    made = arrange(layout(sets=sets), [*tensors(), torch.zeros(2)], block=BLOCK, precision="fp32")
+    assert made.changed_parameters == ("w",)
+    assert [one.state for one in made.sets] == [(("w", 6),), ()]
+    assert {5, 6} <= made.allowed.keys()
 
 
 @dataclass

@@ -44,7 +44,7 @@ class Called:
     form: str
     state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """Parameters and buffers that the call changed, as it left them; only where they were asked
-    for."""
+    for. One of another shape than before is not among them: no program makes one."""
 
     def changed(self) -> list[int]:
         """Numbers of the inputs that the call changed."""
@@ -63,13 +63,19 @@ def call(model: Any, inputs: list[Any], *, has_state: bool = False) -> Called:
     called = call_on(own, given)
     called.before = leaves(inputs)
     if has_state:
-        before, after = model.state_dict(), own.state_dict()
+        after = own.state_dict()
         called.state = {
             name: after[name]
-            for name, tensor in before.items()
-            if name in after and not is_equal(tensor, after[name])
+            for name, before in model.state_dict().items()
+            if name in after and _is_changed(before, after[name])
         }
     return called
+
+
+def _is_changed(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """True for other values in a tensor of the same shape and type."""
+    is_alike = (before.shape, before.dtype) == (after.shape, after.dtype)
+    return is_alike and not is_equal(before, after)
 
 
 class Clock:

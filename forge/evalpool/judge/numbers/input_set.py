@@ -27,7 +27,7 @@ class InputSet:
     form: str
     """`tensor`, or `list` for several outputs."""
     state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    """Parameters that the reference changes, as it leaves them; on a CPU."""
+    """Parameters that the reference changes, as it leaves them."""
     own_error: float = 0.0
     """The largest of `errors`, in tolerances."""
     scales: list[Scales | None] = field(default_factory=list["Scales | None"])

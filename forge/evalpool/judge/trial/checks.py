@@ -27,6 +27,16 @@ SEQUENCES = ("list", "tuple")
 ALTERNATIVE_WORDS = "right with one configuration of its autotuner, not with another"
 
 
+STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+"""Names of a norm's statistics in training mode. No output depends on them, and most published
+kernels leave them alone."""
+
+
+def may_stay(name: str) -> bool:
+    """True for a parameter that a program may leave alone though the reference writes to it."""
+    return name.rpartition(".")[2] in STATISTICS
+
+
 class Memory(Protocol):
     """Inputs, parameters and output slots of one judgement, and the expected results."""
 

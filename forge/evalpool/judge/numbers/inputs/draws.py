@@ -372,15 +372,14 @@ class Draws:
     ) -> InputSet | None:
         """Eager's outputs and errors. None for outputs that are not finite where given ones are, or
         mostly not."""
-        has_state = self._terms.device == "cpu"
         inputs = self._laid_out(inputs)
-        called = call(self._model, inputs, has_state=has_state)
+        called = call(self._model, inputs, has_state=True)
         changed = called.changed()
         if transposed := self._orders.keys() & set(changed):
             for number in transposed:
                 del self._orders[number]
             inputs = self._laid_out(inputs)
-            called = call(self._model, inputs, has_state=has_state)
+            called = call(self._model, inputs, has_state=True)
             changed = called.changed()
         state = called.state
         outputs, form = called.results(changed), called.form

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from forge.evalpool.judge.numbers.called import is_equal
 from forge.evalpool.judge.numbers.gpu_compare import (
     Allowed,
     allclose_mismatch,
@@ -20,6 +21,7 @@ from forge.evalpool.judge.numbers.gpu_compare import (
     mismatch,
 )
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
+from forge.evalpool.judge.trial.checks import may_stay
 from forge.evalpool.judge.trial.gpu.layout import spec_of
 
 if TYPE_CHECKING:
@@ -45,6 +47,13 @@ class LeftByCall:
     """Outputs, then the inputs that the reference changes."""
     is_kept: bool
     """True if it left alone what the reference leaves alone."""
+    parameters: Sequence[torch.Tensor] | None = ()
+    """`GpuReference.changed_parameters`; None where they are not to be compared."""
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that it left."""
+        return [*self.outputs, *(self.parameters or ())]
 
 
 @dataclass(slots=True)
@@ -60,8 +69,9 @@ class CardMemory:
     _verified: dict[int, list[torch.Tensor]] = field(
         default_factory=dict[int, list["torch.Tensor"]]
     )
-    """Outputs of the candidate that were found right, by input set."""
+    """Results of the candidate that were found right, by input set."""
     _left: list[torch.Tensor] = field(default_factory=list["torch.Tensor"])
+    _parameters: list[torch.Tensor] | None = None
     _is_kept: bool = True
     _is_near: bool = False
     """True if what the last call left is known to be right."""
@@ -96,6 +106,7 @@ class CardMemory:
             is_stable: it stays where it is until all checked calls are over.
         """
         self._left, self._is_kept = list(call.outputs), call.is_kept
+        self._parameters = None if call.parameters is None else list(call.parameters)
         self._is_near, self._is_stable = is_near, is_stable
 
     def are_near(self, calls: Sequence[LeftByCall]) -> list[bool]:
@@ -104,7 +115,8 @@ class CardMemory:
             return [False] * len(calls)
         pairs, places = list[tuple[torch.Tensor, torch.Tensor, Allowed]](), list[int]()
         for place, call in enumerate(calls):
-            for got, (_, right, index) in self._pairs(call.number, call.outputs):
+            found = self._pairs(call.number, call.outputs)
+            for got, (_, right, index) in [*found, *self._changes(call.number, call.parameters)]:
                 pairs.append((got, right, self.reference.allowed[index]))
                 places.append(place)
         flags = zip(places, are_near(pairs), strict=True)
@@ -115,6 +127,8 @@ class CardMemory:
         """Copies what a call left, unless it stays where it is."""
         if not self._is_stable:
             self._left = [one.clone() for one in self._left]
+            if self._parameters is not None:
+                self._parameters = [one.clone() for one in self._parameters]
 
     def is_unwritten(self, number: int) -> bool:
         """True if no output differs from its poison."""
@@ -134,7 +148,21 @@ class CardMemory:
                 return f"Model changes its input in place, do as it does: {found}"
             if found is not None:
                 return found
+        if not self._is_near and (found := self._parameter_mismatch(number)):
+            return f"Model changes its parameter in place, do as it does: {found}"
         self._keep(number)
+        return None
+
+    def _parameter_mismatch(self, number: int) -> str | None:
+        """First element that differs of the parameters that forward changes: a norm's statistics
+        may be left alone."""
+        reference = self.reference
+        for got, (name, right, index) in self._changes(number, self._parameters):
+            if may_stay(name) and is_equal(got, reference.tensors[reference.named[name]]):
+                continue
+            allowed = reference.allowed[index]
+            if found := mismatch(got, right, allowed=allowed, name=f"parameter {name}"):
+                return found
         return None
 
     def knows(self, number: int) -> bool:
@@ -150,7 +178,7 @@ class CardMemory:
         differs = torch.stack(
             [
                 self._differing(known, position)
-                for position, output in enumerate(known[0].outputs)
+                for position, output in enumerate(known[0].tensors)
                 if output.numel()
             ]
             or [torch.zeros(len(known), dtype=torch.bool)]
@@ -162,7 +190,7 @@ class CardMemory:
 
     def _differing(self, calls: Sequence[LeftByCall], position: int) -> torch.Tensor:
         """[num calls] True where an output differs from the right one, still on the card."""
-        found = [_bits(call.outputs[position]).view(-1) for call in calls]
+        found = [_bits(call.tensors[position]).view(-1) for call in calls]
         right = [_bits(self._verified[call.number][position]).view(-1) for call in calls]
         if len(found[0]) * len(found) <= MAX_STACKED_BYTES:
             return (torch.stack(found) != torch.stack(right)).any(1)
@@ -186,10 +214,13 @@ class CardMemory:
 
     def _keep(self, number: int) -> None:
         """Keeps what the last call left, as right for its input set, where there is room."""
-        num_bytes = sum(one.nbytes for one in self._left)
+        if self._parameters is None:
+            return
+        left = [*self._left, *self._parameters]
+        num_bytes = sum(one.nbytes for one in left)
         if number in self._verified or num_bytes * self.num_sets > MAX_KEPT_BYTES:
             return
-        self._verified[number] = [one.clone() for one in self._left]
+        self._verified[number] = [one.clone() for one in left]
 
     def _pairs(
         self, number: int, left: Sequence[torch.Tensor]
@@ -206,6 +237,19 @@ class CardMemory:
         rights += [(f"input {change.number}", change.output) for change in one.changed]
         expected = [(name, self.reference.tensors[index], index) for name, index in rights]
         return list(zip(left, expected, strict=True))
+
+    def _changes(
+        self, number: int, left: Sequence[torch.Tensor] | None
+    ) -> list[tuple[torch.Tensor, tuple[str, torch.Tensor, int]]]:
+        """The same for the parameters that forward changes on any set."""
+        if left is None:
+            return []
+        reference = self.reference
+        after = dict(reference.sets[number].state)
+        names = reference.changed_parameters
+        indices = [after.get(name, reference.named[name]) for name in names]
+        rights = [(name, reference.tensors[i], i) for name, i in zip(names, indices, strict=True)]
+        return list(zip(left, rights, strict=True))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

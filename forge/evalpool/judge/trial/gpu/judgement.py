@@ -210,7 +210,7 @@ class GpuJudgement(Judgement):
         if captured.reads_values or len(numbers) < 2 or any(sets[n] != sets[0] for n in numbers):
             return
         run = self._run_for(captured)
-        if run.memory.has_written:
+        if run.memory.has_statistics:
             self._require_lasting(run)
         accesses = accesses_of(captured.program, finding=self.report)
         if run.memory.num_places < 3 or not may_remember(captured.program, accesses):

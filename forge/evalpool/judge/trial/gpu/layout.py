@@ -49,6 +49,8 @@ class Set:
     errors: tuple[int, ...]
     changed: tuple[Changed, ...] = ()
     """Inputs that forward must change in place."""
+    state: tuple[tuple[str, int], ...] = ()
+    """Parameters that forward changes, by name, and the indices of their contents afterwards."""
     variant: str = "given"
     """Name of its distribution; `given` for the problem's own."""
 
@@ -111,6 +113,11 @@ class GpuReference:
         return self.input_bytes + parameters + self.output_bytes
 
     @property
+    def changed_parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that forward changes on any set."""
+        return tuple(dict.fromkeys(name for one in self.sets for name, _ in one.state))
+
+    @property
     def has_elements(self) -> bool:
         """True if a call has something to compute."""
         one = self.sets[0]
@@ -123,6 +130,8 @@ def arrange(
 ) -> GpuReference:
     """Checks an oracle's layout. Raises LayoutError, or what a malformed one leads to."""
     sets, trees = [], []
+    known = {str(name): index for name, index in layout["state"]}
+    _indices(known.values(), tensors)
     for one in layout["sets"]:
         found: list[int] = []
         trees.append(_tree(one["inputs"], found, tensors=tensors))
@@ -136,6 +145,7 @@ def arrange(
                 outputs=outputs,
                 errors=errors,
                 changed=changed,
+                state=_state(one["state"], known, tensors),
                 variant=str(one["variant"]),
             )
         )
@@ -144,12 +154,10 @@ def arrange(
     shapes = [[spec_of(tensors[index]) for index in (*one.inputs, *one.outputs)] for one in sets]
     if any(tree != trees[0] for tree in trees) or any(one != shapes[0] for one in shapes):
         raise LayoutError("get_inputs gives other shapes or arguments from call to call")
-    named = {str(name): index for name, index in layout["state"]}
-    state = list(named)
+    named, state = dict(known), list(known)
     init: list[int] = []
     init_tree = _tree(layout["init"], init, tensors=tensors, start=len(sets[0].inputs))
     named |= {f"init.{number}": index for number, index in enumerate(init)}
-    _indices(named.values(), tensors)
     first = len(sets[0].inputs) + len(init)
     placed = [*sets[0].inputs, *init, *(named[name] for name in state), *sets[0].outputs]
     specs = [spec_of(tensors[index]) for index in placed]
@@ -163,6 +171,8 @@ def arrange(
     rounding = rounding_in(layout, precision)
     outputs = [pair for one in sets for pair in zip(one.outputs, one.errors, strict=True)]
     outputs += [(change.output, change.error) for one in sets for change in one.changed]
+    states = {index for one in sets for name, after in one.state for index in (after, named[name])}
+    unknown = torch.empty(0)
     return GpuReference(
         request=request,
         flops=count(layout["flops"]),
@@ -176,7 +186,8 @@ def arrange(
         allowed={
             index: Allowed.of(tensors[index], tensors[error], precision=rounding)
             for index, error in outputs
-        },
+        }
+        | {index: Allowed.of(tensors[index], unknown, precision=rounding) for index in states},
     )
 
 
@@ -186,6 +197,19 @@ def _changed(item: Any, found: list[int], tensors: list[torch.Tensor]) -> Change
     if type(number) is not int or not 0 <= number < len(found):
         raise LayoutError(f"no input {str(number)[:40]}")
     return Changed(number=number, output=output, error=error)
+
+
+def _state(
+    items: Any, named: dict[str, int], tensors: list[torch.Tensor]
+) -> tuple[tuple[str, int], ...]:
+    found = tuple((str(name), index) for name, index in items)
+    _indices([index for _, index in found], tensors)
+    for name, index in found:
+        if name not in named:
+            raise LayoutError(f"no parameter {name[:40]}")
+        if spec_of(tensors[index]) != spec_of(tensors[named[name]]):
+            raise LayoutError(f"parameter {name[:40]} has another shape after a call")
+    return found
 
 
 def _tree(tree: Any, found: list[int], *, tensors: list[torch.Tensor], start: int = 0) -> Tree:

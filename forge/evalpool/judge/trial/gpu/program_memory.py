@@ -18,6 +18,7 @@ from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
 from forge.evalpool.judge.numbers.blocks import CHUNK
 from forge.evalpool.judge.program.format import InvalidProgram, Origin
+from forge.evalpool.judge.trial.checks import may_stay
 from forge.evalpool.judge.trial.gpu.layout import spec_of, view
 
 if TYPE_CHECKING:
@@ -91,6 +92,18 @@ class _Source:
     """Index of a parameter in the reference; -1 for an input."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """A parameter that the reference changes."""
+
+    tensor: int
+    """Index in the reference."""
+    storage: int
+    """-1 where the program does not have it."""
+    slot: int
+    """For its content after a call."""
+
+
 class ProgramMemory:
     """Places of one program."""
 
@@ -105,15 +118,16 @@ class ProgramMemory:
     ) -> None:
         """
         Args:
-            written: parameters that the reference writes to: running statistics. What a program
-                leaves in them is not compared on a card.
+            written: parameters that the reference writes to.
 
         Raises:
             InvalidProgram: the program has other inputs or parameters than the reference.
             GpuMemoryError: there is no room.
         """
-        self._written = frozenset(
-            index for name, index in reference.named.items() if name in written
+        named = reference.named
+        self._written = frozenset(named[name] for name in written if name in named)
+        self._statistics = frozenset(
+            named[name] for name in written if name in named and may_stay(name)
         )
         self._program, self._reference = program, reference
         self._end = 0
@@ -126,6 +140,7 @@ class ProgramMemory:
         self._specs = [TensorSpec(one.dtype, one.shape) for one in outputs]
         self._slots = [self._next(spec.num_bytes) for spec in self._specs]
         self._changed = [self._changed_slot(one.number) for one in reference.sets[0].changed]
+        self._states = [self._state_slot(name) for name in reference.changed_parameters]
         self.num_places = min(MAX_PLACES, max(1, budget_bytes // max(self._end, 1)))
         self.block = create(self._end * self.num_places)
         self._bytes: torch.Tensor | None = self.block.bytes()
@@ -140,6 +155,10 @@ class ProgramMemory:
             content = self._content(source, number)
             if content.numel():
                 self.block.put(start + source.offset, content)
+        for state in self._states:
+            content = self._reference.tensors[state.tensor]
+            if state.storage < 0 and content.numel():
+                self.block.put(start + state.slot, content)
 
     def mix(self, place: int, number: int, *, mixture: Mixture, seed: int) -> None:
         """Puts elements of another set's floating inputs into a loaded place; where the mixture is
@@ -159,22 +178,22 @@ class ProgramMemory:
                 part.copy_(torch.where(is_new, news[start : start + CHUNK], part))
 
     @property
-    def has_written(self) -> bool:
-        """True if the program has a parameter that the reference writes to."""
-        return any(source.tensor in self._written for source in self._sources)
+    def has_statistics(self) -> bool:
+        """True if the program has statistics of a norm that the reference writes to."""
+        return any(source.tensor in self._statistics for source in self._sources)
 
     def call(self, place: int, *, seed: int, is_lasting: bool = False) -> Call:
         """The call that uses a place.
 
         Args:
-            is_lasting: parameters that the reference writes to stay as the call before left them.
+            is_lasting: statistics of a norm stay as the call before left them.
         """
         start = self._start(place)
         changing = {change.number for change in self._reference.sets[0].changed}
         fills = tuple(
             (source.storage, start + source.offset)
             for source in self._sources
-            if not (is_lasting and source.tensor in self._written)
+            if not (is_lasting and source.tensor in self._statistics)
         )
         intact = tuple(
             (source.storage, start + source.offset)
@@ -182,10 +201,11 @@ class ProgramMemory:
             if source.input not in changing and source.tensor not in self._written
         )
         slots = (start + slot for slot in self._slots)
+        kept = [*self._changed, *((state.storage, state.slot) for state in self._states)]
         return Call(
             fills=fills,
             takes=tuple(zip(self._program.outputs, slots, strict=True)),
-            copies=tuple((s, start + slot) for s, slot in self._changed if s >= 0),
+            copies=tuple((s, start + slot) for s, slot in kept if s >= 0),
             intact=intact,
             seed=seed,
         )
@@ -203,8 +223,14 @@ class ProgramMemory:
             found.append(view(memory, spec_of(like), slot))
         return found
 
+    def parameters(self, place: int) -> list[torch.Tensor]:
+        """`GpuReference.changed_parameters` as the last call in a place left them; those that the
+        program does not have, as they were. Views of the block."""
+        tensors, memory = self._reference.tensors, self._memory(place)
+        return [view(memory, spec_of(tensors[one.tensor]), one.slot) for one in self._states]
+
     def close(self) -> None:
-        """Frees the block, and with it what `outputs` gave."""
+        """Frees the block, and with it what `outputs` and `parameters` gave."""
         self._bytes = None
         self.block.close()
 
@@ -250,3 +276,9 @@ class ProgramMemory:
         index = self._reference.sets[0].inputs[position]
         slot = self._next(self._reference.tensors[index].nbytes)
         return (found[0] if found else -1), slot
+
+    def _state_slot(self, name: str) -> _State:
+        tensor = self._reference.named[name]
+        found = [one.storage for one in self._sources if one.tensor == tensor]
+        slot = self._next(self._reference.tensors[tensor].nbytes)
+        return _State(tensor=tensor, storage=found[0] if found else -1, slot=slot)

@@ -149,13 +149,14 @@ class ProgramRun:
 
     def lasting(self, first: int, second: int) -> list[LeftByCall]:
         """Calls on two sets by turns, as many as there are places, each on what the one before
-        left, also in parameters that the reference writes to: running statistics."""
+        left, also in the statistics of a norm that the reference writes to. What they leave in
+        parameters is not theirs alone."""
         numbers = [second if place % 2 else first for place in range(self.memory.num_places)]
         calls = [self._checked(*one, is_kept=one[0] > 0) for one in enumerate(numbers)]
         for place in range(1, len(calls)):
             fills = self.memory.call(place, seed=0, is_lasting=True).fills
             calls[place] = replace(calls[place], fills=fills)
-        return self._ran(numbers, calls)
+        return [replace(one, parameters=None) for one in self._ran(numbers, calls)]
 
     def _ran(self, numbers: Sequence[int], calls: Sequence[Call]) -> list[LeftByCall]:
         self.synchronize()
@@ -168,9 +169,14 @@ class ProgramRun:
         if any(report.written for report in reports):
             raise self._decided(Status.RUNTIME_ERROR, Reason.OUT_OF_BOUNDS, OUT_OF_BOUNDS_DETAIL)
         return [
-            LeftByCall(number, self.memory.outputs(place), is_kept=not report.changed)
+            self._left(place, number, is_kept=not report.changed)
             for place, (number, report) in enumerate(zip(numbers, reports, strict=True))
         ]
+
+    def _left(self, place: int, number: int, *, is_kept: bool) -> LeftByCall:
+        return LeftByCall(
+            number, self.memory.outputs(place), is_kept, parameters=self.memory.parameters(place)
+        )
 
     def _checked(self, place: int, number: int, *, is_kept: bool) -> Call:
         """A checked call on a set whose contents are on their way to a place."""
@@ -270,7 +276,7 @@ class ProgramRun:
 
     def _left_by(self, numbers: Sequence[int], found: TimeReport) -> list[LeftByCall]:
         return [
-            LeftByCall(number, self.memory.outputs(place), is_kept=not call.changed)
+            self._left(place, number, is_kept=not call.changed)
             for place, number, call in zip(
                 self._timed_places[: len(numbers)], numbers, found.calls, strict=True
             )
