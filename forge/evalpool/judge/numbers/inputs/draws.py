@@ -66,6 +66,9 @@ MAX_TF32_ERROR = 100.0
 MAX_VARIED_ERROR, MAX_HALF_ERROR = 1.0, 4.0
 """The same on inputs of ours, of which there are others; and in half precision, where eager rounds
 what an honest kernel keeps in fp32."""
+MORE_TRIES = 2
+"""Further ones without edge values before masks and indices are kept: a set may be refused for
+floats that eager itself computes inexactly."""
 NUM_GIVEN_DRAWS = 3
 """Draws of inputs as given before they count as ill-conditioned."""
 MAX_GROWTH, MAX_UNKNOWN_GROWTH = 1e4, 1e8
@@ -352,8 +355,9 @@ class Draws:
         traits = self._traits
         free = Freedom(forms=self._is_copy, part=part)
         kept = replace(free, signs=False, unit=False)
+        more = [frozenset[Kind]()] * MORE_TRIES if traits.has_discrete else []
         steps = [
-            (free, True, fewer(kinds)),
+            (free, True, [*fewer(kinds), *more]),
             (replace(free, signs=False), traits.has_non_negative, fewer(kinds - {Kind.RAISED})),
             (kept, traits.has_unit, [frozenset[Kind]()]),
             (replace(kept, discrete=False), traits.has_discrete, [frozenset[Kind]()]),
