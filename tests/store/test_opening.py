@@ -168,13 +168,20 @@ async def copy_while_written(root: Path, copies: dict[str, Path]) -> None:
         ):  # a copy of files beside the checkpoint of a step end may be torn
             while (root / "run.db-wal").stat().st_size:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
-        await writer.put(turn(99))
-        await writer.flush()
-        for left_out, copy in copies.items():
-            copy.mkdir()
-            for file in root.iterdir():
-                if file.is_file() and not (left_out and file.name.endswith(left_out)):
-                    shutil.copy(file, copy)
+        wal, size = root / "run.db-wal", 0
+        for number in range(99, 200):
+            await writer.put(turn(number))
+            await writer.flush()
+            size = wal.stat().st_size
+            for left_out, copy in copies.items():
+                shutil.rmtree(copy, ignore_errors=True)
+                copy.mkdir()
+                for file in root.iterdir():
+                    if file.is_file() and not (left_out and file.name.endswith(left_out)):
+                        shutil.copy(file, copy)
+            if size and wal.stat().st_size == size:  # no later checkpoint came between
+                break
+        assert size
 
 
 def test_a_copy_of_a_live_run_has_all_flushed_rows_if_its_wal_was_copied(

@@ -25,9 +25,9 @@ from tests.tui.watching import (
     SIZES,
     check_snapshot,
     press,
-    settle,
     text_of,
     toast_text,
+    until,
     watching,
 )
 
@@ -59,8 +59,7 @@ async def test_each_key_does_what_it_says(canned_run: RunPaths):
         for key, (keys, claim) in KEYS.items():
             assert not claim(text_of(pilot)), key
             await pilot.press(*keys)
-            await settle(pilot)
-            assert claim(text_of(pilot)), f"{key}:\n{text_of(pilot)}"
+            await until(pilot, lambda claim=claim: claim(text_of(pilot)))
 
 
 def test_every_key_is_tested():
