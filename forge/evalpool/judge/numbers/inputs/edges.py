@@ -33,7 +33,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forge.evalpool.judge.numbers.inputs.ties import jumps, plant_ties_, repeat_places_
+from forge.evalpool.judge.numbers.inputs.ties import (
+    are_different,
+    jumps,
+    plant_ties_,
+    repeat_places_,
+)
+from forge.evalpool.judge.numbers.inputs.undefined import PUTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -168,6 +174,10 @@ class Edges:
     """The label that its loss leaves out, where its source names one."""
     is_accumulating: bool = False
     """True if it adds at indices: those that are drawn are often all different."""
+    has_permutations: bool = False
+    """True if the source draws permutations, of which indices may be parts."""
+    may_be_undefined: bool = False
+    """True if torch leaves its results open on some inputs (undefined.py)."""
 
     @classmethod
     def of(cls, counted: OpCounter | None, source: str) -> Edges:
@@ -196,6 +206,8 @@ class Edges:
             and not any(name.rstrip("_") in SELECTING for name in counted.work),
             ignored=ignored,
             is_accumulating=_accumulates({name.rstrip("_") for name in counted.work}),
+            has_permutations="randperm" in source,
+            may_be_undefined=counted.is_truncating or any(name in PUTS for name in counted.work),
         )
 
     def kinds(self, *, has_integers: bool) -> Kinds:
@@ -281,7 +293,7 @@ class Edges:
             flat[_places(flat, LABEL_SHARE)] = self.ignored
         elif self._may_be_negative(value):
             flat[torch.rand(len(flat), device=value.device) < 0.5] *= -1
-        elif self.is_accumulating and len(flat) > 1:
+        elif self.is_accumulating and not are_different(made, is_likely=self.has_permutations):
             repeat_places_(made)
         return made
 
