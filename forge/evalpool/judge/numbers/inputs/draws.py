@@ -40,6 +40,7 @@ from forge.evalpool.judge.numbers.inputs.edges import SHIFTED, Edges, Kind, Kind
 from forge.evalpool.judge.numbers.inputs.given import Terms, draw_inputs
 from forge.evalpool.judge.numbers.inputs.schedule import HUGE, VAST, Schedule
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.numbers.inputs.segments import related
 from forge.evalpool.judge.numbers.inputs.traits import (
     Traits,
     discrete_alone,
@@ -47,7 +48,6 @@ from forge.evalpool.judge.numbers.inputs.traits import (
     operands_of,
     orders_of,
     own_memory,
-    related,
 )
 from forge.evalpool.judge.numbers.inputs.undefined import is_defined
 from forge.evalpool.judge.numbers.inputs.variants import (

@@ -40,6 +40,7 @@ from forge.evalpool.judge.numbers.inputs.ties import (
     repeat_places_,
 )
 from forge.evalpool.judge.numbers.inputs.undefined import PUTS
+from forge.evalpool.judge.numbers.opcount import READ
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -164,7 +165,8 @@ class Edges:
     has_signed_zeros: bool = False
     """True if it tells a negative zero from a positive one."""
     has_indices: bool = True
-    """False if no integer of its inputs can be an index."""
+    """False if no integer of its inputs can be an index: none is given to an operation that takes
+    some, or read by Python."""
     is_matching: bool = False
     """True if it looks for equal values: integers may be numbers of something."""
     is_decided: bool = True
@@ -200,7 +202,9 @@ class Edges:
             ),
             sign=_sign(counted.work),
             has_signed_zeros=any(name.rstrip("_") in SIGNED for name in counted.work),
-            has_indices=any(part in name for name in counted.work for part in INDEXING),
+            has_indices=any(part in name for name in counted.work for part in INDEXING)
+            or READ in counted.work
+            or ".tolist(" in source,
             is_matching=any(name.rstrip("_") in MATCHING for name in counted.work),
             is_decided=not counted.is_truncating
             and not any(name.rstrip("_") in SELECTING for name in counted.work),

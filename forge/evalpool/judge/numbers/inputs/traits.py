@@ -5,7 +5,6 @@ Called by draws.py.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -16,10 +15,7 @@ from forge.evalpool.judge.numbers.called import leaves, memory_order, replaced
 from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-MIN_SEGMENTS = 2
-"""One length is the last of its offsets by chance."""
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,55 +93,3 @@ def own_memory(value: Any, taken: dict[int, ref[torch.Tensor]]) -> Any:
         return one.contiguous()
 
     return replaced(value, visit)
-
-
-def related(given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Replacements, by number, for offsets and lengths of segments that no longer belong together
-    as the given ones did: lengths follow offsets. Segments that overlap would make a race of every
-    kernel that writes them side by side.
-
-    Args:
-        given: inputs as the problem gives them.
-        made: the same, drawn anew.
-    """
-    found: dict[int, torch.Tensor] = {}
-    numbers = [number for number, one in enumerate(given) if _are_segments(one)]
-    for at, lengths_at in itertools.permutations(numbers, 2):
-        offsets, lengths = given[at], given[lengths_at]
-        total = int(lengths.sum())
-        if lengths_at in found or not _belongs(offsets, lengths, total=total):
-            continue
-        if not _belongs(made[at], made[lengths_at], total=total):
-            is_sorted = bool((made[at].diff() >= 0).all())
-            chosen = made[at] if is_sorted else offsets
-            found[at] = chosen
-            found[lengths_at] = _gaps(chosen, offsets, len(lengths), total=total).to(lengths.dtype)
-    return found
-
-
-def _are_segments(value: torch.Tensor) -> bool:
-    is_integer = value.dtype in (torch.int32, torch.int64)
-    return is_integer and value.ndim == 1 and len(value) >= MIN_SEGMENTS
-
-
-def _belongs(offsets: torch.Tensor, lengths: torch.Tensor, *, total: int) -> bool:
-    """True for where segments of these lengths begin, end, or both."""
-    if len(offsets) - len(lengths) not in (0, 1) or bool((lengths < 0).any()):
-        return False
-    if int(lengths.max()) <= 1:  # positions, and a mask
-        return False
-    gaps = _gaps(offsets, offsets, len(lengths), total=total)
-    is_from_zero = int(offsets[0]) in (0, int(lengths[0]))
-    return is_from_zero and torch.equal(gaps.long(), lengths.long())
-
-
-def _gaps(
-    offsets: torch.Tensor, given: torch.Tensor, num_segments: int, *, total: int
-) -> torch.Tensor:
-    """[num_segments] lengths between offsets, of the kind of the given ones."""
-    end = offsets.new_tensor([total])
-    if len(offsets) > num_segments:
-        return offsets.diff()
-    if int(given[0]) == 0:
-        return torch.cat((offsets, end)).diff()
-    return torch.cat((end * 0, offsets)).diff()
