@@ -178,6 +178,8 @@ class Edges:
     """True if it adds at indices: those that are drawn are often all different."""
     has_permutations: bool = False
     """True if the source draws permutations, of which indices may be parts."""
+    is_rounding: bool = False
+    """True if it casts floats to integers: a few may be off by one (errors/rounded.py)."""
     may_be_undefined: bool = False
     """True if torch leaves its results open on some inputs (undefined.py)."""
 
@@ -211,6 +213,7 @@ class Edges:
             ignored=ignored,
             is_accumulating=_accumulates({name.rstrip("_") for name in counted.work}),
             has_permutations="randperm" in source,
+            is_rounding=counted.is_truncating,
             may_be_undefined=counted.is_truncating or any(name in PUTS for name in counted.work),
         )
 

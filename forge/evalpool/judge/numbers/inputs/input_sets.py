@@ -10,6 +10,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.numbers.called import call
+from forge.evalpool.judge.numbers.errors.rounded import num_rounded
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.draws import Draws
@@ -123,7 +124,8 @@ def make_sets(
             precision=terms.tolerated,
         )
         for one, error in zip(sets, found, strict=True):
-            one.errors[number] = error
+            is_rounded = edges is not None and edges.is_rounding and not error.numel()
+            one.errors[number] = num_rounded(one.outputs[number]) if is_rounded else error
     return sets
 
 
