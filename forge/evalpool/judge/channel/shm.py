@@ -38,6 +38,8 @@ ITEM_BYTES = {
     "int8": 1,
     "uint8": 1,
     "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
 }
 """Types that a tensor may have; others make a problem unjudgeable."""
 

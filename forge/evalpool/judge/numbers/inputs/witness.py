@@ -159,7 +159,10 @@ class Search:
         two_valued = {
             number
             for number, one in enumerate(inputs)
-            if isinstance(one, torch.Tensor) and one.numel() > 2 and is_categorical(one)
+            if isinstance(one, torch.Tensor)
+            and one.is_floating_point()
+            and one.numel() > 2
+            and is_categorical(one)
         }
         hidden = {spot for spot in self._blind or () if spot.tensor not in {*kept, *two_valued}}
         if not hidden:
