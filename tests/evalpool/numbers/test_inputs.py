@@ -16,7 +16,7 @@ from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
 from forge.evalpool.judge.numbers.inputs.given import Terms
 from forge.evalpool.judge.numbers.inputs.input_sets import plan
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
-from forge.evalpool.judge.numbers.inputs.segments import related
+from forge.evalpool.judge.numbers.inputs.traits import related
 from forge.evalpool.judge.numbers.inputs.variants import (
     VARIANTS,
     Freedom,

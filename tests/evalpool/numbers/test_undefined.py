@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
+from forge.evalpool.judge.numbers.errors.undefined import is_defined
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
 from forge.evalpool.judge.numbers.inputs.edges import Edges
-from forge.evalpool.judge.numbers.inputs.undefined import is_defined
 from tests.evalpool.numbers.drawn import Function, draw
 
 

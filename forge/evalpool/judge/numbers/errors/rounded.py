@@ -16,7 +16,7 @@ MIN_RANGE = 16
 LEAST, SHARE = 2, 2048
 """Elements that may be off by one: LEAST, and one for so many."""
 MIN_ELEMENTS = 256
-"""Of fewer elements, none may."""
+"""Least number of elements of an output some of which may be off."""
 
 
 def num_rounded(output: torch.Tensor) -> torch.Tensor:

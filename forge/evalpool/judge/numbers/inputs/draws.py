@@ -31,6 +31,7 @@ from forge.evalpool.judge.numbers.called import (
 )
 from forge.evalpool.judge.numbers.errors.logits import has_attention, has_softmax
 from forge.evalpool.judge.numbers.errors.own_error import errors_of, root_mean_square
+from forge.evalpool.judge.numbers.errors.undefined import is_defined
 from forge.evalpool.judge.numbers.finite import are_finite, finite_share, widened
 from forge.evalpool.judge.numbers.input_set import InputSet
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
@@ -40,7 +41,6 @@ from forge.evalpool.judge.numbers.inputs.edges import SHIFTED, Edges, Kind, Kind
 from forge.evalpool.judge.numbers.inputs.given import Terms, draw_inputs
 from forge.evalpool.judge.numbers.inputs.schedule import HUGE, VAST, Schedule
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
-from forge.evalpool.judge.numbers.inputs.segments import related
 from forge.evalpool.judge.numbers.inputs.traits import (
     Traits,
     discrete_alone,
@@ -48,8 +48,8 @@ from forge.evalpool.judge.numbers.inputs.traits import (
     operands_of,
     orders_of,
     own_memory,
+    related,
 )
-from forge.evalpool.judge.numbers.inputs.undefined import is_defined
 from forge.evalpool.judge.numbers.inputs.variants import (
     ELEMENTS_A_SPIKE,
     MANY_SPIKES,
@@ -135,7 +135,7 @@ class Draws:
         self._finite_share = 1.0
         """Share of the first set's outputs that is finite."""
         self._is_defined = False
-        """True if torch may leave results open (undefined.py), and not those of the first set."""
+        """True if torch may leave results open (errors/undefined.py), the first set's not."""
         self._is_copy = False
         """True if an output is an input in the first set: forms of inputs hide what is computed."""
         self._repeating: set[int] = set()

@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forge.evalpool.judge.numbers.errors.undefined import PUTS
 from forge.evalpool.judge.numbers.inputs.ties import (
     are_different,
     jumps,
     plant_ties_,
     repeat_places_,
 )
-from forge.evalpool.judge.numbers.inputs.undefined import PUTS
 from forge.evalpool.judge.numbers.opcount import READ
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Edges:
     is_rounding: bool = False
     """True if it casts floats to integers: a few may be off by one (errors/rounded.py)."""
     may_be_undefined: bool = False
-    """True if torch leaves its results open on some inputs (undefined.py)."""
+    """True if torch leaves its results open on some inputs (errors/undefined.py)."""
 
     @classmethod
     def of(cls, counted: OpCounter | None, source: str) -> Edges:
