@@ -62,6 +62,29 @@ def test_the_second_call_repeats_the_questions_of_the_first(tmp_path):
     assert len(judge.asked) == 2
 
 
+REMEMBERING = (
+    SCALE
+    + """known = {}
+def size(x):
+    for one, found in known.items():
+        if one is x:
+            return found
+    return known.setdefault(x, torch.arange(x.argmax().item()).to(x.device, torch.float32))
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return scaled(size(x), 2.0)
+"""
+)
+
+
+def test_what_a_candidate_remembers_of_an_input_is_not_that_of_another_call(tmp_path):
+    judge = Judge(7)
+    program = captured(tmp_path, REMEMBERING, inputs=[[8]], ask=judge)
+    assert len(judge.asked) == 2
+    assert any(isinstance(node, Value) for node in program.forward)
+    assert (program.init, program.stateful) == ((), "")
+
+
 def test_more_than_64_values_are_refused(tmp_path):
     code = CLASS + "return scaled(x, sum(x.tolist()))"
     with pytest.raises(CaptureFailed, match="at most 64 values"):

@@ -77,6 +77,19 @@ def test_a_reference_shows_if_integers_may_be_indices() -> None:
     assert not edges_of(lambda x: x.abs() // 4, labels).is_matching
 
 
+def test_what_python_reads_may_be_an_index() -> None:
+    def by_number(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[int(row[0]), int(row[1])] for row in at])
+
+    def by_list(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[row, column] for row, column in at.tolist()])
+
+    inputs = [torch.randn(8, 8), torch.randint(0, 8, (5, 2))]
+    assert Edges.of(count_work(Function(by_number), inputs), "").has_indices
+    assert Edges.of(count_work(Function(by_list), inputs), "at.tolist()").has_indices
+    assert not Edges.of(count_work(Function(lambda x, at: x[:5, :2] * at), inputs), "").has_indices
+
+
 def test_equal_values_are_not_planted_where_they_leave_the_answer_open() -> None:
     assert edges_of(lambda x: x.softmax(-1), X).is_decided
     for reference in (lambda x: x.argmax(-1), lambda x: x.topk(3), lambda x: x.max(-1)):

@@ -396,6 +396,26 @@ def test_lengths_of_segments_follow_their_offsets(kind: str, lengths: list[int])
     assert len({tuple(one.inputs[2].tolist()) for one in drawn.sets}) > 1
 
 
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_numbers_of_segments_follow_their_offsets(is_drawn: bool) -> None:
+    offsets, first = torch.tensor([0, 7, 19, 24, 40]), torch.randperm(30)[:4]
+
+    def inputs() -> list[torch.Tensor]:
+        numbers = torch.randperm(30)[:4] if is_drawn else first.clone()
+        return [torch.randn(40, 3), offsets.clone(), numbers.repeat_interleave(offsets.diff())]
+
+    def reference(x: torch.Tensor, at: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(30, 3).index_add(0, numbers, x) + at[1]
+
+    drawn = draw(reference, inputs)
+    for one in drawn.sets:
+        _, at, numbers = one.inputs
+        firsts = numbers[at[:-1]]
+        assert torch.equal(firsts.repeat_interleave(at.diff()), numbers)
+        assert len(firsts.unique()) == 4
+    assert len({tuple(one.inputs[1].tolist()) for one in drawn.sets}) > 1
+
+
 def test_positions_beside_ones_are_no_segments() -> None:
     positions, ones = torch.arange(8), torch.ones(8, dtype=torch.int64)
     assert related([positions, ones], [positions.flip(0), ones]) == {}

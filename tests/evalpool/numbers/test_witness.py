@@ -145,6 +145,18 @@ def test_an_input_that_is_kept_is_never_planted() -> None:
     assert search.improve([torch.zeros(4, 30)], kept={0}) is None
 
 
+def test_masks_keep_their_two_values() -> None:
+    def inputs() -> list[torch.Tensor]:
+        return [torch.randn(3, 90), (torch.rand(3, 90) > 0.5).float()]
+
+    def reference(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x + 0.01 * x.roll(1, -1) * (1 - mask)
+
+    for _ in range(5):
+        for one in draw(reference, inputs).sets:
+            assert set(one.inputs[1].unique().tolist()) <= {0.0, 1.0}
+
+
 def test_a_search_that_the_reference_does_not_bear_ends() -> None:
     search = search_for(lambda x: torch.log(x - 9).amax(1), torch.ones(4, 30))
     assert search.improve([torch.ones(4, 30)]) is None

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from forge.evalpool.judge.program.deviation import deviation
-from forge.evalpool.judge.program.format import Origin, Program, Storage, Value
+from forge.evalpool.judge.program.format import Origin, Program, Storage, Tensor, Value
 from tests.evalpool.program.programs import build, launch, op, pointers
 
 KERNELS = [pointers("count", "*fp32", "i32"), pointers("fill", "*fp32", "i32")]
@@ -71,6 +71,40 @@ def test_constants_are_those_of_the_first_set() -> None:
     other = reading(4, storages=storages, constants=(b"b",))
     assert deviation(one, one) is None
     assert deviation(one, other) == "a constant depends on values that the host read"
+
+
+def holding(values: list[int], dtype: str = "int32", *, size: int = 64, read: str = "") -> Program:
+    """A program with a constant, beside an output of `size` elements."""
+    one = reading(4)
+    content = b"".join(value.to_bytes(4, "little", signed=True) for value in values)
+    tensors = list(one.tensors)
+    tensors[3] = dataclasses.replace(tensors[3], shape=(size,))
+    if read:
+        tensors[0] = dataclasses.replace(tensors[0], dtype=read)
+    held = Tensor(storage=len(one.storages), offset=0, shape=(2,), strides=(1,), dtype=dtype)
+    storage = Storage(num_bytes=len(content), origin=Origin.CONSTANT)
+    return dataclasses.replace(
+        one,
+        tensors=(*tensors, held),
+        storages=(*one.storages, storage),
+        constants=(content,),
+    )
+
+
+def test_a_few_small_integers_may_depend_on_integers_that_the_host_read() -> None:
+    first = holding([0, 1, 1, 3], read="int64")
+    assert deviation(first, holding([0, 2, 1, 65536], read="int64")) is None
+    assert deviation(first, holding([0, 2], read="int64")) is None
+    refused = [
+        holding([0, 2], read="float32"),
+        holding([0, 2], "float32", read="int64"),
+        holding([0, 65537], read="int64"),
+        holding([0, -65537], read="int64"),
+        holding([0, 1, 2, 3, 4], read="int64"),
+        holding([0, 1, 1, 2], size=63, read="int64"),
+    ]
+    said = "a constant depends on values that the host read"
+    assert [deviation(first, one) for one in refused] == [said] * len(refused)
 
 
 def test_init_is_the_same() -> None:

@@ -83,6 +83,40 @@ def test_a_gather_of_values_that_were_read_is_found() -> None:
     assert lookups_of(parse(HEAD + body), "k") == {(TABLE, INDEX)}
 
 
+HANDED_OVER = """cf.cond_br %more, ^bb1, ^bb2
+    ^bb1:
+      cf.br ^bb3(%a : i32)
+    ^bb2:
+      cf.br ^bb3(%zero : i32)
+    ^bb3(%b: i32):
+      tt.map_elementwise.return %b : i32"""
+RETURNED = """cf.cond_br %more, ^bb1, ^bb2
+    ^bb1:
+      tt.map_elementwise.return %one : i32
+    ^bb2:
+      tt.map_elementwise.return %zero : i32"""
+
+
+@pytest.mark.parametrize("blocks", [HANDED_OVER, RETURNED])
+def test_a_place_that_the_blocks_of_a_map_choose_is_found(blocks: str) -> None:
+    index = "tensor<16xi32>"
+    body = f"""
+    %i = tt.splat %at : i32 -> {index}
+    %p = "tt.map_elementwise"(%i) <{{pack = 1 : i32}}> ({{
+    ^bb0(%a: i32):
+      %more = arith.cmpi sgt, %a, %zero : i32
+      {blocks}
+    }}) : ({index}) -> {index}
+    %ts = tt.splat %t : !tt.ptr<f32> -> tensor<16x!tt.ptr<f32>>
+    %tp = tt.addptr %ts, %p : tensor<16x!tt.ptr<f32>>, {index}
+    %values = tt.load %tp : tensor<16x!tt.ptr<f32>>
+    tt.return
+  }}
+}}
+"""
+    assert lookups_of(parse(HEAD + body), "k") == {(TABLE, INDEX)}
+
+
 def test_reads_at_many_addresses_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of 100,000 may be at any of 256 arguments."""
     body = "%place = arith.addi %at, %one : i32" + "\n %x = tt.load %np : !tt.ptr<i32>" * 5

@@ -216,7 +216,8 @@ def hoisted(parts: Parts, *, first: Sequence[Node], needed: Iterable[int]) -> li
             tainted |= {n for n, origin in origins.items() if origin is Origin.ALLOCATION}
         else:
             clean.append(node)
-    live, kept = set(needed), list[Node]()
+    live = {one for one in needed if parts.storages[one].origin is Origin.ALLOCATION}
+    kept: list[Node] = []
     for node in reversed(clean):
         touched = storages_of(node, parts)
         if touched & live:

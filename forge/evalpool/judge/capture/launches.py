@@ -90,6 +90,10 @@ class CaptureDriver(DriverBase):
         """Does nothing: there is no cache."""
 
 
+STAGES = ("source", "ttgir", "llir", "ptx", "cubin", "sass")
+"""Forms of a compiled kernel that some print: empty here, where nothing is compiled."""
+
+
 class CapturedKernel:
     """Stands for Triton's CompiledKernel."""
 
@@ -100,7 +104,7 @@ class CapturedKernel:
         self.function = self
         self.module = self
         self.packed_metadata = ()
-        self.asm = {"ttir": kernel.ttir}
+        self.asm = dict.fromkeys(STAGES, "") | {"ttir": kernel.ttir}
         self.number = recorder.kernel(kernel)
         self.metadata = _Metadata(self, options)
         self._kernel = kernel

@@ -102,7 +102,7 @@ class Session:
             since = len(recorder.storages)
             first, _ = self._forward(inputs)
             made = range(since, len(recorder.storages))
-            forward, outputs = self._forward(inputs)
+            forward, outputs = self._forward(_as_others(inputs))
         parts = self.parts()
         needed = self._used(forward, outputs) & set(made)
         words = difference(parts, first, forward, since=since)
@@ -278,6 +278,19 @@ class Session:
     def _make(self, place: int, **facts: Any) -> Any:
         dtype, shape = self.request["tensors"][place][:2]
         return self.recorder.given(tuple(shape), getattr(torch, dtype), **facts)
+
+
+def _as_others(value: Any) -> Any:
+    """The same with other tensor objects on the same memory: each call of a model has inputs of its
+    own, and what a candidate remembers by the object, as of offsets read on the host, is not
+    theirs."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, dict):
+        return {key: _as_others(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_as_others(one) for one in value)
+    return value
 
 
 def flatten(result: Any) -> Iterator[Any]:

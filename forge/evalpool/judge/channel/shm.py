@@ -38,8 +38,10 @@ ITEM_BYTES = {
     "int8": 1,
     "uint8": 1,
     "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
 }
-"""Types that a tensor may have; others make a problem unjudgeable."""
+"""Types that a tensor may have; others make a problem unjudgeable. Outputs are not complex."""
 
 F_ADD_SEALS = 1033
 SEAL_SEALS, SEAL_SIZE, SEAL_WRITES = 0x1, 0x2 | 0x4, 0x8

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -29,3 +29,11 @@ def is_finite(tensor: torch.Tensor) -> bool:
         return bool(torch.isfinite(tensor).all())
     least_and_largest = torch.stack(torch.aminmax(tensor))  # NaN where one is; a tenth of the time
     return bool(torch.isfinite(least_and_largest).all())
+
+
+def finite_share(tensors: Sequence[torch.Tensor]) -> float:
+    """Share of the elements that are finite."""
+    if are_finite(tensors):
+        return 1.0
+    num = sum(int(torch.isfinite(widened(one)).sum()) for one in tensors)
+    return num / max(1, sum(one.numel() for one in tensors))

@@ -13,7 +13,8 @@
     e      the smallest of the largest own errors in its slabs (errors/own_error.py): what an honest
            kernel may lose too
 
-Integers and bools must be equal. Imports nothing but math.
+Integers and bools must be equal, but for a few integers that a reference rounds from floats
+(errors/rounded.py). Imports nothing but math.
 """
 
 from __future__ import annotations

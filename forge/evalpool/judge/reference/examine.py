@@ -138,6 +138,7 @@ class Study:
         found = Found(facts={"outputs": names, "forward_s": self.forward_s})
         everything = [*self.outputs, *leaves(self.inputs), *self.subject.state()]
         unknown = [name for one in everything if (name := dtype_name(one)) not in ITEM_BYTES]
+        unknown += [dtype_name(one) for one in self.outputs if one.is_complex()]
         if unknown:
             found.flags[Flag.UNSUPPORTED] = f"tensors of {unknown[0]} are not judged"
         each = self.subject.num_bytes(self.inputs, self.outputs)

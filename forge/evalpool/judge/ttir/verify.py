@@ -11,7 +11,7 @@ from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.types import Descriptor, Pointer, element_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Set
+    from collections.abc import Iterator, Mapping, Sequence, Set
 
     from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
 
@@ -189,11 +189,18 @@ def flows_of(function: Function) -> Iterator[tuple[int, int]]:
     """Pairs of values: an address in the first one may be in the second one."""
     for operation in operations_of(function):
         yield from _flows_of(operation)
-    blocks = function.body.blocks
-    for block in blocks:
+        for region in operation.regions:
+            yield from _flows_between(region.blocks)
+    for block in function.body.blocks:
         if not block.operations:
             raise InvalidModule(f"line {function.line}: a block of {function.name} is empty")
-        for jump in block.operations[-1].jumps:
+    yield from _flows_between(function.body.blocks)
+
+
+def _flows_between(blocks: Sequence[BasicBlock]) -> Iterator[tuple[int, int]]:
+    """Values that jumps hand over to other blocks of the same region."""
+    for block in blocks:
+        for jump in block.operations[-1].jumps if block.operations else ():
             yield from zip(jump.arguments, blocks[jump.block].arguments, strict=False)
 
 

@@ -1,1 +1,1 @@
-"""Errors that an honest kernel may have: eager's own, and those of its softmaxes."""
+"""Errors that an honest kernel may have: eager's own, and those of softmaxes and roundings."""

@@ -7,7 +7,8 @@ as it was drawn; a constant is replaced:
     two-valued floats  the same with their two values; ones get zeros
     constant floats    moved by about half of their size: states of zeros, a single scale
     all different      in another order: positions, a permutation
-    sorted             other sorted values between the same ends: offsets, segment ids
+    sorted             other sorted values between the same ends: offsets, segment ids; unlike gaps
+                       stay below the largest of them
     equal values       from 1 to the value: lengths; ones of two axes or more: a mask
     a single value     a bool is the other one, an integer a lower one above 1: flags, steps
     other integers     over the range of the given ones: indices, labels
@@ -42,6 +43,8 @@ MULTIPLE = 16
 """Triton specialises kernels on integers that are multiples of it, and on 1."""
 MAX_SINGLE = 4096
 """Bound of a single integer that is drawn anew."""
+EXCHANGES = 4
+"""Rounds in which segments of unlike length exchange parts."""
 MOVED = 0.85
 """Largest relative change of a float that is the same everywhere (of zeros, absolute)."""
 
@@ -232,11 +235,31 @@ def _shuffled(value: torch.Tensor) -> torch.Tensor:
 
 
 def _offsets(flat: torch.Tensor) -> torch.Tensor:
-    """[n] sorted, with the same ends; at least 1 apart where the given ones were."""
+    """[n] sorted, with the same ends; at least 1 apart where the given ones were, and no further
+    apart than those, where segments differ in length: the longest may be a size elsewhere."""
     low, high = int(flat[0]), int(flat[-1])
-    if bool((flat.diff() > 0).all()):
+    gaps = flat.diff()
+    least, most = int(gaps.min()), int(gaps.max())
+    if least < most and most > 1:
+        gaps = _exchanged(gaps, least=min(1, least), most=most)
+        return torch.cat([flat[:1], flat[:1] + gaps.cumsum(0)]).to(flat.dtype)
+    if least > 0:
         inner = torch.randperm(high - low - 1, device=flat.device)[: len(flat) - 2] + low + 1
     else:
         inner = torch.randint(low, high + 1, (len(flat) - 2,), device=flat.device)
     inner = inner.sort().values.to(flat.dtype)
     return torch.cat([flat[:1], inner, flat[-1:]])
+
+
+def _exchanged(gaps: torch.Tensor, *, least: int, most: int) -> torch.Tensor:
+    """[n] gaps in another order of which some have given a part of theirs to others."""
+    made = gaps.clone()
+    for _ in range(EXCHANGES):
+        made = made[torch.randperm(len(made), device=made.device)]
+        half = len(made) // 2
+        givers, takers = made[:half], made[half : 2 * half]
+        free = torch.minimum(givers - least, most - takers)
+        moved = (torch.rand(half, device=made.device) * (free + 1)).to(free.dtype).minimum(free)
+        givers -= moved
+        takers += moved
+    return made

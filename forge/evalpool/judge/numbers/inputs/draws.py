@@ -31,7 +31,8 @@ from forge.evalpool.judge.numbers.called import (
 )
 from forge.evalpool.judge.numbers.errors.logits import has_attention, has_softmax
 from forge.evalpool.judge.numbers.errors.own_error import errors_of, root_mean_square
-from forge.evalpool.judge.numbers.finite import are_finite, widened
+from forge.evalpool.judge.numbers.errors.undefined import is_defined
+from forge.evalpool.judge.numbers.finite import are_finite, finite_share, widened
 from forge.evalpool.judge.numbers.input_set import InputSet
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.discrete import Part, redraw
@@ -136,6 +137,8 @@ class Draws:
         """Inputs as the problem gave them, by the address of their memory."""
         self._finite_share = 1.0
         """Share of the first set's outputs that is finite."""
+        self._is_defined = False
+        """True if torch may leave results open (errors/undefined.py), the first set's not."""
         self._is_copy = False
         """True if an output is an input in the first set: forms of inputs hide what is computed."""
         self._repeating: set[int] = set()
@@ -247,9 +250,9 @@ class Draws:
         self._is_inexact = False
         try:
             made = self._run(inputs, variant=variant)
+            if made is None or (self._is_defined and not is_defined(self._model, made.inputs)):
+                return None
         except Exception:  # outside of its domain a reference may raise anything
-            return None
-        if made is None:
             return None
         self._is_inexact = made.own_error > limit
         return None if self._is_inexact else made
@@ -316,7 +319,8 @@ class Draws:
         self.num_huge = max(1, len(operands))
         if self._terms.is_tf32 and has_softmax(self._operations) and not self._is_unit_only():
             self._scaling = frozenset(one for one in operands if self._scales(made, one))
-        self._finite_share = _finite_share(made.outputs)
+        self._finite_share = finite_share(made.outputs)
+        self._is_defined = self._edges.may_be_undefined and is_defined(self._model, inputs)
         self._is_copy = any(
             Agreement(self._terms.tolerated)([output], [one])
             for output in made.outputs
@@ -424,15 +428,7 @@ class Draws:
         """True for outputs that are finite, or where given ones are not, at least half as often."""
         if self._finite_share == 1.0:
             return are_finite(outputs)
-        return _finite_share(outputs) >= self._finite_share / 2
-
-
-def _finite_share(outputs: list[torch.Tensor]) -> float:
-    """Share of the elements that are finite."""
-    if are_finite(outputs):
-        return 1.0
-    num = sum(int(torch.isfinite(widened(one)).sum()) for one in outputs)
-    return num / max(1, sum(one.numel() for one in outputs))
+        return finite_share(outputs) >= self._finite_share / 2
 
 
 def _is_any_finite(tensor: torch.Tensor) -> bool:

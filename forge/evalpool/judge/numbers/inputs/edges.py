@@ -33,7 +33,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forge.evalpool.judge.numbers.inputs.ties import jumps, plant_ties_, repeat_places_
+from forge.evalpool.judge.numbers.errors.undefined import PUTS
+from forge.evalpool.judge.numbers.inputs.ties import (
+    are_different,
+    jumps,
+    plant_ties_,
+    repeat_places_,
+)
+from forge.evalpool.judge.numbers.opcount import READ
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -158,7 +165,8 @@ class Edges:
     has_signed_zeros: bool = False
     """True if it tells a negative zero from a positive one."""
     has_indices: bool = True
-    """False if no integer of its inputs can be an index."""
+    """False if no integer of its inputs can be an index: none is given to an operation that takes
+    some, or read by Python."""
     is_matching: bool = False
     """True if it looks for equal values: integers may be numbers of something."""
     is_decided: bool = True
@@ -168,6 +176,12 @@ class Edges:
     """The label that its loss leaves out, where its source names one."""
     is_accumulating: bool = False
     """True if it adds at indices: those that are drawn are often all different."""
+    has_permutations: bool = False
+    """True if the source draws permutations, of which indices may be parts."""
+    is_rounding: bool = False
+    """True if it casts floats to integers: a few may be off by one (errors/rounded.py)."""
+    may_be_undefined: bool = False
+    """True if torch leaves its results open on some inputs (errors/undefined.py)."""
 
     @classmethod
     def of(cls, counted: OpCounter | None, source: str) -> Edges:
@@ -190,12 +204,17 @@ class Edges:
             ),
             sign=_sign(counted.work),
             has_signed_zeros=any(name.rstrip("_") in SIGNED for name in counted.work),
-            has_indices=any(part in name for name in counted.work for part in INDEXING),
+            has_indices=any(part in name for name in counted.work for part in INDEXING)
+            or READ in counted.work
+            or ".tolist(" in source,
             is_matching=any(name.rstrip("_") in MATCHING for name in counted.work),
             is_decided=not counted.is_truncating
             and not any(name.rstrip("_") in SELECTING for name in counted.work),
             ignored=ignored,
             is_accumulating=_accumulates({name.rstrip("_") for name in counted.work}),
+            has_permutations="randperm" in source,
+            is_rounding=counted.is_truncating,
+            may_be_undefined=counted.is_truncating or any(name in PUTS for name in counted.work),
         )
 
     def kinds(self, *, has_integers: bool) -> Kinds:
@@ -281,7 +300,7 @@ class Edges:
             flat[_places(flat, LABEL_SHARE)] = self.ignored
         elif self._may_be_negative(value):
             flat[torch.rand(len(flat), device=value.device) < 0.5] *= -1
-        elif self.is_accumulating and len(flat) > 1:
+        elif self.is_accumulating and not are_different(made, is_likely=self.has_permutations):
             repeat_places_(made)
         return made
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.numbers.called import call
+from forge.evalpool.judge.numbers.called import Unjudgeable, call
+from forge.evalpool.judge.numbers.errors.rounded import num_rounded
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.draws import Draws
@@ -95,6 +96,8 @@ def make_sets(
     while variants:
         variant = variants.pop(0)
         made = draws.make(variant)
+        if any(one.is_complex() for one in made.outputs):
+            raise Unjudgeable("the reference returns complex numbers: let it return view_as_real")
         if not sets and HUGE in variants:
             at = variants.index(HUGE)
             variants[at:at] = [HUGE] * (draws.num_huge - 1)
@@ -123,7 +126,8 @@ def make_sets(
             precision=terms.tolerated,
         )
         for one, error in zip(sets, found, strict=True):
-            one.errors[number] = error
+            is_rounded = edges is not None and edges.is_rounding and not error.numel()
+            one.errors[number] = num_rounded(one.outputs[number]) if is_rounded else error
     return sets
 
 

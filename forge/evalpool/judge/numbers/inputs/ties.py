@@ -6,6 +6,7 @@ twice, a rank), and at the jumps of what rounds an input.
 
 from __future__ import annotations
 
+import math
 import random
 
 import torch
@@ -20,6 +21,8 @@ NEXT_SHARE = 0.5
 """Share of the lines in which equal values are neighbours."""
 PAIR_SHARE = 16
 """One pair of equal integers for so many."""
+MAX_CHANCE = 0.01
+"""Chance below which independent indices are not all different."""
 NUM_STEPS = 4
 """Jumps of a rounding on each side of 0."""
 
@@ -64,9 +67,29 @@ def jumps(unit: float, *, signs: bool) -> list[float]:
     return [number * unit / 2 for number in range(first, 2 * NUM_STEPS + 1)]
 
 
+def are_different(value: torch.Tensor, *, is_likely: bool) -> bool:
+    """True for indices of which no line along the last axis has one twice, by design rather than by
+    chance: a kernel may rely on it.
+
+    Args:
+        is_likely: the problem draws permutations: nothing speaks for chance.
+    """
+    length = value.shape[-1] if value.ndim else 1
+    if value.numel() < 2 or length < 2:
+        return False
+    lines = value.reshape(-1, length).sort(-1).values
+    if bool((lines.diff(dim=-1) == 0).any()):
+        return False
+    num_places = int(lines.max()) - min(0, int(lines.min())) + 1
+    chance = math.exp(-len(lines) * length * (length - 1) / (2 * num_places))
+    return is_likely or chance < MAX_CHANCE
+
+
 def repeat_places_(value: torch.Tensor) -> torch.Tensor:
     """Integers of which some occur twice along each axis, written in place: of a pair, the lower
     one. A permutation stays, and so does what is sorted: offsets."""
+    if value.numel() < 2:
+        return value
     flat = value.view(-1)
     is_dense = int(flat.max()) - int(flat.min()) == len(flat) - 1
     is_sorted = value.ndim == 1 and bool((flat.diff() >= 0).all())

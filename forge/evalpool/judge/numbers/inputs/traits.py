@@ -1,4 +1,4 @@
-"""Properties of the inputs that a problem gives: which may be varied, which are drawn anew.
+"""Properties of the given inputs: which may be varied, are drawn anew, or belong together.
 
 Called by draws.py.
 """
@@ -17,6 +17,7 @@ from forge.evalpool.judge.numbers.inputs.domain import Domain, Form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
 
 MIN_SEGMENTS = 2
 """One length is the last of its offsets by chance."""
@@ -100,14 +101,65 @@ def own_memory(value: Any, taken: dict[int, ref[torch.Tensor]]) -> Any:
 
 
 def related(given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Replacements, by number, for offsets and lengths of segments that no longer belong together
-    as the given ones did: lengths follow offsets. Segments that overlap would make a race of every
-    kernel that writes them side by side.
+    """Replacements, by number, for inputs that no longer belong together as the given ones did.
+
+    Lengths of segments follow their offsets: segments that overlap would make a race of every
+    kernel that writes them side by side. Integers that are equal within each segment, such as its
+    number, stay so.
 
     Args:
         given: inputs as the problem gives them.
         made: the same, drawn anew.
     """
+    found = _lengths_by_offsets(given, made)
+    changed = [
+        (one, found.get(at, made[at]))
+        for at, one in enumerate(given)
+        if _are_segments(one) and not torch.equal(one, found.get(at, made[at]))
+    ]
+    followers = [number for number, one in enumerate(given) if _is_alike_by_rows(one)]
+    for number, (offsets, drawn) in itertools.product(followers, changed):
+        one = given[number]
+        before, after = (_bounds(at, end=len(one)) for at in (offsets, drawn))
+        if number in found or before is None or after is None:
+            continue
+        if one is not offsets and _is_alike_within(one, before):
+            rows = one[before[:-1].clamp(max=len(one) - 1)]
+            found[number] = rows.repeat_interleave(after.diff(), 0)
+    return found
+
+
+def _bounds(offsets: torch.Tensor, *, end: int) -> torch.Tensor | None:
+    """[segments + 1] their begins and the end of the last one; None if these are no offsets."""
+    bounds = offsets.long()
+    if int(bounds[0]) != 0:
+        bounds = torch.cat((bounds.new_zeros(1), bounds))
+    if int(bounds[-1]) < end:
+        bounds = torch.cat((bounds, bounds.new_tensor([end])))
+    gaps = bounds.diff()
+    is_good = int(bounds[-1]) == end and int(gaps.min()) >= 0 and int(gaps.max()) > 1
+    return bounds if is_good and len(bounds) > MIN_SEGMENTS else None
+
+
+def _is_alike_by_rows(value: torch.Tensor) -> bool:
+    """True for integers of which several rows behind each other are equal, and not all."""
+    if value.dtype not in (torch.int32, torch.int64) or not value.ndim or len(value) < 3:
+        return False
+    differs = (value[1:] != value[:-1]).reshape(len(value) - 1, -1).any(-1)
+    return bool(differs.any()) and not bool(differs.all())
+
+
+def _is_alike_within(value: torch.Tensor, bounds: torch.Tensor) -> bool:
+    """True if rows are equal in each segment: numbers of segments, places that belong to them."""
+    differs = (value[1:] != value[:-1]).reshape(len(value) - 1, -1).any(-1)
+    inner = bounds[(bounds > 0) & (bounds < len(value))]
+    differs[inner - 1] = False
+    return not bool(differs.any())
+
+
+def _lengths_by_offsets(
+    given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
+) -> dict[int, torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     numbers = [number for number, one in enumerate(given) if _are_segments(one)]
     for at, lengths_at in itertools.permutations(numbers, 2):

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from forge.evalpool.judge.numbers.called import is_categorical
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 
 Outputs = list[torch.Tensor]
@@ -153,9 +154,17 @@ class Search:
         """Inputs like these that show more; None where there is nothing to show, or no way.
 
         Args:
-            kept: positions of inputs that stay as they are.
+            kept: positions of inputs that stay as they are, as those of two values do: masks.
         """
-        hidden = {spot for spot in self._blind or () if spot.tensor not in kept}
+        two_valued = {
+            number
+            for number, one in enumerate(inputs)
+            if isinstance(one, torch.Tensor)
+            and one.is_floating_point()
+            and one.numel() > 2
+            and is_categorical(one)
+        }
+        hidden = {spot for spot in self._blind or () if spot.tensor not in {*kept, *two_valued}}
         if not hidden:
             return None
         self._start(inputs)

@@ -26,7 +26,7 @@ from forge.evalpool.judge.ttir.verify import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from forge.evalpool.judge.ttir.tree import Function, Module, Operation
+    from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
 
 Lookups = frozenset[tuple[int, int]]
 """Positions of two arguments of a kernel: values of the second choose the places at which it reads
@@ -119,7 +119,7 @@ def _further_flows(
 ) -> Iterator[tuple[int, int]]:
     """Pairs of values: the first one has a part in the second, though it is no address there: what
     is read at a place, and what a condition or the bounds of a loop decide."""
-    blocks = function.body.blocks
+    yield from _chosen(function.body.blocks, ())
     for operation in operations:
         if operation.name in READS | ATOMICS:
             yield from product(operation.operands, operation.results)
@@ -130,6 +130,15 @@ def _further_flows(
             decides += [end.operands[0] for end in ends if end.name == "scf.condition"]
             decided = [*operation.results, *(one for block in inner for one in block.arguments)]
             yield from product(decides, decided)
-        elif operation.name in ("cf.cond_br", "cf.switch"):
-            decided = [one for jump in operation.jumps for one in blocks[jump.block].arguments]
-            yield from product(operation.operands[:1], decided)
+        for region in operation.regions:
+            yield from _chosen(region.blocks, operation.results)
+
+
+def _chosen(blocks: Sequence[BasicBlock], results: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Flows from the conditions of jumps to the values handed over, and to the results of the
+    operation whose region these blocks are."""
+    for block in blocks:
+        for end in block.operations[-1:]:
+            if end.name in ("cf.cond_br", "cf.switch"):
+                decided = [one for jump in end.jumps for one in blocks[jump.block].arguments]
+                yield from product(end.operands[:1], (*decided, *results))

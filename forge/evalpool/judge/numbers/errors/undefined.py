@@ -1,0 +1,84 @@
+"""Operations of a reference whose results torch leaves open: sets of inputs with one are not used.
+
+Called by draws.py for references that may have some. An honest kernel gives another result there:
+
+    casts   of NaN and infinities to integers, as of a quotient by a scale that is 0 in fp16
+    puts    of different values at one place, of which any may be left
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forge.evalpool.judge.numbers.called import call
+from forge.evalpool.judge.numbers.finite import are_finite
+
+CASTS = {"_to_copy", "copy_"}
+PUTS = {
+    *("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"),
+    *("scatter", "scatter_", "index_copy", "index_copy_"),
+}
+
+
+class UndefinedResult(Exception):
+    """Torch leaves open what an operation returns."""
+
+
+def is_defined(model: Any, inputs: list[Any]) -> bool:
+    """False where an operation of the reference has an undefined result on these inputs."""
+    try:
+        with _Watched():
+            call(model, inputs)
+    except UndefinedResult:
+        return False
+    return True
+
+
+class _Watched(TorchDispatchMode):
+    """Within: operations with an undefined result raise."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else ""
+        if name in CASTS and _is_undefined_cast(args, out):
+            raise UndefinedResult("a number that is not finite as an integer")
+        if name in PUTS and _is_undefined_put(name, args, kwargs or {}, out):
+            raise UndefinedResult("different values at one place")
+        return out
+
+
+def _is_undefined_cast(args: tuple[Any, ...], out: Any) -> bool:
+    source = args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else args[0]
+    is_cast = source.is_floating_point() and not out.is_floating_point() and not out.is_complex()
+    return is_cast and out.dtype is not torch.bool and not are_finite([source])
+
+
+def _is_undefined_put(name: str, args: tuple[Any, ...], kwargs: Any, out: torch.Tensor) -> bool:
+    """True if what was put is not there any more."""
+    if "index_put" in name:
+        is_sum = bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))
+        where, values = args[1], args[2]
+        left = None if is_sum else torch.ops.aten.index.Tensor(out, where)
+    else:
+        dim, where, values = args[1:4]
+        is_value = not isinstance(values, torch.Tensor) or len(args) > 4 or bool(kwargs)
+        if is_value:  # the same everywhere, or reduced
+            return False
+        if name.startswith("scatter"):
+            values = values[tuple(slice(length) for length in where.shape)]
+            left = out.gather(dim, where)
+        else:
+            left = out.index_select(dim, where)
+    if left is None or not left.numel():
+        return False
+    same = (left == values) | ((left != left) & (values != values))
+    return not bool(same.all())
