@@ -66,7 +66,8 @@ def test_integers_that_no_float_became_are_equal() -> None:
     assert drawn.refusals_on_a_gpu(answer)
 
 
-def test_outputs_of_few_values_or_elements_are_equal() -> None:
-    assert num_rounded(torch.arange(4096)).tolist() == [4.0]
-    none = [torch.arange(200), torch.randint(0, 16, (4096,)), torch.randn(4096), torch.ones(9) > 0]
+def test_wide_outputs_and_those_of_few_values_or_elements_are_equal() -> None:
+    made = torch.arange(4096)
+    assert num_rounded(made.to(torch.int8)).tolist() == [4.0]
+    none = [made, made[:200].char(), torch.randint(0, 16, (4096,)).char(), torch.randn(4096)]
     assert [one.numel() for one in map(num_rounded, none)] == [0] * 4
