@@ -26,7 +26,7 @@ from forge.evalpool.judge.program.format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 OVERWRITES = ("aten.copy_.default", "aten.zero_.default", "aten.fill_", "aten.uniform_.default")
 """First letters of operations that write each element of their result without reading it."""
@@ -223,6 +223,15 @@ def hoisted(parts: Parts, *, first: Sequence[Node], needed: Iterable[int]) -> li
             kept.append(node)
             live |= touched
     return kept[::-1]
+
+
+def forgotten(parts: Parts, numbers: Collection[int]) -> Parts:
+    """The same parts, where nobody supplies the content of these storages."""
+    made = [
+        replace(one, origin=Origin.ALLOCATION, index=0) if number in numbers else one
+        for number, one in enumerate(parts.storages)
+    ]
+    return replace(parts, storages=made)
 
 
 def difference(parts: Parts, one: Sequence[Node], other: Sequence[Node], *, since: int) -> str:

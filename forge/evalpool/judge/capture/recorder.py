@@ -224,7 +224,7 @@ class Recorder(TorchDispatchMode):
     def add(self, node: Node) -> None:
         """Appends a node. Raises BoundExceeded."""
         self._num_nodes += 1
-        if self._num_nodes > 2 * limits.MAX_NODES:  # forward is captured twice
+        if self._num_nodes > 3 * limits.MAX_NODES:  # forward is captured three times
             raise BoundExceeded(f"more than {limits.MAX_NODES} launches and operations")
         self.nodes.append(node)
 

@@ -25,6 +25,8 @@ from forge.evalpool.judge.program.walk import Placed, places, tensors_of, varian
 PLAIN_COPIES = ("clone", "copy", "lift_fresh_copy")
 """Copies to the same place in the order of the axes."""
 
+KEPT_WORDS = "a call must use its own inputs, and not what an earlier one was given or made"
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -134,8 +136,9 @@ class _Variant:
         reached = frozenset[int]().union(
             *(self._content(at).inputs for at in range(len(self.program.outputs)))
         )
+        hint = f": {KEPT_WORDS}" if self.program.stateful else ""
         for index in sorted(self.facts.needed_inputs - reached):
-            yield Refusal(rule=Rule.INPUT, message=f"input {index} cannot reach any output")
+            yield Refusal(rule=Rule.INPUT, message=f"input {index} cannot reach any output{hint}")
 
     def _content(self, output: int) -> Content:
         return self.flow.contents[self.program.tensors[self.program.outputs[output]].storage]
