@@ -5,7 +5,8 @@
 
     memory      bytes of the tensors, over MEMORY_SHARE of the card's memory rate
     requests    bytes that the programs ask for, over what their multiprocessors can take from L2
-    arithmetic  FLOPs, over ARITHMETIC_SHARE of the peak of the multiprocessors in use
+    arithmetic  FLOPs, over ARITHMETIC_SHARE of the peak of the multiprocessors in use: those of
+                matrices beside all others
 
 A multiprocessor runs at least one program instance: a grid of 8 uses 8 of them. Not covered:
 latency, occupancy, bank conflicts, caches that keep what an earlier launch wrote. The shares are
@@ -17,7 +18,7 @@ two take 6.3 us, and a reference of five operations 12.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class CardPeaks:
     gbps: float
     """Memory rate, in 1e9 bytes a second."""
     flops_per_clock: Mapping[str, int]
-    """Dense FLOPs of one multiprocessor in a clock, by `Work.kind`."""
+    """Dense FLOPs of one multiprocessor in a clock, by unit."""
 
 
 _AMPERE = {"fp32": 128, "tf32": 1024, "half": 2048}
@@ -71,9 +72,8 @@ class Work:
     """Bytes of its tensors, each read or written once."""
     requested_bytes: int = 0
     """Bytes that program instances load and store; 0 for a torch operation."""
-    flops: float = 0.0
-    kind: str = "fp32"
-    """`fp32`, `tf32` or `half`: the unit that does its arithmetic."""
+    flops: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By the unit that does them: `fp32`, `tf32` or `half`."""
     num_programs: int | None = None
     """Program instances; None for as many as fill a card."""
 
@@ -85,8 +85,12 @@ def estimate(work: Work, card: CardPeaks) -> tuple[float, str]:
     clocks_per_us = card.ghz * 1e3 * max(1, num_sms)
     memory = work.tensor_bytes / (MEMORY_SHARE * card.gbps * 1e3)
     requests = work.requested_bytes / (REQUEST_BYTES * clocks_per_us)
-    peak = card.flops_per_clock[work.kind] * clocks_per_us
-    arithmetic = work.flops / (ARITHMETIC_SHARE * peak)
+    per_clock = ARITHMETIC_SHARE * clocks_per_us
+    times = {
+        unit: work.flops.get(unit, 0.0) / (peak * per_clock)
+        for unit, peak in card.flops_per_clock.items()
+    }
+    arithmetic = max(times["fp32"], times["tf32"] + times["half"])
     longest = max(memory, requests, arithmetic)
     bound = "arithmetic" if arithmetic == longest else "memory"
     return LAUNCH_US + longest, "launch" if longest < LAUNCH_US else bound

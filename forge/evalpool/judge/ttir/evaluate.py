@@ -95,7 +95,8 @@ class Report:
     bytes_loaded: int
     """By all active lanes: bytes that a cache would save count, too."""
     bytes_stored: int
-    flops: float
+    flops: dict[str, float]
+    """By the unit that does them (`work`)."""
     suspicions: tuple[Fault, ...]
     """Races, orders and uninitialised reads that nobody has confirmed."""
 

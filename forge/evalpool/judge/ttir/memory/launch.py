@@ -42,7 +42,8 @@ class Launch:
     """Sums of a product that are fused (`contraction`)."""
     bytes_loaded: int = 0
     bytes_stored: int = 0
-    flops: float = 0.0
+    flops: dict[str, float] = field(default_factory=dict[str, float])
+    """Floating-point operations so far, by unit (`work`)."""
     fuel: int
     """Steps that are left."""
     relayed: frozenset[int] = frozenset()
