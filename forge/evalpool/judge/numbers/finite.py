@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -29,3 +31,17 @@ def is_finite(tensor: torch.Tensor) -> bool:
         return bool(torch.isfinite(tensor).all())
     least_and_largest = torch.stack(torch.aminmax(tensor))  # NaN where one is; a tenth of the time
     return bool(torch.isfinite(least_and_largest).all())
+
+
+def finite_share(outputs: list[torch.Tensor]) -> float:
+    """Share of the elements that are finite."""
+    if are_finite(outputs):
+        return 1.0
+    num = sum(int(torch.isfinite(widened(one)).sum()) for one in outputs)
+    return num / max(1, sum(one.numel() for one in outputs))
+
+
+def is_any_finite(tensor: torch.Tensor) -> bool:
+    """True if an element is finite, as one of the first block is in most tensors."""
+    with THREADS.held_back():
+        return any(bool(torch.isfinite(tensor[block]).any()) for block in blocks_of(tensor))

@@ -19,7 +19,6 @@ from weakref import ref
 
 import torch
 
-from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     call,
@@ -31,13 +30,19 @@ from forge.evalpool.judge.numbers.called import (
 )
 from forge.evalpool.judge.numbers.errors.logits import has_attention, has_softmax
 from forge.evalpool.judge.numbers.errors.own_error import errors_of, root_mean_square
-from forge.evalpool.judge.numbers.finite import are_finite, widened
+from forge.evalpool.judge.numbers.finite import (
+    are_finite,
+    finite_share,
+    is_any_finite,
+    widened,
+)
 from forge.evalpool.judge.numbers.input_set import InputSet
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.discrete import Part, redraw
 from forge.evalpool.judge.numbers.inputs.domain import REPEATED, Form
 from forge.evalpool.judge.numbers.inputs.edges import SHIFTED, Edges, Kind, Kinds, fewer
 from forge.evalpool.judge.numbers.inputs.given import Terms, draw_inputs
+from forge.evalpool.judge.numbers.inputs.scalars import has_scalars, with_other_scalars
 from forge.evalpool.judge.numbers.inputs.schedule import HUGE, VAST, Schedule
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.inputs.traits import (
@@ -139,6 +144,8 @@ class Draws:
         """Positions of inputs whose rows repeat themselves."""
         self._typical: list[float] = []
         """Root mean square of each output of the first set."""
+        self._has_scalars = False
+        """True if arguments that are numbers, as 0.5, take other values."""
         self._is_inexact = False
         """True if the last set was refused for eager's own error: others may have less."""
 
@@ -195,6 +202,8 @@ class Draws:
         made = replaced(inputs, change)
         if lists := related(leaves(inputs), leaves(made)):
             made = replaced(made, lambda number, one: lists.get(number, one))
+        if recipe.freedom.scalars:
+            made = with_other_scalars(made)
         if alike:
             found = leaves(made)
             self._edges.plant_equal_([found[number] for number in alike])
@@ -213,6 +222,7 @@ class Draws:
             for step, freedom in self._freedoms(kinds, self._part):
                 recipe = Recipe(variant=variant, seed=fresh_seed(), freedom=freedom)
                 if (made := self._tried_recipe(recipe)) is not None:
+                    self._has_scalars &= freedom.scalars
                     if not freedom.is_mild and not is_inexact:
                         self._start = max(self._start, step)
                     self._schedule.owe(kinds - freedom.kinds)
@@ -313,7 +323,8 @@ class Draws:
         self.num_huge = max(1, len(operands))
         if self._terms.is_tf32 and has_softmax(self._operations) and not self._is_unit_only():
             self._scaling = frozenset(one for one in operands if self._scales(made, one))
-        self._finite_share = _finite_share(made.outputs)
+        self._finite_share = finite_share(made.outputs)
+        self._has_scalars = self._terms.device == "cpu" and has_scalars(inputs)
         self._is_copy = any(
             Agreement(self._terms.tolerated)([output], [one])
             for output in made.outputs
@@ -365,7 +376,10 @@ class Draws:
         for step, (freedom, is_news, selections) in enumerate(steps):
             if step >= start and (is_news or step == start):
                 for selection in selections:
-                    yield step, replace(freedom, kinds=selection)
+                    chosen = replace(freedom, kinds=selection)
+                    if self._has_scalars:
+                        yield step, replace(chosen, scalars=True)
+                    yield step, chosen
 
     def _run(
         self, inputs: list[Any], *, variant: str, is_finite_only: bool = True
@@ -421,21 +435,7 @@ class Draws:
         """True for outputs that are finite, or where given ones are not, at least half as often."""
         if self._finite_share == 1.0:
             return are_finite(outputs)
-        return _finite_share(outputs) >= self._finite_share / 2
-
-
-def _finite_share(outputs: list[torch.Tensor]) -> float:
-    """Share of the elements that are finite."""
-    if are_finite(outputs):
-        return 1.0
-    num = sum(int(torch.isfinite(widened(one)).sum()) for one in outputs)
-    return num / max(1, sum(one.numel() for one in outputs))
-
-
-def _is_any_finite(tensor: torch.Tensor) -> bool:
-    """True if an element is finite, as one of the first block is in most tensors."""
-    with THREADS.held_back():
-        return any(bool(torch.isfinite(tensor[block]).any()) for block in blocks_of(tensor))
+        return finite_share(outputs) >= self._finite_share / 2
 
 
 def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
@@ -444,7 +444,7 @@ def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
     again = call(model, made.inputs).results(made.changed)
     for output, repeated in zip(made.outputs, again, strict=True):
         first, second = widened(output), widened(repeated)
-        if first.is_floating_point() and first.numel() and not _is_any_finite(first):
+        if first.is_floating_point() and first.numel() and not is_any_finite(first):
             raise Unjudgeable("no value of the reference is finite: any answer would do")
         if is_equal(first, second):
             continue
