@@ -50,8 +50,9 @@ def judge_policy(
     """
     if refusal := _misused(program):
         return refusal
+    seen = set[tuple[int, ...]]()  # what a variant without a refusal has is none in another one
     for nodes in variants(program):
-        judged = _Variant(program, facts, nodes, trace(program, nodes, accesses, lookups))
+        judged = _Variant(program, facts, nodes, trace(program, nodes, accesses, lookups, seen))
         if refusal := next(judged.refusals(policy), None):
             return refusal
     return None
