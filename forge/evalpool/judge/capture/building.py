@@ -126,6 +126,7 @@ def build(
     target: str,
     triton: str,
     returned: str = "tensor",
+    nesting: str = "",
     stateful: str = "",
 ) -> Program:
     """A program of these nodes. `kernels` are kept also where no node launches them, and come
@@ -159,6 +160,7 @@ def build(
         forward=new_forward,
         outputs=new_outputs,
         returned=returned,
+        nesting=nesting,
         constants=tuple(parts.constants[number] for number in constant.numbers),
         triton=triton,
         stateful=stateful,

@@ -38,6 +38,7 @@ from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.capture.tuning import Tuning
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Choice, Node, Origin, Section
+from forge.evalpool.judge.program.nesting import nesting_of
 from forge.evalpool.judge.reference.construct import construct
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Session:
         self.asking.prefix = self._prefix
         self.init: list[Node] = []
         self.model: Any = None
-        self.returned = "tensor"
+        self.returned, self.nesting = "tensor", ""
         self._given: dict[int, Any] = {}
         self._num_inputs = 0
 
@@ -113,7 +114,8 @@ class Session:
             first, _ = self._forward(inputs)
             made = range(since, len(recorder.storages))
             forward, outputs = self._forward(inputs)
-            returned, lost = self.returned, self._lost_choices(first, forward)
+            form = {"returned": self.returned, "nesting": self.nesting}
+            lost = self._lost_choices(first, forward)
             stale = None if self.request.get("cast") else self._stale()
         parts = self.parts()
         words = difference(parts, first, forward, since=since)
@@ -127,7 +129,7 @@ class Session:
         if (count := len(self.init) + len(forward)) > limits.MAX_NODES:
             raise BoundExceeded(f"{count} launches and operations; {limits.MAX_NODES} are allowed")
         parts = forgotten(parts, old)
-        return self._build(forward, outputs, parts=parts, returned=returned, stateful=words)
+        return self._build(forward, outputs, parts=parts, stateful=words, **form)
 
     def failed(self, error: BaseException) -> CaptureFailed:
         """The report of an error."""
@@ -257,6 +259,7 @@ class Session:
         result = self.model(*inputs)
         self.tuning.end_benches()
         result = () if result is None else result  # an in-place problem
+        self.nesting = nesting_of(result)
         self.returned = next(
             (kind.__name__ for kind in (tuple, list, dict) if isinstance(result, kind)), "tensor"
         )

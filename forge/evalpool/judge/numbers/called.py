@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.numbers.finite import widened
+from forge.evalpool.judge.program.nesting import nesting_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ class Called:
     after: list[torch.Tensor]
     """The tensors among the inputs."""
     form: str
+    """`tensor`; `list` for several outputs, behind it their nesting (`nesting_of`)."""
     state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """Parameters and buffers that the call changed, as it left them; only where they were asked
     for."""
@@ -114,7 +116,7 @@ def call_on(model: Any, inputs: list[Any]) -> Called:
         outputs=flatten(result),
         before=after,
         after=after,
-        form="tensor" if isinstance(result, torch.Tensor) else "list",
+        form="tensor" if isinstance(result, torch.Tensor) else f"list{nesting_of(result)}",
     )
 
 

@@ -43,7 +43,8 @@ def deviation(first: Program, other: Program) -> str | None:
         first: the program captured for the first input set.
         other: the program of a fresh capture for another set.
     """
-    if (first.target, first.triton, first.returned) != (other.target, other.triton, other.returned):
+    one, two = ((each.target, each.triton, each.returned, each.nesting) for each in (first, other))
+    if one != two:
         return "target, version or type of result differ between input sets"
     if len(first.outputs) != len(other.outputs):
         return f"{len(first.outputs)} outputs for one input set, {len(other.outputs)} for another"

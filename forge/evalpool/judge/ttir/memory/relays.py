@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NEAR_LANES = 16
 """A thread's access of 16 bytes has as many lanes at most, one beside the other."""
 WARP_BYTES = 32 * 16
-"""What the threads of one warp have of a row, at most; the lanes behind are another warp's."""
+"""Most of a row that the threads of one warp have; lanes behind it belong to another warp."""
 LANE_BITS = 21
 """A block has 2^20 elements at most; the bits above are the number of barriers before the store."""
 LANEWISE = ("arith.", "math.", "scf.", "cf.", "ub.", "tt.precise_")
