@@ -6,11 +6,13 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 import pytest
 
 from forge.config.schema import JudgeTable, ModelCardName
 from forge.evalpool.judge.estimate.cards import CALL_US, CARDS, LAUNCH_US, Work, estimate
 from forge.evalpool.judge.estimate.program import MAX_NODES, estimate_program
+from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.shapes import fold_verdicts
 from forge.records import Status, Verdict
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 COST = {
     "name": "kernel", "line": 7, "tensor_bytes": 8 << 20, "requested_bytes": 8 << 20,
-    "flops": {"fp32": 0.0, "half": 1.0}, "num_programs": 1024,
+    "flops": {"fp32": 0.0, "half": 1.0}, "num_programs": 1024, "contended": 3,
 }  # fmt: skip
 PRODUCT = """
 import torch
@@ -170,6 +172,41 @@ def test_arithmetic_counts_for_the_unit_that_does_it(
     assert found.keys() >= least.keys()
     assert all(found[unit] >= flops for unit, flops in least.items())
     assert found.get("half", 0.0) <= least.get("half", 0.0)
+
+
+ADDED = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, N: tl.constexpr):
+    i, j = tl.arange(0, 64), tl.program_id(0)
+    PLACE
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x, w):
+        y = torch.zeros(64, 32, device=x.device)
+        kernel[(32,)](x, y, N=32)
+        return y
+"""
+ACCESSES = {
+    "rows": ("tl.store(y + j * 64 + i, tl.load(x + j * 64 + i))", 2 * 4 * 64 * 32, 0),
+    "columns": ("tl.store(y + i * N + j, tl.load(x + i * N + j))", 2 * 32 * 64 * 32, 0),
+    "one place": ("tl.atomic_add(y + i * 0, tl.load(x + i * N + j))", None, 64 * 32),
+    "a place each": ("tl.atomic_add(y + i * N + j, tl.load(x + i * N + j))", None, 0),
+}
+
+
+@pytest.mark.parametrize("name", ACCESSES)
+def test_accesses_count_as_a_card_makes_them(tmp_path: Path, name: str) -> None:
+    """It moves sectors of 32 bytes, and updates one place once at a time."""
+    line, num_bytes, contended = ACCESSES[name]
+    program = captured(tmp_path, ADDED.replace("PLACE", line), inputs=[[64, 32], [1]])
+    given = [np.zeros(64 * 32 * 4, np.uint8), np.zeros(4, np.uint8)]
+    (cost,) = (c for c in CpuExecutor(program, given, {}).forward().costs if c.name == "kernel")
+    assert num_bytes in (None, cost.requested_bytes)
+    assert cost.contended == contended
 
 
 def test_a_value_that_the_host_reads_takes_its_time(bench: Bench) -> None:

@@ -1,12 +1,14 @@
 # pyright: strict
 """Cards that a time can be estimated for, and the roofline of a piece of work on one.
 
-    us = CALL_US + Σ LAUNCH_US + max(memory, requests, arithmetic)
+    us = CALL_US + Σ LAUNCH_US + max(memory, requests, arithmetic, updates)
 
     memory      bytes of the tensors, over MEMORY_SHARE of the card's memory rate
-    requests    bytes that the programs ask for, over what their multiprocessors can take from L2
+    requests    bytes that the programs ask for, in sectors of 32, over what their multiprocessors
+                can take from L2
     arithmetic  FLOPs, over ARITHMETIC_SHARE of the peak of the multiprocessors in use: those of
                 matrices beside all others
+    updates     atomic ones of one place, which count as memory
 
 A multiprocessor runs at least one program instance: a grid of 8 uses 8 of them. Not covered:
 latency, occupancy, bank conflicts, caches that keep what an earlier launch wrote. The shares are
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 CALL_US, LAUNCH_US = 2.4, 1.7
 """Part of a forward call that does not depend on its launches, and of each launch."""
 MEMORY_SHARE, ARITHMETIC_SHARE = 0.8, 0.6
+UPDATE_US = 1e-3
+"""An atomic update of a place that others update: one or two clocks of L2."""
 REQUEST_BYTES = 64
 """Bytes that one multiprocessor takes from L2 in a clock."""
 
@@ -74,6 +78,8 @@ class Work:
     """Bytes that program instances load and store; 0 for a torch operation."""
     flops: Mapping[str, float] = field(default_factory=dict[str, float])
     """By the unit that does them: `fp32`, `tf32` or `half`."""
+    contended: int = 0
+    """Atomic updates of one place."""
     num_programs: int | None = None
     """Program instances; None for as many as fill a card."""
 
@@ -91,6 +97,6 @@ def estimate(work: Work, card: CardPeaks) -> tuple[float, str]:
         for unit, peak in card.flops_per_clock.items()
     }
     arithmetic = max(times["fp32"], times["tf32"] + times["half"])
-    longest = max(memory, requests, arithmetic)
+    longest = max(memory, requests, arithmetic, work.contended * UPDATE_US)
     bound = "arithmetic" if arithmetic == longest else "memory"
     return LAUNCH_US + longest, "launch" if longest < LAUNCH_US else bound

@@ -65,6 +65,7 @@ def _node(cost: dict[str, Any], card: str) -> NodeEstimate:
         tensor_bytes=tensor_bytes,
         requested_bytes=_count(cost.get("requested_bytes")),
         flops=flops,
+        contended=_count(cost.get("contended")),
         num_programs=None if programs is None else max(1, _count(programs)),
     )
     us, bound = estimate(work, CARDS[card])

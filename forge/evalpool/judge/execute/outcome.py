@@ -26,6 +26,8 @@ class NodeCost:
     """Bytes that the program instances of a launch load and store."""
     flops: dict[str, float] = field(default_factory=dict[str, float])
     """By the unit that does them: `fp32`, `tf32` or `half`."""
+    contended: int = 0
+    """Atomic updates of one place, which a card does one after the other."""
     num_programs: int | None = None
     """Program instances; None for a torch operation."""
 

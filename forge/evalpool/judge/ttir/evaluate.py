@@ -97,6 +97,8 @@ class Report:
     bytes_stored: int
     flops: dict[str, float]
     """By the unit that does them (`work`)."""
+    contended: int
+    """Atomic updates of the place that has most of them, about; 0 where they lie apart."""
     suspicions: tuple[Fault, ...]
     """Races, orders and uninitialised reads that nobody has confirmed."""
 
@@ -168,6 +170,7 @@ def launch(
         bytes_loaded=one.bytes_loaded,
         bytes_stored=one.bytes_stored,
         flops=one.flops,
+        contended=max(one.contended.values(), default=0),
         suspicions=tuple(one.suspicions),
     )
 

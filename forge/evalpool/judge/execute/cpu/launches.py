@@ -117,6 +117,7 @@ class Launches:
             tensor_bytes=min(loaded, read) + min(stored, written),
             requested_bytes=loaded + stored,
             flops=report.flops,
+            contended=report.contended,
             num_programs=math.prod(node.grid),
         )
 
