@@ -36,9 +36,9 @@ from forge.evalpool.judge.capture.pretence.card import Card
 from forge.evalpool.judge.capture.recorder import Recorder
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.capture.tuning import Tuning
+from forge.evalpool.judge.channel.nesting import nesting_of
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Choice, Node, Origin, Section
-from forge.evalpool.judge.program.nesting import nesting_of
 from forge.evalpool.judge.reference.construct import construct
 
 if TYPE_CHECKING:

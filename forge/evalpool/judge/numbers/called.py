@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.channel.nesting import nesting_of
 from forge.evalpool.judge.numbers.finite import widened
-from forge.evalpool.judge.program.nesting import nesting_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

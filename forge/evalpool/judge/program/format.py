@@ -244,7 +244,7 @@ class Program:
     returned: str = "tensor"
     """`tensor`, `tuple`, `list` or `dict`: the type that forward returned."""
     nesting: str = ""
-    """Places of the outputs in it (`nesting.nesting_of`)."""
+    """Places of the outputs in it (`channel.nesting`)."""
     constants: tuple[bytes, ...] = ()
     triton: str = ""
     """Version of Triton that made the TTIR."""

@@ -37,12 +37,12 @@ from forge.evalpool.judge.numbers.finite import (
     widened,
 )
 from forge.evalpool.judge.numbers.input_set import InputSet
+from forge.evalpool.judge.numbers.inputs import discrete
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.discrete import Part, redraw
 from forge.evalpool.judge.numbers.inputs.domain import REPEATED, Form
 from forge.evalpool.judge.numbers.inputs.edges import SHIFTED, Edges, Kind, Kinds, fewer
 from forge.evalpool.judge.numbers.inputs.given import Terms, draw_inputs
-from forge.evalpool.judge.numbers.inputs.scalars import has_scalars, with_other_scalars
 from forge.evalpool.judge.numbers.inputs.schedule import HUGE, VAST, Schedule
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.inputs.traits import (
@@ -203,7 +203,7 @@ class Draws:
         if lists := related(leaves(inputs), leaves(made)):
             made = replaced(made, lambda number, one: lists.get(number, one))
         if recipe.freedom.scalars:
-            made = with_other_scalars(made)
+            made = discrete.with_other_scalars(made)
         if alike:
             found = leaves(made)
             self._edges.plant_equal_([found[number] for number in alike])
@@ -324,7 +324,7 @@ class Draws:
         if self._terms.is_tf32 and has_softmax(self._operations) and not self._is_unit_only():
             self._scaling = frozenset(one for one in operands if self._scales(made, one))
         self._finite_share = finite_share(made.outputs)
-        self._has_scalars = self._terms.device == "cpu" and has_scalars(inputs)
+        self._has_scalars = self._terms.device == "cpu" and discrete.has_scalars(inputs)
         self._is_copy = any(
             Agreement(self._terms.tolerated)([output], [one])
             for output in made.outputs

@@ -32,7 +32,6 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
-from forge.evalpool.judge.program.nesting import MAX_CHARACTERS
 from forge.evalpool.judge.program.signature import parse_type
 from forge.evalpool.judge.program.wire.reader import Reader, shown
 
@@ -69,7 +68,7 @@ def read_program(at: Reader, texts: Sequence[str], constants: tuple[bytes, ...])
         forward=read_nodes(of["forward"]),
         outputs=of["outputs"].integers(most=limits.MAX_OUTPUTS),
         returned=of["returned"].text(pattern=RETURNED),
-        nesting=of["nesting"].text(MAX_CHARACTERS, pattern=NESTING),
+        nesting=of["nesting"].text(limits.MAX_NESTING, pattern=NESTING),
         constants=constants,
         triton=of["triton"].text(),
         stateful=of["stateful"].text(1_000),

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-MAX_CHARACTERS = 4_000
-"""Length of a nesting, which is cut there: there are 1,000 outputs at most."""
+MAX_NESTING = 4_000
+"""Characters of a nesting, which is cut there: there are 1,000 outputs at most."""
 
 
 def nesting_of(result: Any) -> str:
     """The nesting of a result."""
     found = _described(result)
-    return "" if set(found[1:-1]) <= {"."} else found[:MAX_CHARACTERS]
+    return "" if set(found[1:-1]) <= {"."} else found[:MAX_NESTING]
 
 
 def _described(value: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.judge.program.nesting import nesting_of
+from forge.evalpool.judge.channel.nesting import nesting_of
 
 
 @pytest.mark.parametrize(
