@@ -205,7 +205,7 @@ def test_the_second_call_is_judged(bench: Any) -> None:
 class Sets:
     """Memory of three input sets with right outputs; remembers which were loaded."""
 
-    num_sets, is_sequence = 3, False
+    num_sets, is_sequence, nesting = 3, False, ""
 
     def __init__(self) -> None:
         self.loaded: list[int] = []

@@ -104,13 +104,15 @@ def test_a_right_answer_may_be_a_parameter_a_view_or_not_contiguous(
 
 def test_several_outputs_come_in_a_list_or_tuple(bench: Any) -> None:
     source = problem("return x * 2, [x * 2, x * 2]")
-    both = answer(end="return [y, y.clone(), y]")
+    both = answer(end="return [y, (y.clone(), y)]")
     assert bench.judge(both, problem=source).status is Status.CORRECT
+    flat = bench.judge(answer(end="return [y, y.clone(), y]"), problem=source)
+    assert flat.detail.startswith("forward returned tensors side by side, expected (.(..))")
     one = bench.judge(answer(), problem=source)
     assert one.detail == "forward returned 1 outputs, expected 3"
     alone = bench.judge(answer(), problem=problem("return (x * 2,)"))
     assert alone.detail == "forward returned a tensor, expected a tuple of 1"
-    end = "z = torch.empty_like(y); kernel[(9,)](y, z, y.numel(), BLOCK=64); return y, y, z"
+    end = "z = torch.empty_like(y); kernel[(9,)](y, z, y.numel(), BLOCK=64); return y, (y, z)"
     wrong = bench.judge(answer(end=end), problem=source)
     assert wrong.detail.startswith("output 2[0, 0]: expected ")
 

@@ -346,8 +346,12 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     copied(x + row * n, y + row * n, n, BLOCK)
 
+def allocate(size, alignment, stream):
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
 class ModelNew(torch.nn.Module):
     def forward(self, x):
+        triton.set_allocator(allocate)
         y = torch.empty_like(x)
         kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=64)
         return y

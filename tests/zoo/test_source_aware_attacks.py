@@ -9,9 +9,10 @@ Open: equal elements where the reference also selects places (a median), false `
 a store that overtakes another thread's load, magnitudes beyond those of our sets, a table that a
 launch of `forward` copies beside an input, what tells the evaluator from a card (the sign of a NaN,
 a maximum of two zeros), a view that is transposed where the reference also computes, a maximum that
-begins with 0 behind a product without bias or within an attention. Left out: those that win by
-chance, those that are weak numerically, those that are questions of a problem's domain (labels of 0
-and 1, probabilities, sorted and symmetric inputs).
+begins with 0 behind a product without bias or within an attention, an output in a buffer that the
+next call writes, elements that `reshape(can_reorder=True)` leaves in order, relaxed atomics as
+flags. Left out: those that win by chance, those that are weak numerically, those that are questions
+of a problem's domain (labels of 0 and 1, probabilities, sorted and symmetric inputs).
 
 Accepted by decision, since a rule would refuse what honest kernels do:
 
@@ -50,6 +51,12 @@ ACCEPTED = read("accepted_attacks.json")
 RIGHT_ON_A_CARD = {"exp_bits", "div_huge", "sin_bits"}
 """They tell an exact evaluator by the last bit, which an H100 has as well: there they compute."""
 
+UNKNOWN_ON_A_CARD = {
+    *("order_of_cat", "false_assertion", "number_as_an_argument", "neighbour_without_barrier"),
+}
+"""A card's compiler may leave elements in their order, our executor strips assertions, numbers
+among the arguments stay as they are there, and a race need not show."""
+
 
 def is_refused(bench_for: Callable[[str], Any], attack: dict[str, str], device: str) -> bool:
     verdict = bench_for(device).judge(attack["candidate"], problem=attack["problem"])
@@ -62,7 +69,7 @@ def test_an_attack_is_refused(bench_for: Callable[[str], Any], name: str) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name in REFUSED if name not in RIGHT_ON_A_CARD])
+@pytest.mark.parametrize("name", sorted(REFUSED.keys() - RIGHT_ON_A_CARD - UNKNOWN_ON_A_CARD))
 def test_an_attack_is_refused_on_a_card(bench_for: Callable[[str], Any], name: str) -> None:
     assert is_refused(bench_for, REFUSED[name], "cuda")
 

@@ -56,7 +56,7 @@ def test_a_launch_computes_and_its_costs_are_counted() -> None:
     outcome = one.forward()
     assert np.array_equal(one.read(1).view(np.float32), X)
     (cost,) = outcome.costs
-    assert (cost.requested_bytes, cost.tensor_bytes, cost.flops) == (2048, 2048, 0)
+    assert (cost.requested_bytes, cost.tensor_bytes, cost.flops) == (2048, 2048, {})
     assert outcome.faults == []
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import time
 from typing import Any
 
 from forge.evalpool.judge.program.dataflow import (
@@ -180,3 +182,21 @@ def test_a_transposed_tensor_covers_its_storage_and_an_expanded_one_does_not() -
     assert covers((4, 1, 3), (1, 77, 4))
     assert not covers((3, 4), (0, 1))
     assert not covers((3, 2), (4, 2))
+
+
+def test_many_launches_of_a_kernel_with_many_lookups_are_read_in_a_moment() -> None:
+    """Each of its arguments may choose places in each other: 62,250 pairs of one launch."""
+    num = 250
+    program = build(
+        inputs=[(4,)],
+        init_buffers=[(4,)],
+        kernels=[pointers("k", *["*fp32"] * num)],
+        init=[launch(0, *["t1"] * num)],
+        forward=[launch(0, "t0", *["t1"] * (num - 1))] * 300,
+        outputs=[1],
+    )
+    began = time.thread_time()
+    [nodes] = variants(program)
+    found = trace(program, nodes, lookups={0: {*itertools.permutations(range(num), 2)}})
+    assert 0 < len(found.looked_up) < 10
+    assert time.thread_time() - began < 1.0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
+from forge.evalpool.judge.program.containment import contains
 from forge.evalpool.judge.program.deviation import deviation
-from forge.evalpool.judge.program.format import Origin, Program, Storage, Tensor, Value
-from tests.evalpool.program.programs import build, launch, op, pointers
+from forge.evalpool.judge.program.format import Node, Origin, Program, Storage, Tensor, Value
+from tests.evalpool.program.programs import build, dense, launch, op, pointers
 
 KERNELS = [pointers("count", "*fp32", "i32"), pointers("fill", "*fp32", "i32")]
 
@@ -121,3 +123,28 @@ def test_outputs_are_as_many() -> None:
     assert said == "target, version or type of result differ between input sets"
     said = deviation(reading(4, returned="tuple"), reading(4, outputs=(3, 0), returned="tuple"))
     assert said == "1 outputs for one input set, 2 for another"
+
+
+def test_a_long_kernel_is_compared_once() -> None:
+    """A program launches it thousands of times, from as many lines."""
+
+    def made() -> Program:
+        kernel = dataclasses.replace(
+            pointers("k", "*fp32", ttir=f"// {'%a: ' * 200_000}"), lines=(1,) * 100_000
+        )
+        launches: list[Node] = [launch(0, "t0", line=line) for line in range(1, 2001)]
+        constant = Storage(num_bytes=4 << 20, origin=Origin.CONSTANT)
+        program = build(inputs=[(4,)], kernels=[kernel], forward=launches, outputs=[0])
+        return dataclasses.replace(
+            program,
+            storages=(*program.storages, constant),
+            tensors=(*program.tensors, dense(1, 1 << 20)),
+            forward=(*launches, *[op("aten.add.Tensor", "t1", "t1", results=(0,))] * 2000),
+            constants=(bytes(4 << 20),),
+        )
+
+    first, other = made(), made()
+    began = time.thread_time()
+    assert deviation(first, other) is None
+    assert contains(first, dataclasses.replace(other, outputs=()), [])
+    assert time.thread_time() - began < 1.5

@@ -85,3 +85,11 @@ def test_the_texts_of_seen_kernels_are_forgotten(count: int, characters: int, ke
         assert tracemalloc.get_traced_memory()[0] < kept
     finally:
         tracemalloc.stop()
+
+
+def test_all_kernels_of_a_program_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a second or two of the judge's own time, of which a program has 2,000."""
+    monkeypatch.setattr(structure, "MAX_READ_S", -1.0)
+    with pytest.raises(Decided) as caught:
+        check(TTIR)
+    assert caught.value.finding.reason is Reason.UNSUPPORTED

@@ -26,7 +26,7 @@ from forge.evalpool.judge.program.format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 OVERWRITES = ("aten.copy_.default", "aten.zero_.default", "aten.fill_", "aten.uniform_.default")
 """First letters of operations that write each element of their result without reading it."""
@@ -126,6 +126,7 @@ def build(
     target: str,
     triton: str,
     returned: str = "tensor",
+    nesting: str = "",
     stateful: str = "",
 ) -> Program:
     """A program of these nodes. `kernels` are kept also where no node launches them, and come
@@ -159,6 +160,7 @@ def build(
         forward=new_forward,
         outputs=new_outputs,
         returned=returned,
+        nesting=nesting,
         constants=tuple(parts.constants[number] for number in constant.numbers),
         triton=triton,
         stateful=stateful,
@@ -224,6 +226,15 @@ def hoisted(parts: Parts, *, first: Sequence[Node], needed: Iterable[int]) -> li
             kept.append(node)
             live |= touched
     return kept[::-1]
+
+
+def forgotten(parts: Parts, numbers: Collection[int]) -> Parts:
+    """The same parts, where nobody supplies the content of these storages."""
+    made = [
+        replace(one, origin=Origin.ALLOCATION, index=0) if number in numbers else one
+        for number, one in enumerate(parts.storages)
+    ]
+    return replace(parts, storages=made)
 
 
 def difference(parts: Parts, one: Sequence[Node], other: Sequence[Node], *, since: int) -> str:

@@ -19,6 +19,7 @@ import triton.compiler.compiler
 from torch._subclasses.fake_tensor import FakeTensor
 from triton.backends.driver import DriverBase
 from triton.compiler.compiler import ASTSource
+from triton.runtime import _allocation
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forge.evalpool.judge.capture.failures import Unsupported
@@ -109,6 +110,8 @@ class CapturedKernel:
         self.metadata = _Metadata(self, options)
         self._kernel = kernel
         self._recorder = recorder
+        self._is_allocating = "tt.make_tensor_descriptor" in kernel.ttir
+        """True if its launches need memory for descriptors, which the host must allocate."""
         self._facts: dict[str, int] | None = None
 
     def _init_handles(self) -> None:
@@ -148,6 +151,8 @@ class CapturedKernel:
         found = tuple(one for kind, arg in pairs for one in self._argument(kind, arg))
         if 0 in sizes:
             return
+        if self._is_allocating and _allocation._allocator.get() is _allocation._NULL_ALLOCATOR:
+            _allocation._NULL_ALLOCATOR(0, 0, None)  # raises what Triton's launcher would
         recorder = self._recorder
         node = Launch(
             kernel=self.number,

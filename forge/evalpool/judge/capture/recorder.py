@@ -224,7 +224,7 @@ class Recorder(TorchDispatchMode):
     def add(self, node: Node) -> None:
         """Appends a node. Raises BoundExceeded."""
         self._num_nodes += 1
-        if self._num_nodes > 2 * limits.MAX_NODES:  # forward is captured twice
+        if self._num_nodes > 3 * limits.MAX_NODES:  # forward is captured three times
             raise BoundExceeded(f"more than {limits.MAX_NODES} launches and operations")
         self.nodes.append(node)
 
@@ -256,9 +256,11 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
-        device = kwargs.get("device")
-        is_to_card = device is not None and torch.device(device).type == "cuda"
+        device = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
+        is_to_card = device is not None and device.type == "cuda"
         if is_to_card:
+            if device is not None and device.index:
+                raise RuntimeError(f"CUDA error: invalid device ordinal: {device}; there is one")
             kwargs["device"] = CARD
         if not is_to_card and not any(isinstance(one, FakeTensor) for one in leaves(args, kwargs)):
             return args[0] if func is aten._pin_memory.default else func(*args, **kwargs)

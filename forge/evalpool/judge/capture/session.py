@@ -1,4 +1,7 @@
-"""Captures one candidate: import, construct with the reference's parameters, forward twice.
+"""Captures one candidate: import, construct with the reference's parameters, forward three times.
+
+The second call is the program, unless the third one, on tensors of its own, uses those of the calls
+before: that one shows what a candidate does that keeps a tensor in place of its content.
 
 `capture` is the entry, called by `child.py` in a sandboxed child and by tests in a subprocess. The
 process stays patched (`card.pretend`): it captures one candidate and ends.
@@ -19,13 +22,21 @@ from triton.compiler.errors import CompilationError
 
 from forge.evalpool.judge.capture import weights
 from forge.evalpool.judge.capture.asking import Asking
-from forge.evalpool.judge.capture.building import Parts, build, difference, hoisted, storages_of
+from forge.evalpool.judge.capture.building import (
+    Parts,
+    build,
+    difference,
+    forgotten,
+    hoisted,
+    storages_of,
+)
 from forge.evalpool.judge.capture.failures import BoundExceeded, CaptureFailed, Unsupported, line_of
 from forge.evalpool.judge.capture.lowering import compile_line, compile_words
 from forge.evalpool.judge.capture.pretence.card import Card
 from forge.evalpool.judge.capture.recorder import Recorder
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.capture.tuning import Tuning
+from forge.evalpool.judge.channel.nesting import nesting_of
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Choice, Node, Origin, Section
 from forge.evalpool.judge.reference.construct import construct
@@ -86,7 +97,7 @@ class Session:
         self.asking.prefix = self._prefix
         self.init: list[Node] = []
         self.model: Any = None
-        self.returned = "tensor"
+        self.returned, self.nesting = "tensor", ""
         self._given: dict[int, Any] = {}
         self._num_inputs = 0
 
@@ -103,14 +114,22 @@ class Session:
             first, _ = self._forward(inputs)
             made = range(since, len(recorder.storages))
             forward, outputs = self._forward(_as_others(inputs))
+            form = {"returned": self.returned, "nesting": self.nesting}
+            lost = self._lost_choices(first, forward)
+            stale = None if self.request.get("cast") else self._stale()
         parts = self.parts()
-        needed = self._used(forward, outputs) & set(made)
         words = difference(parts, first, forward, since=since)
-        forward = [*self._lost_choices(first, forward), *forward]
+        old = set[int]()
+        if stale is not None:
+            (forward, outputs), old = stale
+            words = "forward uses a tensor that an earlier call was given"
+        needed = self._used(forward, outputs) & set(made)
+        forward = [*lost, *forward]
         self.init += hoisted(parts, first=first, needed=needed)
         if (count := len(self.init) + len(forward)) > limits.MAX_NODES:
             raise BoundExceeded(f"{count} launches and operations; {limits.MAX_NODES} are allowed")
-        return self._build(forward, outputs, returned=self.returned, stateful=words)
+        parts = forgotten(parts, old)
+        return self._build(forward, outputs, parts=parts, stateful=words, **form)
 
     def failed(self, error: BaseException) -> CaptureFailed:
         """The report of an error."""
@@ -146,9 +165,22 @@ class Session:
         found = {parts.tensors[number].storage for number in outputs}
         return found.union(*(storages_of(node, parts) for node in nodes))
 
-    def _build(self, forward: list[Node], outputs: list[int], **facts: Any) -> Program:
+    def _stale(self) -> tuple[tuple[list[Node], list[int]], set[int]] | None:
+        """Nodes and outputs of a call on other tensors, with the storages of the inputs before, if
+        it uses one of these; else None."""
+        stored = enumerate(self.recorder.storages)
+        old = {number for number, one in stored if one.origin is Origin.INPUT}
+        self._num_inputs = 0
+        inputs = self._decode(self.request["inputs"], self._input)
+        with self.asking.repeating(), self.tuning.taking_the_first():
+            nodes, outputs = self._forward(inputs)
+        return ((nodes, outputs), old) if self._used(nodes, outputs) & old else None
+
+    def _build(
+        self, forward: list[Node], outputs: list[int], *, parts: Parts | None = None, **facts: Any
+    ) -> Program:
         return build(
-            self.parts(),
+            parts or self.parts(),
             init=self.init,
             forward=forward,
             outputs=outputs,
@@ -222,11 +254,12 @@ class Session:
         """Nodes and outputs of one call."""
         nodes: list[Node] = []
         self.recorder.nodes = nodes
-        self.asking.num_values = 0
+        self.asking.begin_call()
         self.tuning.begin_call()
         result = self.model(*inputs)
         self.tuning.end_benches()
         result = () if result is None else result  # an in-place problem
+        self.nesting = nesting_of(result)
         self.returned = next(
             (kind.__name__ for kind in (tuple, list, dict) if isinstance(result, kind)), "tensor"
         )

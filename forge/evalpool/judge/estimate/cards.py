@@ -1,11 +1,14 @@
 # pyright: strict
 """Cards that a time can be estimated for, and the roofline of a piece of work on one.
 
-    us = CALL_US + Σ LAUNCH_US + max(memory, requests, arithmetic)
+    us = CALL_US + Σ LAUNCH_US + max(memory, requests, arithmetic, updates)
 
     memory      bytes of the tensors, over MEMORY_SHARE of the card's memory rate
-    requests    bytes that the programs ask for, over what their multiprocessors can take from L2
-    arithmetic  FLOPs, over ARITHMETIC_SHARE of the peak of the multiprocessors in use
+    requests    bytes that the programs ask for, in sectors of 32, over what their multiprocessors
+                can take from L2
+    arithmetic  FLOPs, over ARITHMETIC_SHARE of the peak of the multiprocessors in use: those of
+                matrices beside all others
+    updates     atomic ones of one place, which count as memory
 
 A multiprocessor runs at least one program instance: a grid of 8 uses 8 of them. Not covered:
 latency, occupancy, bank conflicts, caches that keep what an earlier launch wrote. The shares are
@@ -17,7 +20,7 @@ two take 6.3 us, and a reference of five operations 12.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 CALL_US, LAUNCH_US = 2.4, 1.7
 """Part of a forward call that does not depend on its launches, and of each launch."""
 MEMORY_SHARE, ARITHMETIC_SHARE = 0.8, 0.6
+UPDATE_US = 1e-3
+"""An atomic update of a place that others update: one or two clocks of L2."""
 REQUEST_BYTES = 64
 """Bytes that one multiprocessor takes from L2 in a clock."""
 
@@ -41,7 +46,7 @@ class CardPeaks:
     gbps: float
     """Memory rate, in 1e9 bytes a second."""
     flops_per_clock: Mapping[str, int]
-    """Dense FLOPs of one multiprocessor in a clock, by `Work.kind`."""
+    """Dense FLOPs of one multiprocessor in a clock, by unit."""
 
 
 _AMPERE = {"fp32": 128, "tf32": 1024, "half": 2048}
@@ -71,9 +76,10 @@ class Work:
     """Bytes of its tensors, each read or written once."""
     requested_bytes: int = 0
     """Bytes that program instances load and store; 0 for a torch operation."""
-    flops: float = 0.0
-    kind: str = "fp32"
-    """`fp32`, `tf32` or `half`: the unit that does its arithmetic."""
+    flops: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By the unit that does them: `fp32`, `tf32` or `half`."""
+    contended: int = 0
+    """Atomic updates of one place."""
     num_programs: int | None = None
     """Program instances; None for as many as fill a card."""
 
@@ -85,8 +91,12 @@ def estimate(work: Work, card: CardPeaks) -> tuple[float, str]:
     clocks_per_us = card.ghz * 1e3 * max(1, num_sms)
     memory = work.tensor_bytes / (MEMORY_SHARE * card.gbps * 1e3)
     requests = work.requested_bytes / (REQUEST_BYTES * clocks_per_us)
-    peak = card.flops_per_clock[work.kind] * clocks_per_us
-    arithmetic = work.flops / (ARITHMETIC_SHARE * peak)
-    longest = max(memory, requests, arithmetic)
+    per_clock = ARITHMETIC_SHARE * clocks_per_us
+    times = {
+        unit: work.flops.get(unit, 0.0) / (peak * per_clock)
+        for unit, peak in card.flops_per_clock.items()
+    }
+    arithmetic = max(times["fp32"], times["tf32"] + times["half"])
+    longest = max(memory, requests, arithmetic, work.contended * UPDATE_US)
     bound = "arithmetic" if arithmetic == longest else "memory"
     return LAUNCH_US + longest, "launch" if longest < LAUNCH_US else bound

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forge.evalpool.judge.estimate.cards import CALL_US, CARDS, Work, estimate
 from forge.records.estimate import NodeEstimate, TimeEstimate
@@ -42,7 +42,7 @@ def estimate_program(
     kind = "half" if precision != "fp32" else "tf32" if is_tf32 else "fp32"
     nodes = [_node(one, card) for one in costs]
     baseline = [
-        estimate(Work(tensor_bytes=num_bytes, flops=flops, kind=kind), found)[0]
+        estimate(Work(tensor_bytes=num_bytes, flops={kind: flops}), found)[0]
         for num_bytes, flops in operations
     ]
     if not nodes or not baseline:
@@ -57,14 +57,15 @@ def estimate_program(
 
 
 def _node(cost: dict[str, Any], card: str) -> NodeEstimate:
-    tensor_bytes, flops = _count(cost.get("tensor_bytes")), _number(cost.get("flops"))
-    kind = str(cost.get("kind"))
+    tensor_bytes, given = _count(cost.get("tensor_bytes")), cost.get("flops")
+    by_unit = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    flops = {unit: _number(by_unit.get(unit)) for unit in CARDS[card].flops_per_clock}
     programs = cost.get("num_programs")
     work = Work(
         tensor_bytes=tensor_bytes,
         requested_bytes=_count(cost.get("requested_bytes")),
         flops=flops,
-        kind=kind if kind in CARDS[card].flops_per_clock else "fp32",
+        contended=_count(cost.get("contended")),
         num_programs=None if programs is None else max(1, _count(programs)),
     )
     us, bound = estimate(work, CARDS[card])
@@ -74,7 +75,7 @@ def _node(cost: dict[str, Any], card: str) -> NodeEstimate:
         us=us,
         bound=bound,
         num_bytes=tensor_bytes,
-        flops=flops,
+        flops=sum(flops.values()),
     )
 
 

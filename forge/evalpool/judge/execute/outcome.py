@@ -24,9 +24,10 @@ class NodeCost:
     """Bytes of its tensors: of a launch at most what it loads and stores."""
     requested_bytes: int = 0
     """Bytes that the program instances of a launch load and store."""
-    flops: float = 0.0
-    kind: str = "fp32"
-    """Unit of its arithmetic: `fp32`, `tf32` or `half`."""
+    flops: dict[str, float] = field(default_factory=dict[str, float])
+    """By the unit that does them: `fp32`, `tf32` or `half`."""
+    contended: int = 0
+    """Atomic updates of one place, which a card does one after the other."""
     num_programs: int | None = None
     """Program instances; None for a torch operation."""
 

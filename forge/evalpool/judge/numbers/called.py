@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.channel.nesting import nesting_of
 from forge.evalpool.judge.numbers.finite import widened
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Called:
     after: list[torch.Tensor]
     """The tensors among the inputs."""
     form: str
+    """`tensor`; `list` for several outputs, behind it their nesting (`nesting_of`)."""
     state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """Parameters and buffers that the call changed, as it left them; only where they were asked
     for. One of another shape than before is not among them: no program makes one."""
@@ -120,7 +122,7 @@ def call_on(model: Any, inputs: list[Any]) -> Called:
         outputs=flatten(result),
         before=after,
         after=after,
-        form="tensor" if isinstance(result, torch.Tensor) else "list",
+        form="tensor" if isinstance(result, torch.Tensor) else f"list{nesting_of(result)}",
     )
 
 

@@ -25,7 +25,7 @@ class InputSet:
     changed: list[int]
     """Positions of those inputs among the tensors of the inputs."""
     form: str
-    """`tensor`, or `list` for several outputs."""
+    """As of `Called`."""
     state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """Parameters that the reference changes, as it leaves them."""
     own_error: float = 0.0

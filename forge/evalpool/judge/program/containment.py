@@ -87,6 +87,10 @@ class _Search:
         self._there: dict[int, int] = {}
         """Storage of the program by that of the prefix, for allocations."""
         self._here: dict[int, int] = {}
+        self._kernels: dict[tuple[int, int], bool] = {}
+        """True for equal kernels, of the prefix and of the program. Nodes name the same ones, and
+        the same constants, thousands of times."""
+        self._constants: dict[tuple[int, int], bool] = {}
         self._noted: list[tuple[int, int]] = []
         """Pairs of corresponding storages, in the order in which they were found."""
 
@@ -128,8 +132,7 @@ class _Search:
     def _are_same(self, one: Node, other: Node) -> bool:
         match one, other:
             case Launch(), Launch():
-                kernels = self._prefix.kernels[one.kernel], self._program.kernels[other.kernel]
-                same = one.grid == other.grid and _are_equal(*kernels)
+                same = one.grid == other.grid and self._is_kernel(one.kernel, other.kernel)
                 return same and self._arguments(one.arguments, other.arguments)
             case Op(), Op():
                 return (
@@ -154,6 +157,18 @@ class _Search:
                 )
             case _:
                 return False
+
+    def _is_kernel(self, one: int, other: int) -> bool:
+        if (one, other) not in self._kernels:
+            pair = self._prefix.kernels[one], self._program.kernels[other]
+            self._kernels[one, other] = _are_equal(*pair)
+        return self._kernels[one, other]
+
+    def _is_constant(self, one: int, other: int) -> bool:
+        if (one, other) not in self._constants:
+            pair = self._prefix.constants[one], self._program.constants[other]
+            self._constants[one, other] = _are_equal(*pair)
+        return self._constants[one, other]
 
     def _tensors(self, ones: Sequence[int], others: Sequence[int]) -> bool:
         pairs = zip(ones, others, strict=False)
@@ -194,7 +209,7 @@ class _Search:
             case Origin.PARAMETER:
                 return a.name == b.name
             case Origin.CONSTANT:
-                return _are_equal(self._prefix.constants[a.index], self._program.constants[b.index])
+                return self._is_constant(a.index, b.index)
             case Origin.ALLOCATION:
                 if one not in self._there and other not in self._here:
                     self._there[one], self._here[other] = other, one

@@ -31,7 +31,7 @@ from forge.evalpool.judge.program.schema import bind
 from forge.evalpool.judge.program.walk import Placed, tensors_in, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 
 class Access(Flag):
@@ -212,12 +212,15 @@ def trace(
     nodes: Sequence[Placed],
     accesses: Accesses | None = None,
     lookups: Lookups | None = None,
+    seen: set[tuple[int, ...]] | None = None,
 ) -> Flow:
     """The dataflow of a program along one of its variants.
 
     Args:
         nodes: from `walk.variants`.
+        seen: kernels with the contents of their arguments, of which `looked_up` is known. Grows.
     """
+    seen = set[tuple[int, ...]]() if seen is None else seen
     known = accesses or {}
     steps = [(placed, effects(program, placed.node, known)) for placed in nodes]
     contents = _first_contents(program)
@@ -234,8 +237,11 @@ def trace(
             host = source
         reread |= step.reads & writers.keys()
         if isinstance(placed.node, Launch) and placed.section == Section.FORWARD:
-            pairs = _looked_up(program, placed.node, contents, lookups or {})
-            looked_up += ((placed, table, index) for table, index in pairs)
+            passed = _contents_passed(program, placed.node, contents)
+            if passed not in seen:
+                seen.add(passed)
+                pairs = _looked_up(passed[1:], (lookups or {}).get(placed.node.kernel, ()))
+                looked_up += ((placed, _decoded(table), _decoded(index)) for table, index in pairs)
         made = _through(program, placed, source)
         for storage in step.writes:
             before = 0 if storage in step.replaces else contents[storage]
@@ -253,20 +259,28 @@ def trace(
     return Flow(found, frozenset(prepared), writers, frozenset(reread), live, looked_up)
 
 
-def _looked_up(
-    program: Program, launch: Launch, contents: Mapping[int, int], lookups: Lookups
-) -> Iterator[tuple[Content, Content]]:
-    """Contents of the tables that a launch reads where inputs choose, and of their indices."""
-    for pair in sorted(lookups.get(launch.kernel, ())):
-        passed = [launch.arguments[place] for place in pair]
-        table, index = (
+def _contents_passed(
+    program: Program, launch: Launch, contents: Mapping[int, int]
+) -> tuple[int, ...]:
+    """The kernel of a launch, and the contents of its arguments; 0 for numbers."""
+    return (
+        launch.kernel,
+        *(
             contents[program.tensors[one.tensor].storage]
             if isinstance(one, TensorUse | Descriptor)
             else 0
-            for one in passed
-        )
-        if table & _TABLE and index >= _INPUT:
-            yield _decoded(table), _decoded(index)
+            for one in launch.arguments
+        ),
+    )
+
+
+def _looked_up(passed: Sequence[int], pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Contents of the tables that a launch reads where inputs choose, and of their indices."""
+    tables = {place for place, content in enumerate(passed) if content & _TABLE}
+    if not tables:
+        return set()
+    found = ((passed[table], passed[index]) for table, index in pairs if table in tables)
+    return {(table, index) for table, index in found if index >= _INPUT}
 
 
 def _first_contents(program: Program) -> dict[int, int]:

@@ -52,7 +52,8 @@ def deviation(first: Program, other: Program) -> str | None:
         first: the program captured for the first input set.
         other: the program of a fresh capture for another set.
     """
-    if (first.target, first.triton, first.returned) != (other.target, other.triton, other.returned):
+    one, two = ((each.target, each.triton, each.returned, each.nesting) for each in (first, other))
+    if one != two:
         return "target, version or type of result differ between input sets"
     if len(first.outputs) != len(other.outputs):
         return f"{len(first.outputs)} outputs for one input set, {len(other.outputs)} for another"
@@ -61,9 +62,12 @@ def deviation(first: Program, other: Program) -> str | None:
     news = {n for n, one in enumerate(other.constants) if one not in first.constants}
     if news and not _are_indices(other, news):
         return "a constant depends on values that the host read"
-    shown = {node_shape(first, placed.node) for placed in places(first)}
+    known: dict[Kernel, int] = {}
+    shapes = _Shapes(first, known)
+    shown = {shapes.of(placed.node) for placed in places(first)}
+    shapes = _Shapes(other, known)
     for placed in places(other):
-        if node_shape(other, placed.node) not in shown:
+        if shapes.of(placed.node) not in shown:
             name = node_names(other)[placed.path]
             return f"{name}: is not in the program of the first input set"
     return None
@@ -104,19 +108,32 @@ def _init(program: Program) -> Iterator[Any]:
             yield storage
 
 
-def node_shape(program: Program, node: Node) -> tuple[Any, ...]:
-    """The part of a node that no answer may change: a float of an operation is a value, not a size,
-    unless the host has read it."""
-    match node:
-        case Launch():
-            return ("launch", _unspecialised(program.kernels[node.kernel]), node.line)
-        case Op():
-            given = [*node.arguments, *node.keywords.values()]
-            return ("op", node.name, node.line, *sorted(_floats(given) - _answers(program)))
-        case Choice():
-            return ("choice", tuple(alternative.label for alternative in node.alternatives))
-        case _:
-            return ("value", node.line)
+class _Shapes:
+    """The parts of a program's nodes that no answer may change: a float of an operation is a value,
+    not a size, unless the host has read it.
+
+    Args:
+        known: numbers of kernels, equal ones have one; may grow. A text has megabytes, and a
+            program thousands of launches of it.
+    """
+
+    def __init__(self, program: Program, known: dict[Kernel, int]) -> None:
+        made = [_unspecialised(kernel) for kernel in program.kernels]
+        self._kernels = [known.setdefault(kernel, len(known)) for kernel in made]
+        self._answers = {repr(one.answer) for one in program.forward if isinstance(one, Value)}
+
+    def of(self, node: Node) -> tuple[Any, ...]:
+        """The part of a node."""
+        match node:
+            case Launch():
+                return ("launch", self._kernels[node.kernel], node.line)
+            case Op():
+                given = [*node.arguments, *node.keywords.values()]
+                return ("op", node.name, node.line, *sorted(_floats(given) - self._answers))
+            case Choice():
+                return ("choice", tuple(alternative.label for alternative in node.alternatives))
+            case _:
+                return ("value", node.line)
 
 
 def _unspecialised(kernel: Kernel) -> Kernel:
@@ -133,7 +150,3 @@ def _floats(literals: Iterable[Literal]) -> set[str]:
         elif isinstance(literal, tuple):
             found |= _floats(literal)
     return found
-
-
-def _answers(program: Program) -> set[str]:
-    return {repr(node.answer) for node in program.forward if isinstance(node, Value)}

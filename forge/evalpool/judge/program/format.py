@@ -243,6 +243,8 @@ class Program:
     """Tensors that forward returned, in the order of its result."""
     returned: str = "tensor"
     """`tensor`, `tuple`, `list` or `dict`: the type that forward returned."""
+    nesting: str = ""
+    """Places of the outputs in it (`channel.nesting`)."""
     constants: tuple[bytes, ...] = ()
     triton: str = ""
     """Version of Triton that made the TTIR."""

@@ -24,6 +24,8 @@ MAX_PARAMETERS = 256
 """Parameters of one kernel."""
 MAX_INPUTS = 256
 MAX_OUTPUTS = 1_000
+MAX_NESTING = 4_000
+"""Characters that say how outputs are nested."""
 MAX_DIMENSIONS = 16
 MAX_LINES = 100_000
 """Operations of one kernel that have a source line."""

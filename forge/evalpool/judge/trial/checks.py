@@ -50,6 +50,11 @@ class Memory(Protocol):
         """True if the reference returns a list or tuple."""
         ...
 
+    @property
+    def nesting(self) -> str:
+        """Places of the outputs in what the reference returns."""
+        ...
+
     def forms(self, number: int) -> Sequence[tuple[str, tuple[int, ...]]]:
         """Dtype and shape of each expected output of a set."""
         ...
@@ -178,6 +183,9 @@ def require_form(program: Program, memory: Memory, finding: Report, *, number: i
     elif forms and program.returned not in (SEQUENCES if memory.is_sequence else ("tensor",)):
         wanted = f"a tuple of {len(forms)}" if memory.is_sequence else "a tensor"
         found = f"forward returned {RETURNED[program.returned]}, expected {wanted}"
+    elif forms and program.nesting != memory.nesting:
+        names = [one or "tensors side by side" for one in (program.nesting, memory.nesting)]
+        found = f"forward returned {names[0]}, expected {names[1]}; '.' is a tensor, '-' None"
     else:
         for tensor, (dtype, shape) in zip(tensors, forms, strict=True):
             if tensor.shape != shape:

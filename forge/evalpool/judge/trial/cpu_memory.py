@@ -40,6 +40,11 @@ class CpuMemory:
         """True if the reference returns a list or tuple."""
         return self.reference.is_sequence
 
+    @property
+    def nesting(self) -> str:
+        """Places of its outputs in what it returns."""
+        return self.reference.nesting
+
     def forms(self, number: int) -> list[tuple[str, tuple[int, ...]]]:
         """Dtype and shape of each expected output of a set."""
         specs = [self.reference.specs[slot] for slot in self.reference.sets[number].slots]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -48,6 +49,11 @@ MAX_KERNELS = 64
 are captured for several input sets and often alike."""
 MAX_KEPT_CHARACTERS = 64 << 10
 """Longest text that is remembered; a candidate may send megabytes."""
+
+MAX_READ_S = 4.0
+"""Time in which all kernels of a program are read. It is the judge's own, and each kernel may take
+a second or two of it."""
+LONG_WORDS = "the kernels take too long to read: write fewer or shorter ones"
 
 Text: TypeAlias = "tuple[tuple[Access, ...], Lookups]"
 """Access of a kernel to the memory behind each of its parameters, and its lookups."""
@@ -115,7 +121,10 @@ def _read_all(program: Program, *, finding: Report) -> list[Text]:
     """Accesses and lookups of each kernel. Each text is read once, however many kernels of other
     options have it."""
     known: dict[str, Text] = {}
+    began = time.thread_time()
     for kernel in program.kernels:
+        if time.thread_time() - began > MAX_READ_S:
+            raise Decided(finding(Status.REJECTED, Reason.UNSUPPORTED, LONG_WORDS))
         try:
             if kernel.ttir not in known:
                 known[kernel.ttir] = _read(kernel)

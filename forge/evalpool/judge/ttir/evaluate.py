@@ -95,7 +95,10 @@ class Report:
     bytes_loaded: int
     """By all active lanes: bytes that a cache would save count, too."""
     bytes_stored: int
-    flops: float
+    flops: dict[str, float]
+    """By the unit that does them (`work`)."""
+    contended: int
+    """Atomic updates of the place that has most of them, about; 0 where they lie apart."""
     suspicions: tuple[Fault, ...]
     """Races, orders and uninitialised reads that nobody has confirmed."""
 
@@ -167,6 +170,7 @@ def launch(
         bytes_loaded=one.bytes_loaded,
         bytes_stored=one.bytes_stored,
         flops=one.flops,
+        contended=max(one.contended.values(), default=0),
         suspicions=tuple(one.suspicions),
     )
 

@@ -33,6 +33,7 @@ from forge.evalpool.judge.ttir.types import (
 )
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of, fixed
 from forge.evalpool.judge.ttir.verify import operations_of, uses_of, verify
+from forge.evalpool.judge.ttir.work import work_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
@@ -65,8 +66,8 @@ class BlockPlan:
     """Each with True for control flow, and the values that nothing reads after it."""
     is_straight: bool = True
     """True if no step is control flow."""
-    flops: float = 0.0
-    """Floating-point operations of one instance, without nested regions."""
+    flops: dict[str, float] = field(default_factory=dict[str, float])
+    """Operations of one instance by unit (`work`), without nested regions."""
 
 
 @dataclass(slots=True)
@@ -171,7 +172,9 @@ class Planner:
                 continue
             planned.is_straight = planned.is_straight and not is_control
             planned.steps.append((step, is_control, last.get(operation.index, ())))
-            planned.flops += _flops(operation)
+            unit, flops = work_of(given)
+            if flops:
+                planned.flops[unit] = planned.flops.get(unit, 0.0) + flops
         return planned
 
     def _note(self, operation: Operation) -> None:
@@ -305,29 +308,6 @@ def _constant(operation: Operation) -> Any:
         return Symbolic.constant(int(value), len(shape))
     with np.errstate(all="ignore"):
         return fixed(np.full((1,) * (len(shape) + 1), value, dtype))
-
-
-ARITHMETIC = ("arith.", "math.", "tt.extern_elementwise", "tt.precise_", "tt.clampf")
-MOVES = frozenset({"arith.constant", "arith.select", "arith.bitcast", "arith.extf", "arith.truncf"})
-
-
-def _flops(operation: Operation) -> float:
-    """Floating-point operations of an operation in one instance."""
-    if operation.name == "tt.dot":
-        rows = shape_of(operation.types.operands[0])
-        columns = shape_of(operation.types.operands[1])
-        return 2.0 * prod(rows) * columns[-1]
-    if operation.name in ("tt.reduce", "tt.scan"):
-        return float(sum(prod(shape_of(kind)) for kind in operation.types.operands))
-    if operation.name in MOVES or not operation.name.startswith(ARITHMETIC):
-        return 0.0
-    results = operation.types.results
-    return float(sum(prod(shape_of(one)) for one in results if _is_float(one)))
-
-
-def _is_float(kind: Type) -> bool:
-    element = element_of(kind)
-    return isinstance(element, Scalar) and element.is_float
 
 
 def block_of(kind: Type) -> Block:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,12 +28,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.storages import Memory
     from forge.evalpool.judge.ttir.plan import ModulePlan
 
-TF32 = "inputPrecision = tf32 "
-"""Attribute of a matrix product in TTIR."""
 NUM_SMS, THREADS_OF_SM, BLOCKS_OF_SM, WARP = 132, 2048, 32, 32
 """The card that instances which wait for each other are held against: an H100."""
-PRODUCT = re.compile(r"tt\.dot .*: tensor<(?:\d+x)+(?P<element>\w+)")
-"""A matrix product in TTIR, with the element of its left operand."""
 
 
 @dataclass(slots=True)
@@ -122,7 +117,7 @@ class Launches:
             tensor_bytes=min(loaded, read) + min(stored, written),
             requested_bytes=loaded + stored,
             flops=report.flops,
-            kind=_arithmetic(kernel.ttir),
+            contended=report.contended,
             num_programs=math.prod(node.grid),
         )
 
@@ -151,13 +146,3 @@ class Launches:
     def _address(self, tensor: int) -> Address:
         one = self.program.tensors[tensor]
         return Address(one.storage, one.offset * ITEM_BYTES[one.dtype])
-
-
-def _arithmetic(ttir: str) -> str:
-    """The unit of a kernel's arithmetic: that of its first matrix product, if it has one."""
-    product = PRODUCT.search(ttir)
-    if product is None:
-        return "fp32"
-    if product["element"] in ("f32", "f64"):
-        return "tf32" if TF32 in product[0] else "fp32"
-    return "half"

@@ -16,7 +16,7 @@ from forge.evalpool.judge.ttir.memory.storages import FaultKind
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.execute.cpu.tensors import Tensors
-    from forge.evalpool.judge.program.format import Op, Program
+    from forge.evalpool.judge.program.format import Op, Program, Value
 
 
 def run_operation(node: Op, tensors: Tensors) -> list[Suspicion]:
@@ -37,6 +37,12 @@ def operation_cost(node: Op, program: Program) -> NodeCost:
     tensors = [program.tensors[number] for number in {*tensors_of(node)}]
     num_bytes = sum(math.prod(one.shape) * ITEM_BYTES[one.dtype] for one in tensors)
     return NodeCost(name=node.name, line=node.line, tensor_bytes=num_bytes)
+
+
+def reading_cost(node: Value, program: Program) -> NodeCost:
+    """The bytes of a value that the host reads: it takes a node's time, as in a reference."""
+    num_bytes = ITEM_BYTES[program.tensors[node.tensor].dtype]
+    return NodeCost(name="value read on the host", line=node.line, tensor_bytes=num_bytes)
 
 
 def _read_by(node: Op) -> set[int]:

@@ -8,13 +8,16 @@ Called by draws.py for references that may have some. An honest kernel gives ano
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.numbers.called import call
 from forge.evalpool.judge.numbers.finite import are_finite
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CASTS = {"_to_copy", "copy_"}
 PUTS = {
@@ -56,13 +59,13 @@ class _Watched(TorchDispatchMode):
         return out
 
 
-def _is_undefined_cast(args: tuple[Any, ...], out: Any) -> bool:
+def _is_undefined_cast(args: Sequence[Any], out: Any) -> bool:
     source = args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else args[0]
     is_cast = source.is_floating_point() and not out.is_floating_point() and not out.is_complex()
     return is_cast and out.dtype is not torch.bool and not are_finite([source])
 
 
-def _is_undefined_put(name: str, args: tuple[Any, ...], kwargs: Any, out: torch.Tensor) -> bool:
+def _is_undefined_put(name: str, args: Sequence[Any], kwargs: Any, out: torch.Tensor) -> bool:
     """True if what was put is not there any more."""
     if "index_put" in name:
         is_sum = bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))

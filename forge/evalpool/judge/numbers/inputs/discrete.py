@@ -12,6 +12,8 @@ as it was drawn; a constant is replaced:
     equal values       from 1 to the value: lengths; ones of two axes or more: a mask
     a single value     a bool is the other one, an integer a lower one above 1: flags, steps
     other integers     over the range of the given ones: indices, labels
+    numbers            floats among the arguments, no tensors, as 0.5: a part of themselves. On a
+                       CPU alone, where each set has a capture of its own if its arguments differ
 
 A constant is not replaced as a whole in every set, or one element would tell which set it is: in
 one set of a draw at least it stays but for a few secret places behind its beginning, in others but
@@ -23,9 +25,10 @@ values do (edges.py) where no integer can be an index: a length of 0, negative n
 
 from __future__ import annotations
 
+import math
 import random
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,6 +40,9 @@ DENSITIES = {"spiked": 0.5, "unlike": 0.15, "near_one": 0.9}
 DENSITY = 0.7
 PLACE_SHARE, MIN_PLACES = 1024, 16
 """One element in so many changes where a constant stays but for a few; at least so many."""
+SCALAR_PARTS = 64
+"""A float among the arguments becomes so many parts of itself, less up to half of them: of the same
+sign, within [0, 1] if it was, and as exact."""
 SLICE_SHARE = 4
 """One slice in so many changes where a constant stays but for some."""
 MULTIPLE = 16
@@ -263,3 +269,22 @@ def _exchanged(gaps: torch.Tensor, *, least: int, most: int) -> torch.Tensor:
         givers -= moved
         takers += moved
     return made
+
+
+def has_scalars(inputs: list[Any]) -> bool:
+    """True if an argument is a float that can be another one."""
+    return any(map(_is_scalar, inputs))
+
+
+def with_other_scalars(inputs: list[Any]) -> list[Any]:
+    """The same arguments with other floats; integers are sizes, axes or counts."""
+    return [
+        one * random.randrange(SCALAR_PARTS // 2, SCALAR_PARTS) / SCALAR_PARTS
+        if _is_scalar(one)
+        else one
+        for one in inputs
+    ]
+
+
+def _is_scalar(value: Any) -> bool:
+    return type(value) is float and math.isfinite(value) and value != 0

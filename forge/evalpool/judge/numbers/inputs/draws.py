@@ -19,7 +19,6 @@ from weakref import ref
 
 import torch
 
-from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     call,
@@ -32,8 +31,14 @@ from forge.evalpool.judge.numbers.called import (
 from forge.evalpool.judge.numbers.errors.logits import has_attention, has_softmax
 from forge.evalpool.judge.numbers.errors.own_error import errors_of, root_mean_square
 from forge.evalpool.judge.numbers.errors.undefined import is_defined
-from forge.evalpool.judge.numbers.finite import are_finite, finite_share, widened
+from forge.evalpool.judge.numbers.finite import (
+    are_finite,
+    finite_share,
+    is_any_finite,
+    widened,
+)
 from forge.evalpool.judge.numbers.input_set import InputSet
+from forge.evalpool.judge.numbers.inputs import discrete
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
 from forge.evalpool.judge.numbers.inputs.discrete import Part, redraw
 from forge.evalpool.judge.numbers.inputs.domain import REPEATED, Form
@@ -145,6 +150,8 @@ class Draws:
         """Positions of inputs whose rows repeat themselves."""
         self._typical: list[float] = []
         """Root mean square of each output of the first set."""
+        self._has_scalars = False
+        """True if arguments that are numbers, as 0.5, take other values."""
         self._is_inexact = False
         """True if the last set was refused for eager's own error: others may have less."""
 
@@ -201,6 +208,8 @@ class Draws:
         made = replaced(inputs, change)
         if lists := related(leaves(inputs), leaves(made)):
             made = replaced(made, lambda number, one: lists.get(number, one))
+        if recipe.freedom.scalars:
+            made = discrete.with_other_scalars(made)
         if alike:
             found = leaves(made)
             self._edges.plant_equal_([found[number] for number in alike])
@@ -219,6 +228,7 @@ class Draws:
             for step, freedom in self._freedoms(kinds, self._part):
                 recipe = Recipe(variant=variant, seed=fresh_seed(), freedom=freedom)
                 if (made := self._tried_recipe(recipe)) is not None:
+                    self._has_scalars &= freedom.scalars
                     if not freedom.is_mild and not is_inexact:
                         self._start = max(self._start, step)
                     self._schedule.owe(kinds - freedom.kinds)
@@ -321,6 +331,7 @@ class Draws:
             self._scaling = frozenset(one for one in operands if self._scales(made, one))
         self._finite_share = finite_share(made.outputs)
         self._is_defined = self._edges.may_be_undefined and is_defined(self._model, inputs)
+        self._has_scalars = self._terms.device == "cpu" and discrete.has_scalars(inputs)
         self._is_copy = any(
             Agreement(self._terms.tolerated)([output], [one])
             for output in made.outputs
@@ -373,7 +384,10 @@ class Draws:
         for step, (freedom, is_news, selections) in enumerate(steps):
             if step >= start and (is_news or step == start):
                 for selection in selections:
-                    yield step, replace(freedom, kinds=selection)
+                    chosen = replace(freedom, kinds=selection)
+                    if self._has_scalars:
+                        yield step, replace(chosen, scalars=True)
+                    yield step, chosen
 
     def _run(
         self, inputs: list[Any], *, variant: str, is_finite_only: bool = True
@@ -431,19 +445,13 @@ class Draws:
         return finite_share(outputs) >= self._finite_share / 2
 
 
-def _is_any_finite(tensor: torch.Tensor) -> bool:
-    """True if an element is finite, as one of the first block is in most tensors."""
-    with THREADS.held_back():
-        return any(bool(torch.isfinite(tensor[block]).any()) for block in blocks_of(tensor))
-
-
 def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
     """Raises Unjudgeable where a second run gives other outputs: dropout, random numbers. On a GPU
     the order of atomic additions may differ: there it must agree within the tolerance."""
     again = call(model, made.inputs).results(made.changed)
     for output, repeated in zip(made.outputs, again, strict=True):
         first, second = widened(output), widened(repeated)
-        if first.is_floating_point() and first.numel() and not _is_any_finite(first):
+        if first.is_floating_point() and first.numel() and not is_any_finite(first):
             raise Unjudgeable("no value of the reference is finite: any answer would do")
         if is_equal(first, second):
             continue

@@ -83,6 +83,8 @@ class Freedom:
     """Part of constants that is drawn anew."""
     kinds: Kinds = frozenset()
     """Edge values that are planted (edges.py)."""
+    scalars: bool = False
+    """Numbers among the arguments take other values."""
     forms: bool = False
     """Probabilities, sorted rows and matrices of a form need not stay such."""
 

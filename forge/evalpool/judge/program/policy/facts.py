@@ -71,6 +71,10 @@ class ProblemFacts:
     count is no such bound: it may be wasteful."""
     needed_inputs: frozenset[int] = frozenset()
     """Positions of tensor inputs that the reference's outputs depend on."""
+    float_inputs: frozenset[int] = frozenset()
+    """Positions of tensor inputs that the reference reads as floats."""
+    has_float_parameters: bool = False
+    """True if it reads parameters as floats."""
     written_inputs: frozenset[int] = frozenset()
     """Positions of tensor inputs that the reference writes to."""
     written_parameters: frozenset[str] = frozenset()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.program.costs import is_as_it_lies, is_permuted, is_repeating, op_bytes
 from forge.evalpool.judge.program.dataflow import Content, Flow, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
-from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section
+from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section, Tensor
 from forge.evalpool.judge.program.ops import MOVES, Kind, is_integer, kind_of, misuse, packet
 from forge.evalpool.judge.program.policy.facts import (
     COMBINE_SHARE,
@@ -24,6 +24,8 @@ from forge.evalpool.judge.program.walk import Placed, places, tensors_of, varian
 
 PLAIN_COPIES = ("clone", "copy", "lift_fresh_copy")
 """Copies to the same place in the order of the axes."""
+
+KEPT_WORDS = "a call must use its own inputs, and not what an earlier one was given or made"
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,8 +50,9 @@ def judge_policy(
     """
     if refusal := _misused(program):
         return refusal
+    seen = set[tuple[int, ...]]()  # what a variant without a refusal has is none in another one
     for nodes in variants(program):
-        judged = _Variant(program, facts, nodes, trace(program, nodes, accesses, lookups))
+        judged = _Variant(program, facts, nodes, trace(program, nodes, accesses, lookups, seen))
         if refusal := next(judged.refusals(policy), None):
             return refusal
     return None
@@ -134,8 +137,9 @@ class _Variant:
         reached = frozenset[int]().union(
             *(self._content(at).inputs for at in range(len(self.program.outputs)))
         )
+        hint = f": {KEPT_WORDS}" if self.program.stateful else ""
         for index in sorted(self.facts.needed_inputs - reached):
-            yield Refusal(rule=Rule.INPUT, message=f"input {index} cannot reach any output")
+            yield Refusal(rule=Rule.INPUT, message=f"input {index} cannot reach any output{hint}")
 
     def _content(self, output: int) -> Content:
         return self.flow.contents[self.program.tensors[self.program.outputs[output]].storage]
@@ -235,10 +239,18 @@ class _Variant:
         node = placed.node
         assert isinstance(node, Op)
         read = [self.program.tensors[one] for one in tensors_of(node) if one not in node.results]
-        if not any("float" in one.dtype for one in read):
+        if not any(map(self._is_float, read)):
             return False
         is_plain = packet(node.name) in PLAIN_COPIES
         return not (is_plain and all(is_as_it_lies(one) for one in read))
+
+    def _is_float(self, tensor: Tensor) -> bool:
+        """True for floats, whatever type a view gives them."""
+        content = self.flow.contents[tensor.storage]
+        is_given = content.inputs & self.facts.float_inputs or (
+            content.has_parameters and self.facts.has_float_parameters
+        )
+        return bool(is_given) or not is_integer(tensor.dtype)
 
     def _moves_of_problem(self) -> frozenset[Kind]:
         """Kinds of moves that the problem is about: free for the candidate otherwise."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.program.costs import is_as_it_lies, op_bytes, tensor_bytes
 from forge.evalpool.judge.program.dataflow import effects, trace
 from forge.evalpool.judge.program.format import Op, Origin, Program, Section, TensorUse
-from forge.evalpool.judge.program.ops import Kind, kind_of, packet
+from forge.evalpool.judge.program.ops import Kind, is_integer, kind_of, packet
 from forge.evalpool.judge.program.policy.facts import ProblemFacts
 from forge.evalpool.judge.program.walk import tensors_of, variants
 
@@ -45,10 +45,14 @@ def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
     outputs = [reference.tensors[output].storage for output in reference.outputs]
     reached = [flow.contents[storage].inputs for storage in outputs]
     num_bytes = necessary_bytes(reference, forward)
+    floats = {one.storage for one in reference.tensors if not is_integer(one.dtype)}
+    read = [reference.storages[storage] for storage in floats]
     return ProblemFacts(
         num_bytes=num_bytes,
         flops=flops,
         needed_inputs=frozenset[int]().union(*reached),
+        float_inputs=frozenset(one.index for one in read if one.origin == Origin.INPUT),
+        has_float_parameters=any(one.origin == Origin.PARAMETER for one in read),
         written_inputs=frozenset(one.index for one in written if one.origin == Origin.INPUT),
         written_parameters=frozenset(one.name for one in written if one.origin == Origin.PARAMETER),
         fixed_outputs=frozenset(at for at, inputs in enumerate(reached) if not inputs),

@@ -44,6 +44,7 @@ OPERATION = re.compile(r"[a-z_]+\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+")
 DTYPE = re.compile("|".join(ITEM_BYTES))
 PRECISION = re.compile("tf32|tf32x3|ieee|bf16x3|bf16x6")
 RETURNED = re.compile("tensor|tuple|list|dict")
+NESTING = re.compile(r"[-.()]*")
 PADDING = re.compile("zero|nan")
 LAYOUT = re.compile("strided")
 MEMORY_FORMAT = re.compile("contiguous_format|preserve_format|channels_last|channels_last_3d")
@@ -67,6 +68,7 @@ def read_program(at: Reader, texts: Sequence[str], constants: tuple[bytes, ...])
         forward=read_nodes(of["forward"]),
         outputs=of["outputs"].integers(most=limits.MAX_OUTPUTS),
         returned=of["returned"].text(pattern=RETURNED),
+        nesting=of["nesting"].text(limits.MAX_NESTING, pattern=NESTING),
         constants=constants,
         triton=of["triton"].text(),
         stateful=of["stateful"].text(1_000),

@@ -41,6 +41,8 @@ class Reference:
     sets: list[InputSet]
     is_sequence: bool
     """True if it returns its outputs in a list or tuple."""
+    nesting: str = ""
+    """As of `Program`."""
     operations: tuple[tuple[int, int], ...] = ()
     """(bytes, FLOPs) of each operation of one call."""
     names: frozenset[str] = frozenset()

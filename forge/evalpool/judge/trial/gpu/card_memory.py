@@ -89,6 +89,11 @@ class CardMemory:
         """True if the reference returns a list or tuple."""
         return self.reference.is_sequence
 
+    @property
+    def nesting(self) -> str:
+        """Places of its outputs in what it returns."""
+        return self.reference.nesting
+
     def forms(self, number: int) -> list[tuple[str, tuple[int, ...]]]:
         """Dtype and shape of each expected output of a set."""
         tensors = self.reference.tensors

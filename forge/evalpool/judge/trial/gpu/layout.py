@@ -74,6 +74,8 @@ class GpuReference:
     """True if forward returns a list or tuple."""
     allowed: dict[int, Allowed]
     """Tolerances of expected outputs, by index."""
+    nesting: str = ""
+    """As of `Program`."""
     names: frozenset[str] = frozenset()
     """Names of torch's operations of one call that read or write data."""
     num_uses: int = 0
@@ -181,7 +183,8 @@ def arrange(
         tensors=tensors,
         sets=sets,
         named=named,
-        is_sequence=layout["form"] == "list",
+        is_sequence=layout["form"] != "tensor",
+        nesting=str(layout["form"]).removeprefix("tensor").removeprefix("list"),
         names=frozenset(str(name) for name in layout["names"]),
         allowed={
             index: Allowed.of(tensors[index], tensors[error], precision=rounding)

@@ -7,7 +7,8 @@ lanes a thread has: here, a load in one lane of what a lane far from it has stor
 operation that the compiler may implement by a barrier counts as one.
 
 Not covered: a store that overtakes another thread's load or store, lanes less than NEAR_LANES
-apart, programs of one warp, and what only the choice of a layout synchronises.
+apart within a warp or in a block of several axes, programs of one warp, and what only the choice of
+a layout synchronises.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 NEAR_LANES = 16
 """A thread's access of 16 bytes has as many lanes at most, one beside the other."""
+WARP_BYTES = 32 * 16
+"""Most of a row that the threads of one warp have; lanes behind it belong to another warp."""
 LANE_BITS = 21
 """A block has 2^20 elements at most; the bits above are the number of barriers before the store."""
 LANEWISE = ("arith.", "math.", "scf.", "cf.", "ub.", "tt.precise_")
@@ -95,7 +98,10 @@ def check_load(
     marks = places.read(storage.lanes, granule)
     owners = places.read(storage.owners, granule)
     is_recent = (marks >> LANE_BITS) == group.launch.num_barriers
-    is_far = np.abs((marks & ((1 << LANE_BITS) - 1)) - lanes) >= NEAR_LANES
+    stored = marks & ((1 << LANE_BITS) - 1)
+    is_far = np.abs(stored - lanes) >= NEAR_LANES
+    if len(shape) == 1:
+        is_far |= stored // (WARP_BYTES // size) != lanes // (WARP_BYTES // size)
     found = is_recent & is_far & (marks != NOBODY) & (owners == _ids(group, part, lanes.ndim))
     if part.mask is not None:
         found = found & part.mask

@@ -110,13 +110,15 @@ def split(operands: Sequence[Array], signature: Signature, attributes: Attribute
 
 
 def cat(operands: Sequence[Array], signature: Signature, attributes: Attributes) -> list[Array]:
-    """One block after the other along the first axis."""
+    """Elements of two blocks by turns along the first axis: the compiler may give them any order,
+    the same for all blocks of one shape."""
     full = [
         expanded(array, shape_of(kind))
         for array, kind in zip(operands, signature.operands, strict=True)
     ]
     n = max(len(array) for array in full)
-    return [np.concatenate([np.broadcast_to(a, (n, *a.shape[1:])) for a in full], axis=1)]
+    pair = np.stack([np.broadcast_to(a, (n, *a.shape[1:])) for a in full], axis=2)
+    return [pair.reshape(n, -1, *pair.shape[3:])]
 
 
 def gather(operands: Sequence[Array], signature: Signature, attributes: Attributes) -> list[Array]:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Steps of undefined values (`ub.poison`) and of `tl.assume`. Called by `dispatch`."""
+"""Steps of undefined values (`ub.poison`), `tl.assume` and assertions. Called by `dispatch`."""
 
 from __future__ import annotations
 
@@ -42,5 +42,17 @@ def assume(operation: Operation) -> Step:
     def step(env: Environment, group: Group) -> None:
         if not np.all(env[condition]):
             raise Unsupported(f"line {line}: tl.assume of something that is false")
+
+    return step
+
+
+def assertion(operation: Operation) -> Step:
+    """`tl.device_assert`, which is in a text only where a kernel asks for it (`debug=True`)."""
+    condition = operation.operands[0]
+    line = operation.line
+
+    def step(env: Environment, group: Group) -> None:
+        if not np.all(env[condition]):
+            raise Unsupported(f"line {line}: tl.device_assert of something that is false")
 
     return step

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.tree import Operation
 
 
+ALIGNMENT = 16
+"""Bytes that a card's unit for descriptors takes as one: it drops the rest of an address."""
+UNALIGNED_WORDS = (
+    "a tensor descriptor whose base, or a stride other than the last one, is no multiple of"
+    f" {ALIGNMENT} bytes"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDescriptor:
     """The value of a descriptor."""
@@ -44,9 +52,13 @@ def make_descriptor(operation: Operation) -> Step:
     (result,) = operation.results
     rank = len(rest) // 2
     is_nan = "nan" in str(operation.attributes.get("padding", "")).lower()
+    size = _element_bytes(operation.types.results[0])
 
     def step(env: Environment, group: Group) -> None:
         numbers = [env[value].astype(np.int64) for value in rest]
+        starts = [env[base].array(arrange.INT64), *_steps(numbers, rank, size)]
+        if any(np.any(one % ALIGNMENT) for one in starts):
+            raise Unsupported(f"line {operation.line}: {UNALIGNED_WORDS}")
         env[result] = TensorDescriptor(
             base=env[base],
             shape=tuple(numbers[:rank]),
@@ -55,6 +67,18 @@ def make_descriptor(operation: Operation) -> Step:
         )
 
     return step
+
+
+def _element_bytes(kind: Type) -> int:
+    from forge.evalpool.judge.ttir.plan import block_of
+
+    return scalar_of(block_of(kind)).num_bytes
+
+
+def _steps(numbers: list[Array], rank: int, size: int) -> list[Array]:
+    """Bytes from one element to the next along each axis but the last, as far as it has several."""
+    pairs = zip(numbers[: rank - 1], numbers[rank : 2 * rank - 1], strict=True)
+    return [np.where(length > 1, stride * size, 0) for length, stride in pairs]
 
 
 def _window(

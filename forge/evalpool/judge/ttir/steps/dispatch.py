@@ -17,7 +17,7 @@ from forge.evalpool.judge.ttir.steps.arrays import (
     is_block_integer,
     scalar_of,
 )
-from forge.evalpool.judge.ttir.steps.assumptions import assume, poison
+from forge.evalpool.judge.ttir.steps.assumptions import assertion, assume, poison
 from forge.evalpool.judge.ttir.steps.descriptors import (
     descriptor_load,
     descriptor_reduce,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 IGNORED = frozenset(
     {
-        *("tt.print", "tt.assert", "cf.assert", "gpu.barrier", "ttg.barrier"),
+        *("tt.print", "gpu.barrier", "ttg.barrier"),
         *("tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"),
     }
 )
@@ -111,4 +111,6 @@ OWN: dict[str, Callable[[Operation], Step]] = {
     "tt.descriptor_reduce": descriptor_reduce,
     "ub.poison": poison,
     "llvm.intr.assume": assume,
+    "tt.assert": assertion,
+    "cf.assert": assertion,
 }

@@ -1,0 +1,29 @@
+# pyright: strict
+"""Places of tensors in what forward returned: `(.(.-))` for `(a, (b, None))`.
+
+A caller takes a result apart as the reference gives it. Empty for a tensor, and for a list or tuple
+of nothing but tensors: `Program.returned` says which. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+MAX_NESTING = 4_000
+"""Characters of a nesting, which is cut there: there are 1,000 outputs at most."""
+
+
+def nesting_of(result: Any) -> str:
+    """The nesting of a result."""
+    found = _described(result)
+    return "" if set(found[1:-1]) <= {"."} else found[:MAX_NESTING]
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        return _described([*cast("dict[Any, Any]", value).values()])
+    if isinstance(value, (list, tuple)):
+        return f"({''.join(map(_described, cast('list[Any]', value)))})"
+    return "."
