@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from forge.evalpool.judge.numbers.called import (
     replaced,
 )
 from forge.evalpool.judge.numbers.errors.logits import RoundedTwice
+from forge.evalpool.judge.numbers.errors.norms import RoundedNorms
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.slabs import (
@@ -95,6 +97,7 @@ def errors_of(
     is_tf32: bool,
     precision: str = "fp32",
     has_large_logits: bool = False,
+    has_norms: bool = False,
     has_scaled_halves: bool = False,
 ) -> OwnErrors:
     """The errors of eager's `outputs` on `inputs`; where float64 has no room for a batch, or takes
@@ -105,11 +108,12 @@ def errors_of(
         has_large_logits: a softmax may have logits whose rounding exceeds the tolerance
             (errors/logits.py). Their errors do not count for `OwnErrors.largest`: inputs are to
             blame, not the reference.
+        has_norms: a mean and a variance may be rounded (errors/norms.py); the same holds for them.
         has_scaled_halves: a kernel may round inputs in half precision anew (`has_attention`).
     """
     terms = {
         "is_tf32": is_tf32, "precision": precision, "has_large_logits": has_large_logits,
-        "has_scaled_halves": has_scaled_halves,
+        "has_norms": has_norms, "has_scaled_halves": has_scaled_halves,
     }  # fmt: skip
     nudge = partial(_nudged, least_bytes=2 if has_scaled_halves else 4)
     try:
@@ -124,8 +128,11 @@ def errors_of(
             _run_exact(*_rounded_operands(model, inputs), changed=changed) if is_tf32 else None
         )
         twice = None
-        if exact and has_large_logits:
-            with RoundedTwice():
+        if exact and (has_large_logits or has_norms):
+            with (
+                RoundedTwice() if has_large_logits else nullcontext(),
+                RoundedNorms() if has_norms else nullcontext(),
+            ):
                 twice = _run_exact(model, inputs, changed=changed)
     except torch.OutOfMemoryError:
         return _errors_of_rows(model, inputs, outputs, changed=changed, **terms)
@@ -175,7 +182,7 @@ class _Measure:
         *,
         twice: torch.Tensor | None,
     ) -> None:
-        """`twice`: the result with softmaxes whose logits are rounded twice."""
+        """`twice`: the result with softmaxes and norms that are rounded as in a kernel."""
         shape = tuple(output.shape)
         floors = floors_of(dtype_name(output), precision, shape)
         self._output, self._exact, self._twice = widened(output), exact, twice

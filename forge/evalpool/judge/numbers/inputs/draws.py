@@ -29,6 +29,7 @@ from forge.evalpool.judge.numbers.called import (
     replaced,
 )
 from forge.evalpool.judge.numbers.errors.logits import has_attention, has_softmax
+from forge.evalpool.judge.numbers.errors.norms import has_norm
 from forge.evalpool.judge.numbers.errors.own_error import errors_of, root_mean_square
 from forge.evalpool.judge.numbers.errors.undefined import is_defined
 from forge.evalpool.judge.numbers.finite import (
@@ -398,13 +399,11 @@ class Draws:
         called = call(self._model, inputs, has_state=True)
         changed = called.changed()
         if transposed := self._orders.keys() & set(changed):
-            for number in transposed:
-                del self._orders[number]
+            self._orders = {n: one for n, one in self._orders.items() if n not in transposed}
             inputs = self._laid_out(inputs)
             called = call(self._model, inputs, has_state=True)
             changed = called.changed()
-        state = called.state
-        outputs, form = called.results(changed), called.form
+        outputs, form, state = called.results(changed), called.form, called.state
         del called  # at full size inputs are gigabytes
         if not outputs:
             raise Unjudgeable("the reference returns nothing and changes no input")
@@ -418,6 +417,7 @@ class Draws:
             is_tf32=self._terms.is_tf32,
             precision=self._terms.tolerated,
             has_large_logits=variant == HUGE and has_softmax(self._operations),
+            has_norms=has_norm(self._operations),
             has_scaled_halves=has_attention(self._operations),
         )
         return InputSet(

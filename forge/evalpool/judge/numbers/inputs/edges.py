@@ -52,6 +52,10 @@ RAISED_BY = 100.0
 ALONE = (92.0, 120.0)
 """An element that is raised alone, where floats become integers: exp of it overflows in fp32, and
 it fits into 8 bits."""
+RAISED_SPREAD = 8.0
+"""Least standard deviation of a slice that is raised or lowered. With one below 1, a variance as
+most published norms compute it, the mean of squares less the square of the mean, has no digits
+left."""
 MIN_SLICES = 4
 """Slices of an axis of which one may be zeros, two raised and one lowered."""
 ZERO_SHARE, CONSTANT_SHARE, LABEL_SHARE = 16, 64, 8
@@ -368,6 +372,7 @@ def _lower(slices: Sequence[torch.Tensor], *, is_decided: bool) -> None:
     open."""
     for one in slices:
         if is_decided:
+            _widen(one)
             one.sub_(one.max() + RAISED_BY * random.uniform(1.0, 1.5))
         else:
             one.mul_(NEXT_TO_ZERO if one.itemsize > 2 else NEXT_TO_ZERO_HALF)
@@ -378,8 +383,16 @@ def _raise(slices: Sequence[torch.Tensor]) -> None:
     if slices:
         whole, single = slices
         place = tuple(random.randrange(length) for length in single.shape)
+        _widen(whole)
         whole.add_(RAISED_BY * random.uniform(1.0, 1.5))
         single[place] += RAISED_BY * random.uniform(1.0, 1.5)
+
+
+def _widen(part: torch.Tensor) -> None:
+    """Scales a slice up to RAISED_SPREAD; equal values stay equal."""
+    spread = float(part.float().std()) if part.numel() > 1 else 0.0
+    if 0 < spread < RAISED_SPREAD:
+        part.mul_(RAISED_SPREAD / spread)
 
 
 def _places(flat: torch.Tensor, share: int) -> torch.Tensor:
