@@ -44,6 +44,12 @@ def test_the_first_mismatch_is_told_with_statistics() -> None:
     assert words == "output[3, 7]: expected 0.5, got 1; 3% of elements differ, max abs error 0.5"
 
 
+def test_two_numbers_have_as_many_digits_as_tell_them_apart() -> None:
+    reference = np.full(100, 1.00012, np.float32)
+    words = mismatch(expected(reference), (reference + np.float32(3.6e-4)).tobytes()) or ""
+    assert words.startswith("output[0]: expected 1.0001, got 1.0005;")
+
+
 def test_an_unwritten_slot_never_agrees() -> None:
     for dtype in (np.float32, np.float16, np.int64, np.bool_):
         one = expected(np.zeros((3, 2), dtype))

@@ -368,7 +368,8 @@ def describe(
 ) -> str:
     """A mismatch in one line: where it is first, and how much of it there is."""
     where = f"{name}[{', '.join(map(str, index))}]" if index else name
-    words = f"{where}: expected {_number(expected)}, got {_number(got)}"
+    first, second = _numbers(expected, got)
+    words = f"{where}: expected {first}, got {second}"
     words += f"; {_percent(100.0 * num_differing / size)} of elements differ"
     if largest is not None:
         words += f", max abs error {largest:.3g}"
@@ -377,8 +378,15 @@ def describe(
     return words
 
 
-def _number(value: float) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _numbers(one: float, other: float) -> tuple[str, str]:
+    """Two numbers, with as many digits as tell them apart."""
+    if not (isinstance(one, float) and isinstance(other, float)):
+        return str(one), str(other)
+    for digits in range(4, 17):
+        pair = f"{one:.{digits}g}", f"{other:.{digits}g}"
+        if pair[0] != pair[1]:
+            return pair
+    return repr(one), repr(other)
 
 
 def _percent(share: float) -> str:
