@@ -232,6 +232,9 @@ class Spawner:
         try:
             pid_here = self._inspect(child, role=role, uid=uid)
             self._caps.enclose(pid_here)
+        except ZygoteGone as error:
+            status = os.waitstatus_to_exitcode(self.end(child))
+            raise ZygoteGone(f"{error} ({describe_exit(status)})") from error
         except BaseException:
             self.end(child)
             raise
