@@ -5,15 +5,12 @@ Each question carries the program as far as it is known, so that the judge needs
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.evalpool.judge.capture.failures import Unsupported
 from forge.evalpool.judge.program.questions import MAX_VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from forge.evalpool.judge.capture.recorder import Recorder
     from forge.evalpool.judge.program.format import Program, Scalar
 
@@ -39,23 +36,9 @@ class Asking:
     def __init__(self, ask: Ask | None) -> None:
         self._ask = ask
         self.num_values = 0
-        """Values read in this call of forward."""
+        """Values read since `num_values` was last reset."""
         self.prefix: Any = None
         """Makes the program until now from the numbers of its outputs; set by the session."""
-        self._answers: list[Scalar] = []
-        """Answers of the last call of forward."""
-        self._known: list[Scalar] | None = None
-        """Answers of an earlier call that stand for those of this one."""
-
-    @contextmanager
-    def repeating(self) -> Iterator[None]:
-        """Within, values are those that the last call of forward has read, on the same content:
-        nothing is asked."""
-        self._known = self._answers
-        try:
-            yield
-        finally:
-            self._known = None
 
     def values(self, recorder: Recorder, tensors: list[int]) -> list[Scalar]:
         """Raises Unsupported without a judge that answers, or past the limit."""
@@ -67,29 +50,11 @@ class Asking:
                 "a value of a tensor read on the host: compute on the device, without .item(),"
                 " bool() or .cpu()"
             )
-        if self._known is not None:
-            return self._repeated(len(tensors))
         answers = self._ask("value", {}, self.prefix(outputs=tensors, kernel=None))
-        found = [
+        return [
             _typed(answer, recorder.tensors[number].dtype)
             for answer, number in zip(answers, tensors, strict=True)
         ]
-        self._answers += found
-        return found
-
-    def begin_call(self) -> None:
-        """A call of forward begins: values are counted anew."""
-        self.num_values = 0
-        if self._known is None:
-            self._answers = []
-
-    def _repeated(self, count: int) -> list[Scalar]:
-        """The next values of the earlier call. Raises Unsupported where it has read fewer."""
-        assert self._known is not None
-        found = self._known[self.num_values - count : self.num_values]
-        if len(found) < count:
-            raise Unsupported("values that only some calls of forward read on the host")
-        return found
 
     def facts(self, kernel: int) -> dict[str, int]:
         """Registers and memory of a compiled kernel. Raises Unsupported without a judge."""

@@ -237,6 +237,20 @@ def forgotten(parts: Parts, numbers: Collection[int]) -> Parts:
     return replace(parts, storages=made)
 
 
+def with_one_input_each(parts: Parts) -> Parts:
+    """The same parts, where tensors of earlier inputs are those of the last call's: choices that
+    the first call made run on these."""
+    last = {one.index: n for n, one in enumerate(parts.storages) if one.origin is Origin.INPUT}
+
+    def placed(number: int) -> int:
+        one = parts.storages[number]
+        return last[one.index] if one.origin is Origin.INPUT else number
+
+    return replace(
+        parts, tensors=[replace(one, storage=placed(one.storage)) for one in parts.tensors]
+    )
+
+
 def difference(parts: Parts, one: Sequence[Node], other: Sequence[Node], *, since: int) -> str:
     """The first difference between two calls of forward; empty if there is none.
 

@@ -94,6 +94,9 @@ class Recorder(TorchDispatchMode):
         self._held: list[Any] = []
         self._addresses: list[int] = []
         self._next_address = FIRST_ADDRESS
+        self._input_addresses: dict[int, int] = {}
+        """By the position of an input: each call finds it there, as in memory that is freed and
+        taken again."""
         self._storage_numbers: dict[int, int] = {}
         """By the address of torch's storage, which `_held` keeps alive."""
         self._tensor_numbers: dict[Tensor, int] = {}
@@ -164,7 +167,7 @@ class Recorder(TorchDispatchMode):
         return number
 
     def address(self, tensor: Any) -> int:
-        """Made-up address of the tensor's first element: aligned, unique, never read."""
+        """Made-up address of the tensor's first element: aligned, unique in a call, never read."""
         if not tensor.numel():
             return 0
         base = self._addresses[self.storage_of(tensor)]
@@ -210,7 +213,10 @@ class Recorder(TorchDispatchMode):
         self._storage_numbers[held._cdata] = number
         self._held.append(held)
         self.storages.append(storage)
-        self._addresses.append(self._next_address)
+        address = self._next_address
+        if storage.origin is Origin.INPUT:
+            address = self._input_addresses.setdefault(storage.index, address)
+        self._addresses.append(address)
         size = storage.num_bytes + ALIGNMENT
         self._next_address += -(-size // ALIGNMENT) * ALIGNMENT
         return number
@@ -224,7 +230,7 @@ class Recorder(TorchDispatchMode):
     def add(self, node: Node) -> None:
         """Appends a node. Raises BoundExceeded."""
         self._num_nodes += 1
-        if self._num_nodes > 3 * limits.MAX_NODES:  # forward is captured three times
+        if self._num_nodes > 2 * limits.MAX_NODES:  # forward is captured twice
             raise BoundExceeded(f"more than {limits.MAX_NODES} launches and operations")
         self.nodes.append(node)
 

@@ -1,7 +1,7 @@
-"""Captures one candidate: import, construct with the reference's parameters, forward three times.
+"""Captures one candidate: import, construct with the reference's parameters, forward twice.
 
-The second call is the program, unless the third one, on tensors of its own, uses those of the calls
-before: that one shows what a candidate does that keeps a tensor in place of its content.
+The second call is the program. It has inputs of its own: one that uses those of the first call
+shows that the candidate keeps a tensor in place of its content.
 
 `capture` is the entry, called by `child.py` in a sandboxed child and by tests in a subprocess. The
 process stays patched (`card.pretend`): it captures one candidate and ends.
@@ -29,6 +29,7 @@ from forge.evalpool.judge.capture.building import (
     forgotten,
     hoisted,
     storages_of,
+    with_one_input_each,
 )
 from forge.evalpool.judge.capture.failures import BoundExceeded, CaptureFailed, Unsupported, line_of
 from forge.evalpool.judge.capture.lowering import compile_line, compile_words
@@ -100,6 +101,8 @@ class Session:
         self.returned, self.nesting = "tensor", ""
         self._given: dict[int, Any] = {}
         self._num_inputs = 0
+        self._old = set[int]()
+        """Storages of the inputs of the first call, once it is over."""
 
     def run(self, code: str) -> Program:
         """Raises anything that the candidate does."""
@@ -113,23 +116,26 @@ class Session:
             since = len(recorder.storages)
             first, _ = self._forward(inputs)
             made = range(since, len(recorder.storages))
-            forward, outputs = self._forward(_as_others(inputs))
-            form = {"returned": self.returned, "nesting": self.nesting}
-            lost = self._lost_choices(first, forward)
-            stale = None if self.request.get("cast") else self._stale()
-        parts = self.parts()
-        words = difference(parts, first, forward, since=since)
-        old = set[int]()
-        if stale is not None:
-            (forward, outputs), old = stale
+            forward, outputs = self._forward(self._other_inputs())
+        used = self._used(forward, outputs)
+        if used & self._old:
+            parts = forgotten(self.parts(), self._old)
             words = "forward uses a tensor that an earlier call was given"
-        needed = self._used(forward, outputs) & set(made)
-        forward = [*lost, *forward]
-        self.init += hoisted(parts, first=first, needed=needed)
+        else:
+            parts = with_one_input_each(self.parts())
+            words = difference(parts, first, forward, since=since)
+        self.init += hoisted(self.parts(), first=first, needed=used & set(made))
+        forward = [*self._lost_choices(first, forward), *forward]
         if (count := len(self.init) + len(forward)) > limits.MAX_NODES:
             raise BoundExceeded(f"{count} launches and operations; {limits.MAX_NODES} are allowed")
-        parts = forgotten(parts, old)
-        return self._build(forward, outputs, parts=parts, stateful=words, **form)
+        return self._build(
+            forward,
+            outputs,
+            parts=parts,
+            returned=self.returned,
+            nesting=self.nesting,
+            stateful=words,
+        )
 
     def failed(self, error: BaseException) -> CaptureFailed:
         """The report of an error."""
@@ -165,22 +171,18 @@ class Session:
         found = {parts.tensors[number].storage for number in outputs}
         return found.union(*(storages_of(node, parts) for node in nodes))
 
-    def _stale(self) -> tuple[tuple[list[Node], list[int]], set[int]] | None:
-        """Nodes and outputs of a call on other tensors, with the storages of the inputs before, if
-        it uses one of these; else None."""
+    def _other_inputs(self) -> Any:
+        """The inputs again, in memory of their own."""
         stored = enumerate(self.recorder.storages)
-        old = {number for number, one in stored if one.origin is Origin.INPUT}
+        self._old = {number for number, one in stored if one.origin is Origin.INPUT}
         self._num_inputs = 0
-        inputs = self._decode(self.request["inputs"], self._input)
-        with self.asking.repeating(), self.tuning.taking_the_first():
-            nodes, outputs = self._forward(inputs)
-        return ((nodes, outputs), old) if self._used(nodes, outputs) & old else None
+        return self._decode(self.request["inputs"], self._input)
 
     def _build(
-        self, forward: list[Node], outputs: list[int], *, parts: Parts | None = None, **facts: Any
+        self, forward: list[Node], outputs: list[int], *, parts: Parts, **facts: Any
     ) -> Program:
         return build(
-            parts or self.parts(),
+            parts,
             init=self.init,
             forward=forward,
             outputs=outputs,
@@ -194,7 +196,8 @@ class Session:
         is_forward = self.recorder.section is Section.FORWARD
         forward = self.recorder.nodes if is_forward else []
         kernels = () if kernel is None else (kernel,)
-        return self._build(forward, outputs, kernels=kernels, returned="tuple")
+        parts = forgotten(self.parts(), self._old)
+        return self._build(forward, outputs, parts=parts, kernels=kernels, returned="tuple")
 
     def _import(self, code: str) -> types.ModuleType:
         """Runs the candidate as a module of a real file: Triton reads kernel sources from it."""
@@ -254,7 +257,7 @@ class Session:
         """Nodes and outputs of one call."""
         nodes: list[Node] = []
         self.recorder.nodes = nodes
-        self.asking.begin_call()
+        self.asking.num_values = 0
         self.tuning.begin_call()
         result = self.model(*inputs)
         self.tuning.end_benches()
@@ -311,19 +314,6 @@ class Session:
     def _make(self, place: int, **facts: Any) -> Any:
         dtype, shape = self.request["tensors"][place][:2]
         return self.recorder.given(tuple(shape), getattr(torch, dtype), **facts)
-
-
-def _as_others(value: Any) -> Any:
-    """The same with other tensor objects on the same memory: each call of a model has inputs of its
-    own, and what a candidate remembers by the object, as of offsets read on the host, is not
-    theirs."""
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if isinstance(value, dict):
-        return {key: _as_others(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_as_others(one) for one in value)
-    return value
 
 
 def flatten(result: Any) -> Iterator[Any]:

@@ -8,7 +8,6 @@ launches the winner alone. Calls of `do_bench` without another launch between th
 from __future__ import annotations
 
 import hashlib
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,17 +48,6 @@ class Tuning:
         self._num_groups = 0
         self.benched: dict[str, Choice] = {}
         """Choices between benchmarks of the candidate's own, by key."""
-        self._is_brief = False
-        """True if each choice takes its first alternative that compiles."""
-
-    @contextmanager
-    def taking_the_first(self) -> Iterator[None]:
-        """Within, choices launch their first alternative alone."""
-        self._is_brief = True
-        try:
-            yield
-        finally:
-            self._is_brief = False
 
     def begin_call(self) -> None:
         """A new call of forward chooses anew: a program must not depend on an earlier call."""
@@ -108,7 +96,7 @@ class Tuning:
             The result of the launch that counts, and its position among all alternatives.
         """
         labels = [label[:MAX_LABEL_CHARACTERS] for label, _ in alternatives]
-        answer = self._settled.get(key, self.answers.get(key, 0 if self._is_brief else None))
+        answer = self._settled.get(key, self.answers.get(key))
         if isinstance(answer, str) or len(alternatives) == 1:
             number = labels.index(answer) if answer in labels else 0
             return alternatives[number][1](), number
