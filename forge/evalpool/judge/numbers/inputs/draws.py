@@ -22,21 +22,19 @@ import torch
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     call,
-    dtype_name,
     is_equal,
     laid_out,
     leaves,
     replaced,
 )
 from forge.evalpool.judge.numbers.errors.logits import has_attention, has_softmax
+from forge.evalpool.judge.numbers.errors.nondeterminism import require_same
 from forge.evalpool.judge.numbers.errors.norms import has_norm
 from forge.evalpool.judge.numbers.errors.own_error import errors_of, root_mean_square
 from forge.evalpool.judge.numbers.errors.undefined import is_defined
 from forge.evalpool.judge.numbers.finite import (
     are_finite,
     finite_share,
-    is_any_finite,
-    widened,
 )
 from forge.evalpool.judge.numbers.input_set import InputSet
 from forge.evalpool.judge.numbers.inputs import discrete
@@ -63,7 +61,6 @@ from forge.evalpool.judge.numbers.inputs.variants import (
     avoid_bf16_,
     vary_,
 )
-from forge.evalpool.judge.numbers.tolerance import tolerance
 
 MAX_OWN_ERROR = 10.0
 """In tolerances: largest own error of eager on the inputs as given. It is added to what a candidate
@@ -311,7 +308,9 @@ class Draws:
             made = self._run(inputs, variant="given", is_finite_only=False)
             assert made is not None
             if self._given is None:
-                _require_same(self._model, made, self._terms)
+                terms = self._terms
+                is_cpu = terms.device == "cpu"
+                require_same(self._model, made, precision=terms.tolerated, is_cpu=is_cpu)
             if (error := made.own_error) <= limit:
                 if self._given is None:
                     self._learn(made, inputs)
@@ -443,21 +442,3 @@ class Draws:
         if self._finite_share == 1.0:
             return are_finite(outputs)
         return finite_share(outputs) >= self._finite_share / 2
-
-
-def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
-    """Raises Unjudgeable where a second run gives other outputs: dropout, random numbers. On a GPU
-    the order of atomic additions may differ: there it must agree within the tolerance."""
-    again = call(model, made.inputs).results(made.changed)
-    for output, repeated in zip(made.outputs, again, strict=True):
-        first, second = widened(output), widened(repeated)
-        if first.is_floating_point() and first.numel() and not is_any_finite(first):
-            raise Unjudgeable("no value of the reference is finite: any answer would do")
-        if is_equal(first, second):
-            continue
-        a, b = first.nan_to_num(), second.nan_to_num()
-        close = tolerance(dtype_name(output), terms.tolerated)
-        rms = a.double().square().mean().sqrt()
-        if terms.device == "cpu" or float((a - b).abs().max()) > close * float(rms):
-            text = "nondeterministic: two runs on the same inputs differ"
-            raise Unjudgeable(text, varies=True)
