@@ -180,6 +180,6 @@ def test_probabilities_of_zero_do_not_become_equal_ones_where_a_reference_sorts(
         is_ahead = (other > one) | (other == one).tril(-1)
         return kept(probabilities, (is_ahead * other).sum(-1), bound)
 
-    # One draw in forty has values that are equal by chance.
-    refused = [bool(draw(by_sorting, inputs).refusals(by_comparing)) for _ in range(6)]
-    assert sum(refused) <= 2
+    # One draw in twenty-five has values that are equal by chance.
+    refused = [bool(draw(by_sorting, inputs).refusals(by_comparing)) for _ in range(10)]
+    assert sum(refused) <= 5
