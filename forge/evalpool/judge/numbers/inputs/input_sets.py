@@ -87,6 +87,13 @@ def make_sets(
     )
     sets: list[InputSet] = []
     num_bytes = 0
+
+    def add(one: InputSet) -> None:
+        nonlocal num_bytes
+        sets.append(one)
+        num_bytes += one.num_bytes()
+        use(one)
+
     search = witness.Search(
         lambda inputs: _results(model, inputs),
         agree=Agreement(terms.tolerated, margin=WITNESS_MARGIN),
@@ -107,17 +114,20 @@ def make_sets(
         if sets and (planted := search.improve(made.inputs, kept=draws.kept())) is not None:
             improved = draws.tried(planted, variant=made.variant)
             if improved is not None and draws.kinds:  # a witness may take the place of edge values
-                sets.append(made)
-                num_bytes += made.num_bytes()
-                use(made)
+                add(made)
             made = improved or made
         if (variants or sets) and not terms.is_plain:
             search.note(made.inputs, made.outputs)
-        sets.append(made)
-        num_bytes += made.num_bytes()
-        use(made)
+        add(made)
         if len(sets) >= MIN_SETS and num_bytes + made.num_bytes() > terms.max_bytes:
             break
+    _complete_errors(sets, terms=terms, is_rounding=edges is not None and edges.is_rounding)
+    return sets
+
+
+def _complete_errors(sets: list[InputSet], *, terms: Terms, is_rounding: bool) -> None:
+    """Adds least scales to the own errors of outputs (shares.py), once all sets are known, and the
+    number of integers that may be off by one (rounded.py)."""
     for number in range(min(len(one.outputs) for one in sets)):
         found = with_shares(
             [one.outputs[number] for one in sets],
@@ -126,9 +136,8 @@ def make_sets(
             precision=terms.tolerated,
         )
         for one, error in zip(sets, found, strict=True):
-            is_rounded = edges is not None and edges.is_rounding and not error.numel()
+            is_rounded = is_rounding and not error.numel()
             one.errors[number] = num_rounded(one.outputs[number]) if is_rounded else error
-    return sets
 
 
 def _results(model: Any, inputs: list[Any]) -> list[torch.Tensor] | None:
