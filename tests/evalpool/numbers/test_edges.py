@@ -160,7 +160,9 @@ def test_nothing_else_is_planted_into_what_is_raised() -> None:
 
 
 @pytest.mark.parametrize("num_sets", [1, 2, 3, 6])
-def test_each_kind_is_in_every_draw_and_raised_values_without_others(num_sets: int) -> None:
+def test_each_kind_is_in_every_draw_and_alone_where_sets_suffice(
+    num_sets: int,
+) -> None:
     seen: set[tuple[frozenset[Kind], ...]] = set()
     for _ in range(50):
         made = planned(ALL, num_sets)
@@ -168,6 +170,9 @@ def test_each_kind_is_in_every_draw_and_raised_values_without_others(num_sets: i
         assert frozenset().union(*made) == ALL
         if num_sets > 1:
             assert any(one - {Kind.INTEGERS} == {Kind.RAISED} for one in made)
+        if num_sets >= len(ALL):
+            alone = [one - {Kind.INTEGERS} for one in made]
+            assert all({kind} in alone for kind in ALL - {Kind.INTEGERS})
     assert len(seen) > num_sets - 1
 
 

@@ -120,16 +120,14 @@ SHIFTED: Kinds = frozenset({Kind.RAISED, Kind.LOWERED})
 
 
 def planned(kinds: Collection[Kind], num_sets: int) -> list[Kinds]:
-    """The kinds of edge values in each of `num_sets` sets of a draw: each kind in one at least.
-
-    The first two or three share no set, as far as there are enough; integers are independent. A set
-    that is left has any of them.
-    """
+    """The kinds of edge values in each of `num_sets` sets of a draw: each kind in one at least,
+    alone there as far as there are enough sets; integers are independent. A set that is left has
+    any of them."""
+    alone = [kind for kind in Kind if kind in kinds and kind is not Kind.INTEGERS]
     made: list[set[Kind]] = [set() for _ in range(num_sets)]
     homes = random.sample(made, num_sets)
-    for one in homes[3:]:
-        one |= {kind for kind in Kind if kind in kinds and random.random() < 0.5}
-    alone = [kind for kind in Kind if kind in kinds and kind is not Kind.INTEGERS]
+    for one in homes[len(alone) :]:
+        one |= {kind for kind in alone if random.random() < 0.5}
     for kind, home in zip(alone, [*homes, *homes[-1:] * len(alone)], strict=False):
         home.add(kind)
     if Kind.INTEGERS in kinds and made:
