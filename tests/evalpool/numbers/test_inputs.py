@@ -311,7 +311,9 @@ def test_products_get_values_near_one_and_tf32_gets_huge_ones() -> None:
     assert len({plan(4)[3] for _ in range(100)}) == 4
 
 
-def test_bounds_of_norms_get_faint_inputs() -> None:
+def test_bounds_of_norms_and_maxima_of_products_in_tf32_get_faint_inputs() -> None:
+    assert plan(6, is_tf32=True, is_extremum=True)[4] == "faint"
+    assert all("faint" not in plan(8, is_extremum=True) for _ in range(20))
     assert plan(4, operations={"linalg_vector_norm": 1, "clamp": 1})[3] == "faint"
     assert all("faint" not in plan(8, operations={"linalg_vector_norm": 1}) for _ in range(20))
     value = vary_(torch.randn(64, 256), "faint", Freedom())

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 HUGE, VAST = "huge", "vast"
 """More, behind the first, where there are products in TF32: one for each continuous input."""
 FAINT = "faint"
-"""Behind the first, where a norm may be bounded. Nothing is planted: all of it must be small."""
+"""Behind the first, where a norm may be bounded, or products in TF32 have a maximum. Nothing is
+planted: all of it must be small."""
 PRODUCTS = ("prod", "cumprod")
 """Operations whose result vanishes or overflows."""
 

@@ -9,7 +9,7 @@ again from its seed instead of being kept.
     unlike    rows, columns and every other axis of unlike scale
     near_one  positive values near 1: products of thousands neither vanish nor overflow
     centred, shifted, wide   other means and sizes
-    faint     norms below 1, which bounds of norms leave as they are
+    faint     norms below 1, which bounds of norms leave as they are, and beside which a bias counts
     huge      for products in TF32: one input overflows fp16, in which a candidate may compute
     vast      the same for references without scores: no constant factor fits it and usual values
               into fp16
