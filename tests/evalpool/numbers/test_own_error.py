@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from forge.evalpool.judge.numbers import blocks
+from forge.evalpool.judge.numbers.called import copied
 from forge.evalpool.judge.numbers.errors import own_error
+from forge.evalpool.judge.numbers.errors.exact import run_exact
 from forge.evalpool.judge.numbers.errors.logits import RoundedTwice, has_attention
 from forge.evalpool.judge.numbers.errors.own_error import (
     OwnErrors,
@@ -177,8 +180,50 @@ def test_a_reference_that_insists_on_its_type_has_no_known_error() -> None:
             return x + 1
 
     inputs = [torch.randn(4)]
-    found = errors_of(Typed(), inputs, [inputs[0] + 1], changed=[], is_tf32=True)
+    found = errors_of(Typed(), inputs, [inputs[0] + 1], changed=[], is_tf32=False)
     assert [one.numel() for one in found.packed] == [0]
+    of_tf32 = errors_of(Typed(), inputs, [inputs[0] + 1.5], changed=[], is_tf32=True)
+    assert of_tf32.largest > 1000, "without TF32 it would be 1 in fp32"
+
+
+def test_layers_that_a_lambda_refers_to_and_first_states_are_in_float64_too() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = torch.nn.ModuleDict({"first": torch.nn.Linear(8, 8)})
+            parts = self.parts
+            self.run = lambda x: parts["first"](x)
+            self.last = torch.nn.LSTM(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = torch.zeros(1, x.shape[1], 8), torch.zeros(1, x.shape[1], 8)
+            return self.last(self.run(x), first)[0]
+
+    with torch.no_grad():
+        model, inputs = Model(), [torch.randn(4, 3, 8)]
+        (exact,) = run_exact(model, inputs, changed=[]) or []
+        assert exact.dtype is torch.float64
+        assert torch.allclose(exact.float(), model(*inputs), atol=1e-5)
+    assert model(*inputs).dtype is torch.float32, "its own layers stay as they are"
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_copy_of_a_model_runs_its_own_layers_behind_a_lambda() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 2)
+            layer, lock = self.layer, threading.Lock()
+            self.run = lambda x: layer(x) if lock else x
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.run(x)
+
+    model = Model()
+    made, x = copied(model), torch.randn(3, 2)
+    torch.nn.init.zeros_(made.layer.weight)
+    assert torch.equal(made(x), made.layer.bias.expand(3, 2))
+    assert not torch.equal(model(x), made(x))
 
 
 @pytest.mark.parametrize("is_tf32", [False, True])

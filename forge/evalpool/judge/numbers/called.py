@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import time
+import types
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,7 @@ class Called:
 
 def call(model: Any, inputs: list[Any], *, has_state: bool = False) -> Called:
     """One call on copies of the model and the inputs; `has_state` asks for `Called.state`."""
-    given, own = copy.deepcopy(inputs), copy.deepcopy(model)
+    given, own = copy.deepcopy(inputs), copied(model)
     called = call_on(own, given)
     called.before = leaves(inputs)
     if has_state:
@@ -72,6 +73,37 @@ def call(model: Any, inputs: list[Any], *, has_state: bool = False) -> Called:
             if name in after and _is_changed(before, after[name])
         }
     return called
+
+
+def copied(model: Any) -> Any:
+    """A deep copy of a model, whose functions refer to the copy, too: a lambda that `__init__` made
+    over a layer has that of the model otherwise."""
+    known: dict[int, Any] = {}
+    made = copy.deepcopy(model, known)
+    for module in made.modules() if isinstance(made, torch.nn.Module) else ():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, types.FunctionType) and value.__closure__:
+                vars(module)[name] = _copied_function(value, known)
+    return made
+
+
+def _copied_function(given: types.FunctionType, known: dict[int, Any]) -> types.FunctionType:
+    """The same function over copies of what it refers to; `known` are copies by the identity of the
+    original."""
+    cells = tuple(_copied_cell(cell, known) for cell in given.__closure__ or ())
+    made = types.FunctionType(
+        given.__code__, given.__globals__, given.__name__, given.__defaults__, cells
+    )
+    made.__kwdefaults__ = given.__kwdefaults__
+    return made
+
+
+def _copied_cell(cell: types.CellType, known: dict[int, Any]) -> types.CellType:
+    """The same cell if it is empty, or its content cannot be copied."""
+    try:
+        return types.CellType(copy.deepcopy(cell.cell_contents, known))
+    except Exception:
+        return cell
 
 
 def _is_changed(before: torch.Tensor, after: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,11 +23,13 @@ from forge.evalpool.judge.numbers.blocks import THREADS, Block, blocks_of
 from forge.evalpool.judge.numbers.called import (
     call,
     call_on,
+    copied,
     dtype_name,
     is_categorical,
     leaves,
     replaced,
 )
+from forge.evalpool.judge.numbers.errors.exact import run_exact, to_double
 from forge.evalpool.judge.numbers.errors.logits import RoundedTwice
 from forge.evalpool.judge.numbers.errors.norms import RoundedNorms
 from forge.evalpool.judge.numbers.finite import widened
@@ -45,9 +47,6 @@ from forge.evalpool.judge.numbers.tolerance import (
     floors_of,
     tolerance,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DROPPED_BITS = 13
 """Bits of fp32's mantissa that TF32 lacks: it keeps ten."""
@@ -118,14 +117,16 @@ def errors_of(
     nudge = partial(_nudged, least_bytes=2 if has_scaled_halves else 4)
     try:
         started = time.monotonic()
-        exact = _run_exact(model, inputs, changed=changed)
+        exact = run_exact(model, inputs, changed=changed, is_tf32=is_tf32)
         if _is_slow(started, outputs):
             found = _errors_of_rows(model, inputs, outputs, changed=changed, **terms)
             if any(one.numel() for one in found.packed):
                 return found
-        nudged = _run_exact(model, inputs, changed=changed, to_double=nudge) if exact else None
+        nudged = run_exact(model, inputs, changed=changed, widen=nudge) if exact else None
         rounded = (
-            _run_exact(*_rounded_operands(model, inputs), changed=changed) if is_tf32 else None
+            run_exact(*_rounded_operands(model, inputs), changed=changed, is_tf32=True)
+            if is_tf32
+            else None
         )
         twice = None
         if exact and (has_large_logits or has_norms):
@@ -133,7 +134,7 @@ def errors_of(
                 RoundedTwice() if has_large_logits else nullcontext(),
                 RoundedNorms() if has_norms else nullcontext(),
             ):
-                twice = _run_exact(model, inputs, changed=changed)
+                twice = run_exact(model, inputs, changed=changed)
     except torch.OutOfMemoryError:
         return _errors_of_rows(model, inputs, outputs, changed=changed, **terms)
     packed: Outputs = []
@@ -315,7 +316,7 @@ def _is_start(part: torch.Tensor, whole: torch.Tensor) -> bool:
 
 def count_work(model: Any, inputs: list[Any]) -> OpCounter | None:
     """Work of torch in one call, by operation; None where it cannot be counted."""
-    model, inputs = copy.deepcopy(model), copy.deepcopy(inputs)
+    model, inputs = copied(model), copy.deepcopy(inputs)
     try:
         own = [*model.parameters(), *model.buffers()]
         with OpCounter(own, inputs=leaves(inputs)) as counter:
@@ -341,7 +342,7 @@ def rounding_of(counted: OpCounter | None, precision: str) -> str:
 
 def _rounded_operands(model: Any, inputs: list[Any]) -> tuple[Any, list[Any]]:
     """In float64, cut to what TF32 keeps of them once they are scaled."""
-    model, inputs = copy.deepcopy(model), copy.deepcopy(inputs)
+    model, inputs = copied(model), copy.deepcopy(inputs)
     for tensor in [*leaves(inputs), *model.parameters(), *model.buffers()]:
         if tensor.dtype is torch.float32 and tensor.numel() and not is_categorical(tensor):
             tensor.copy_(_to_tf32(tensor.contiguous() * PRESCALE) / PRESCALE)
@@ -360,7 +361,7 @@ def _nudged(value: torch.Tensor, *, least_bytes: int) -> torch.Tensor:
     steps."""
     is_wide = value.is_floating_point() and value.itemsize >= least_bytes
     if not is_wide or not value.numel() or is_categorical(value):
-        return _to_double(value)
+        return to_double(value)
     made = torch.empty_like(value, dtype=torch.float64)
     step = torch.finfo(value.dtype).eps / 2 / -NOISE_LEAST
 
@@ -380,28 +381,6 @@ def _nudged(value: torch.Tensor, *, least_bytes: int) -> torch.Tensor:
             left = noise[num:]
             moved(block, noise[:num])
     return made
-
-
-def _to_double(value: torch.Tensor) -> torch.Tensor:
-    return value.to(torch.float64, copy=True) if value.is_floating_point() else value.clone()
-
-
-def _run_exact(
-    model: Any,
-    inputs: list[Any],
-    *,
-    changed: list[int],
-    to_double: Callable[[torch.Tensor], torch.Tensor] = _to_double,
-) -> Outputs | None:
-    """Results in float64, on inputs of its own."""
-    try:
-        doubled = replaced(inputs, lambda _, x: to_double(x))
-        exact = copy.deepcopy(model).double()
-        return call_on(exact, doubled).results(changed)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # a reference may insist on its dtype: then nothing is added to the tolerance
-        return None
 
 
 def _at(results: Outputs | None, number: int, output: torch.Tensor) -> torch.Tensor | None:
