@@ -20,6 +20,7 @@ from forge.evalpool.judge.channel.shm import LayoutError
 from forge.evalpool.judge.children.spawner import SandboxedChild
 from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
 from forge.evalpool.judge.trial.gpu import references as module
+from forge.evalpool.judge.trial.gpu.card_memory import CardMemory, LeftByCall
 from forge.evalpool.judge.trial.gpu.layout import arrange
 from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, GpuReferences
 from forge.evalpool.judge.trial.oracles import Oracles as JudgeOracles
@@ -107,6 +108,23 @@ def test_inputs_that_change_their_shape_from_call_to_call_are_refused() -> None:
     changed[3] = torch.zeros(5)
     with pytest.raises(LayoutError, match="other shapes"):
         arrange(layout(), changed, block=BLOCK, precision="fp32")
+
+
+def test_outputs_may_have_other_shapes_and_no_other_types() -> None:
+    other = tensors()
+    other[4] = torch.zeros(7)
+    made = arrange(layout(), other, block=BLOCK, precision="fp32")
+    memory = CardMemory(reference=made)
+    assert [memory.forms(number) for number in (0, 1)] == [
+        [("float32", (4,))], [("float32", (7,))],
+    ]  # fmt: skip
+    call = LeftByCall(number=1, outputs=(torch.zeros(4),), parameters=None, is_kept=True)
+    assert memory.are_near([call]) == [False]
+    memory.left(call)
+    assert memory.mismatch(1) == "output shape is [4], expected [7]"
+    other[4] = torch.zeros(4, dtype=torch.int32)
+    with pytest.raises(LayoutError, match="other types"):
+        arrange(layout(), other, block=BLOCK, precision="fp32")
 
 
 def test_the_last_sets_are_first_seen_when_timed() -> None:

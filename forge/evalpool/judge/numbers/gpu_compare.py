@@ -82,9 +82,11 @@ def mismatch(
     """None when it agrees; else the first mismatch with statistics, in one line.
 
     Args:
-        got, expected: [shape], of one type and shape.
+        got, expected: [shape], of one type.
         allowed: of `expected`.
     """
+    if found := _shape_mismatch(got, expected, name):
+        return found
     if expected.numel() == 0:
         return None
     got, expected = _bytes_of_bools(got, expected)
@@ -104,6 +106,8 @@ def allclose_mismatch(
     """The first mismatch in the sense of `torch.allclose(reference, candidate)`, as
     `protocols.allclose_mismatch` finds it: NaN differs from everything, and the relative tolerance
     is of the candidate's value. Booleans must be equal."""
+    if found := _shape_mismatch(got, expected, name):
+        return found
     if expected.numel() == 0:
         return None
     tolerance = 0.0 if expected.dtype is torch.bool else tolerance
@@ -112,6 +116,13 @@ def allclose_mismatch(
     for block in blocks_of(expected):
         _add_far(found, got[block], expected[block], tolerance, block)
     return _described(found, got, expected, name)
+
+
+def _shape_mismatch(got: torch.Tensor, expected: torch.Tensor, name: str) -> str | None:
+    """In one line, where the shape depends on the input set's values and `got` has another one."""
+    if got.shape == expected.shape:
+        return None
+    return f"{name} shape is {list(got.shape)}, expected {list(expected.shape)}"
 
 
 def is_near(
@@ -189,7 +200,9 @@ def are_near(
     says nothing. Waits for the card once."""
     found: list[torch.Tensor] = []
     for got, expected, _ in pairs:
-        if expected.numel():
+        if got.shape != expected.shape:
+            found.append(torch.full((), torch.inf, dtype=torch.float64, device=expected.device))
+        elif expected.numel():
             compared = _differences(*_bytes_of_bools(got, expected))
             found.append(torch.stack(compared).max().double())
         else:

@@ -61,7 +61,7 @@ class GpuReference:
 
     request: dict[str, Any]
     """Body of a capture's request, but for the code. All sets have the same form, so a tensor of it
-    stands for one of each set."""
+    stands for one of each set; but outputs may have other shapes, as of `nonzero`."""
     flops: int
     """FLOPs of its matrix products, convolutions and attention."""
     precision: str
@@ -153,9 +153,12 @@ def arrange(
         )
     if not sets:
         raise LayoutError("no input set")
-    shapes = [[spec_of(tensors[index]) for index in (*one.inputs, *one.outputs)] for one in sets]
+    shapes = [[spec_of(tensors[index]) for index in one.inputs] for one in sets]
     if any(tree != trees[0] for tree in trees) or any(one != shapes[0] for one in shapes):
         raise LayoutError("get_inputs gives other shapes or arguments from call to call")
+    types = [[tensors[index].dtype for index in one.outputs] for one in sets]
+    if any(one != types[0] for one in types):
+        raise LayoutError("outputs have other types, or are more, on other inputs")
     named, state = dict(known), list(known)
     init: list[int] = []
     init_tree = _tree(layout["init"], init, tensors=tensors, start=len(sets[0].inputs))
