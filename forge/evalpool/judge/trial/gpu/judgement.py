@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.trial import Finding
 
-MAX_FURTHER = 16
-"""Further calls of alternatives that lost, once each has run on a set of ours."""
+NUM_FURTHER, FURTHER_S = 16, 0.5
+"""Further calls of alternatives that lost, once each has run on a set of ours: so many, and as many
+as there is time for."""
 MAX_TUNINGS = 3
 """Captures with winners: one choice may depend on the winner of another."""
 
@@ -281,8 +282,8 @@ class GpuJudgement(Judgement):
         }
 
     def _require_alternatives(self, run: ProgramRun, found: Sequence[ChoiceReport]) -> None:
-        """Runs the alternatives that lost: each on a set of ours, and up to MAX_FURTHER further
-        pairs of an alternative and a set, for half of the time of checked calls. Raises Decided for
+        """Runs the alternatives that lost: each on a set of ours, and NUM_FURTHER pairs of an
+        alternative and a set or more, for half of the time of checked calls. Raises Decided for
         one that is wrong."""
         sets, draw = self.request["sets"], random.SystemRandom()
         began, limit_s = time.monotonic(), self.table.correct_timeout_s
@@ -298,9 +299,11 @@ class GpuJudgement(Judgement):
         first = [(loser, draw.choice(ours)) for loser in losers]
         draw.shuffle(first)
         others = [pair for pair in itertools.product(losers, ours) if pair not in first]
-        tried = [*first, *draw.sample(others, min(len(others), MAX_FURTHER))]
+        draw.shuffle(others)
+        tried = [*first, *others]
         for start in range(0, len(tried), run.memory.num_places):
-            if time.monotonic() > began + limit_s / 2:
+            taken_s = time.monotonic() - began
+            if taken_s > (limit_s / 2 if start < len(first) + NUM_FURTHER else FURTHER_S):
                 return
             batch = tried[start : start + run.memory.num_places]
             numbers = [number for _, number in batch]
