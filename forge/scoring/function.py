@@ -131,7 +131,7 @@ def load(path: Path, name: str) -> RewardFunction:
     except OSError as error:
         raise Fault(1, f"cannot be read: {error.strerror}") from error
     try:
-        code: CodeType = compile(content, str(path), "exec")
+        code: CodeType = compile(content, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         raise Fault(line, f"{type(error).__name__}: {_one_line(error)}") from error

@@ -302,3 +302,11 @@ def test_a_wrong_constructor_fails_in_init(tmp_path):
     with pytest.raises(CaptureFailed) as found:
         captured(tmp_path, code, inputs=[[1]], init=[3])
     assert (found.value.stage, found.value.type, found.value.line) == ("init", "TypeError", None)
+
+
+def test_annotations_are_types_as_where_the_file_is_imported(tmp_path):
+    code = SCALE + (
+        "class State:\n    one: torch.Tensor\nassert State.__annotations__['one'] is torch.Tensor\n"
+    )
+    program = captured(tmp_path, code + PLAIN[len(SCALE) :] + "return scaled(x)", inputs=[[8]])
+    assert launches(program)

@@ -207,7 +207,7 @@ class Session:
         module = types.ModuleType("candidate")
         module.__file__ = self.file
         sys.modules["candidate"] = module
-        exec(compile(code, self.file, "exec"), module.__dict__)
+        exec(compile(code, self.file, "exec", dont_inherit=True), module.__dict__)
         return module
 
     def _construct(self, module: types.ModuleType) -> None:

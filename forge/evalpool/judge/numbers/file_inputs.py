@@ -56,7 +56,7 @@ def list_sets(source: str, *, file: str) -> list[str]:
 
 def _loaded(source: str, *, file: str) -> types.ModuleType:
     module = types.ModuleType("problem")
-    exec(compile(source, file, "exec"), module.__dict__)
+    exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
     return module
 
 

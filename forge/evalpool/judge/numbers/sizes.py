@@ -87,7 +87,7 @@ def _counted(
 ) -> Sizes | None:
     try:
         with torch.no_grad(), torch.device("meta"):
-            exec(compile(source, "problem.py", "exec"), module.__dict__)
+            exec(compile(source, "problem.py", "exec", dont_inherit=True), module.__dict__)
             arguments = constructor_arguments(module, entry_point)
             model: Any = call(getattr(module, entry_point), arguments)
             inputs: Any = make_inputs(module)

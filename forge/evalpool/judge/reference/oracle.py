@@ -204,7 +204,9 @@ def _computed(
         torch.manual_seed(FIRST_SEED)
         made: list[torch.Tensor] = []
         with making_on(terms.device):
-            exec(compile(request["source"], "problem.py", "exec"), module.__dict__)
+            exec(
+                compile(request["source"], "problem.py", "exec", dont_inherit=True), module.__dict__
+            )
             seed_everything(fresh_seed())
             init = placed(constructor_arguments(module, request["entry_point"]), terms)
             with parameters_made(made.append):

@@ -63,7 +63,7 @@ class Subject:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_tf32
         replace_hub(request["source"])
         module = types.ModuleType("problem")
-        exec(compile(request["source"], FILE, "exec"), module.__dict__)
+        exec(compile(request["source"], FILE, "exec", dont_inherit=True), module.__dict__)
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
         with making_on(request["device"]):
             init = constructor_arguments(module, request["entry_point"])

@@ -112,7 +112,7 @@ def _loaded(name: str, source: str, folder: Path) -> Any:
     file = folder / f"inductor{number}.py"
     file.write_text(source)
     scope: dict[str, Any] = {"__file__": str(file), "__name__": f"inductor{number}"}
-    exec(compile(source, str(file), "exec"), scope)
+    exec(compile(source, str(file), "exec", dont_inherit=True), scope)
     return scope[name]
 
 
