@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from forge.evalpool.judge.numbers.errors.own_error import count_work
 from forge.evalpool.judge.numbers.errors.undefined import is_defined
 from forge.evalpool.judge.numbers.inputs.discrete import redraw
 from forge.evalpool.judge.numbers.inputs.edges import Edges
@@ -40,6 +41,24 @@ def test_a_number_that_is_not_finite_becomes_no_integer() -> None:
 def test_finite_numbers_out_of_an_integers_range_are_cast(dtype: torch.dtype) -> None:
     assert is_defined(Function(lambda x: x.to(dtype)), [torch.full((3,), 1e12)])
     assert not is_defined(Function(lambda x: x.to(dtype)), [torch.tensor([float("nan")])])
+
+
+def levels(x: torch.Tensor) -> torch.Tensor:
+    """How many edges each share of its row's largest exceeds: of NaN in a row of zeros, none."""
+    share = x / x.abs().amax(-1, keepdim=True)
+    return (share[..., None] > torch.linspace(-0.9, 0.9, 15)).sum(-1)
+
+
+def test_an_order_of_nan_is_undefined_unless_a_reference_looks_for_nan() -> None:
+    assert is_defined(Function(levels), [torch.randn(4, 8)])
+    assert not is_defined(Function(levels), [torch.zeros(4, 8)])
+    for _ in range(10):
+        drawn = draw(levels, lambda: [torch.randn(16, 32)])
+        assert all((one.inputs[0] != 0).any(-1).all() for one in drawn.sets)
+    counted = count_work(Function(levels), [torch.randn(4, 8)])
+    assert Edges.of(counted, "").may_be_undefined
+    looking = Function(lambda x: torch.where(x.isnan() | (x > 1), 0.0, x))
+    assert not Edges.of(count_work(looking, [torch.randn(4, 8)]), "").may_be_undefined
 
 
 def test_different_values_at_one_place_are_undefined() -> None:

@@ -4,6 +4,8 @@ Called by draws.py for references that may have some. An honest kernel gives ano
 
     casts   of NaN and infinities to integers, as of a quotient by a scale that is 0 in fp16
     puts    of different values at one place, of which any may be left
+    orders  of NaN, as of 0 / 0 in a block of zeros: torch finds nothing less or greater, a kernel
+            that bounds it before makes it a number
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ PUTS = {
     *("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"),
     *("scatter", "scatter_", "index_copy", "index_copy_"),
 }
+ORDERS = {"lt", "le", "gt", "ge", "bucketize", "searchsorted"}
 
 
 class UndefinedResult(Exception):
@@ -56,7 +59,14 @@ class _Watched(TorchDispatchMode):
             raise UndefinedResult("a number that is not finite as an integer")
         if name in PUTS and _is_undefined_put(name, args, kwargs or {}, out):
             raise UndefinedResult("different values at one place")
+        if name in ORDERS and any(_has_nan(one) for one in args):
+            raise UndefinedResult("an order of NaN")
         return out
+
+
+def _has_nan(value: Any) -> bool:
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return is_float and bool(value.isnan().any())
 
 
 def _is_undefined_cast(args: Sequence[Any], out: Any) -> bool:

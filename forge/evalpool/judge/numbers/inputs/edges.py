@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forge.evalpool.judge.numbers.errors.undefined import PUTS
+from forge.evalpool.judge.numbers.errors.undefined import ORDERS, PUTS
 from forge.evalpool.judge.numbers.inputs.ties import (
     are_different,
     jumps,
@@ -197,9 +197,10 @@ class Edges:
         if counted is None:
             return cls(ignored=ignored)
         sizes = sorted(one for one in counted.constants if one == one)
+        special = _special(counted)
         return cls(
             constants=tuple(one for one in sizes if MIN_CONSTANT <= abs(one) <= MAX_CONSTANT),
-            special=_special(counted),
+            special=special,
             is_comparing=counted.is_comparing,
             units=tuple(
                 sorted(one for one in counted.units if MIN_CONSTANT <= one <= MAX_CONSTANT)
@@ -216,7 +217,7 @@ class Edges:
             is_accumulating=_accumulates({name.rstrip("_") for name in counted.work}),
             has_permutations="randperm" in source,
             is_rounding=counted.is_truncating,
-            may_be_undefined=counted.is_truncating or any(name in PUTS for name in counted.work),
+            may_be_undefined=_may_be_undefined(counted, special),
         )
 
     def kinds(self, *, has_integers: bool) -> Kinds:
@@ -313,6 +314,12 @@ class Edges:
 
 def _accumulates(names: Collection[str]) -> bool:
     return any(name in ADDING for name in names) and not any(name in PUTTING for name in names)
+
+
+def _may_be_undefined(counted: OpCounter, special: Collection[float]) -> bool:
+    looks_for_nan = any(one != one for one in special)
+    watched = PUTS if looks_for_nan else PUTS | ORDERS
+    return counted.is_truncating or any(name in watched for name in counted.work)
 
 
 def _special(counted: OpCounter) -> tuple[float, ...]:
