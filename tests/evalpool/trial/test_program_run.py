@@ -43,6 +43,7 @@ from tests.evalpool.trial.made_judgements import NUM, Bench, open_bench, referen
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.execute.call import Call
+    from forge.evalpool.judge.program.questions import Question
     from forge.evalpool.judge.execute.messages import Message
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.timing.samples import Time
@@ -204,6 +205,33 @@ def test_an_alternative_that_loses_must_be_right(bench: Bench) -> None:
             found, _, detail = decided(judgement._tuned)
             assert found is status
             assert "not with another" in detail
+
+
+def test_a_program_for_one_set_runs_on_that_set_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose host reads values: alternatives that lost run on set 0, nodes on the timed set."""
+    made = Made()
+    x, out = made.input([NUM]), made.tensor([NUM])
+    right = launched(made, "scale", use(x), use(out), 2.0, NUM)
+    alternatives = tuple(Alternative(label=label, nodes=(right,)) for label in ("one", "other"))
+    made.nodes.append(Choice(alternatives=alternatives, key="k"))
+    judgement = bench.judgement(made, out)
+    kept = replace(judgement.first(), questions=(cast("Question", None),))
+    monkeypatch.setattr(judgement, "_kept", kept)
+    monkeypatch.setattr(GpuJudgement, "program", lambda self, number: kept)
+    loaded: list[int] = []
+    load = ProgramMemory.load
+    monkeypatch.setattr(
+        ProgramMemory,
+        "load",
+        lambda self, place, number: (loaded.append(number), load(self, place, number)),
+    )
+    assert judgement._tuned()
+    assert set(loaded) == {0}
+    loaded.clear()
+    timed(judgement, is_profiled=True)
+    assert set(loaded) == {judgement.reference.unseen[0]}
 
 
 def test_each_unseen_set_is_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ class GpuJudgement(Judgement):
             if not is_profiled:
                 return found, ()
             with alone():
-                return found, run.nodes()
+                return found, run.nodes(numbers[0])
 
     def _captured(self, number: int) -> Captured:
         captured = Judgement._captured(self, number)
@@ -289,7 +289,7 @@ class GpuJudgement(Judgement):
         began, limit_s = time.monotonic(), self.table.correct_timeout_s
         run.deadline = began + limit_s
         ours = [n for n in range(self.card.num_sets) if self.card.variant(n) != "given"]
-        ours = [n for n in ours if sets[n] == sets[0]] or [0]
+        ours = [n for n in ours if sets[n] == sets[0] and not self.first().reads_values] or [0]
         losers = [
             (one.step, number)
             for one in found

@@ -237,9 +237,9 @@ class ProgramRun:
                 break
         return measured
 
-    def nodes(self) -> tuple[NodeTime, ...]:
-        """GPU time of each node. Alone on the card."""
-        call = self._loaded_call(0, number=0)
+    def nodes(self, number: int) -> tuple[NodeTime, ...]:
+        """GPU time of each node on an input set. Alone on the card."""
+        call = self._loaded_call(0, number=number)
         return self._ask(
             "time", self.timing_timeout_s, lambda end: self.executor.nodes(call, deadline=end)
         )
