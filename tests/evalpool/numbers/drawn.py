@@ -90,8 +90,9 @@ def draw(
     module = SimpleNamespace(get_inputs=make_inputs)
     with torch.no_grad():
         counted = count_work(model, make_inputs())
-        parameters.move(model, is_tf32=is_tf32)
-        known: Any = {"edges": Edges.of(counted, "")}
+        edges = Edges.of(counted, "")
+        parameters.move(model, is_tf32=is_tf32, sign=edges.sign)
+        known: Any = {"edges": edges}
         if counted is not None:
             known["operations"] = counted.work
         sets = make_sets(module, model, num_sets=num_sets, terms=terms, **known)

@@ -311,6 +311,26 @@ def test_products_get_values_near_one_and_tf32_gets_huge_ones() -> None:
     assert len({plan(4)[3] for _ in range(100)}) == 4
 
 
+def test_a_maximum_that_begins_with_0_is_wrong_in_each_draw_of_a_card() -> None:
+    class Largest(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(48, 100)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).amax(-1)
+
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        powers = (x - x.amax(-1, keepdim=True).clamp(min=0)).exp()
+        return powers / (powers.sum(-1, keepdim=True) + 1e-20)
+
+    for _ in range(10):
+        drawn = draw(Largest(), lambda: [torch.randn(64, 48)], num_sets=6, is_tf32=True)
+        assert drawn.refusals_on_a_gpu(lambda x, of=drawn: of.model(x).detach().clamp(min=0))
+        few_rows = draw(lambda x: x.softmax(-1), lambda: [torch.randn(2, 3, 200)], num_sets=6)
+        assert few_rows.refusals_on_a_gpu(softmax)
+
+
 def test_bounds_of_norms_and_maxima_of_products_in_tf32_get_faint_inputs() -> None:
     assert plan(6, is_tf32=True, is_extremum=True)[4] == "faint"
     assert all("faint" not in plan(8, is_extremum=True) for _ in range(20))

@@ -43,9 +43,9 @@ from tests.evalpool.trial.made_judgements import NUM, Bench, open_bench, referen
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.program.questions import Question
     from forge.evalpool.judge.execute.messages import Message
     from forge.evalpool.judge.program.format import Program
+    from forge.evalpool.judge.program.questions import Question
     from forge.evalpool.judge.timing.samples import Time
 
 ACCESSES = {"x": Access.READ, "out": Access.WRITE, "memo": Access.BOTH}

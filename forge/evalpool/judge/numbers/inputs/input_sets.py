@@ -10,6 +10,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.numbers.called import Unjudgeable, call
+from forge.evalpool.judge.numbers.errors.logits import has_softmax
 from forge.evalpool.judge.numbers.errors.rounded import num_rounded
 from forge.evalpool.judge.numbers.inputs import witness
 from forge.evalpool.judge.numbers.inputs.agreement import Agreement
@@ -84,7 +85,9 @@ def make_sets(
         use: called with each set once its inputs and outputs are final, before own errors are.
     """
     edges = edges or Edges()
-    is_tf32, is_extremum = terms.is_tf32, edges.sign != 0
+    is_tf32 = terms.is_tf32
+    # The maximum within a softmax may be any number, as far as nothing overflows.
+    is_extremum = edges.sign != 0 and not has_softmax(operations)
     variants = plan(num_sets, operations=operations, is_tf32=is_tf32, is_extremum=is_extremum)
     if terms.is_plain:
         variants = ["given"] * num_sets
