@@ -331,6 +331,57 @@ def test_a_maximum_that_begins_with_0_is_wrong_in_each_draw_of_a_card() -> None:
         assert few_rows.refusals_on_a_gpu(softmax)
 
 
+class SelfAttention(torch.nn.Module):
+    """Scores grow with the square of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 96)
+
+    def scores(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        query, key, value = self.layer(x).chunk(3, -1)
+        return query @ key.mT / math.sqrt(32), value
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores, value = self.scores(x)
+        return scores.softmax(-1) @ value
+
+
+def test_a_mask_of_minus_1e9_is_lower_than_each_row_of_scores_and_fp16_overflows() -> None:
+    for _ in range(10):
+        drawn = draw(SelfAttention(), lambda: [torch.rand(2, 35, 32)], num_sets=6, is_tf32=True)
+
+        def masked(x: torch.Tensor, model: Any = drawn.model) -> torch.Tensor:
+            scores, value = model.scores(x)
+            scores = torch.nn.functional.pad(scores, (0, 13), value=-1e9)
+            return (scores.softmax(-1) @ torch.nn.functional.pad(value, (0, 0, 0, 13))).detach()
+
+        assert "huge" in [one.variant for one in drawn.sets]
+        assert not drawn.refusals_on_a_gpu(masked)
+        assert "huge" in drawn.refusals_on_a_gpu(lambda x, of=masked: of(x.half().float()))
+
+
+class Router(torch.nn.Module):
+    """The places of the two best of eight experts, for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best, places = self.gate(x).softmax(-1).topk(2, -1)
+        return best, places
+
+
+def test_no_rounding_decides_on_positions_unless_there_are_many() -> None:
+    for _ in range(5):
+        drawn = draw(Router(), lambda: [torch.randn(10, 64)], num_sets=6, is_tf32=True)
+        assert not any(one.is_open or one.variant == "huge" for one in drawn.sets)
+    many = draw(Router(), lambda: [torch.randn(8000, 64)], num_sets=6, is_tf32=True)
+    assert many.sets[0].is_open
+    assert {"spiked", "unlike"} <= {one.variant for one in many.sets}
+
+
 def test_bounds_of_norms_and_maxima_of_products_in_tf32_get_faint_inputs() -> None:
     assert plan(6, is_tf32=True, is_extremum=True)[4] == "faint"
     assert all("faint" not in plan(8, is_extremum=True) for _ in range(20))

@@ -30,6 +30,8 @@ class InputSet:
     """Parameters that the reference changes, as it leaves them."""
     own_error: float = 0.0
     """The largest of `errors`, in tolerances."""
+    is_open: bool = False
+    """True if a rounding decides on integers among `outputs`, as on positions of close values."""
     scales: list[Scales | None] = field(default_factory=list["Scales | None"])
     """Scales of each of `outputs`, as far as they are known."""
 

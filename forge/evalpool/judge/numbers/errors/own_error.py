@@ -85,6 +85,8 @@ class OwnErrors:
     """The largest of them, in tolerances of its element."""
     scales: list[Scales | None]
     """Scales of each output, as far as they are known."""
+    is_open: bool = False
+    """True if integers differ from those in float64, or of rounded operands."""
 
 
 def errors_of(
@@ -151,7 +153,17 @@ def errors_of(
         largest = max(largest, found.largest)
         packed.append(found.packed)
         scales.append(measure.scales)
-    return OwnErrors(packed=packed, largest=largest, scales=scales)
+    is_open = any(_has_other_integers(one, outputs) for one in (exact, rounded))
+    return OwnErrors(packed=packed, largest=largest, scales=scales, is_open=is_open)
+
+
+def _has_other_integers(results: Outputs | None, outputs: Outputs) -> bool:
+    pairs = zip(results or [], outputs, strict=False)
+    return any(
+        one.shape != output.shape or not torch.equal(one, output)
+        for one, output in pairs
+        if not (output.is_floating_point() or output.is_complex())
+    )
 
 
 def _is_slow(started: float, outputs: Outputs) -> bool:

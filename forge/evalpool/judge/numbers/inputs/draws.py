@@ -152,6 +152,10 @@ class Draws:
         """True if arguments that are numbers, as 0.5, take other values."""
         self._is_inexact = False
         """True if the last set was refused for eager's own error: others may have less."""
+        self._must_decide = not edges.is_rounding
+        """True if sets on which a rounding decides on an integer are not used."""
+        self._is_open_in_huge = False
+        """True if positions would be open where all but one value may underflow."""
 
     def expect(self, variants: Collection[str]) -> None:
         """As `Schedule.expect`."""
@@ -220,7 +224,7 @@ class Draws:
         if self._given is None:
             return self._make_given()
         self._huge += variant == HUGE
-        if variant != "given":
+        if variant != "given" and not (variant == HUGE and self._is_open_in_huge):
             is_inexact = False
             kinds, self._part = self._schedule.next(variant)
             for step, freedom in self._freedoms(kinds, self._part):
@@ -263,7 +267,10 @@ class Draws:
         except Exception:  # outside of its domain a reference may raise anything
             return None
         self._is_inexact = made.own_error > limit
-        return None if self._is_inexact else made
+        return None if self._is_inexact or self._is_open(made) else made
+
+    def _is_open(self, made: InputSet) -> bool:
+        return made.is_open and self._must_decide
 
     def _tried_recipe(self, recipe: Recipe) -> InputSet | None:
         try:
@@ -300,7 +307,7 @@ class Draws:
 
     def _make_given(self) -> InputSet:
         limit = MAX_TF32_ERROR if self._terms.is_tf32 else MAX_OWN_ERROR
-        error = 0.0
+        error, found = 0.0, None
         for _ in range(NUM_GIVEN_DRAWS):
             freedom = Freedom(discrete=False)
             recipe = Recipe(variant="given", seed=fresh_seed(), freedom=freedom)
@@ -312,9 +319,15 @@ class Draws:
                 is_cpu = terms.device == "cpu"
                 require_same(self._model, made, precision=terms.tolerated, is_cpu=is_cpu)
             if (error := made.own_error) <= limit:
-                if self._given is None:
-                    self._learn(made, inputs)
-                return made
+                found = made, inputs
+                if not self._is_open(made):
+                    break
+        if found is not None:
+            made, inputs = found
+            if self._given is None:
+                self._must_decide &= not made.is_open  # of many integers, some are close
+                self._learn(made, inputs)
+            return made
         raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
 
     def _learn(self, made: InputSet, inputs: list[Any]) -> None:
@@ -338,9 +351,12 @@ class Draws:
             for one in leaves(inputs)
             if one.shape == output.shape and one.dtype is output.dtype
         )
+        has_positions = any(one.dtype in POSITIONS for one in made.outputs)
+        is_open = has_positions and not self._edges.is_decided
+        self._is_open_in_huge = is_open and has_softmax(self._operations)
         self._schedule.learn(
             has_discrete=self._traits.has_discrete,
-            has_positions=any(one.dtype in POSITIONS for one in made.outputs),
+            has_positions=has_positions,
             has_many_spikes=any(
                 one.numel() > MANY_SPIKES * ELEMENTS_A_SPIKE for one in leaves(inputs)
             ),
@@ -429,6 +445,7 @@ class Draws:
             state=state,
             form=form,
             scales=errors.scales,
+            is_open=errors.is_open,
         )
 
     def _laid_out(self, inputs: list[Any]) -> list[Any]:

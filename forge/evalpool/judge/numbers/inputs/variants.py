@@ -10,9 +10,10 @@ again from its seed instead of being kept.
     near_one  positive values near 1: products of thousands neither vanish nor overflow
     centred, shifted, wide   other means and sizes
     faint     norms below 1, which bounds of norms leave as they are, and beside which a bias counts
-    huge      for products in TF32: one input overflows fp16, in which a candidate may compute
-    vast      the same for references without scores: no constant factor fits it and usual values
-              into fp16
+    huge      for products in TF32: a few elements of one input overflow fp16, in which a candidate
+              may compute
+    vast      all of an input for references without scores: no constant factor fits it and usual
+              values into fp16
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ NEAR_ONE = 0.25
 """Largest standard deviation of the logarithms of `near_one`."""
 FAINT_NORM = (2.0**-6, 2.0**-2)
 """Norm of a whole input of `faint`."""
-HUGE_VALUE = 2.0**17
-"""The largest element of `huge`, twice that of fp16. Scores of attention stay below the 1e6 that
-honest kernels subtract to mask them."""
+HUGE_VALUE, NUM_HUGE, MANY_PLACES = 2.0**17, 3, 64
+"""Size of the elements of `huge`, twice the largest of fp16, how many there are, and among how
+many places they are looked for. Of each row of scores most are usual ones then: an honest kernel
+masks by -1e9, which would not be the lowest where all are huge."""
 VAST_VALUE = 2.0**32
 """The largest element of `vast`: a third power of sums of products is finite."""
 
@@ -123,7 +125,9 @@ def vary_(
     if domain.form is Form.PROBABILITIES:
         value.clamp_(min=1e-7).log_()
     is_free = freedom.signs or not domain.is_non_negative
-    VARIANTS[variant](value, is_free, freedom.is_mild)
+    is_huge = variant == "huge" and domain.form is Form.FREE
+    change = _huge_elements if is_huge else VARIANTS[variant]
+    change(value, is_free, freedom.is_mild)
     settle(value, domain, signs=not freedom.signs, unit=not freedom.unit)
     if edges is not None and domain.form is Form.FREE:
         kinds = freedom.kinds if is_raised else freedom.kinds - SHIFTED
@@ -156,6 +160,14 @@ def _wide(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
 
 def _huge(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
     _grow(value, HUGE_VALUE)
+
+
+def _huge_elements(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
+    """`huge` for a tensor of no form."""
+    flat = value.view(-1)
+    places = torch.randint(len(flat), (MANY_PLACES,), device=value.device)
+    places = places[flat[places] != 0][:NUM_HUGE]
+    flat[places] = flat[places].sign() * HUGE_VALUE
 
 
 def _vast(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
