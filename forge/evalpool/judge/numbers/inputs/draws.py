@@ -71,8 +71,8 @@ MAX_VARIED_ERROR, MAX_HALF_ERROR = 1.0, 4.0
 """The same on inputs of ours, of which there are others; and in half precision, where eager rounds
 what an honest kernel keeps in fp32."""
 MORE_TRIES = 2
-"""Further ones without edge values before masks and indices are kept: a set may be refused for
-floats that eager itself computes inexactly."""
+"""Further ones without edge values before masks and indices are kept, or no input is huge: a set
+may be refused for floats that eager itself computes inexactly."""
 NUM_GIVEN_DRAWS = 3
 """Draws of inputs as given before they count as ill-conditioned."""
 MAX_GROWTH, MAX_UNKNOWN_GROWTH = 1e4, 1e8
@@ -227,7 +227,7 @@ class Draws:
         if variant != "given" and not (variant == HUGE and self._is_open_in_huge):
             is_inexact = False
             kinds, self._part = self._schedule.next(variant)
-            for step, freedom in self._freedoms(kinds, self._part):
+            for step, freedom in self._freedoms(variant, kinds, self._part):
                 recipe = Recipe(variant=variant, seed=fresh_seed(), freedom=freedom)
                 if (made := self._tried_recipe(recipe)) is not None:
                     self._has_scalars &= freedom.scalars
@@ -380,13 +380,14 @@ class Draws:
             one.is_floating_point() and is_equal(one * FACTOR, other) for one, other in pairs
         )
 
-    def _freedoms(self, kinds: Kinds, part: Part) -> Iterator[tuple[int, Freedom]]:
+    def _freedoms(self, variant: str, kinds: Kinds, part: Part) -> Iterator[tuple[int, Freedom]]:
         """From the widest that the reference may bear, with their steps: each step keeps more of
         the given inputs, whatever edge values there are."""
         traits = self._traits
         free = Freedom(forms=self._is_copy, part=part)
         kept = replace(free, signs=False, unit=False)
-        more = [frozenset[Kind]()] * MORE_TRIES if traits.has_discrete else []
+        is_by_chance = traits.has_discrete or variant == HUGE
+        more = [frozenset[Kind]()] * MORE_TRIES if is_by_chance else []
         steps = [
             (free, True, [*fewer(kinds), *more]),
             (replace(free, signs=False), traits.has_non_negative, fewer(kinds - {Kind.RAISED})),

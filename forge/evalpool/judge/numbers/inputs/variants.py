@@ -164,6 +164,8 @@ def _huge(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
 
 def _huge_elements(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
     """`huge` for a tensor of no form."""
+    if torch.finfo(value.dtype).max < HUGE_VALUE:
+        return
     flat = value.view(-1)
     places = torch.randint(len(flat), (MANY_PLACES,), device=value.device)
     places = places[flat[places] != 0][:NUM_HUGE]
