@@ -123,7 +123,7 @@ def test_outputs_may_have_other_shapes_and_no_other_types() -> None:
     memory.left(call)
     assert memory.mismatch(1) == "output shape is [4], expected [7]"
     other[4] = torch.zeros(4, dtype=torch.int32)
-    with pytest.raises(LayoutError, match="other types"):
+    with pytest.raises(LayoutError, match="number or types"):
         arrange(layout(), other, block=BLOCK, precision="fp32")
 
 

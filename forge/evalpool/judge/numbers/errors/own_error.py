@@ -158,9 +158,10 @@ def errors_of(
 
 
 def _has_other_integers(results: Outputs | None, outputs: Outputs) -> bool:
+    """True if integers or bools are others; results of other types say nothing."""
     pairs = zip(results or [], outputs, strict=False)
     return any(
-        one.shape != output.shape or not torch.equal(one, output)
+        one.dtype is output.dtype and (one.shape != output.shape or not torch.equal(one, output))
         for one, output in pairs
         if not (output.is_floating_point() or output.is_complex())
     )

@@ -158,7 +158,7 @@ def arrange(
         raise LayoutError("get_inputs gives other shapes or arguments from call to call")
     types = [[tensors[index].dtype for index in one.outputs] for one in sets]
     if any(one != types[0] for one in types):
-        raise LayoutError("outputs have other types, or are more, on other inputs")
+        raise LayoutError("outputs differ in their number or types from call to call")
     named, state = dict(known), list(known)
     init: list[int] = []
     init_tree = _tree(layout["init"], init, tensors=tensors, start=len(sets[0].inputs))
