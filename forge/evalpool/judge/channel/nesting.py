@@ -19,6 +19,12 @@ def nesting_of(result: Any) -> str:
     return "" if set(found[1:-1]) <= {"."} else found[:MAX_NESTING]
 
 
+def parse_form(form: object) -> tuple[bool, str]:
+    """(True for a list or tuple, the nesting) of a `Called.form` that an oracle sent."""
+    words = str(form)
+    return words != "tensor", words.removeprefix("tensor").removeprefix("list")
+
+
 def _described(value: Any) -> str:
     if value is None:
         return "-"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from forge.evalpool.judge.channel.nesting import parse_form
 from forge.evalpool.judge.channel.shm import (
     ALIGNMENT_BYTES,
     LayoutError,
@@ -59,14 +60,15 @@ class Builder:
             "num_bytes": num_bytes,
             "slots": list(sets[0].slots),
         }
+        is_sequence, nesting = parse_form(layout["form"])
         return Reference(
             request=request,
             contents=self._contents,
             starts=starts,
             specs=self._chosen,
             sets=sets,
-            is_sequence=layout["form"] != "tensor",
-            nesting=str(layout["form"]).removeprefix("tensor").removeprefix("list"),
+            is_sequence=is_sequence,
+            nesting=nesting,
             operations=tuple((int(size), int(work)) for size, work in layout["operations"]),
             names=(names := frozenset(str(name) for name in layout["names"])),
             has_products=not names or int(layout["flops"]) > 0 or _is_recurrent(names),

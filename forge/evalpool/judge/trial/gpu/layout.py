@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.channel.nesting import parse_form
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
@@ -178,6 +179,7 @@ def arrange(
     outputs += [(change.output, change.error) for one in sets for change in one.changed]
     states = {index for one in sets for name, after in one.state for index in (after, named[name])}
     unknown = torch.empty(0)
+    is_sequence, nesting = parse_form(layout["form"])
     return GpuReference(
         request=request,
         flops=count(layout["flops"]),
@@ -186,8 +188,8 @@ def arrange(
         tensors=tensors,
         sets=sets,
         named=named,
-        is_sequence=layout["form"] != "tensor",
-        nesting=str(layout["form"]).removeprefix("tensor").removeprefix("list"),
+        is_sequence=is_sequence,
+        nesting=nesting,
         names=frozenset(str(name) for name in layout["names"]),
         allowed={
             index: Allowed.of(tensors[index], tensors[error], precision=rounding)
