@@ -361,6 +361,24 @@ def test_a_mask_of_minus_1e9_is_lower_than_each_row_of_scores_and_fp16_overflows
         assert "huge" in drawn.refusals_on_a_gpu(lambda x, of=masked: of(x.half().float()))
 
 
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return (query @ key.mT / 8).softmax(-1) @ value
+
+
+def test_scores_of_clamped_fp16_are_wrong() -> None:
+    def half(x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(-65504, 65504).half().float()
+
+    def in_fp16(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return attention(half(query), half(key), value)
+
+    for _ in range(5):
+        inputs = [torch.randn(2, 64, 64) for _ in range(3)]
+        drawn = draw(attention, lambda made=inputs: list(made), num_sets=6, is_tf32=True)
+        assert "huge" in drawn.refusals_on_a_gpu(in_fp16)
+        assert not drawn.refusals_on_a_gpu(attention)
+
+
 class Router(torch.nn.Module):
     """The places of the two best of eight experts, for each row."""
 

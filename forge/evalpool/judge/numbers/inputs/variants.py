@@ -65,6 +65,9 @@ HUGE_VALUE, NUM_HUGE, MANY_PLACES = 2.0**17, 3, 64
 """Size of the elements of `huge`, twice the largest of fp16, how many there are, and among how
 many places they are looked for. Of each row of scores most are usual ones then: an honest kernel
 masks by -1e9, which would not be the lowest where all are huge."""
+BESIDE = 0.6
+"""Size of an element beside a huge one, in `HUGE_VALUE`: clamped to fp16 both are the same, and a
+row of scores has another maximum."""
 VAST_VALUE = 2.0**32
 """The largest element of `vast`: a third power of sums of products is finite."""
 
@@ -169,6 +172,8 @@ def _huge_elements(value: torch.Tensor, is_free: bool, is_mild: bool) -> None:
     flat = value.view(-1)
     places = torch.randint(len(flat), (MANY_PLACES,), device=value.device)
     places = places[flat[places] != 0][:NUM_HUGE]
+    beside = (places + 1) % len(flat)
+    flat[beside] = flat[beside].sign() * HUGE_VALUE * BESIDE
     flat[places] = flat[places].sign() * HUGE_VALUE
 
 
