@@ -34,26 +34,36 @@ def run_exact(
         is_tf32: eager had TF32: results in fp32 without it are better than none.
         widen: a tensor of the inputs in float64; None stands for `to_double`.
     """
+
+    def in_double() -> tuple[Any, list[Any]]:
+        return copied(model).double(), replaced(inputs, lambda _, one: (widen or to_double)(one))
+
+    def as_it_is() -> tuple[Any, list[Any]]:
+        return copied(model), copy.deepcopy(inputs)
+
     with _without_tf32():
-        for kind in (torch.get_default_dtype(), torch.float64):
-            try:
-                doubled = replaced(inputs, lambda _, one: (widen or to_double)(one))
-                exact = copied(model).double()
-                with _making(kind):
-                    return call_on(exact, doubled).results(changed)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception:  # a reference may insist on its types
-                continue
-        if not is_tf32:
-            return None
-        try:
-            results = call_on(copied(model), copy.deepcopy(inputs)).results(changed)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # it may do without TF32 what it does not do with it
-            return None
-    return None if any(one.dtype is torch.float64 for one in results) else results
+        if (found := _results(in_double, changed)) is not None:
+            return found
+        with _making(torch.float64):
+            found = _results(in_double, changed)
+        if found is not None or not is_tf32:
+            return found
+        found = _results(as_it_is, changed) or []
+    return None if any(one.dtype is torch.float64 for one in found) else found or None
+
+
+def _results(
+    make: Callable[[], tuple[Any, list[Any]]], changed: list[int]
+) -> list[torch.Tensor] | None:
+    """Results of a model on inputs; None where it fails on them: it may insist on its types. Raises
+    OutOfMemoryError."""
+    try:
+        model, inputs = make()
+        return call_on(model, inputs).results(changed)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return None
 
 
 def to_double(value: torch.Tensor) -> torch.Tensor:
