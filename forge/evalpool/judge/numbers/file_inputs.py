@@ -56,8 +56,14 @@ def list_sets(source: str, *, file: str) -> list[str]:
 
 def _loaded(source: str, *, file: str) -> types.ModuleType:
     module = types.ModuleType("problem")
-    exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
+    run_source(source, module, file=file)
     return module
+
+
+def run_source(source: str, module: types.ModuleType, *, file: str = "problem.py") -> None:
+    """Runs a problem's source in a module, as where it is imported: without the future statements
+    of this file."""
+    exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
 
 
 def _names(module: Any) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from forge.evalpool.judge.numbers.constructor import call, constructor_arguments
-from forge.evalpool.judge.numbers.file_inputs import make_inputs
+from forge.evalpool.judge.numbers.file_inputs import make_inputs, run_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,7 @@ def _counted(
 ) -> Sizes | None:
     try:
         with torch.no_grad(), torch.device("meta"):
-            exec(compile(source, "problem.py", "exec", dont_inherit=True), module.__dict__)
+            run_source(source, module)
             arguments = constructor_arguments(module, entry_point)
             model: Any = call(getattr(module, entry_point), arguments)
             inputs: Any = make_inputs(module)

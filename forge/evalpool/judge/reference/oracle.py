@@ -35,6 +35,7 @@ from forge.evalpool.judge.numbers.called import (
 )
 from forge.evalpool.judge.numbers.constructor import constructor_arguments
 from forge.evalpool.judge.numbers.errors.own_error import count_work, has_products, rounding_of
+from forge.evalpool.judge.numbers.file_inputs import run_source
 from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.edges import Edges
@@ -204,9 +205,7 @@ def _computed(
         torch.manual_seed(FIRST_SEED)
         made: list[torch.Tensor] = []
         with making_on(terms.device):
-            exec(
-                compile(request["source"], "problem.py", "exec", dont_inherit=True), module.__dict__
-            )
+            run_source(request["source"], module)
             seed_everything(fresh_seed())
             init = placed(constructor_arguments(module, request["entry_point"]), terms)
             with parameters_made(made.append):

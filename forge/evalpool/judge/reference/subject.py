@@ -27,7 +27,7 @@ from forge.evalpool.judge.numbers.errors.own_error import (
     has_products,
     rounding_of,
 )
-from forge.evalpool.judge.numbers.file_inputs import make_inputs
+from forge.evalpool.judge.numbers.file_inputs import make_inputs, run_source
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.draws import MAX_OWN_ERROR, MAX_TF32_ERROR
@@ -63,7 +63,7 @@ class Subject:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_tf32
         replace_hub(request["source"])
         module = types.ModuleType("problem")
-        exec(compile(request["source"], FILE, "exec", dont_inherit=True), module.__dict__)
+        run_source(request["source"], module, file=FILE)
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
         with making_on(request["device"]):
             init = constructor_arguments(module, request["entry_point"])
