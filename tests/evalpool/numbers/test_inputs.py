@@ -348,6 +348,9 @@ class SelfAttention(torch.nn.Module):
 
 
 def test_a_mask_of_minus_1e9_is_lower_than_each_row_of_scores_and_fp16_overflows() -> None:
+    """In one draw of 300 each huge input has a near tie of scores, and a mild one fits into
+    fp16."""
+    num_refused = 0
     for _ in range(10):
         drawn = draw(SelfAttention(), lambda: [torch.randn(2, 35, 32)], num_sets=6, is_tf32=True)
 
@@ -358,7 +361,8 @@ def test_a_mask_of_minus_1e9_is_lower_than_each_row_of_scores_and_fp16_overflows
 
         assert "huge" in [one.variant for one in drawn.sets]
         assert not drawn.refusals_on_a_gpu(masked)
-        assert "huge" in drawn.refusals_on_a_gpu(lambda x, of=masked: of(x.half().float()))
+        num_refused += "huge" in drawn.refusals_on_a_gpu(lambda x, of=masked: of(x.half().float()))
+    assert num_refused >= 8
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
