@@ -225,6 +225,23 @@ def test_a_constant_made_on_the_host_is_copied_to_the_card(tmp_path):
     assert program.constants == (b"\0\0\x80?\0\0\0@",)
 
 
+def test_a_constructor_may_read_its_own_tensors_by_numpy(tmp_path):
+    code = SCALE + (
+        "import numpy\n"
+        "class ModelNew(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.w = torch.nn.Parameter(torch.rand(2))\n"
+        "        t = torch.from_numpy(numpy.sqrt(torch.tensor([1.0, 4.0]).numpy()))\n"
+        "        self.register_buffer('t', t)\n"
+        "    def forward(self, x):\n"
+        "        return scaled(x) + self.t + self.w\n"
+    )
+    program = captured(tmp_path, code, inputs=[[2]], state={"w": [2]})
+    assert program.constants == (b"\0\0\x80?\0\0\0@",)
+    assert [one.name for one in program.storages if one.origin is Origin.PARAMETER] == ["w"]
+
+
 def test_a_result_kept_from_the_first_call_is_reported(tmp_path):
     code = SCALE + (
         "class ModelNew(torch.nn.Module):\n"

@@ -53,6 +53,8 @@ NO_CARD = re.compile(
     "|Found no NVIDIA driver|no CUDA-capable device"
 )
 """Parts of torch's messages where it would need a real card."""
+NUMPY = ".numpy() is not supported"
+"""Part of torch's message where numpy would read a tensor on the card."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -88,6 +90,8 @@ class Session:
     def __init__(self, request: dict[str, Any], *, file: str, ask: Ask | None) -> None:
         self.request = request
         self.file = file
+        self._device = "cuda"
+        """Device of tensors for which a constructor names none: kernels may pack weights there."""
         self.step = "import"
         self.card = Card.of(request.get("target"))
         self.asking = Asking(ask)
@@ -212,13 +216,24 @@ class Session:
 
     def _construct(self, module: types.ModuleType) -> None:
         """Constructs with the reference's parameters, and loads what was not taken. Where the order
-        in which they were made contradicts the names, constructs again without."""
+        in which they were made contradicts the names, constructs again without; where numpy reads a
+        new tensor, with tensors of the host."""
         state = {name: self._parameter(name, index) for name, index in self.request["state"]}
-        start = len(self.init)
-        values = weights.Weights(state, order=self.request.get("order", []))
-        if not self._constructed(module, state, values):
+        order, start = self.request.get("order", []), len(self.init)
+
+        def is_constructed(known: dict[str, Any]) -> bool:
             del self.init[start:]
-            self._constructed(module, state, weights.Weights({}, order=[]))
+            return self._constructed(module, state, weights.Weights(known, order=order))
+
+        try:
+            is_taken = is_constructed(state)
+        except RuntimeError as error:
+            if NUMPY not in str(error):
+                raise
+            self._device = "cpu"
+            is_taken = is_constructed(state)
+        if not is_taken:
+            is_constructed({})
 
     def _constructed(
         self, module: types.ModuleType, state: dict[str, Any], values: weights.Weights
@@ -226,7 +241,7 @@ class Session:
         """True if names and order agree."""
         self.step = "init"
         arguments = self._decode(self.request["init"], self._argument)
-        with values.applied(), torch.device("cuda"):
+        with values.applied(), torch.device(self._device):
             model = construct(getattr(module, self.request["entry_point"]), arguments)
         own = {self.recorder.storage_of(one) for one in values.tensors}
         self.init[:] = weights.without_initialising(self.init, self.parts(), own)
