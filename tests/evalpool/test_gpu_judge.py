@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from forge.records.verdict import JudgeOptions, Status, Verdict
+from tests.corpus.corpus import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,6 +89,18 @@ def test_what_is_wrong_is_told(
     assert verdict.status is status, verdict
     assert verdict.reason.startswith(reason)
     assert judge(KERNEL, problem=RELU).status is Status.CORRECT
+
+
+@pytest.mark.parametrize("name", ["softmax/mask_made_in_forward", "language/tensors_of_the_host"])
+def test_code_that_makes_tensors_elsewhere_has_a_baseline(
+    judge: Callable[..., Verdict], name: str
+) -> None:
+    """Without a device, on the host."""
+    (pair,) = (one for one in load() if one.name == name)
+    verdict = judge(pair.candidate, problem=pair.problem, options=JudgeOptions())
+    assert verdict.status is Status.CORRECT, verdict.detail
+    assert verdict.timing is not None
+    assert verdict.timing.baseline_us > 0
 
 
 STREAM = KERNEL.replace(

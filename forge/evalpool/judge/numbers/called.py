@@ -9,9 +9,9 @@ import copy
 import itertools
 import time
 import types
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -20,8 +20,8 @@ from forge.evalpool.judge.numbers.finite import widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
+Made = TypeVar("Made")
 SAMPLE_ROWS, SAMPLE_LENGTH = 64, 1 << 16
 """Rows of a tensor that are looked at, and elements of each."""
 
@@ -147,8 +147,8 @@ CLOCK = Clock()
 
 def call_on(model: Any, inputs: list[Any]) -> Called:
     """One call on a model and inputs that may change: `before` is unknown, taken for `after`."""
-    with CLOCK.measured(), making_on(_device_of(model, inputs)):
-        result = model(*inputs)
+    with CLOCK.measured():
+        result = on_device(_device_of(model, inputs), lambda: model(*inputs))
     after = leaves(inputs)
     return Called(
         outputs=flatten(result),
@@ -158,12 +158,23 @@ def call_on(model: Any, inputs: list[Any]) -> Called:
     )
 
 
-def making_on(device: str) -> AbstractContextManager[Any]:
-    """Within, tensors are made on a device: to copy them there takes longer than all else.
+def on_device(device: str, run: Callable[[], Made]) -> Made:
+    """The result of a problem's code that makes its tensors on a device: to copy them there takes
+    longer than all else. Code that needs some on the host, for a generator, numpy or pinned memory,
+    runs again, as on the CPU.
 
     For code of a problem alone: each of torch's functions takes twice as long there.
     """
-    return nullcontext() if device == "cpu" else torch.device(device)
+    if device != "cpu":
+        try:
+            with torch.device(device):
+                return run()
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError) as error:
+            if torch.device(device).type not in str(error).lower():
+                raise
+    return run()
 
 
 def _device_of(model: Any, inputs: list[Any]) -> str:

@@ -30,8 +30,8 @@ from forge.evalpool.judge.numbers.blocks import THREADS
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     dtype_name,
-    making_on,
     memory_order,
+    on_device,
 )
 from forge.evalpool.judge.numbers.constructor import constructor_arguments
 from forge.evalpool.judge.numbers.errors.own_error import count_work, has_products, rounding_of
@@ -200,17 +200,9 @@ def _computed(
     request: dict[str, Any], terms: Terms, delivery: Delivery | None
 ) -> tuple[dict[str, Any], list[torch.Tensor]]:
     num_ooms = _num_ooms(terms)
-    module = types.ModuleType("problem")
     with torch.no_grad():
         torch.manual_seed(FIRST_SEED)
-        made: list[torch.Tensor] = []
-        with making_on(terms.device):
-            run_source(request["source"], module)
-            seed_everything(fresh_seed())
-            init = placed(constructor_arguments(module, request["entry_point"]), terms)
-            with parameters_made(made.append):
-                model = construct(getattr(module, request["entry_point"]), init)
-                model = model.to(terms.device)
+        module, init, model, made = on_device(terms.device, lambda: _constructed(request, terms))
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         order = [names[id(parameter)] for parameter in made if id(parameter) in names]
         cast(model, terms.precision)
@@ -245,6 +237,22 @@ def _computed(
     module.__dict__.clear()  # typing remembers its classes, and they its constants
     layout, tensors = _describe(init, state=state, sets=sets)
     return {**layout, **facts}, tensors
+
+
+def _constructed(
+    request: dict[str, Any], terms: Terms
+) -> tuple[types.ModuleType, Arguments, Any, list[torch.Tensor]]:
+    """The module of a problem, the arguments of its model, the model, and the parameters in the
+    order in which they were made."""
+    module = types.ModuleType("problem")
+    run_source(request["source"], module)
+    seed_everything(fresh_seed())
+    init = placed(constructor_arguments(module, request["entry_point"]), terms)
+    made: list[torch.Tensor] = []
+    with parameters_made(made.append):
+        model = construct(getattr(module, request["entry_point"]), init)
+        model = model.to(terms.device)
+    return module, init, model, made
 
 
 def _moved_and_drawn(

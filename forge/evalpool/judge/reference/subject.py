@@ -16,7 +16,7 @@ from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     flatten,
     leaves,
-    making_on,
+    on_device,
     replaced,
 )
 from forge.evalpool.judge.numbers.constructor import constructor_arguments
@@ -62,13 +62,8 @@ class Subject:
         is_tf32 = bool(request["tf32"])
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_tf32
         replace_hub(request["source"])
-        module = types.ModuleType("problem")
-        run_source(request["source"], module, file=FILE)
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
-        with making_on(request["device"]):
-            init = constructor_arguments(module, request["entry_point"])
-            Describer().tree(init)
-            model = construct(getattr(module, request["entry_point"]), init)
+        module, model = on_device(request["device"], lambda: _constructed(request))
         if not isinstance(model, torch.nn.Module):
             raise Unjudgeable(f"the reference is a {type(model).__name__}, not a Module")
         parameters.move(model)
@@ -80,13 +75,13 @@ class Subject:
 
     def draw(self) -> list[Any]:
         """Fresh inputs, in the problem's precision; fp32 leaves what the problem made."""
-        with making_on(str(self.device)):
-            inputs = make_inputs(self.module)
+        inputs = on_device(str(self.device), lambda: make_inputs(self.module))
         return replaced(list(inputs), lambda _, one: self._placed(one))
 
     def run(self, inputs: list[Any]) -> Outputs:
         """On copies, since a reference may work in place and keep statistics."""
-        outputs = flatten(copy.deepcopy(self.model)(*copy.deepcopy(inputs)))
+        model, given = copy.deepcopy(self.model), copy.deepcopy(inputs)
+        outputs = flatten(on_device(str(self.device), lambda: model(*given)))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return outputs
@@ -149,3 +144,12 @@ class Subject:
         if self.precision != "fp32" and value.is_floating_point():
             return value.to(self.device, DTYPES[self.precision])
         return value.to(self.device)
+
+
+def _constructed(request: dict[str, Any]) -> tuple[types.ModuleType, Any]:
+    """The module of a problem and its model."""
+    module = types.ModuleType("problem")
+    run_source(request["source"], module, file=FILE)
+    init = constructor_arguments(module, request["entry_point"])
+    Describer().tree(init)
+    return module, construct(getattr(module, request["entry_point"]), init)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from forge.evalpool.judge.reference.subject import Subject
 
 if TYPE_CHECKING:
     import socket
+    from contextlib import AbstractContextManager
 
 IDLE_S = 1e9
 """The child waits for its judge; the judge's end of the socket ends it."""
@@ -53,10 +55,12 @@ class Timed:
         l2_bytes = int(getattr(torch.cuda.get_device_properties(), "L2_cache_size", 0) or 0)
         size = max(MIN_FLUSH_BYTES, FLUSHES_PER_L2 * l2_bytes)
         self._flush = torch.empty(size, dtype=torch.uint8, device="cuda")
-        for _ in range(NUM_WARM_UPS):
-            self._refresh()
-            self._model(*self._inputs)
-        torch.cuda.synchronize()
+        self._making: AbstractContextManager[Any] = nullcontext()
+        try:
+            self._warm_up()
+        except Exception:  # it may make tensors without a device; for another cause it fails again
+            self._making = torch.device("cuda")
+            self._warm_up()
         self.no_graph = ""
         """Reason why the stream is timed; empty if a graph is."""
         self._graph = self._captured()
@@ -67,12 +71,22 @@ class Timed:
         num = int(TIMED_S * 1e6 / max(min(wall_us), 1.0))
         return [self._call()[0] for _ in range(min(max(num, MIN_CALLS), MAX_CALLS))]
 
+    def _warm_up(self) -> None:
+        for _ in range(NUM_WARM_UPS):
+            self._refresh()
+            self._run()
+        torch.cuda.synchronize()
+
+    def _run(self) -> None:
+        with self._making:
+            self._model(*self._inputs)
+
     def _captured(self) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
         try:
             self._refresh()
             with torch.cuda.graph(graph):
-                self._model(*self._inputs)
+                self._run()
         except Exception as error:
             self.no_graph = str(error).split("\n")[0][:300]
             torch.cuda.synchronize()
@@ -95,7 +109,7 @@ class Timed:
         if self._graph is not None:
             self._graph.replay()
         else:
-            self._model(*self._inputs)
+            self._run()
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end) * 1e3, (time.perf_counter_ns() - began) / 1e3

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from forge.evalpool.judge.numbers.called import making_on
+from forge.evalpool.judge.numbers.called import on_device
 from forge.evalpool.judge.numbers.file_inputs import make_inputs
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -42,8 +42,7 @@ class Terms:
 
 def draw_inputs(module: Any, terms: Terms) -> list[Any]:
     """Inputs as the problem gives them."""
-    with making_on(terms.device):
-        made = make_inputs(module)
+    made = on_device(terms.device, lambda: make_inputs(module))
     return [cast(placed(value, terms), terms.precision) for value in made]
 
 
