@@ -71,7 +71,7 @@ HONEST = {
     "two inputs": make_source("x @ y", args="x, y", inputs="torch.rand(8, 64), torch.rand(64, 4)"),
     "an index": make_source("x[i]", args="x, i", inputs="torch.randn(9, 64), torch.randperm(9)"),
     "a mask": make_source(
-        "torch.where(m, x, 0.0)", args="x, m", inputs="torch.randn(9), torch.rand(9) > 0.5"
+        "torch.where(m, x, 0.0)", args="x, m", inputs="torch.randn(99), torch.rand(99) > 0.5"
     ),
     "an argmax": make_source("torch.argmax(x, dim=-1)"),
     "a product in half precision": make_source(

@@ -242,6 +242,42 @@ def test_a_constructor_may_read_its_own_tensors_by_numpy(tmp_path):
     assert [one.name for one in program.storages if one.origin is Origin.PARAMETER] == ["w"]
 
 
+def holding(line: str, *body: str) -> str:
+    """A candidate with a constant, and a tensor that its constructor draws."""
+    return SCALE + (
+        "class ModelNew(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.h1 = torch.full((4,), 2.0)\n"
+        f"        {line}\n"
+        "    def forward(self, x):\n" + "".join(f"        {one}\n" for one in body)
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("self.h0 = torch.randn(4)", "self.h0"),
+        ("self.other = torch.randn(4) * 0.1", "self.other"),
+        ("self.all = [0, torch.rand(4)]", "self.all[1]"),
+        ("self.all = {'a': torch.rand(4)}", "self.all['a']"),
+        ("self.register_buffer('h0', torch.randn(4))", "self._buffers['h0']"),
+    ],
+)
+def test_what_a_constructor_draws_has_the_references_values(tmp_path, line, value):
+    code = holding(line, f"return scaled(x + self.h1 + {value})")
+    program = captured(tmp_path, code, inputs=[[4]], state={"h0": [4]}, held=["h0"])
+    assert "h0" in {one.name for one in program.storages}
+    assert "aten.full.default" in [node.name for node in program.init if isinstance(node, Op)]
+
+
+def test_a_drawn_state_that_forward_replaces_is_as_at_first_in_each_call(tmp_path):
+    code = holding("self.h0 = torch.rand(4)", "self.h0 = scaled(x + self.h0)", "return self.h0")
+    program = captured(tmp_path, code, inputs=[[4]], state={"h0": [4]}, held=["h0"])
+    assert "h0" in {one.name for one in program.storages}
+    assert not program.stateful
+
+
 def test_a_result_kept_from_the_first_call_is_reported(tmp_path):
     code = SCALE + (
         "class ModelNew(torch.nn.Module):\n"

@@ -55,6 +55,7 @@ def layout(**changes: Any) -> dict[str, Any]:
         "init": ["list", []],
         "state": [["w", 5]],
         "order": ["w"],
+        "held": [],
         "sets": [one, two],
         "flops": 7,
         "form": "",

@@ -102,6 +102,7 @@ class Session:
         self.asking.prefix = self._prefix
         self.init: list[Node] = []
         self.model: Any = None
+        self._held = weights.LoadedHeld(None, {}, is_drawn=lambda _: False)
         self.returned, self.nesting = "tensor", ""
         self._given: dict[int, Any] = {}
         self._num_inputs = 0
@@ -120,6 +121,7 @@ class Session:
             since = len(recorder.storages)
             first, _ = self._forward(inputs)
             made = range(since, len(recorder.storages))
+            self._held.restore()
             forward, outputs = self._forward(self._other_inputs())
         used = self._used(forward, outputs)
         if used & self._old:
@@ -219,11 +221,13 @@ class Session:
         in which they were made contradicts the names, constructs again without; where numpy reads a
         new tensor, with tensors of the host."""
         state = {name: self._parameter(name, index) for name, index in self.request["state"]}
+        held = {name: state.pop(name) for name in self.request.get("held", []) if name in state}
         order, start = self.request.get("order", []), len(self.init)
 
         def is_constructed(known: dict[str, Any]) -> bool:
             del self.init[start:]
-            return self._constructed(module, state, weights.Weights(known, order=order))
+            values = weights.Weights(known, order=order)
+            return self._constructed(module, state, values, held=held)
 
         try:
             is_taken = is_constructed(state)
@@ -236,7 +240,12 @@ class Session:
             is_constructed({})
 
     def _constructed(
-        self, module: types.ModuleType, state: dict[str, Any], values: weights.Weights
+        self,
+        module: types.ModuleType,
+        state: dict[str, Any],
+        values: weights.Weights,
+        *,
+        held: dict[str, Any],
     ) -> bool:
         """True if names and order agree."""
         self.step = "init"
@@ -247,6 +256,14 @@ class Session:
         self.init[:] = weights.without_initialising(self.init, self.parts(), own)
         if isinstance(model, torch.nn.Module):
             model = model.to("cuda")
+        drawn = weights.drawn_storages(self.init, self.parts())
+        self._held = weights.LoadedHeld(
+            model,
+            held,
+            is_drawn=lambda one: (
+                self.recorder.is_known(one) and self.recorder.storage_of(one) in drawn
+            ),
+        )
         taken = values.names_in(model)
         self.model = self._cast(model)
         self.step = "load"
@@ -254,7 +271,8 @@ class Session:
         if callable(hook):
             hook(dict(state))
             return True
-        named = self.model.state_dict() if isinstance(self.model, torch.nn.Module) else {}
+        named = weights.state_of(self.model)
+        named = {name: one for name, one in named.items() if name not in self._held.names}
         found = weights.targets(named, state, taken, values.sources)
         reached = {source for name, source in taken.items() if found.get(name) == source}
         if not reached.issuperset(taken.values()):

@@ -6,8 +6,11 @@ is the one with its own name. Functions that initialise (torch.nn.init, the fill
 such tensors alone, and so does any other operation in place that reads no second parameter. The
 rest is matched by name, then by order among those of equal shape.
 
-Not covered: weights that are no `nn.Parameter`, and another order among equal shapes than the
-reference's: `Session` notices it and constructs again without values.
+Tensors that are neither parameters nor buffers, as an initial state that the constructor draws,
+have the reference's values afterwards (`LoadedHeld`).
+
+Not covered: another order among equal shapes than the reference's: `Session` notices it and
+constructs again without values.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from torch.nn import init
 from forge.evalpool.judge.capture.building import storages_of
 from forge.evalpool.judge.program.dataflow import written_in_place
 from forge.evalpool.judge.program.format import ITEM_BYTES, Op, Origin, TensorUse
+from forge.evalpool.judge.program.ops import KINDS, Kind, packet
+from forge.evalpool.judge.reference.construct import held_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -66,7 +71,7 @@ class Weights:
 
     def names_in(self, model: Any) -> dict[str, str]:
         """The reference's names of the values in a model, by the model's names."""
-        own = model.state_dict() if isinstance(model, torch.nn.Module) else {}
+        own = state_of(model)
         return {name: found for name, one in own.items() if (found := self.name_of(one))}
 
     def taken(self, tensor: torch.Tensor, *, name: str | None = None) -> Any:
@@ -198,6 +203,59 @@ def load(own: dict[str, torch.Tensor], state: dict[str, Any], found: dict[str, s
         target, value = own[name], state[source]
         if target.untyped_storage()._cdata != value.untyped_storage()._cdata:
             target.copy_(value)
+
+
+def state_of(model: Any) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of a model, by name."""
+    return model.state_dict() if isinstance(model, torch.nn.Module) else {}
+
+
+def drawn_storages(nodes: Iterable[Node], parts: Parts) -> set[int]:
+    """Storages of random numbers, and of what is computed from them."""
+    found: set[int] = set()
+    for node in nodes:
+        touched = storages_of(node, parts)
+        if isinstance(node, Op):
+            written = {parts.tensors[number].storage for number in node.results}
+            for numbers in written_in_place(node):
+                written |= {parts.tensors[number].storage for number in numbers}
+            is_drawn = KINDS.get(packet(node.name)) is Kind.RANDOM
+        else:
+            written, is_drawn = touched, False
+        if is_drawn or touched & found:
+            found |= written
+    return found
+
+
+class LoadedHeld:
+    """A model's tensors that are neither parameters nor buffers, with the reference's values in
+    place of those that its constructor draws: `self.h0 = torch.randn(8)`. By name, then by order
+    among equal shapes; a parameter or buffer has them by name alone."""
+
+    def __init__(
+        self, model: Any, values: dict[str, Any], *, is_drawn: Callable[[torch.Tensor], bool]
+    ) -> None:
+        """
+        Args:
+            values: Tensors of the reference, by name.
+            is_drawn: True for random numbers.
+        """
+        places = {one.name: one for one in held_tensors(model) if values and is_drawn(one.tensor)}
+        own = {name: one.tensor for name, one in places.items()}
+        found = targets(own, values, {}, set())
+        self._held = [(places[name], _like(own[name], values[one])) for name, one in found.items()]
+        self.restore()
+        state = state_of(model)
+        self.names = {
+            name for name in state.keys() & values if state[name].shape == values[name].shape
+        }
+        """Names of the parameters and buffers that have such values."""
+        load(state, values, {name: name for name in self.names})
+
+    def restore(self) -> None:
+        """Each call begins with these values: a state that forward replaces, it computes anew."""
+        for place, value in self._held:
+            place.replace(value)
 
 
 def _unless(

@@ -1,4 +1,5 @@
-"""Constructs models from their entry points, and reports the parameters that they make.
+"""Constructs models from their entry points, and reports the parameters that they make and the
+other tensors that they hold.
 
 Called by oracles, examiners and captures.
 """
@@ -6,6 +7,7 @@ Called by oracles, examiners and captures.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,3 +52,37 @@ def parameters_made(note: Callable[[torch.Tensor], None]) -> Iterator[None]:
         yield
     finally:
         torch.nn.Parameter.__new__ = staticmethod(original)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor of a model that is neither a parameter nor a buffer: an attribute of a module, or an
+    element of a list or dict that is one."""
+
+    name: str
+    """As in a `state_dict`: `layers.0.h0`, `states.1`."""
+    tensor: torch.Tensor
+    owner: Any
+    key: Any
+
+    def replace(self, tensor: torch.Tensor) -> None:
+        """Puts another tensor in its place."""
+        self.owner[self.key] = tensor
+
+
+def held_tensors(model: Any) -> Iterator[Held]:
+    """The tensors of a model that no `state_dict` has."""
+    if not isinstance(model, torch.nn.Module):
+        return
+    known = vars(torch.nn.Module())
+    for prefix, module in model.named_modules():
+        own = {key: value for key, value in vars(module).items() if key not in known}
+        for key, value in own.items():
+            name = f"{prefix}.{key}" if prefix else key
+            items: list[tuple[str, Any, Any, Any]] = [(name, value, vars(module), key)]
+            if isinstance(value, list | dict):
+                pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+                items = [(f"{name}.{at}", one, value, at) for at, one in pairs]
+            for each in items:
+                if isinstance(each[1], torch.Tensor):
+                    yield Held(*each)

@@ -43,7 +43,7 @@ from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs, 
 from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.sizes import require_room
-from forge.evalpool.judge.reference.construct import construct, parameters_made
+from forge.evalpool.judge.reference.construct import construct, held_tensors, parameters_made
 from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.reference.hub import config_fields, replace_hub
 from forge.evalpool.judge.reference.progress import reported
@@ -64,6 +64,8 @@ threads."""
 KEPT_S = 10.0
 """Time for which it waits with that for another problem: half of a draw is page faults, and those
 of memory that the system must find anew cost most."""
+MAX_HELD_BYTES = 64 << 20
+"""A larger tensor that no `state_dict` has is a table, which a candidate makes for itself."""
 MAX_THREADS = 8
 FIRST_SEED = torch.initial_seed()
 """Torch's default: a candidate, too, can draw the constants that a source draws at import."""
@@ -222,9 +224,11 @@ def _computed(
             edges=Edges.of(counted, request["source"]),
             delivery=delivery,
         )
-        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        held = _held(model, terms)
+        state = held | {name: tensor.clone() for name, tensor in model.state_dict().items()}
         facts = {
             "order": order,
+            "held": list(held),
             "rounding": terms.rounding,
             "flops": 0 if counted is None else counted.flops,
             "operations": [] if counted is None else counted.listed,
@@ -253,6 +257,18 @@ def _constructed(
         model = construct(getattr(module, request["entry_point"]), init)
         model = model.to(terms.device)
     return module, init, model, made
+
+
+def _held(model: Any, terms: Terms) -> dict[str, torch.Tensor]:
+    """Copies of the tensors that no `state_dict` has, as far as a candidate may get them: it cannot
+    draw the same random numbers."""
+    return {
+        one.name: one.tensor.detach().to(terms.device).clone()
+        for one in held_tensors(model)
+        if one.tensor.layout is torch.strided
+        and not one.tensor.is_complex()
+        and 0 < one.tensor.nbytes <= MAX_HELD_BYTES
+    }
 
 
 def _moved_and_drawn(

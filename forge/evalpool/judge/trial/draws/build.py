@@ -55,6 +55,7 @@ class Builder:
             "init": init,
             "state": [list(pair) for pair in zip(state_names, state_places, strict=True)],
             "order": [str(name) for name in layout["order"]],
+            "held": [str(name) for name in layout["held"]],
             "sets": [one.tree for one in sets],
             "tensors": tensors,
             "num_bytes": num_bytes,

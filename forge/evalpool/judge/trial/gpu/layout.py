@@ -171,6 +171,7 @@ def arrange(
         "init": init_tree,
         "state": [[name, first + number] for number, name in enumerate(state)],
         "order": [str(name) for name in layout["order"]],
+        "held": [str(name) for name in layout["held"]],
         "sets": [trees[0]] * len(sets),
         "tensors": [[spec.dtype, list(spec.shape)] for spec in specs],
     }
