@@ -128,6 +128,7 @@ FLAGGED = {
     "no get_inputs": (HEAD + "class Model(nn.Module): pass", Flag.DOES_NOT_RUN, "get_in"),
     "a dict": (make_source("{'a': x}"), Flag.UNSUPPORTED, "returns a dict"),
     "complex": (make_source("torch.fft.fft(x)"), Flag.UNSUPPORTED, "complex64"),
+    "a device": (make_source("x.cuda()"), Flag.UNSUPPORTED, "asks for a GPU, and this judge"),
     "an object": (make_source("x", args="x, y", inputs="1, object()"), Flag.UNSUPPORTED, "object"),
     "too large": (
         make_source("x", inputs="torch.empty(1 << 40)"), Flag.OUT_OF_MEMORY, "does not fit"

@@ -9,7 +9,6 @@ process stays patched (`card.pretend`): it captures one candidate and ends.
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 import types
@@ -38,6 +37,7 @@ from forge.evalpool.judge.capture.recorder import Recorder
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.capture.tuning import Tuning
 from forge.evalpool.judge.channel.nesting import nesting_of
+from forge.evalpool.judge.channel.words import needs_card
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Choice, Node, Origin, Section
 from forge.evalpool.judge.reference.construct import construct
@@ -48,11 +48,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.capture.asking import Ask
     from forge.evalpool.judge.program.format import Program
 
-NO_CARD = re.compile(
-    "not compiled with CUDA|from the 'CUDA' backend|access accelerator device|No CUDA GPUs"
-    "|Found no NVIDIA driver|no CUDA-capable device"
-)
-"""Parts of torch's messages where it would need a real card."""
 NUMPY = ".numpy() is not supported"
 """Part of torch's message where numpy would read a tensor on the card."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -150,7 +145,7 @@ class Session:
         if isinstance(error, CompilationError):
             step, message = "compile", compile_words(error)
             line = compile_line(error, self.file) or line
-        elif isinstance(error, AssertionError | RuntimeError) and NO_CARD.search(message):
+        elif isinstance(error, AssertionError | RuntimeError) and needs_card(message):
             first = message.split("\n")[0].split(". ")[0]
             kind, message = Unsupported.__name__, f"{first}: no card is here while host code runs"
         return CaptureFailed(stage=step, type=kind, message=message, line=line)

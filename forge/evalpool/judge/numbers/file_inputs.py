@@ -11,6 +11,7 @@ is one of
 
 from __future__ import annotations
 
+import linecache
 import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -62,7 +63,8 @@ def _loaded(source: str, *, file: str) -> types.ModuleType:
 
 def run_source(source: str, module: types.ModuleType, *, file: str = "problem.py") -> None:
     """Runs a problem's source in a module, as where it is imported: without the future statements
-    of this file."""
+    of this file, and with lines that `torch.jit.script` finds."""
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
 
 

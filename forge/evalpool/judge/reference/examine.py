@@ -29,6 +29,8 @@ from forge.evalpool.judge.numbers.file_inputs import list_sets
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.gpu_compare import is_near
 from forge.evalpool.judge.numbers.inputs.input_sets import FIRST, OTHERS
+from forge.evalpool.judge.reference.eager import run_eagerly
+from forge.evalpool.judge.reference.failure import describe
 from forge.evalpool.judge.reference.hub import replace_hub
 from forge.evalpool.judge.reference.oracle import Describer
 from forge.evalpool.judge.reference.subject import FILE, Outputs, Subject
@@ -82,8 +84,8 @@ def main(sock: socket.socket) -> None:
     except frames.PeerGone:
         raise
     except BaseException as error:  # a reference may raise anything; the judge gets it
-        body = {"type": type(error).__name__, "message": str(error)[:1000], "line": _line_of(error)}
-        frames.send(sock, Kind.FAILED, {"step": name, **body})
+        body = {"step": name, **describe(error), "line": _line_of(error)}
+        frames.send(sock, Kind.FAILED, body)
 
 
 class Study:
@@ -120,6 +122,7 @@ class Study:
 
     def load(self) -> Found:
         """Loads the module and its model."""
+        run_eagerly(self.request["source"])
         started = time.monotonic()
         self.subject = Subject.load(self.request)
         self.load_s = time.monotonic() - started

@@ -45,6 +45,8 @@ from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everythin
 from forge.evalpool.judge.numbers.sizes import require_room
 from forge.evalpool.judge.reference.construct import construct, held_tensors, parameters_made
 from forge.evalpool.judge.reference.delivery import Delivery
+from forge.evalpool.judge.reference.eager import run_eagerly
+from forge.evalpool.judge.reference.failure import describe
 from forge.evalpool.judge.reference.hub import config_fields, replace_hub
 from forge.evalpool.judge.reference.progress import reported
 
@@ -137,8 +139,7 @@ def _draw(sock: socket.socket) -> int | None:
             if delivery is not None:
                 layout["starts"] = delivery.finish(tensors)
     except BaseException as error:  # a reference may raise anything; the judge gets it
-        body = {"type": type(error).__name__, "message": str(error)[:1000]}
-        frames.send(sock, Kind.FAILED, body)
+        frames.send(sock, Kind.FAILED, describe(error))
         return None
     num_bytes = sum(one.nbytes for one in tensors)
     if delivery is None:
@@ -172,6 +173,7 @@ def _compute(
         torch.cuda.init()  # a generator that is made later would have torch's own seed
         torch.cuda.set_per_process_memory_fraction(request["memory_share"])
     replace_hub(request["source"])
+    run_eagerly(request["source"])
     if terms.device == "cpu":
         needed = require_room(
             request["source"],

@@ -22,6 +22,7 @@ import torch
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.called import leaves, replaced
+from forge.evalpool.judge.reference.failure import describe
 from forge.evalpool.judge.reference.subject import Subject
 
 if TYPE_CHECKING:
@@ -144,8 +145,7 @@ def _measure(sock: socket.socket, request: dict[str, Any]) -> bool:
     except frames.PeerGone:
         os._exit(0)
     except BaseException as error:  # a reference may raise anything; the judge reports it
-        body = {"type": type(error).__name__, "message": str(error)[:1000]}
-        frames.send(sock, Kind.FAILED, body)
+        frames.send(sock, Kind.FAILED, describe(error))
         return False
     frames.send(sock, Kind.DONE, body)
     return True
