@@ -242,6 +242,9 @@ def test_a_constructor_may_read_its_own_tensors_by_numpy(tmp_path):
     assert [one.name for one in program.storages if one.origin is Origin.PARAMETER] == ["w"]
 
 
+GIVING: dict[str, object] = {"held": ["h0"], "gives_held": True}
+
+
 def holding(line: str, *body: str) -> str:
     """A candidate with a constant, and a tensor that its constructor draws."""
     return SCALE + (
@@ -261,21 +264,29 @@ def holding(line: str, *body: str) -> str:
         ("self.other = torch.randn(4) * 0.1", "self.other"),
         ("self.all = [0, torch.rand(4)]", "self.all[1]"),
         ("self.all = {'a': torch.rand(4)}", "self.all['a']"),
+        ("self.all = (0, torch.rand(4))", "self.all[1]"),
+        ("self.h0 = torch.nn.Parameter(torch.rand(4))", "self.h0"),
+        ("self.register_buffer('h0', torch.rand(4), persistent=False)", "self.h0"),
         ("self.register_buffer('h0', torch.randn(4))", "self._buffers['h0']"),
     ],
 )
 def test_what_a_constructor_draws_has_the_references_values(tmp_path, line, value):
     code = holding(line, f"return scaled(x + self.h1 + {value})")
-    program = captured(tmp_path, code, inputs=[[4]], state={"h0": [4]}, held=["h0"])
+    program = captured(tmp_path, code, inputs=[[4]], state={"h0": [4]}, **GIVING)
     assert "h0" in {one.name for one in program.storages}
     assert "aten.full.default" in [node.name for node in program.init if isinstance(node, Op)]
 
 
-def test_a_drawn_state_that_forward_replaces_is_as_at_first_in_each_call(tmp_path):
-    code = holding("self.h0 = torch.rand(4)", "self.h0 = scaled(x + self.h0)", "return self.h0")
+def test_what_a_constructor_computes_keeps_its_values_and_its_name(tmp_path):
+    code = holding("self.h0 = torch.ones(4)", "return scaled(x + self.h0)")
+    program = captured(tmp_path, code, inputs=[[4]], state={"h0": [4]}, **GIVING)
+    assert "h0" not in {one.name for one in program.storages}
+
+
+def test_held_values_are_given_where_the_judge_asks_for_it_alone(tmp_path):
+    code = holding("self.h0 = torch.rand(4)", "return scaled(x + self.h0)")
     program = captured(tmp_path, code, inputs=[[4]], state={"h0": [4]}, held=["h0"])
-    assert "h0" in {one.name for one in program.storages}
-    assert not program.stateful
+    assert "h0" not in {one.name for one in program.storages}
 
 
 def test_a_result_kept_from_the_first_call_is_reported(tmp_path):

@@ -97,7 +97,6 @@ class Session:
         self.asking.prefix = self._prefix
         self.init: list[Node] = []
         self.model: Any = None
-        self._held = weights.LoadedHeld(None, {}, is_drawn=lambda _: False)
         self.returned, self.nesting = "tensor", ""
         self._given: dict[int, Any] = {}
         self._num_inputs = 0
@@ -116,7 +115,6 @@ class Session:
             since = len(recorder.storages)
             first, _ = self._forward(inputs)
             made = range(since, len(recorder.storages))
-            self._held.restore()
             forward, outputs = self._forward(self._other_inputs())
         used = self._used(forward, outputs)
         if used & self._old:
@@ -215,8 +213,13 @@ class Session:
         """Constructs with the reference's parameters, and loads what was not taken. Where the order
         in which they were made contradicts the names, constructs again without; where numpy reads a
         new tensor, with tensors of the host."""
-        state = {name: self._parameter(name, index) for name, index in self.request["state"]}
-        held = {name: state.pop(name) for name in self.request.get("held", []) if name in state}
+        names, wanted = self.request.get("held", []), self.request.get("gives_held", False)
+        state = {
+            name: self._parameter(name, index)
+            for name, index in self.request["state"]
+            if wanted or name not in names
+        }
+        held = {name: state.pop(name) for name in names if name in state}
         order, start = self.request.get("order", []), len(self.init)
 
         def is_constructed(known: dict[str, Any]) -> bool:
@@ -251,12 +254,14 @@ class Session:
         self.init[:] = weights.without_initialising(self.init, self.parts(), own)
         if isinstance(model, torch.nn.Module):
             model = model.to("cuda")
-        drawn = weights.drawn_storages(self.init, self.parts())
-        self._held = weights.LoadedHeld(
+        drawn = weights.drawn_storages(self.init, self.parts()) if held else set[int]()
+        given = weights.load_held(
             model,
             held,
             is_drawn=lambda one: (
-                self.recorder.is_known(one) and self.recorder.storage_of(one) in drawn
+                one.layout is torch.strided
+                and self.recorder.is_known(one)
+                and self.recorder.storage_of(one) in drawn
             ),
         )
         taken = values.names_in(model)
@@ -267,7 +272,7 @@ class Session:
             hook(dict(state))
             return True
         named = weights.state_of(self.model)
-        named = {name: one for name, one in named.items() if name not in self._held.names}
+        named = {name: one for name, one in named.items() if name not in given}
         found = weights.targets(named, state, taken, values.sources)
         reached = {source for name, source in taken.items() if found.get(name) == source}
         if not reached.issuperset(taken.values()):

@@ -6,8 +6,8 @@ is the one with its own name. Functions that initialise (torch.nn.init, the fill
 such tensors alone, and so does any other operation in place that reads no second parameter. The
 rest is matched by name, then by order among those of equal shape.
 
-Tensors that are neither parameters nor buffers, as an initial state that the constructor draws,
-have the reference's values afterwards (`LoadedHeld`).
+Tensors that no `state_dict` has, as an initial state that the constructor draws, have the
+reference's values afterwards, where the judge asks for it (`load_held`).
 
 Not covered: another order among equal shapes than the reference's: `Session` notices it and
 constructs again without values.
@@ -130,9 +130,8 @@ def _like(tensor: torch.Tensor, value: Any) -> Any:
     """The value itself, or a copy with the type and strides of a tensor."""
     if tensor.dtype == value.dtype and tensor.stride() == value.stride():
         return value
-    empty = torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=value.device
-    )
+    stride = tensor.stride() if _is_plain(tensor) else value.stride()
+    empty = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=value.device)
     return empty.copy_(value)
 
 
@@ -219,43 +218,46 @@ def drawn_storages(nodes: Iterable[Node], parts: Parts) -> set[int]:
             written = {parts.tensors[number].storage for number in node.results}
             for numbers in written_in_place(node):
                 written |= {parts.tensors[number].storage for number in numbers}
-            is_drawn = KINDS.get(packet(node.name)) is Kind.RANDOM
+            kind = KINDS.get(packet(node.name))
         else:
-            written, is_drawn = touched, False
-        if is_drawn or touched & found:
+            written, kind = touched, None
+        if kind is Kind.RANDOM or (touched & found and kind is not Kind.FILL):
             found |= written
     return found
 
 
-class LoadedHeld:
-    """A model's tensors that are neither parameters nor buffers, with the reference's values in
-    place of those that its constructor draws: `self.h0 = torch.randn(8)`. By name, then by order
-    among equal shapes; a parameter or buffer has them by name alone."""
+def load_held(
+    model: Any, values: dict[str, Any], *, is_drawn: Callable[[torch.Tensor], bool]
+) -> set[str]:
+    """Gives a model the reference's values in place of random numbers of its constructor:
+    `self.h0 = torch.randn(8)`. By name, then by order among equal types and shapes; a parameter or
+    saved buffer by its name alone.
 
-    def __init__(
-        self, model: Any, values: dict[str, Any], *, is_drawn: Callable[[torch.Tensor], bool]
-    ) -> None:
-        """
-        Args:
-            values: Tensors of the reference, by name.
-            is_drawn: True for random numbers.
-        """
-        places = {one.name: one for one in held_tensors(model) if values and is_drawn(one.tensor)}
-        own = {name: one.tensor for name, one in places.items()}
-        found = targets(own, values, {}, set())
-        self._held = [(places[name], _like(own[name], values[one])) for name, one in found.items()]
-        self.restore()
-        state = state_of(model)
-        self.names = {
-            name for name in state.keys() & values if state[name].shape == values[name].shape
-        }
-        """Names of the parameters and buffers that have such values."""
-        load(state, values, {name: name for name in self.names})
+    Args:
+        values: Tensors of the reference that no `state_dict` has, by name.
+        is_drawn: True for random numbers.
 
-    def restore(self) -> None:
-        """Each call begins with these values: a state that forward replaces, it computes anew."""
-        for place, value in self._held:
-            place.replace(value)
+    Returns: Names of the parameters and buffers that have such values.
+    """
+    left = dict(values)
+    state = state_of(model) if left else {}
+    same = {
+        name: name
+        for name in state
+        if name in left and _are_alike(left[name], state[name]) and is_drawn(state[name])
+    }
+    load(state, left, same)
+    own = [one for one in held_tensors(model) if left and is_drawn(one.tensor)]
+    for one in sorted(own, key=lambda one: one.name not in left):
+        names = [one.name, *left] if one.name in left else [*left]
+        found = next((name for name in names if _are_alike(left[name], one.tensor)), None)
+        if found is not None:
+            one.replace(_like(one.tensor, left.pop(found)))
+    return set(same)
+
+
+def _are_alike(value: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return (value.shape, value.dtype) == (tensor.shape, tensor.dtype)
 
 
 def _unless(

@@ -62,8 +62,12 @@ class Called:
 
 def call(model: Any, inputs: list[Any], *, has_state: bool = False) -> Called:
     """One call on copies of the model and the inputs; `has_state` asks for `Called.state`."""
-    given, own = copy.deepcopy(inputs), copied(model)
-    called = call_on(own, given)
+
+    def run() -> tuple[Any, Called]:
+        given, own = copy.deepcopy(inputs), copied(model)
+        return own, _called(own, given)
+
+    own, called = on_device(_device_of(model, inputs), run)
     called.before = leaves(inputs)
     if has_state:
         after = own.state_dict()
@@ -147,8 +151,12 @@ CLOCK = Clock()
 
 def call_on(model: Any, inputs: list[Any]) -> Called:
     """One call on a model and inputs that may change: `before` is unknown, taken for `after`."""
+    return on_device(_device_of(model, inputs), lambda: _called(model, inputs))
+
+
+def _called(model: Any, inputs: list[Any]) -> Called:
     with CLOCK.measured():
-        result = on_device(_device_of(model, inputs), lambda: model(*inputs))
+        result = model(*inputs)
     after = leaves(inputs)
     return Called(
         outputs=flatten(result),

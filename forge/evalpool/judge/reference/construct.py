@@ -56,33 +56,44 @@ def parameters_made(note: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor of a model that is neither a parameter nor a buffer: an attribute of a module, or an
-    element of a list or dict that is one."""
+    """A tensor of a model that no `state_dict` has: an attribute of a module, an element of a list,
+    tuple or dict that is one, or a buffer that is not saved."""
 
     name: str
     """As in a `state_dict`: `layers.0.h0`, `states.1`."""
     tensor: torch.Tensor
-    owner: Any
-    key: Any
+    owner: dict[str, Any]
+    attribute: str
+    key: Any = None
+    """Its place in the attribute; None for the attribute itself."""
 
     def replace(self, tensor: torch.Tensor) -> None:
         """Puts another tensor in its place."""
-        self.owner[self.key] = tensor
+        within = self.owner[self.attribute]
+        if self.key is None:
+            self.owner[self.attribute] = tensor
+        elif isinstance(within, tuple):
+            self.owner[self.attribute] = (*within[: self.key], tensor, *within[self.key + 1 :])
+        else:
+            within[self.key] = tensor
 
 
 def held_tensors(model: Any) -> Iterator[Held]:
-    """The tensors of a model that no `state_dict` has."""
+    """The tensors of a model that no `state_dict` has by any name."""
     if not isinstance(model, torch.nn.Module):
         return
+    saved = {id(one) for one in [*model.parameters(), *model.state_dict(keep_vars=True).values()]}
     known = vars(torch.nn.Module())
     for prefix, module in model.named_modules():
-        own = {key: value for key, value in vars(module).items() if key not in known}
-        for key, value in own.items():
-            name = f"{prefix}.{key}" if prefix else key
-            items: list[tuple[str, Any, Any, Any]] = [(name, value, vars(module), key)]
-            if isinstance(value, list | dict):
+        own = vars(module)
+        places = [(own, key, value) for key, value in own.items() if key not in known]
+        places += [(module._buffers, key, value) for key, value in module._buffers.items()]
+        for owner, attribute, value in places:
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            found = [Held(name, value, owner, attribute)]
+            if type(value) in (list, tuple, dict):
                 pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
-                items = [(f"{name}.{at}", one, value, at) for at, one in pairs]
-            for each in items:
-                if isinstance(each[1], torch.Tensor):
-                    yield Held(*each)
+                found = [Held(f"{name}.{at}", one, owner, attribute, at) for at, one in pairs]
+            for one in found:
+                if isinstance(one.tensor, torch.Tensor) and id(one.tensor) not in saved:
+                    yield one

@@ -67,7 +67,11 @@ KEPT_S = 10.0
 """Time for which it waits with that for another problem: half of a draw is page faults, and those
 of memory that the system must find anew cost most."""
 MAX_HELD_BYTES = 64 << 20
-"""A larger tensor that no `state_dict` has is a table, which a candidate makes for itself."""
+"""Size of a tensor that no `state_dict` has and a candidate may get."""
+HELD_DTYPES = {
+    *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
+    *(torch.int64, torch.int32, torch.bool),
+}
 MAX_THREADS = 8
 FIRST_SEED = torch.initial_seed()
 """Torch's default: a candidate, too, can draw the constants that a source draws at import."""
@@ -226,8 +230,9 @@ def _computed(
             edges=Edges.of(counted, request["source"]),
             delivery=delivery,
         )
-        held = _held(model, terms)
-        state = held | {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        held = _drawn(request, terms, model)
+        held = {name: tensor for name, tensor in held.items() if name not in state}
         facts = {
             "order": order,
             "held": list(held),
@@ -241,7 +246,7 @@ def _computed(
             "is_short": _num_ooms(terms) > num_ooms,
         }
     module.__dict__.clear()  # typing remembers its classes, and they its constants
-    layout, tensors = _describe(init, state=state, sets=sets)
+    layout, tensors = _describe(init, state=state | held, sets=sets)
     return {**layout, **facts}, tensors
 
 
@@ -261,16 +266,26 @@ def _constructed(
     return module, init, model, made
 
 
-def _held(model: Any, terms: Terms) -> dict[str, torch.Tensor]:
-    """Copies of the tensors that no `state_dict` has, as far as a candidate may get them: it cannot
-    draw the same random numbers."""
+def _drawn(request: dict[str, Any], terms: Terms, model: Any) -> dict[str, torch.Tensor]:
+    """Copies of the tensors that the model's constructor draws and no `state_dict` has: another
+    model has others. A candidate cannot draw the same random numbers."""
+    held = {one.name: one.tensor for one in held_tensors(model) if _may_be_drawn(one.tensor)}
+    if not held:
+        return {}
+    torch.manual_seed(FIRST_SEED)
+    _, _, other, _ = on_device(terms.device, lambda: _constructed(request, terms))
     return {
-        one.name: one.tensor.detach().to(terms.device).clone()
-        for one in held_tensors(model)
-        if one.tensor.layout is torch.strided
-        and not one.tensor.is_complex()
-        and 0 < one.tensor.nbytes <= MAX_HELD_BYTES
+        one.name: held[one.name].detach().to(terms.device).clone()
+        for one in held_tensors(other)
+        if one.name in held
+        and one.tensor.shape == held[one.name].shape
+        and not torch.equal(one.tensor, held[one.name])
     }
+
+
+def _may_be_drawn(tensor: torch.Tensor) -> bool:
+    is_plain = tensor.layout is torch.strided and not tensor.is_meta
+    return is_plain and tensor.dtype in HELD_DTYPES and 0 < tensor.nbytes <= MAX_HELD_BYTES
 
 
 def _moved_and_drawn(

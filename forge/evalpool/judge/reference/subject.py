@@ -80,11 +80,13 @@ class Subject:
 
     def run(self, inputs: list[Any]) -> Outputs:
         """On copies, since a reference may work in place and keep statistics."""
-        model, given = copy.deepcopy(self.model), copy.deepcopy(inputs)
-        outputs = flatten(on_device(str(self.device), lambda: model(*given)))
+        outputs = on_device(str(self.device), lambda: self._outputs(inputs))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return outputs
+
+    def _outputs(self, inputs: list[Any]) -> Outputs:
+        return flatten(copy.deepcopy(self.model)(*copy.deepcopy(inputs)))
 
     def try_run(self, inputs: list[Any]) -> Outputs | None:
         """None where it does not bear these inputs: so they matter to it."""

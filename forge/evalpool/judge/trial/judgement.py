@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from forge.evalpool.judge.trial.structure import (
     torch_share,
 )
 from forge.evalpool.judge.trial.trial import Decided, Finding
-from forge.records.reason import Status
+from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,6 +60,8 @@ class Judgement(ABC):
     """Program of set 0, where it holds for every set of the same arguments."""
     _choices: dict[str, str] = field(default_factory=dict[str, str], init=False)
     """Labels of the winners of its choices, by key."""
+    _gives_held: bool = field(default=False, init=False)
+    """True if the candidate gets tensors of the reference that no `state_dict` has."""
 
     @property
     def code(self) -> str:
@@ -168,10 +171,24 @@ class Judgement(ABC):
         return at_line(self.code, line or None, message)
 
     def _captured(self, number: int) -> Captured:
-        """The candidate's program for an input set, its structure and kernels checked."""
+        """The candidate's program for an input set, its structure and kernels checked. Where random
+        numbers of its constructor matter, and the reference's constructor draws some that no
+        `state_dict` has, captured again with those. Raises Decided."""
+        try:
+            return self._captured_once(number)
+        except Decided as decided:
+            is_drawn = decided.finding.reason == Reason.PARAMS_CACHED_IN_INIT
+            if self._gives_held or not is_drawn or not self.request["held"]:
+                raise
+            self._gives_held = True
+            with suppress(Decided):
+                return self._captured_once(number)
+            raise
+
+    def _captured_once(self, number: int) -> Captured:
         captured = self.captures.capture(
             self.code,
-            {**self.request, "choices": self._choices},
+            {**self.request, "choices": self._choices, "gives_held": self._gives_held},
             entry_point=self.candidate.entry_point,
             uid=self.candidate.uid,
             phases=self.phases,
