@@ -1,4 +1,4 @@
-"""References run eagerly, whatever their source asks `torch.compile` for.
+"""References run eagerly, also where their source names `torch.compile`.
 
 Called by oracles and examiners before a reference is run: expected results are eager's, and their
 sandbox has no compiler. A baseline is timed as the source says.

@@ -273,14 +273,22 @@ def _drawn(request: dict[str, Any], terms: Terms, model: Any) -> dict[str, torch
     if not held:
         return {}
     torch.manual_seed(FIRST_SEED)
-    _, _, other, _ = on_device(terms.device, lambda: _constructed(request, terms))
-    return {
-        one.name: held[one.name].detach().to(terms.device).clone()
-        for one in held_tensors(other)
-        if one.name in held
-        and one.tensor.shape == held[one.name].shape
-        and not torch.equal(one.tensor, held[one.name])
-    }
+    try:
+        module, _, other, _ = on_device(terms.device, lambda: _constructed(request, terms))
+        others = {one.name: one.tensor for one in held_tensors(other)}
+        module.__dict__.clear()
+        return {
+            name: tensor.detach().to(terms.device).clone()
+            for name, tensor in held.items()
+            if name in others and _is_other(others[name], tensor)
+        }
+    except Exception:  # a constructor may run once: then nobody knows what it draws
+        return {}
+
+
+def _is_other(one: torch.Tensor, tensor: torch.Tensor) -> bool:
+    is_alike = (one.shape, one.dtype) == (tensor.shape, tensor.dtype)
+    return is_alike and not torch.equal(one, tensor)
 
 
 def _may_be_drawn(tensor: torch.Tensor) -> bool:
