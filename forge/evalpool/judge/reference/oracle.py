@@ -41,7 +41,7 @@ from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.edges import Edges
 from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs, placed
 from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
-from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything, unseeded
 from forge.evalpool.judge.numbers.sizes import require_room
 from forge.evalpool.judge.reference.construct import construct, held_tensors, parameters_made
 from forge.evalpool.judge.reference.delivery import Delivery
@@ -274,7 +274,8 @@ def _drawn(request: dict[str, Any], terms: Terms, model: Any) -> dict[str, torch
         return {}
     torch.manual_seed(FIRST_SEED)
     try:
-        module, _, other, _ = on_device(terms.device, lambda: _constructed(request, terms))
+        with unseeded():
+            module, _, other, _ = on_device(terms.device, lambda: _constructed(request, terms))
         others = {one.name: one.tensor for one in held_tensors(other)}
         module.__dict__.clear()
         return {

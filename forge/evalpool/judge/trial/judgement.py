@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -180,10 +179,8 @@ class Judgement(ABC):
             is_drawn = decided.finding.reason == Reason.PARAMS_CACHED_IN_INIT
             if self._gives_held or not is_drawn or not self.request["held"]:
                 raise
-            self._gives_held = True
-            with suppress(Decided):
-                return self._captured_once(number)
-            raise
+        self._gives_held = True
+        return self._captured_once(number)
 
     def _captured_once(self, number: int) -> Captured:
         captured = self.captures.capture(

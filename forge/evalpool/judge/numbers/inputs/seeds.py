@@ -12,9 +12,14 @@ import os
 import random
 import struct
 import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SEED_BYTES = 16
 WORDS = 624
@@ -47,3 +52,14 @@ def seed_everything(seed: bytes) -> None:
         state = torch.cuda.get_rng_state().numpy().copy()
         state[:16] = np.frombuffer(struct.pack("<QQ", low, high & MASK), np.uint8)
         torch.cuda.set_rng_state(torch.from_numpy(state))
+
+
+@contextmanager
+def unseeded() -> Iterator[None]:
+    """Within, `torch.manual_seed` does nothing: code that seeds torch draws other numbers."""
+    kept = torch.manual_seed
+    torch.manual_seed = torch.random.manual_seed = lambda seed: torch.default_generator
+    try:
+        yield
+    finally:
+        torch.manual_seed = torch.random.manual_seed = kept
