@@ -73,6 +73,7 @@ HONEST = {
     "a mask": make_source(
         "torch.where(m, x, 0.0)", args="x, m", inputs="torch.randn(99), torch.rand(99) > 0.5"
     ),
+    "a tensor that is drawn": make_source("x * self.h", init="self.h = torch.randn(64)"),
     "an argmax": make_source("torch.argmax(x, dim=-1)"),
     "a product in half precision": make_source(
         "(x @ x.T).float()", inputs="torch.randn(16, 64).bfloat16()"
@@ -128,6 +129,10 @@ FLAGGED = {
     "no get_inputs": (HEAD + "class Model(nn.Module): pass", Flag.DOES_NOT_RUN, "get_in"),
     "a dict": (make_source("{'a': x}"), Flag.UNSUPPORTED, "returns a dict"),
     "complex": (make_source("torch.fft.fft(x)"), Flag.UNSUPPORTED, "complex64"),
+    "a number that is drawn": (
+        make_source("x * self.n", init="self.n = torch.rand(1).item()"),
+        Flag.UNSUPPORTED, "the constructor draws random numbers",
+    ),
     "a device": (make_source("x.cuda()"), Flag.UNSUPPORTED, "asks for a GPU, and this judge"),
     "an object": (make_source("x", args="x, y", inputs="1, object()"), Flag.UNSUPPORTED, "object"),
     "too large": (

@@ -29,6 +29,7 @@ from forge.evalpool.judge.numbers.file_inputs import list_sets
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.gpu_compare import is_near
 from forge.evalpool.judge.numbers.inputs.input_sets import FIRST, OTHERS
+from forge.evalpool.judge.numbers.inputs.seeds import unseeded
 from forge.evalpool.judge.reference.eager import run_eagerly
 from forge.evalpool.judge.reference.failure import describe
 from forge.evalpool.judge.reference.hub import replace_hub
@@ -53,6 +54,8 @@ NUM_DRAWS = 4
 """Draws of inputs as given, to find a constant output. Each costs a forward pass."""
 LAST_STEPS = ("sets", "parameters")
 """The last step of a list of input sets, and of an examination."""
+MAX_AGAIN_S = 5.0
+"""Time to load a model that is constructed once more."""
 MAX_NAMES = 4
 """Maximum number of parameters that one flag names."""
 
@@ -109,6 +112,7 @@ class Study:
         yield "load", self.load
         yield "run", self.run
         yield "repeat", self.repeat
+        yield "again", self.construct_again
         yield "exact", self.compare_with_exact
         yield "draws", self.compare_draws
         yield "inputs", self.change_inputs
@@ -166,6 +170,24 @@ class Study:
         ):
             return Found()
         return Found(flags={Flag.NONDETERMINISTIC: "two runs on the same inputs differ"})
+
+    def construct_again(self) -> Found:
+        """Constructs another model with the same parameters, buffers and drawn tensors, all that an
+        answer gets. Its outputs differ if the constructor draws anything else."""
+        if self.load_s > MAX_AGAIN_S:
+            return Found()
+        try:
+            with unseeded():
+                other = Subject.load(self.request)
+            other.take_values(self.subject)
+            outputs = other.run(self.inputs)
+        except Exception:  # a constructor may run once; there may be no memory for two models
+            return Found()
+        pairs = list(zip(outputs, self.outputs, strict=False))
+        if all(is_near(one, first, allowed=self.subject.allowed(first)) for one, first in pairs):
+            return Found()
+        words = "the constructor draws random numbers that no tensor of the model holds"
+        return Found(flags={Flag.UNSUPPORTED: f"{words}, so an answer cannot have them"})
 
     def compare_with_exact(self) -> Found:
         """Compares eager with float64, and estimates the time that a judge would wait for it."""

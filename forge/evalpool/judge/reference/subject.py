@@ -32,7 +32,7 @@ from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.draws import MAX_OWN_ERROR, MAX_TF32_ERROR
 from forge.evalpool.judge.numbers.inputs.given import DTYPES
-from forge.evalpool.judge.reference.construct import construct
+from forge.evalpool.judge.reference.construct import construct, held_tensors
 from forge.evalpool.judge.reference.hub import replace_hub
 from forge.evalpool.judge.reference.oracle import Describer
 
@@ -72,6 +72,14 @@ class Subject:
         if subject.precision != "fp32":
             subject.model.to(DTYPES[subject.precision])
         return subject
+
+    def take_values(self, other: Subject) -> None:
+        """Takes the parameters, buffers and other tensors of another model of the same problem."""
+        self.model.load_state_dict(other.model.state_dict())
+        held = {one.name: one.tensor for one in held_tensors(other.model)}
+        for one in held_tensors(self.model):
+            if one.name in held:
+                one.replace(held[one.name])
 
     def draw(self) -> list[Any]:
         """Fresh inputs, in the problem's precision; fp32 leaves what the problem made."""
