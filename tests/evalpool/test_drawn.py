@@ -70,6 +70,11 @@ def test_random_numbers_may_be_seeded(bench) -> None:
     [
         ("self.h = torch.linspace(1, 2, 128)", DRAWN),
         (DRAWN, "self.h = torch.linspace(1, 2, 128)"),
+        (
+            f"{DRAWN}; self.other = self.h * 2",
+            f"{DRAWN}; self.other = self.h + 5; self.h = self.other",
+        ),
+        ("self.w = nn.Parameter(torch.randn(128)); self.h = self.w.detach() * 0 + self.w", DRAWN),
         ("Model.made += 1; assert Model.made == 1; self.h = torch.linspace(1, 2, 128)", DRAWN),
     ],
 )
@@ -81,4 +86,12 @@ def test_a_buffer_of_the_same_name_may_have_another_meaning(bench) -> None:
     answer = "self.register_buffer('h', 1 / torch.linspace(1, 2, 128))"
     init = "self.h = torch.linspace(1, 2, 128); self.state = torch.randn(128)"
     verdict = judged(bench, init, answer, reference="(1 / self.h)")
+    assert verdict.status is Status.CORRECT, verdict.detail
+
+
+def test_a_model_may_replace_methods_of_modules(bench) -> None:
+    replaced = "self.named_modules = {}; self.w = nn.Parameter(torch.rand(128))"
+    verdict = judged(
+        bench, "self.w = nn.Parameter(torch.rand(128))", replaced, own="self.w", reference="self.w"
+    )
     assert verdict.status is Status.CORRECT, verdict.detail

@@ -73,6 +73,10 @@ HONEST = {
     "a mask": make_source(
         "torch.where(m, x, 0.0)", args="x, m", inputs="torch.randn(99), torch.rand(99) > 0.5"
     ),
+    "a constant that is drawn at import": make_source("x * N", top="N = torch.randn(64)"),
+    "a seeded number": make_source(
+        "x * self.n", init="torch.manual_seed(0); self.n = torch.rand(1).item()"
+    ),
     "a tensor that is drawn": make_source("x * self.h", init="self.h = torch.randn(64)"),
     "an argmax": make_source("torch.argmax(x, dim=-1)"),
     "a product in half precision": make_source(

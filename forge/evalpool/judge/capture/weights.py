@@ -239,15 +239,16 @@ def load_held(
 
     Returns: Names of the parameters and buffers that have such values.
     """
-    left = dict(values)
-    state = state_of(model) if left else {}
+    if not values:
+        return set()
+    left, state = dict(values), state_of(model)
     same = {
         name: name
         for name in state
         if name in left and _are_alike(left[name], state[name]) and is_drawn(state[name])
     }
     load(state, left, same)
-    own = [one for one in held_tensors(model) if left and is_drawn(one.tensor)]
+    own = [one for one in held_tensors(model) if is_drawn(one.tensor)]
     for one in sorted(own, key=lambda one: one.name not in left):
         names = [one.name, *left] if one.name in left else [*left]
         found = next((name for name in names if _are_alike(left[name], one.tensor)), None)
@@ -257,7 +258,8 @@ def load_held(
 
 
 def _are_alike(value: torch.Tensor, tensor: torch.Tensor) -> bool:
-    return (value.shape, value.dtype) == (tensor.shape, tensor.dtype)
+    are_floats = value.is_floating_point() and tensor.is_floating_point()
+    return value.shape == tensor.shape and (are_floats or value.dtype is tensor.dtype)
 
 
 def _unless(

@@ -80,11 +80,10 @@ class Held:
 
 def held_tensors(model: Any) -> Iterator[Held]:
     """The tensors of a model that no `state_dict` has by any name."""
-    if not isinstance(model, torch.nn.Module):
-        return
-    saved = {id(one) for one in [*model.parameters(), *model.state_dict(keep_vars=True).values()]}
+    modules = dict(_modules(model))
+    saved = {id(one) for one in saved_tensors(model)}
     known = vars(torch.nn.Module())
-    for prefix, module in model.named_modules():
+    for prefix, module in modules.items():
         own = vars(module)
         places = [(own, key, value) for key, value in own.items() if key not in known]
         places += [(module._buffers, key, value) for key, value in module._buffers.items()]
@@ -97,3 +96,25 @@ def held_tensors(model: Any) -> Iterator[Held]:
             for one in found:
                 if isinstance(one.tensor, torch.Tensor) and id(one.tensor) not in saved:
                     yield one
+
+
+def saved_tensors(model: Any) -> Iterator[torch.Tensor]:
+    """Parameters and saved buffers of a model, whatever methods of its class are replaced."""
+    for _, module in _modules(model):
+        yield from (one for one in module._parameters.values() if one is not None)
+        for name, one in module._buffers.items():
+            if one is not None and name not in module._non_persistent_buffers_set:
+                yield one
+
+
+def _modules(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+    """A model and the modules within it, each once, by name."""
+    left: list[tuple[str, Any]] = [("", model)]
+    seen: set[int] = set()
+    while left:
+        prefix, module = left.pop(0)
+        if isinstance(module, torch.nn.Module) and id(module) not in seen:
+            seen.add(id(module))
+            yield prefix, module
+            start = f"{prefix}." if prefix else ""
+            left += [(f"{start}{name}", one) for name, one in module._modules.items()]

@@ -29,7 +29,6 @@ from forge.evalpool.judge.numbers.file_inputs import list_sets
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.gpu_compare import is_near
 from forge.evalpool.judge.numbers.inputs.input_sets import FIRST, OTHERS
-from forge.evalpool.judge.numbers.inputs.seeds import unseeded
 from forge.evalpool.judge.reference.eager import run_eagerly
 from forge.evalpool.judge.reference.failure import describe
 from forge.evalpool.judge.reference.hub import replace_hub
@@ -177,10 +176,7 @@ class Study:
         if self.load_s > MAX_AGAIN_S:
             return Found()
         try:
-            with unseeded():
-                other = Subject.load(self.request)
-            other.take_values(self.subject)
-            outputs = other.run(self.inputs)
+            outputs = self.subject.again().run(self.inputs)
         except Exception:  # a constructor may run once; there may be no memory for two models
             return Found()
         pairs = list(zip(outputs, self.outputs, strict=False))

@@ -41,10 +41,11 @@ from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.edges import Edges
 from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs, placed
 from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
-from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything, unseeded
+from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.sizes import require_room
-from forge.evalpool.judge.reference.construct import construct, held_tensors, parameters_made
+from forge.evalpool.judge.reference.construct import construct, parameters_made
 from forge.evalpool.judge.reference.delivery import Delivery
+from forge.evalpool.judge.reference.drawn import drawn_tensors
 from forge.evalpool.judge.reference.eager import run_eagerly
 from forge.evalpool.judge.reference.failure import describe
 from forge.evalpool.judge.reference.hub import config_fields, replace_hub
@@ -66,12 +67,6 @@ threads."""
 KEPT_S = 10.0
 """Time for which it waits with that for another problem: half of a draw is page faults, and those
 of memory that the system must find anew cost most."""
-MAX_HELD_BYTES = 64 << 20
-"""Size of a tensor that no `state_dict` has and a candidate may get."""
-HELD_DTYPES = {
-    *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
-    *(torch.int64, torch.int32, torch.bool),
-}
 MAX_THREADS = 8
 FIRST_SEED = torch.initial_seed()
 """Torch's default: a candidate, too, can draw the constants that a source draws at import."""
@@ -231,8 +226,12 @@ def _computed(
             delivery=delivery,
         )
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        held = _drawn(request, terms, model)
-        held = {name: tensor for name, tensor in held.items() if name not in state}
+        is_short = _num_ooms(terms) > num_ooms
+        entry = getattr(module, request["entry_point"])
+        held = drawn_tensors(
+            model, lambda: on_device(terms.device, lambda: construct(entry, init).to(terms.device))
+        )
+        held = {name: one.to(terms.device) for name, one in held.items() if name not in state}
         facts = {
             "order": order,
             "held": list(held),
@@ -243,7 +242,7 @@ def _computed(
             "form": sets[0].form,
             # A set without room was left out, as a failed one is: the judge asks for it once more,
             # with more memory.
-            "is_short": _num_ooms(terms) > num_ooms,
+            "is_short": is_short,
         }
     module.__dict__.clear()  # typing remembers its classes, and they its constants
     layout, tensors = _describe(init, state=state | held, sets=sets)
@@ -264,37 +263,6 @@ def _constructed(
         model = construct(getattr(module, request["entry_point"]), init)
         model = model.to(terms.device)
     return module, init, model, made
-
-
-def _drawn(request: dict[str, Any], terms: Terms, model: Any) -> dict[str, torch.Tensor]:
-    """Copies of the tensors that the model's constructor draws and no `state_dict` has: another
-    model has others. A candidate cannot draw the same random numbers."""
-    held = {one.name: one.tensor for one in held_tensors(model) if _may_be_drawn(one.tensor)}
-    if not held:
-        return {}
-    torch.manual_seed(FIRST_SEED)
-    try:
-        with unseeded():
-            module, _, other, _ = on_device(terms.device, lambda: _constructed(request, terms))
-        others = {one.name: one.tensor for one in held_tensors(other)}
-        module.__dict__.clear()
-        return {
-            name: tensor.detach().to(terms.device).clone()
-            for name, tensor in held.items()
-            if name in others and _is_other(others[name], tensor)
-        }
-    except Exception:  # a constructor may run once: then nobody knows what it draws
-        return {}
-
-
-def _is_other(one: torch.Tensor, tensor: torch.Tensor) -> bool:
-    is_alike = (one.shape, one.dtype) == (tensor.shape, tensor.dtype)
-    return is_alike and not torch.equal(one, tensor)
-
-
-def _may_be_drawn(tensor: torch.Tensor) -> bool:
-    is_plain = tensor.layout is torch.strided and not tensor.is_meta
-    return is_plain and tensor.dtype in HELD_DTYPES and 0 < tensor.nbytes <= MAX_HELD_BYTES
 
 
 def _moved_and_drawn(

@@ -53,6 +53,8 @@ class Subject:
         self.model = model
         self.device = torch.device(request["device"])
         self.precision: str = request["precision"]
+        self._entry_point: Any = None
+        self._init: Any = None
         self.rounding = self.precision
         self.is_tf32 = request["tf32"] and self.device.type == "cuda" and self.precision == "fp32"
 
@@ -63,23 +65,33 @@ class Subject:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_tf32
         replace_hub(request["source"])
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
-        module, model = on_device(request["device"], lambda: _constructed(request))
+        module, init, model = on_device(request["device"], lambda: _constructed(request))
         if not isinstance(model, torch.nn.Module):
             raise Unjudgeable(f"the reference is a {type(model).__name__}, not a Module")
         parameters.move(model)
         subject = cls(module, model, request=request)
-        subject.model = model.to(subject.device)
-        if subject.precision != "fp32":
-            subject.model.to(DTYPES[subject.precision])
+        subject.model = subject._in_place(model)
+        subject._entry_point = getattr(module, request["entry_point"])
+        subject._init = init
         return subject
 
-    def take_values(self, other: Subject) -> None:
-        """Takes the parameters, buffers and other tensors of another model of the same problem."""
-        self.model.load_state_dict(other.model.state_dict())
-        held = {one.name: one.tensor for one in held_tensors(other.model)}
-        for one in held_tensors(self.model):
+    def _in_place(self, model: torch.nn.Module) -> torch.nn.Module:
+        """A model on the device, in the problem's precision."""
+        model = model.to(self.device)
+        return model if self.precision == "fp32" else model.to(DTYPES[self.precision])
+
+    def again(self) -> Subject:
+        """Another model of the same constructor, with the parameters, buffers and other tensors of
+        this one: all that an answer gets."""
+        made = on_device(str(self.device), lambda: construct(self._entry_point, self._init))
+        other = copy.copy(self)
+        other.model = self._in_place(made)
+        other.model.load_state_dict(self.model.state_dict())
+        held = {one.name: one.tensor for one in held_tensors(self.model)}
+        for one in held_tensors(other.model):
             if one.name in held:
                 one.replace(held[one.name])
+        return other
 
     def draw(self) -> list[Any]:
         """Fresh inputs, in the problem's precision; fp32 leaves what the problem made."""
@@ -156,10 +168,10 @@ class Subject:
         return value.to(self.device)
 
 
-def _constructed(request: dict[str, Any]) -> tuple[types.ModuleType, Any]:
-    """The module of a problem and its model."""
+def _constructed(request: dict[str, Any]) -> tuple[types.ModuleType, Any, Any]:
+    """The module of a problem, the arguments of its constructor, and its model."""
     module = types.ModuleType("problem")
     run_source(request["source"], module, file=FILE)
     init = constructor_arguments(module, request["entry_point"])
     Describer().tree(init)
-    return module, construct(getattr(module, request["entry_point"]), init)
+    return module, init, construct(getattr(module, request["entry_point"]), init)

@@ -180,6 +180,7 @@ class Judgement(ABC):
             if self._gives_held or not is_drawn or not self.request["held"]:
                 raise
         self._gives_held = True
+        self.phases.program = None
         return self._captured_once(number)
 
     def _captured_once(self, number: int) -> Captured:
