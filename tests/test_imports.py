@@ -13,9 +13,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FORGE = ROOT / "forge"
 
-MAX_FILES = 15
-"""Python files of one room, beside its sub-folders."""
-
 GROUND = {"errors", "records"}
 """Modules without imports of their own; every room may use them."""
 
@@ -289,10 +286,6 @@ def modules() -> list[Path]:
     return sorted([*FORGE.rglob("*.py"), *(ROOT / "tui").rglob("*.py")])
 
 
-def folders() -> list[Path]:
-    return sorted({path.parent for path in modules()})
-
-
 def room_of(path: Path) -> str:
     """The dotted name of a module's room below forge; a file directly in forge is its own."""
     inside = path.relative_to(ROOT).with_suffix("").parts
@@ -379,11 +372,6 @@ def test_the_monitor_is_imported_from_forge_where_a_wheel_has_it():
         path for path in sources if re.search(r"^\s*(from|import) tui\b", path.read_text(), re.M)
     ]
     assert wrong == []
-
-
-def test_no_room_is_crowded():
-    crowded = [folder for folder in folders() if len(list(folder.glob("*.py"))) > MAX_FILES]
-    assert crowded == []
 
 
 def test_a_class_name_occurs_once():
