@@ -10,6 +10,8 @@ This file must load under an old Python, since `forge.install` does.
 
 from typing import TYPE_CHECKING, Any
 
+from forge.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from forge import client as client
     from forge.api.calls import ajudge, judge, judges, reward
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from forge.api.verdict import Reward, Verdict
     from forge.commands.chat import asolve, solve
     from forge.views.api import open_run as open
-
-__version__ = "0.1.0"
 
 __all__ = [
     "JudgePool",

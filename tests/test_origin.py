@@ -7,6 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import forge
+from forge import origin
 from forge.cli import run_command
 from forge.origin import RECORD, CodeOrigin, read_origin
 from forge.runner.attempt import describe_attempt
@@ -54,9 +55,9 @@ def test_an_installed_package_has_the_commit_of_its_build_not_of_the_users_repos
     package = tmp_path / ".venv/lib/python3.11/site-packages/forge"
     package.mkdir(parents=True)
     assert str(read_origin(package)) == ""
-    for origin in (CodeOrigin(commit=COMMIT), CodeOrigin(commit=COMMIT, is_changed=True)):
-        (package / RECORD).write_text(origin.record)
-        assert read_origin(package) == origin
+    for built in (CodeOrigin(commit=COMMIT), CodeOrigin(commit=COMMIT, is_changed=True)):
+        (package / RECORD).write_text(built.record)
+        assert read_origin(package) == built
     assert str(read_origin(package)) == " (commit 0123456789ab, changed)"
 
 
@@ -64,7 +65,7 @@ def test_a_run_of_an_installed_package_records_the_commit_of_its_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / RECORD).write_text(CodeOrigin(commit=COMMIT, is_changed=True).record)
-    monkeypatch.setattr(forge, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(origin, "PACKAGE", tmp_path)
     found = describe_attempt(1, seed=0, gpus=())
     assert found.commit == COMMIT
     assert "built from a checkout with uncommitted changes" in found.code_diff

@@ -89,7 +89,10 @@ def test_all_faults_are_listed_at_once() -> None:
 def test_no_cxx_compiler_ends_setup_with_exit_3_and_makes_nothing(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT / "forge/install", checkout / "forge/install")
-    for name in ("forge/__init__.py", "forge/errors.py", "pyproject.toml", "constraints.txt"):
+    for name in (
+        *("forge/__init__.py", "forge/errors.py", "forge/version.py"),
+        *("pyproject.toml", "constraints.txt"),
+    ):
         shutil.copy(ROOT / name, checkout / name)
     tools = put_tools(tmp_path / "bin", "make", "cc")
     ran = subprocess.run(
@@ -130,7 +133,7 @@ def test_the_minimum_python_is_the_same_everywhere() -> None:
 
 
 def test_the_entry_point_of_setup_loads_under_an_old_python() -> None:
-    for name in ("__init__.py", "install/__init__.py", "install/__main__.py"):
+    for name in ("__init__.py", "version.py", "install/__init__.py", "install/__main__.py"):
         source = (ROOT / "forge" / name).read_text(encoding="utf-8")
         ast.parse(source, feature_version=(3, 6))
         assert "import annotations" not in source, "Python 3.6 does not know it"

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import typer
 
-from forge import __version__
 from forge.exits import BUG, Ending, ending_of, iter_leaves
+from forge.version import __version__
 from forge.views.text.streams import redirect_to_null
 from forge.views.text.terminal import printable
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge import __version__
 from forge.commands.engine_placement import place_engine
 from forge.config.load import load_experiment
 from forge.config.schema import EvalStage
@@ -35,6 +34,7 @@ from forge.serve.replicas import open_replicas
 from forge.serve.upload.endpoints import WeightEndpoints
 from forge.serve.weights import Weights
 from forge.store.layout import ARCHIVE_SUFFIX, find_run
+from forge.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import forge
 from forge.process.devices import BLOCKING_VARIABLES, VISIBILITY_VARIABLES, visibility
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def child_env(
 
 def python_path() -> str:
     """PYTHONPATH with this checkout, so that any working directory works; an install needs none."""
-    root = Path(forge.__file__).parent.parent
+    root = Path(__file__).parents[2]
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     own = [] if root.name == "site-packages" else [str(root)]
     return os.pathsep.join(dict.fromkeys(own + [path for path in inherited if path]))

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import forge
 from forge import origin
 from forge.process.machine import total_memory_bytes
 from forge.records import Attempt
 from forge.runner.plan.machine import count_cores
+from forge.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ UNKNOWN_CHANGES = "forge was built from a checkout with uncommitted changes, whi
 
 def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt:
     """Describe this start. Takes milliseconds; imports nothing heavy."""
-    commit, code_diff = _describe_code(Path(forge.__file__).parent)
+    commit, code_diff = _describe_code(origin.PACKAGE)
     return Attempt(
         attempt=attempt,
         started_at=time.time(),
@@ -52,7 +52,7 @@ def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt
 
 
 def _versions() -> dict[str, str]:
-    own = {"python": platform.python_version(), "forge": forge.__version__}
+    own = {"python": platform.python_version(), "forge": __version__}
     return own | origin.installed_versions(PACKAGES)
 
 

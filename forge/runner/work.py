@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge import __version__
 from forge.cluster.cluster import open_cluster
 from forge.cluster.engines import engines_elsewhere
 from forge.cluster.judges import judges_elsewhere
@@ -36,6 +35,7 @@ from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.sft import run_sft_stage
 from forge.runner.weights.lost import find_lost_weights, without_stages
 from forge.serve.replicas import open_replicas
+from forge.version import __version__
 from forge.views.run.evaluations import judged_label, trained_label
 
 if TYPE_CHECKING:

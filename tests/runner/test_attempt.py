@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
-import forge
+from forge import origin
 from forge.runner.attempt import describe_attempt
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def test_an_edited_file_of_a_checkout_is_in_the_recorded_diff(
         subprocess.run([*git, *command], cwd=tmp_path, check=True)
     (tmp_path / "forge/runner/x.py").write_text("new\n")
     (tmp_path / "README.md").write_text("new\n")
-    monkeypatch.setattr(forge, "__file__", str(tmp_path / "forge/__init__.py"))
+    monkeypatch.setattr(origin, "PACKAGE", tmp_path / "forge")
     found = describe_attempt(1, seed=0, gpus=())
     assert len(found.commit) == 40
     assert "+++ b/forge/runner/x.py" in found.code_diff

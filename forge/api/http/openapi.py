@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.json_schema import models_json_schema
 
-from forge import __version__
 from forge.api.http.models import (
     BatchCall,
     BatchReply,
@@ -18,6 +17,7 @@ from forge.api.http.models import (
     ProblemNames,
     ProblemReply,
 )
+from forge.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,15 +8,15 @@ import typer
 
 from forge.cli.options import app
 from forge.cli.printing import print_text
+from forge.version import __version__
 
 
 def _show(is_asked: bool) -> None:
     if not is_asked:
         return
-    import forge
     from forge.origin import read_origin
 
-    print_text(f"forge {forge.__version__}{read_origin()}")
+    print_text(f"forge {__version__}{read_origin()}")
     raise typer.Exit
 
 

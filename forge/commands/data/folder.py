@@ -13,10 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import forge
 from forge.data.build.output import DROPPED, HELDOUT, MANIFEST, TRAIN, hash_file, settings_json
 from forge.data.build.shards import write_whole
 from forge.errors import ConfigError, MachineError
+from forge.version import __version__
 
 if TYPE_CHECKING:
     from forge.config.schema.build import DataBuild
@@ -42,7 +42,7 @@ def facts_of(
     settings = settings_json(build)
     settings["input"].pop("strict")
     return {
-        "forge": forge.__version__,
+        "forge": __version__,
         "code": _code_hash(),
         "versions": {name: version(name) for name in PACKAGES},
         "settings": settings,
@@ -62,7 +62,7 @@ def facts_of(
 
 def _code_hash() -> str:
     """Hash of the code that makes rows."""
-    root = Path(forge.__file__).parent / "data"
+    root = Path(__file__).parents[2] / "data"
     paths = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".jinja"))
     hasher = hashlib.sha256()
     for path in paths:

@@ -21,7 +21,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge import __version__
 from forge.errors import MachineError
 from forge.store.opening import is_corrupt
 from forge.store.schema.migrations import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
@@ -29,6 +28,7 @@ from forge.store.schema.run_views import VIEWS
 from forge.store.schema.settle import reopen_if_torn
 from forge.store.write.acknowledger import Acknowledger
 from forge.store.write.checkpointer import Checkpointer
+from forge.version import __version__
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
