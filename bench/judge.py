@@ -1,17 +1,16 @@
 """Measures judgements per second and their latency, pool, HTTP and store included.
 
     python bench/judge.py                               # this machine's CPU, quickstart's problems
-    python bench/judge.py --device cuda --sizes small full --kernelbench ~/KernelBench
+    python bench/judge.py --device cuda --sizes small full
     python bench/judge.py --device cuda --sizes small --modes timed --faults 8
     python bench/judge.py --json --out judge.json
 
 Honest kernels that differ in a comment (`--cold`: in the kernel's name too, so that each is
 compiled), 1, 4 and 16 in flight, each verdict stored in a run.db. On a GPU: correctness alone, and
-with timing; on a CPU nothing is timed. CPU time is that of all
-processes: unlike wall time it does not depend on other load. `--kernelbench` runs the same kernels
-through KernelBench's `eval_kernel_against_ref`, one spawned process each (GPU only). `--faults 8`:
-every eighth candidate faults on the GPU, as a learning model's do. Exit code 1 if an honest kernel
-was not judged correct, or a faulting one was not found to fault.
+with timing; on a CPU nothing is timed. CPU time is that of all processes: unlike wall time it does
+not depend on other load. `--faults 8`: every eighth candidate faults on the GPU, as a learning
+model's do. Exit code 1 if an honest kernel was not judged correct, or a faulting one was not found
+to fault.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -50,9 +48,6 @@ from forge.records import (
 )
 from forge.store.write.writer import Writer, open_writer
 
-ROOT = Path(__file__).resolve().parents[1]
-HERE = Path(__file__).resolve().parent
-KERNELBENCH_TIMEOUT_S = 300.0
 MODES = {
     "correctness": {"timing": False},
     "timed": {"timing": True},
@@ -209,26 +204,6 @@ def renamed(task: Task, offset: int) -> Task:
     return Task(problem=task.problem, code=f"{task.code}# measurement {offset}\n")
 
 
-def measure_kernelbench(folder: Path, size: str) -> list[dict[str, object]]:
-    """KernelBench's own evaluation of the same kernels, each in a separate process."""
-    rows: list[dict[str, object]] = []
-    for task in tasks(size, num=1):
-        body = json.dumps({"reference": task.problem.source, "code": task.code})
-        paths = [str(folder / "src"), os.environ.get("PYTHONPATH", "")]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        began = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, str(HERE / "judge_kernelbench.py")],
-            input=body, env=env, capture_output=True, text=True, timeout=KERNELBENCH_TIMEOUT_S,
-        )  # fmt: skip
-        row: dict[str, object] = {"problem": task.problem.problem_id}
-        row["wall_s"] = round(time.monotonic() - began, 2)
-        row |= json.loads(done.stdout.splitlines()[-1]) if not done.returncode else {}
-        row["error"] = done.stderr.strip().splitlines()[-1] if done.returncode else None
-        rows.append(row)
-    return rows
-
-
 def is_expected(row: Row, faults: int) -> bool:
     """True if honest kernels were correct and faulting ones were found to fault on the GPU."""
     num_faulty = row.num_judged // faults if faults else 0
@@ -267,7 +242,6 @@ def main() -> int:
     parser.add_argument("--cold", action="store_true", help="no kernel's binary is cached")
     parser.add_argument("--workers", type=int, help="judges on a CPU; default: one a core")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--kernelbench", type=Path, metavar="DIR", help="a checkout")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--out", type=Path, help="write JSON there too")
     given = parser.parse_args()
@@ -287,12 +261,6 @@ def main() -> int:
         "rows": [asdict(row) for row in rows],
     }
     notes: list[str] = [f"load before: {load:.2f}, {report['cores']} cores"]
-    if given.kernelbench and is_cpu:
-        notes.append("KernelBench's evaluation needs CUDA: nothing to compare with on a CPU")
-    elif given.kernelbench:
-        sizes = [size for size in given.sizes if size != "quickstart"]
-        report["kernelbench"] = {s: measure_kernelbench(given.kernelbench, s) for s in sizes}
-        notes.append(json.dumps(report["kernelbench"], indent=1))
     wrong = [row for row in rows if not is_expected(row, given.faults)]
     notes += [f"not correct: {row.size}, {row.mode}: {row.statuses}" for row in wrong]
     if given.out:

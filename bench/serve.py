@@ -241,8 +241,8 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        maker = [args.python, str(ROOT / "bench/random_models.py"), "full", "--shape", args.shape]
-        subprocess.run([*maker, "--out", str(model)], check=True)
+        maker = [sys.executable, str(ROOT / "bench/step_shape.py"), args.shape, str(model)]
+        subprocess.run(maker, check=True)
         return _measure(args, model)
 
 

@@ -1,12 +1,11 @@
 """A week of a run in minutes: everything that the supervisor does at each step, without a model.
 
-    .venv/bin/python bench/week.py --steps 200000 [--folder /dev/shm] [--out week.json] [--trace]
+    .venv/bin/python bench/week.py --steps 200000 [--folder /dev/shm] [--out week.json]
 
 Each step has a group of 2 rollouts, one turn each; every 100 steps an evaluation. Printed by tenth
 of the steps: milliseconds a step (wall, and processor time of all threads), resident memory and its
-parts (Python's objects, SQLite), sizes of the databases. At the end: the time of `forge show`,
-`forge status --json` and the slowest views. `--trace` prints the lines of Python that
-allocated what is kept since the first tenth (slower).
+parts (Python's objects, SQLite), sizes of the databases. At the end: the time of `forge show` and
+`forge status --json`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +27,6 @@ from unittest.mock import patch
 
 import anyio
 import psutil
-from store_views import time_views
 from week_canned import PROMPTS, CannedPool, CannedPrompter, CannedReplicas, problems, train
 
 from forge.config.load import dump_experiment, load_experiment
@@ -133,11 +130,10 @@ async def use_canned_parts(run: RunContext) -> None:
 class Meter:
     """Figures after each tenth of the steps."""
 
-    def __init__(self, *, steps: int, is_traced: bool) -> None:
+    def __init__(self, *, steps: int) -> None:
         self.rows: list[dict[str, float]] = []
-        self._each, self._is_traced = max(1, steps // PARTS), is_traced
+        self._each = max(1, steps // PARTS)
         self._began, self._cpu_s = time.perf_counter(), time.process_time()
-        self._first: tracemalloc.Snapshot | None = None
         self._process = psutil.Process()
 
     def after(self, step: int, run: RunContext) -> None:
@@ -162,17 +158,7 @@ class Meter:
         }
         self.rows.append({name: round(value, 2) for name, value in row.items()})
         print(self.rows[-1], flush=True)
-        if self._is_traced:
-            self._trace()
         self._began, self._cpu_s = time.perf_counter(), time.process_time()
-
-    def _trace(self) -> None:
-        now = tracemalloc.take_snapshot()
-        if self._first is None:
-            self._first = now
-            return
-        for found in now.compare_to(self._first, "lineno")[:8]:
-            print("   ", found)
 
 
 def sqlite_bytes() -> int:
@@ -186,15 +172,14 @@ def sqlite_bytes() -> int:
 
 
 def ask(root: Path) -> dict[str, float]:
-    """Seconds of the commands that look at the run, and of the views that take longest."""
+    """Seconds of the commands that look at the run."""
     found: dict[str, float] = {}
     for command in (["show"], ["status", "--json"]):
         began = time.perf_counter()
         full = [sys.executable, "-m", "forge", command[0], str(root), *command[1:]]
         subprocess.run(full, check=True, capture_output=True)
         found[f"forge {' '.join(command)}"] = round(time.perf_counter() - began, 2)
-    slowest = sorted(time_views(root), key=lambda each: -each.warm_ms)[:12]
-    return found | {each.sql: each.warm_ms / 1000 for each in slowest}
+    return found
 
 
 def main() -> int:
@@ -203,13 +188,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--folder", type=Path, help="where the run is made; default: TMPDIR")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--trace", action="store_true")
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="week-", dir=asked.folder))
-    if asked.trace:
-        tracemalloc.start()
     try:
-        meter = Meter(steps=asked.steps, is_traced=asked.trace)
+        meter = Meter(steps=asked.steps)
         paths = anyio.run(lambda: simulate(folder, steps=asked.steps, on_step=meter.after))
         times = ask(paths.root)
         for name, seconds in times.items():

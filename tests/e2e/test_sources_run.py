@@ -117,7 +117,7 @@ def module(op: str, *, dim: int = 8) -> str:
 def book(*ops: str) -> list[dict[str, object]]:
     """A row for each operation, with the code that Inductor makes of it."""
     with warnings.catch_warnings(action="ignore"):  # of torch's own imports
-        from bench.inductor_rows import make_row
+        from tests.e2e.inductor_rows import make_row
     return [
         {
             "python_code": module(op),

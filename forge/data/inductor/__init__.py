@@ -4,7 +4,7 @@
 call.py, launches.py, operations.py), removes what nobody reads (steps.py), writes the kernels in
 Triton's own words (kernel/, blocks.py) and prints the module (module.py, text.py). It parses, and
 never runs what it reads.
-Called when data sets are built and by `bench/inductor.py`; imports no other room of forge.
+Called when data sets are built; imports no other room of forge.
 """
 
 from forge.data.inductor.outcome import NotRewritten, RewriteReason, Rewritten

@@ -3,7 +3,7 @@
 A row is the code that Inductor generates for sm_90, followed by the problem's class, whose forward
 calls it: the shape of KernelBook's rows. Inductor generates before it compiles, so that no GPU is
 needed: tensors are fake CUDA tensors, and the few questions about the card are answered as an H100
-would. `bench/inductor.py` uses it.
+would.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import copy
 import functools
 import types
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
 import torch
@@ -33,6 +32,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
