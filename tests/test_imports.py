@@ -287,6 +287,10 @@ def modules() -> list[Path]:
     return sorted([*FORGE.rglob("*.py"), *(ROOT / "tui").rglob("*.py")])
 
 
+def folders() -> list[Path]:
+    return sorted({path.parent for path in modules()})
+
+
 def room_of(path: Path) -> str:
     """The dotted name of a module's room below forge; a file directly in forge is its own."""
     inside = path.relative_to(ROOT).with_suffix("").parts
