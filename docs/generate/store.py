@@ -16,8 +16,8 @@ from pathlib import Path
 
 import forge.store.schema
 from docs.generate.markdown import code, page, table, text
-from forge.store.schema.migrations import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
-from forge.store.schema.run_views import VIEWS
+from forge.store.schema.create import RUN_SCHEMA, TOKEN_SCHEMA, create
+from forge.store.schema.views import VIEWS
 from forge.store.statements import SqlReader
 from forge.views.sql.sql import Relation, list_relations
 
@@ -63,12 +63,12 @@ def store_page() -> str:
 
 def relations() -> list[Described]:
     """Views and tables of run.db."""
-    return _describe(RUN_MIGRATIONS, VIEWS)
+    return _describe(RUN_SCHEMA, VIEWS)
 
 
 def token_relations() -> list[Described]:
     """Tables of tokens.db."""
-    return _describe(TOKEN_MIGRATIONS, "")
+    return _describe(TOKEN_SCHEMA, "")
 
 
 @cache
@@ -77,9 +77,9 @@ def meanings() -> dict[str, dict[str, str]]:
     return tomllib.loads(MEANINGS.read_text(encoding="utf-8"))
 
 
-def _describe(migrations: tuple[str, ...], views: str) -> list[Described]:
+def _describe(tables: str, views: str) -> list[Described]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        migrate(connection, path=Path("run.db"), migrations=migrations, views=views)
+        create(connection, path=Path("run.db"), tables=tables, views=views)
         names = "SELECT name, sql FROM sqlite_master WHERE type IN ('table', 'view')"
         sql = dict(connection.execute(names).fetchall())
         reader = SqlReader(connection, schema="main")

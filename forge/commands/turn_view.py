@@ -29,7 +29,6 @@ ESTIMATE_COLUMNS = "card, estimated_us, estimated_baseline_us, estimated_speedup
 AGAIN_COLUMNS = "judging, protocol, policy, device, status, reason, detail, speedup"
 SHAPE_COLUMNS = "name, status, speedup, speedup_low, candidate_us, baseline_us"
 NO_PROGRAM = "no program is stored: the answer failed before one was captured, or it was too large"
-OLDER = "no program is stored: the run was recorded by a version of forge that kept none"
 
 
 def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
@@ -57,8 +56,6 @@ def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
     row["estimate"] = next(
         iter(reader.rows(f"SELECT {ESTIMATE_COLUMNS} FROM v_estimates {where}", key)), None
     )
-    if reader.value("SELECT name FROM main.sqlite_master WHERE name = 'programs'") is None:
-        return {**row, "program": None, "note": OLDER}
     packed = reader.value(
         "SELECT body FROM programs WHERE program_id = "
         f"(SELECT program_id FROM turn_programs {where})",

@@ -1,6 +1,6 @@
 """Opens a run's databases read-only, in whatever state they are. Used by `store.reader`.
 
-A run may be live, on a read-only disk, of an older schema, damaged, or copied in part; what cannot
+A run may be live, on a read-only disk, of another schema, damaged, or copied in part; what cannot
 be read is one line that says what to do. If texts are compressed or the run's views differ from
 this version's, temporary views of the same names hide them. SQLite leaves an empty -wal and a -shm
 beside a database that was read without a writer; only a writer may delete them, and the next does.
@@ -16,14 +16,8 @@ from urllib.parse import quote
 
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.store.acknowledged import read_acknowledged
-from forge.store.schema.migrations import (
-    RUN_MIGRATIONS,
-    check_not_lowered,
-    check_version,
-    has_views,
-    split_statements,
-)
-from forge.store.schema.run_views import OLDER_VIEWS, VIEWS
+from forge.store.schema.create import check_version, has_views, split_statements
+from forge.store.schema.views import VIEWS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,15 +41,11 @@ def connect(paths: RunPaths) -> sqlite3.Connection:
         raise ConfigError(f"{paths.root}: no run.db in it, so it is no run")
     connection, mode = open_read_only(paths.run_db)
     try:
-        version = check_version(connection, path=paths.run_db)
-        if not version:
-            check_not_lowered(
-                connection, path=paths.run_db, found=version, migrations=RUN_MIGRATIONS
-            )
+        if not check_version(connection, path=paths.run_db):
             raise _empty(paths)
         if paths.tokens_db.is_file():
             _attach_tokens(connection, paths.tokens_db, mode)
-        _add_temporary_views(connection, version=version)
+        _add_temporary_views(connection)
     except BaseException as error:
         connection.close()
         if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
@@ -164,20 +154,19 @@ def _uri(path: Path, mode: str) -> str:
     return f"file:{quote(str(path.resolve()))}?{mode}"
 
 
-def _add_temporary_views(connection: sqlite3.Connection, *, version: int) -> None:
+def _add_temporary_views(connection: sqlite3.Connection) -> None:
     """Hides the run's views by this version's, and `texts` by a decoding view.
 
     Adds none if texts are plain and the run's views are this version's.
     """
-    ours = OLDER_VIEWS.get(version, VIEWS)
     row = connection.execute("SELECT texts FROM main.runs").fetchone()
     is_plain = row is None or row[0] == "plain"
-    if is_plain and has_views(connection, ours):
+    if is_plain and has_views(connection, VIEWS):
         return
     if not is_plain:
         connection.execute(
             "CREATE TEMP VIEW texts AS SELECT text_id, sha256, num_bytes, text(body) AS body FROM "
             "main.texts"
         )
-    for sql in split_statements(ours):
+    for sql in split_statements(VIEWS):
         connection.execute(sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1))

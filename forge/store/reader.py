@@ -98,24 +98,8 @@ class RunReader(SqlReader):
         return Database(self._connection, recursive_triggers=False)
 
     def path(self, recorded: str) -> Path:
-        """A path that the run recorded (`RunPaths.record`), as it is now.
-
-        Runs of earlier versions recorded absolute paths; those into the directory where the run was
-        then are found in the one where it is now.
-        """
-        path = Path(recorded)
-        for root in self._earlier_roots if path.is_absolute() else ():
-            if path.is_relative_to(root):
-                path = path.relative_to(root)
-        return self.paths.root / path
-
-    @cached_property
-    def _earlier_roots(self) -> list[Path]:
-        """Directories in which the run recorded absolute paths of its logs."""
-        found = self.query(
-            "SELECT DISTINCT log_path FROM processes WHERE log_path LIKE '/%/logs/attempt-%/%'"
-        )
-        return list(dict.fromkeys(Path(log_path).parents[2] for (log_path,) in found.rows))
+        """A path that the run recorded (`RunPaths.record`), as it is now."""
+        return self.paths.root / recorded
 
     def data_version(self) -> int:
         """Number that changes with every commit of the writer; reading it takes 5 us."""
@@ -160,7 +144,7 @@ def _find_bad_json(connection: sqlite3.Connection) -> str | None:
     Called only after a query has failed, since it walks all turns.
     """
     for (table, column), row_name in JSON_COLUMNS.items():
-        with suppress(sqlite3.Error):  # older schema or damaged: its own error is reported
+        with suppress(sqlite3.Error):  # damaged: its own error is reported
             found = connection.execute(
                 f"SELECT {row_name}, substr({column}, 1, {SHOWN}) FROM main.{table} WHERE "
                 f"CASE WHEN json_valid({column}) THEN json_type({column}) <> 'object' ELSE 1 END "

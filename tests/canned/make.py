@@ -16,6 +16,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from forge.store.schema.rollups import REOPEN_ALL, settle_while
 from tests.canned import ARCHIVE
 
 MAX_BYTES = 700_000
@@ -38,7 +39,10 @@ CREATE TEMP TABLE kept AS
         FROM groups WHERE purpose = 'eval' GROUP BY problem_id) USING (problem_id)
         WHERE purpose = 'eval' AND place % :every = 0
 """
-BY_GROUP = ("trajectories", "turns", "verdicts", "samples", "sample_uses", "groups")
+BY_GROUP = (
+    *("trajectories", "turns", "verdicts", "turn_programs", "turn_protocols", "turn_shapes"),
+    *("samples", "sample_uses", "groups"),
+)
 TRIM_TEXTS = """
 DELETE FROM problems WHERE problem_id NOT IN (SELECT problem_id FROM groups);
 DELETE FROM texts WHERE text_id NOT IN (
@@ -49,7 +53,6 @@ DELETE FROM texts WHERE text_id NOT IN (
     UNION SELECT detail_id FROM verdicts WHERE detail_id IS NOT NULL
     UNION SELECT source_id FROM problems);
 """
-PLACES = (("processes", "log_path"), ("events", "data"), ("policies", "path"))
 LAST_STEP = """
 SELECT group_id FROM groups WHERE purpose = 'train' AND (stage, step) = (
     SELECT stage, step FROM groups WHERE purpose = 'train' ORDER BY stage DESC, step DESC LIMIT 1)
@@ -77,10 +80,9 @@ def trim_run(run: Path, root: Path) -> list[int]:
     for table in BY_GROUP:
         copy.execute(f"DELETE FROM {table} WHERE group_id NOT IN (SELECT group_id FROM kept)")
     copy.executescript(TRIM_TEXTS)
-    for table, column in PLACES:
-        copy.execute(
-            f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(run), SHOWN_ROOT)
-        )
+    copy.execute("UPDATE events SET data = replace(data, ?, ?)", (str(run), SHOWN_ROOT))
+    copy.executescript(REOPEN_ALL)
+    settle_while(copy, is_wanted=lambda: True)
     groups = [row[0] for row in copy.execute(LAST_STEP)]
     _close(copy)
     return groups

@@ -25,6 +25,7 @@ EMPTY_VIEWS = {
         "v_protocols",
         "v_shapes",
     ),
+    *("live_groups", "live_turns"),
     *("v_unjudgeable", "v_estimates", "v_judged_again", "v_fast_p_by_turn", "v_geomean"),
 }
 """The run was never resumed, kernels are not timed on a CPU, and its evaluations are of a version
@@ -71,7 +72,7 @@ def test_groups_are_whole_and_no_text_is_missing(canned_run: RunPaths) -> None:
 
 def test_it_is_small_and_opens_as_its_writer_left_it(tmp_path: Path) -> None:
     assert canned.ARCHIVE.stat().st_size <= MAX_BYTES
-    paths = canned.unpack(tmp_path, is_migrated=False)
+    paths = canned.unpack(tmp_path)
     connection = sqlite3.connect(paths.run_db)
     assert connection.execute("PRAGMA user_version").fetchone() == (1,)
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -15,7 +15,6 @@ from forge.evalpool.judge.program import wire
 from forge.records import Status, Timing
 from forge.records.verdict import OtherVerdict, ShapeVerdict
 from forge.store.reader import open_run
-from tests.canned import unpack
 from tests.evalpool.program.programs import addition
 from tests.store.storefactory import turn, write_run
 
@@ -85,16 +84,6 @@ def test_a_turn_that_is_none_is_an_error(
 ) -> None:
     assert cli.run_command(["show", str(root), "--turn", turn_id]) == 2
     assert words in capsys.readouterr().err
-
-
-def test_a_run_of_an_older_schema_has_no_programs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = unpack(tmp_path, is_migrated=False)
-    with open_run(paths.root) as reader:
-        turn_id = reader.value("SELECT turn_id FROM turns LIMIT 1")
-    assert cli.run_command(["show", str(paths.root), "--turn", turn_id]) == 0
-    assert "recorded by a version of forge that kept none" in capsys.readouterr().out
 
 
 def test_verdicts_of_other_protocols_are_stored_beside_the_one_that_counts(

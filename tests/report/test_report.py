@@ -22,7 +22,6 @@ from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
 from forge.store.ownership import open_run_lock
 from forge.views.report import write_report
 from forge.views.run.show import show_run
-from tests import canned
 from tests.report.hostile import EVIL, write_hostile_run
 from tests.report.made_runs import make_run
 from tests.store.storefactory import (
@@ -307,14 +306,6 @@ def test_a_living_run_is_reported_as_running(tmp_path: Path) -> None:
     with open_run_lock(paths):
         page = page_of(paths)
     assert ">running, took" in page
-
-
-def test_a_run_of_an_older_schema_has_every_part(canned_page: str, tmp_path: Path) -> None:
-    page = page_of(canned.unpack(tmp_path, is_migrated=False))
-    assert re.findall(r'<figure id="([a-z-]+)">', page) == re.findall(
-        r'<figure id="([a-z-]+)">', canned_page
-    )
-    assert "not readable" not in page
 
 
 def test_a_missing_table_costs_only_its_part(canned_run: RunPaths) -> None:

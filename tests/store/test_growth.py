@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from forge.store.layout import RunPaths
-from forge.store.schema import settle
-from forge.store.schema.migrations import RUN_MIGRATIONS, migrate
-from forge.store.schema.run_views import VIEWS
+from forge.store.schema import rollups
+from forge.store.schema.create import create_run
 from forge.store.write import databases
 from forge.store.write.databases import Databases
 from forge.views.run import standing
@@ -28,7 +27,7 @@ kernels of one step, groups being played, attempts, JSON."""
 @pytest.fixture
 def run(tmp_path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    migrate(connection, path=tmp_path, migrations=RUN_MIGRATIONS, views=VIEWS)
+    create_run(connection, path=tmp_path)
     return connection
 
 
@@ -39,7 +38,7 @@ def scans(run: sqlite3.Connection, sql: str, params: dict[str, object]) -> list[
     return [line for line in plan if line.startswith("SCAN") and not BOUNDED.match(line)]
 
 
-@pytest.mark.parametrize("sql", [*settle._SETTLE, *settle._SETTLE_NOISE], ids=range(15))
+@pytest.mark.parametrize("sql", [*rollups._SETTLE, *rollups._SETTLE_NOISE], ids=range(15))
 def test_settling_a_step_reads_no_other_step(run: sqlite3.Connection, sql: str) -> None:
     assert scans(run, sql, {"stage": 1, "step": 2}) == []
 

@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import subprocess
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -16,16 +15,12 @@ import pytest
 from forge.errors import ConfigError, MachineError
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.store.schema.estimate_tables import ESTIMATE_VIEWS
-from forge.store.schema.judged_again import JUDGED_AGAIN_VIEWS
-from forge.store.schema.migrations import RUN_MIGRATIONS
-from forge.store.schema.run_views import VIEWS, view_names
-from forge.store.schema.shape_tables import SHAPE_VIEWS
-from forge.store.write import databases, writer_thread
+from forge.store.schema.views import (
+    view_names,
+)
 from forge.store.write.writer import open_writer
-from tests.store.storefactory import Options, attempt, make_root, small_run, turn, write_run
+from tests.store.storefactory import Options, make_root, small_run, turn, write_run
 
-VIEWS_1 = (Path(__file__).parent / "views_1.sql").read_text(encoding="utf-8")
 SHOWN = [view for view in view_names() if view.startswith("v_")]
 
 
@@ -40,71 +35,6 @@ def read_all(root: Path) -> dict[str, list[tuple[object, ...]]]:
         return {
             view: sorted(reader.query(f"SELECT * FROM {view}").rows, key=repr) for view in SHOWN
         }
-
-
-@pytest.mark.parametrize(
-    ("schema", "view", "newer"),
-    [
-        (4, "v_shapes", SHAPE_VIEWS + ESTIMATE_VIEWS + JUDGED_AGAIN_VIEWS),
-        (5, "v_estimates", ESTIMATE_VIEWS + JUDGED_AGAIN_VIEWS),
-        (7, "v_judged_again", JUDGED_AGAIN_VIEWS),
-    ],
-)
-def test_a_run_of_an_older_schema_has_an_empty_view_of_what_came_later(
-    schema: int, view: str, newer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "toy-1"
-    with monkeypatch.context() as patch:
-        patch.setattr(databases, "RUN_MIGRATIONS", RUN_MIGRATIONS[:schema])
-        patch.setattr(databases, "VIEWS", VIEWS.replace(newer, ""))
-        anyio.run(write_run, root, small_run())
-    with open_run(root) as reader:
-        assert reader.value("PRAGMA user_version") == schema
-        assert reader.rows(f"SELECT * FROM {view}") == []
-        old = [row["name"] for row in reader.rows(f"PRAGMA table_info({view})")]
-    anyio.run(write_run, root, [])
-    with open_run(root) as reader:
-        assert [row["name"] for row in reader.rows(f"PRAGMA table_info({view})")] == old
-
-
-def test_turns_name_their_prompts_but_for_those_of_an_older_schema(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, query = tmp_path / "toy-1", "SELECT prompt_hash FROM v_turns ORDER BY group_id"
-    with monkeypatch.context() as patch:
-        patch.setattr(databases, "RUN_MIGRATIONS", RUN_MIGRATIONS[:6])
-        anyio.run(write_run, root, [attempt(), turn(0)])
-    with open_run(root) as reader:
-        assert reader.value("PRAGMA user_version") == 6
-        assert [row["prompt_hash"] for row in reader.rows(query)] == [None]
-    anyio.run(write_run, root, [turn(1), replace(turn(2), prompt_hash="0123456789ab")])
-    with open_run(root) as reader:
-        found = [row["prompt_hash"] for row in reader.rows(query)]
-        assert found == [None, None, "0123456789ab"]
-
-
-@pytest.mark.parametrize("texts", ["plain", "zstd"])
-def test_a_run_of_schema_1_is_read_without_being_written_and_migrated_by_its_next_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: str
-) -> None:
-    root = tmp_path / "toy-1"
-    with monkeypatch.context() as patch:
-        patch.setattr(databases, "RUN_MIGRATIONS", RUN_MIGRATIONS[:1])
-        patch.setattr(databases, "VIEWS", VIEWS_1)
-        patch.setattr(databases, "reopen_if_torn", lambda _: False)
-        patch.setattr(writer_thread, "settle_oldest", lambda _: False)
-        patch.setattr(writer_thread, "settle_while", lambda _, **__: None)
-        anyio.run(lambda: write_run(root, small_run(), texts=texts))
-    before = (root / "run.db").read_bytes()
-    old = read_all(root)
-    assert (root / "run.db").read_bytes() == before
-    with open_run(root) as reader:
-        assert reader.value("PRAGMA user_version") == 1
-    anyio.run(lambda: write_run(root, [], texts=texts))
-    with open_run(root) as reader:
-        assert reader.value("PRAGMA user_version") == len(RUN_MIGRATIONS) == 8
-    assert read_all(root) == old
-    assert old["v_steps"]
 
 
 def test_a_run_with_other_views_is_read_through_this_versions(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import forge
 from forge.errors import ConfigError
 from forge.records import End, Purpose, Status
 from forge.store.reader import open_run
-from forge.store.schema.run_views import view_names
+from forge.store.schema.views import view_names
 from tests.store.storefactory import group, resumed_run, small_run, turn, write_run
 
 

@@ -1,9 +1,7 @@
-"""Paths in the store are relative to the run directory; absolute ones of older runs are found."""
+"""Paths in the store are relative to the run directory, so that it may be moved."""
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +18,10 @@ from tests.store.storefactory import attempt, write_run
 pytestmark = pytest.mark.anyio
 
 
-def records(root: Path, *, is_old: bool) -> list:
-    """A run that published once, as this version writes it; or as an earlier one did."""
+def records(root: Path) -> list:
+    """A run that published once, as its supervisor writes it."""
     start = Weights(full=root / "weights" / "init", adapter=root.parent / "given")
-    data = start.to_json(str if is_old else RunPaths(root).record)
+    data = start.to_json(RunPaths(root).record)
     return [
         attempt(),
         ProcessStart(
@@ -38,19 +36,15 @@ def records(root: Path, *, is_old: bool) -> list:
     ]  # fmt: skip
 
 
-async def made_run(root: Path, *, is_old: bool) -> RunPaths:
-    await write_run(root, records(root, is_old=is_old))
-    if is_old:
-        with closing(sqlite3.connect(root / "run.db")) as db, db:
-            db.execute("UPDATE processes SET log_path = ? || '/' || log_path", (str(root),))
-            db.execute("UPDATE policies SET path = ? || '/' || path", (str(root),))
+async def made_run(root: Path) -> RunPaths:
+    await write_run(root, records(root))
     for name in ("weights/init", "weights/sft-9", "../given"):
         (root / name).mkdir(parents=True)
     return RunPaths(root)
 
 
 async def test_no_row_of_a_run_names_its_directory(tmp_path: Path) -> None:
-    paths = await made_run(tmp_path / "toy-1", is_old=False)
+    paths = await made_run(tmp_path / "toy-1")
     with open_run(paths) as reader:
         assert reader.value("SELECT log_path FROM processes") == "logs/attempt-1/serve-0.log"
         assert reader.value("SELECT path FROM policies") == "weights/sft-9"
@@ -58,9 +52,8 @@ async def test_no_row_of_a_run_names_its_directory(tmp_path: Path) -> None:
         assert str(tmp_path / "given") in reader.value("SELECT data FROM events")
 
 
-@pytest.mark.parametrize("is_old", [True, False])
-async def test_a_moved_run_finds_its_weights_where_it_is_now(is_old: bool, tmp_path: Path) -> None:
-    paths = await made_run(tmp_path / "runs" / "toy-1", is_old=is_old)
+async def test_a_moved_run_finds_its_weights_where_it_is_now(tmp_path: Path) -> None:
+    paths = await made_run(tmp_path / "runs" / "toy-1")
     moved = RunPaths(tmp_path / "other" / "renamed")
     moved.root.parent.mkdir()
     paths.root.rename(moved.root)
@@ -71,18 +64,8 @@ async def test_a_moved_run_finds_its_weights_where_it_is_now(is_old: bool, tmp_p
         assert reader.path(f"{tmp_path}/runs/given") == tmp_path / "runs" / "given"
 
 
-async def test_a_copy_of_an_older_run_uses_its_own_weights(tmp_path: Path) -> None:
-    paths = await made_run(tmp_path / "toy-1", is_old=True)
-    copy = RunPaths(paths.root.parent / "copy")
-    await write_run(copy.root, records(paths.root, is_old=True))
-    (copy.weights / "sft-9").mkdir(parents=True)
-    assert find_weights(copy, "").full == copy.weights / "sft-9"
-
-
 async def test_a_renamed_run_has_one_row_with_its_present_name(tmp_path: Path) -> None:
-    paths = await made_run(tmp_path / "toy-1", is_old=False)
-    with closing(sqlite3.connect(paths.run_db)) as db, db:  # as an earlier version renamed it
-        db.execute("INSERT INTO runs SELECT 'other', kind, 1, '', '', texts FROM runs")
+    paths = await made_run(tmp_path / "toy-1")
     renamed = paths.root.rename(tmp_path / "renamed")
     await write_run(renamed, [replace(attempt(), attempt=2)])
     with open_run(RunPaths(renamed)) as reader:

@@ -34,9 +34,9 @@ from forge.records import (
     Turn,
 )
 from forge.store.reader import open_run
-from forge.store.schema.migrations import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
-from forge.store.schema.run_views import OLDER_VIEWS, VIEWS, view_names
-from forge.store.schema.settle import settle_oldest
+from forge.store.schema.create import TOKEN_SCHEMA, create, create_run
+from forge.store.schema.rollups import settle_oldest
+from forge.store.schema.views import view_names
 from forge.store.write.rows import Record, RowWriter
 from forge.store.write.texts import TurnEncoder
 from forge.store.write.writer import open_writer
@@ -64,12 +64,11 @@ SUMMED = ["v_groups", "v_steps", "v_levels", "v_failures", "v_best_kernels", "v_
 class Store:
     """Both databases in memory, written as by the writer's thread, without its clock."""
 
-    def __init__(self, *, migrations: tuple[str, ...] = RUN_MIGRATIONS) -> None:
+    def __init__(self) -> None:
         self.run = sqlite3.connect(":memory:", isolation_level=None)
         self.tokens = sqlite3.connect(":memory:", isolation_level=None)
-        views = VIEWS if len(migrations) == len(RUN_MIGRATIONS) else PLAIN
-        migrate(self.run, path=Path("run.db"), migrations=migrations, views=views)
-        migrate(self.tokens, path=Path("tokens.db"), migrations=TOKEN_MIGRATIONS)
+        create_run(self.run, path=Path("run.db"))
+        create(self.tokens, path=Path("tokens.db"), tables=TOKEN_SCHEMA)
         encoder = TurnEncoder(texts="plain")
         self.rows = RowWriter(self.run, tokens=self.tokens, encoder=encoder, clock=lambda: 1.0)
 
@@ -239,20 +238,6 @@ def test_views_equal_the_plain_sums_whatever_was_written(seed: int) -> None:
         store.settle()
         assert differences(store) == {}
         assert store.num_open() == 0
-
-
-@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 1 << 32))
-def test_a_run_of_schema_1_reads_the_same_before_and_after_its_migration(seed: int) -> None:
-    rng = random.Random(seed)
-    with closing(Store(migrations=RUN_MIGRATIONS[:1])) as store:
-        store.put(*(record for record in random_run(rng) if record is not None))
-        assert differences(store, OLDER_VIEWS[1]) == {}
-        migrate(store.run, path=Path("run.db"), migrations=RUN_MIGRATIONS, views=VIEWS)
-        assert differences(store) == {}
-        store.put(*(record for record in random_run(rng) if record is not None))
-        store.settle(max_open=1)
-        assert differences(store) == {}
 
 
 def test_the_random_runs_give_every_view_rows() -> None:

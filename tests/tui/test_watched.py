@@ -14,7 +14,6 @@ import pytest
 from forge.store.layout import RunPaths
 from forge.tui.frame.watched import Watched
 from forge.views.run.conversation import load_conversation
-from tests import canned
 from tests.tui.supervisors import supervising
 
 if TYPE_CHECKING:
@@ -109,14 +108,6 @@ def test_a_newer_schema_is_reported(canned_run: RunPaths):
     assert watched.problem is not None
     assert "schema 999 is newer than this forge" in watched.problem
     assert watched.ask(lambda reader: reader.value("SELECT 1")) is None
-
-
-def test_a_run_of_an_older_schema_is_read(tmp_path: Path):
-    watched = Watched(canned.unpack(tmp_path, is_migrated=False))
-    assert watched.changed()
-    assert watched.ask(lambda reader: reader.rows("SELECT * FROM v_steps"))
-    assert watched.problem is None
-    watched.close()
 
 
 def test_a_failing_query_is_reported_and_leaves_the_rest_readable(watched: Watched):

@@ -74,7 +74,7 @@ def test_each_row_of_several_runs_names_its_run(store: Path) -> None:
 
 
 def test_runs_of_the_same_name_are_named_by_directory(tmp_path: Path) -> None:
-    old, new = unpack(tmp_path / "old", is_migrated=False), unpack(tmp_path / "new")
+    old, new = unpack(tmp_path / "old"), unpack(tmp_path / "new")
     with SeveralReader([old, new]) as reader:
         assert list(reader.schemas) == ["quickstart_1", "quickstart_1_2"]
         found = reader.rows("SELECT run, count(*) AS num, sum(num_turns) AS turns FROM v_steps "

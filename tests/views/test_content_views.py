@@ -30,7 +30,6 @@ from forge.views.run.problem_list import (
     ProblemList,
     load_problems,
 )
-from tests import canned
 from tests.store.storefactory import (
     attempt,
     group,
@@ -305,23 +304,6 @@ def test_purposes_are_separate_rows(tmp_path: Path) -> None:
     anyio.run(write_run, tmp_path / "toy-1", records)
     rows = problems(tmp_path / "toy-1").rows
     assert [(row.purpose, row.trend) for row in rows] == [("eval", (1.0,)), ("train", (0.0,))]
-
-
-def test_an_older_schema_answers_the_same(tmp_path: Path) -> None:
-    found = []
-    for is_migrated in (False, True):
-        paths = canned.unpack(tmp_path / str(is_migrated), is_migrated=is_migrated)
-        with open_run(paths) as reader:
-            found.append(
-                (
-                    load_problems(reader, ProblemFilter(order="pass")),
-                    load_kernels(reader),
-                    load_conversation(reader, 167, 7),
-                    load_history(reader, "norm-rms_norm-softplus-logsigmoid-cos-neg"),
-                )
-            )
-    assert found[0] == found[1]
-    assert all(found[0])
 
 
 def test_a_repeated_evaluation_counts_once(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from forge.store.reader import open_run
 from forge.views.report.learned import TERMS
 from forge.views.sql import questions as view
 from forge.views.sql.named_queries import QUERIES
-from tests.canned import unpack
 from tests.store.storefactory import (
     attempt,
     evaluation,
@@ -66,15 +65,6 @@ def test_a_real_run_answers_each_question(
     for name, table in answers.items():
         assert name in text
         assert table.rows or name in (NOT_TIMED, "unjudgeable")  # all of its problems are judged
-
-
-def test_a_run_of_an_older_schema_answers_the_same(canned_run: RunPaths, tmp_path: Path) -> None:
-    old = unpack(tmp_path / "old", is_migrated=False)
-    with open_run(old) as before, open_run(canned_run) as now:
-        for question in ANSWERABLE:
-            there = view.answer(now, question)
-            for name, table in view.answer(before, question).items():
-                assert sorted(map(repr, table.rows)) == sorted(map(repr, there[name].rows)), name
 
 
 def test_the_best_kernel_of_a_problem_is_shown_with_its_repeated_timings(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""Tables, views and roll-ups of a run's databases, as SQL; the migrations between versions.
+"""Tables, roll-ups and views of a run's databases, as SQL: `tables`, `rollups`, `views`, `create`.
 
-Used by the writer, which creates and settles them, and by readers of older runs. Imports no other
-room.
+Used by the writer, which creates and settles them, and by readers. Imports no other room.
 """

@@ -1,12 +1,13 @@
-"""Schema 1: every table with a comment per column, stored in the databases themselves.
+"""Every table of run.db and tokens.db, with a comment per column that the databases store too.
 
-Applied by `migrations`; `forge sql RUN` lists each table with its first comment. Times are Unix
+`create` makes them; `forge sql RUN` lists each table with its first comment. Times are Unix
 seconds (UTC), booleans 0 or 1, shares 0 to 1. A turn is identified by (group_id, rollout, turn) and
 printed `g12.r3.t1`. Rows are never deleted, except of `tokens`; a resumed run adds rows with its
-attempt.
+attempt. Nothing runs ANALYZE: with statistics of tables SQLite scans a whole table to build a Bloom
+filter for the few rows of an open step (0.5 s at a million turns), and plans differ between runs.
 """
 
-RUN_TABLES_1 = """
+RUN_TABLES = """
 CREATE TABLE runs (
     -- the run itself: one row
     name TEXT PRIMARY KEY,           -- quickstart-1
@@ -88,6 +89,8 @@ CREATE TABLE groups (
     recorded_at REAL NOT NULL
 );
 CREATE INDEX groups_by_step ON groups (stage, step);
+CREATE INDEX groups_by_problem ON groups (problem_id);
+CREATE INDEX groups_of_evaluations ON groups (stage, step, attempt) WHERE purpose = 'eval';
 
 CREATE TABLE trajectories (
     -- the end of each rollout
@@ -123,8 +126,10 @@ CREATE TABLE turns (
     completion_id INTEGER,           -- texts; equal ids are equal completions
     code_id INTEGER,                 -- texts: the candidate's source
     feedback_id INTEGER,             -- texts: feedback given to the next turn
+    prompt_hash TEXT,                -- templates and settings of its prompt, or null
     UNIQUE (group_id, rollout, turn)
 );
+CREATE INDEX turns_by_code ON turns (code_id) WHERE code_id IS NOT NULL;
 
 CREATE TABLE verdicts (
     -- the judge's verdict on each turn
@@ -179,7 +184,7 @@ CREATE TABLE sample_uses (
     staleness INTEGER NOT NULL,      -- steps between the sampling weights and the trained ones
     PRIMARY KEY (sample_id, attempt, stage, step)
 ) WITHOUT ROWID;
-CREATE INDEX sample_uses_by_step ON sample_uses (stage, step);
+CREATE INDEX sample_uses_by_attempt ON sample_uses (stage, step, attempt);
 
 CREATE TABLE policies (
     -- published weights, numbered by publish, never reused
@@ -187,7 +192,7 @@ CREATE TABLE policies (
     attempt INTEGER NOT NULL,
     stage INTEGER NOT NULL,
     step INTEGER NOT NULL,
-    path TEXT NOT NULL,              -- directory of weights or of an adapter; older runs: absolute
+    path TEXT NOT NULL,              -- directory of weights or of an adapter
     sha256 TEXT NOT NULL,
     publish_s REAL NOT NULL,         -- until every replica had it and passed its probe
     probe_gap REAL NOT NULL          -- mean |difference of logprobs| between trainer and engine
@@ -203,6 +208,7 @@ CREATE TABLE metrics (
     at REAL NOT NULL,
     PRIMARY KEY (stage, step, key, attempt)
 ) WITHOUT ROWID;
+CREATE INDEX metrics_by_key ON metrics (key, stage, step, attempt);
 
 CREATE TABLE evaluations (
     -- one evaluation of one policy
@@ -225,9 +231,109 @@ CREATE TABLE evaluations (
     detail TEXT NOT NULL,            -- JSON: by_family, by_level, by_turn, pass_at_k_ci, num_masked
     UNIQUE (stage, step, policy_version)
 );
+
+CREATE TABLE programs (
+    -- each captured program once, found by its hash; turn_programs refers to its program_id
+    program_id INTEGER PRIMARY KEY,
+    sha256 BLOB NOT NULL UNIQUE,     -- of body
+    body BLOB NOT NULL               -- zstd frame: "forge show RUN --turn ID" prints it
+);
+
+CREATE TABLE turn_programs (
+    -- the program that each turn was judged by; none for an answer that was refused before
+    group_id INTEGER NOT NULL,
+    rollout INTEGER NOT NULL,
+    turn INTEGER NOT NULL,
+    program_id INTEGER NOT NULL,
+    PRIMARY KEY (group_id, rollout, turn)
+) WITHOUT ROWID;
+
+CREATE TABLE turn_protocols (
+    -- correctness of each turn's candidate under further protocols
+    group_id INTEGER NOT NULL,
+    rollout INTEGER NOT NULL,
+    turn INTEGER NOT NULL,
+    protocol TEXT NOT NULL,          -- forge, kernelbench or drkernel
+    status TEXT NOT NULL,            -- as in verdicts
+    reason TEXT NOT NULL,
+    detail TEXT NOT NULL,            -- first mismatch or error
+    PRIMARY KEY (group_id, rollout, turn, protocol)
+) WITHOUT ROWID;
+
+CREATE TABLE turn_shapes (
+    -- status and times of each turn's candidate by shape, up to the first that is not correct
+    group_id INTEGER NOT NULL,
+    rollout INTEGER NOT NULL,
+    turn INTEGER NOT NULL,
+    shape INTEGER NOT NULL,          -- from 0, in the order of judging
+    name TEXT NOT NULL,              -- N=4096, M=100
+    status TEXT NOT NULL,            -- as in verdicts
+    speedup REAL,                    -- null if untimed, as all below; verdicts has geometric means
+    speedup_low REAL,
+    candidate_us REAL,
+    baseline_us REAL,
+    candidate_spread_us REAL,
+    baseline_spread_us REAL,
+    achieved_gbps REAL,
+    achieved_tflops REAL,
+    roofline_share REAL,
+    PRIMARY KEY (group_id, rollout, turn, shape)
+) WITHOUT ROWID;
+
+CREATE TABLE turn_estimates (
+    -- estimated times of each turn's candidate, by roofline: no measurement
+    group_id INTEGER NOT NULL,
+    rollout INTEGER NOT NULL,
+    turn INTEGER NOT NULL,
+    card TEXT NOT NULL,              -- judge.model_card: H100
+    estimated_us REAL NOT NULL,
+    estimated_baseline_us REAL NOT NULL,
+    PRIMARY KEY (group_id, rollout, turn)
+) WITHOUT ROWID;
+
+CREATE TABLE judgings (
+    -- passes of forge judge --run over the stored answers
+    judging INTEGER PRIMARY KEY,
+    began_at REAL NOT NULL,
+    ended_at REAL,                   -- null until every answer has a verdict
+    protocol TEXT NOT NULL,          -- forge, kernelbench or drkernel; as served, for a pool
+    policy TEXT NOT NULL,            -- own or hybrid; as served
+    device TEXT NOT NULL,            -- GPU names, cpu, or the URL of a pool
+    settings TEXT NOT NULL           -- JSON: [judge] as the judges got it
+);
+
+CREATE TABLE verdicts_again (
+    -- verdict of each pass on each turn with a candidate; columns as in verdicts
+    judging INTEGER NOT NULL,
+    group_id INTEGER NOT NULL,
+    rollout INTEGER NOT NULL,
+    turn INTEGER NOT NULL,
+    judged_at REAL NOT NULL,
+    status TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    detail TEXT NOT NULL,
+    is_compiled INTEGER NOT NULL,
+    num_launches INTEGER NOT NULL,
+    speedup REAL,
+    speedup_low REAL,
+    candidate_us REAL,
+    baseline_us REAL,
+    candidate_spread_us REAL,
+    baseline_spread_us REAL,
+    achieved_gbps REAL,
+    achieved_tflops REAL,
+    roofline_share REAL,
+    torch_share REAL,
+    isolation TEXT NOT NULL,
+    caps TEXT NOT NULL,
+    device TEXT NOT NULL,
+    phase_s TEXT NOT NULL,
+    harness TEXT NOT NULL,
+    PRIMARY KEY (judging, group_id, rollout, turn)
+) WITHOUT ROWID;
 """
 
-TOKEN_TABLES_1 = """
+TOKEN_TABLES = """
 CREATE TABLE tokens (
     -- exact tokens of each turn, as sampled; [store] keep_tokens decides which are kept
     group_id INTEGER NOT NULL,

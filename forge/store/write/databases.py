@@ -1,4 +1,4 @@
-"""run.db and tokens.db opened read-write: pragmas, migrations, transactions over both, free space.
+"""run.db and tokens.db opened read-write: schema, pragmas, transactions over both, free space.
 
 Used on the writer's thread. Tokens are committed before the rows that name them, so each turn in
 run.db has its tokens, also after a power cut; then the commit is acknowledged (`acknowledger`).
@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING
 
 from forge.errors import MachineError
 from forge.store.opening import is_corrupt
-from forge.store.schema.migrations import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
-from forge.store.schema.run_views import VIEWS
-from forge.store.schema.settle import reopen_if_torn
+from forge.store.schema.create import TOKEN_SCHEMA, create, create_run
+from forge.store.schema.rollups import reopen_if_torn
 from forge.store.write.acknowledger import Acknowledger
 from forge.store.write.checkpointer import Checkpointer
 from forge.version import __version__
@@ -65,10 +64,10 @@ class Databases:
     """Both connections."""
 
     def __init__(self, paths: RunPaths, *, texts: str, now: float) -> None:
-        """Creates or migrates both databases, and the run's row.
+        """Creates both databases where they are absent, and the run's row.
 
         Raises:
-            ConfigError: a database is newer than this forge, or not forge's.
+            ConfigError: a database has another schema, or is not forge's.
             MachineError: a database is damaged.
             sqlite3.Error: a database cannot be opened or written.
         """
@@ -77,11 +76,11 @@ class Databases:
             with _explained(paths.run_db, advice=f'"forge doctor {paths.name}" looks closer'):
                 self.run = _connect(paths.run_db)
                 opened.callback(self.run.close)
-                migrate(self.run, path=paths.run_db, migrations=RUN_MIGRATIONS, views=VIEWS)
+                create_run(self.run, path=paths.run_db)
             with _explained(paths.tokens_db, advice=WITHOUT_TOKENS):
                 self.tokens = _connect(paths.tokens_db)
                 opened.callback(self.tokens.close)
-                migrate(self.tokens, path=paths.tokens_db, migrations=TOKEN_MIGRATIONS)
+                create(self.tokens, path=paths.tokens_db, tables=TOKEN_SCHEMA)
             if reopen_if_torn(self.run):
                 logger.warning("%s: its roll-ups contradicted its rows: made again", paths.run_db)
             self._put_run(texts=texts, now=now)
@@ -152,8 +151,6 @@ class Databases:
             "INSERT INTO runs SELECT ?, ?, ?, '', ?, '' WHERE NOT EXISTS (SELECT 1 FROM runs)",
             (self._paths.name, _kind_of(experiment), now, __version__),
         )
-        # Earlier versions added a row for each name that the directory had.
-        self.run.execute("DELETE FROM runs WHERE rowid > (SELECT min(rowid) FROM runs)")
         self.run.execute(
             "UPDATE runs SET name = ?, experiment = coalesce(nullif(?, ''), experiment), texts = ?",
             (self._paths.name, experiment, texts),

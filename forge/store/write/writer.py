@@ -88,10 +88,10 @@ class Writer:
 async def open_writer(
     run: Path | RunPaths, table: StoreOptions, *, clock: Callable[[], float] = time.time
 ) -> AsyncGenerator[Writer]:
-    """Creates or migrates run.db and tokens.db and runs the writer; commits everything on exit.
+    """Opens or creates run.db and tokens.db and runs the writer; commits everything on exit.
 
     Raises:
-        ConfigError: the schema is newer than this forge.
+        ConfigError: the run has another schema than this forge.
         MachineError: the databases cannot be written.
     """
     paths = run if isinstance(run, RunPaths) else RunPaths(Path(run))

@@ -29,7 +29,7 @@ from forge.records import (
     Turn,
 )
 from forge.store.opening import is_corrupt
-from forge.store.schema.settle import settle_oldest, settle_while
+from forge.store.schema.rollups import settle_oldest, settle_while
 from forge.store.write.databases import Databases, free_bytes
 from forge.store.write.encoder_thread import Encoded, EncoderThread
 from forge.store.write.rows import RECORD_TYPES, Record, RowWriter

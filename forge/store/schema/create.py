@@ -1,0 +1,126 @@
+"""Creates the tables of a new database, and recognises those of an existing one.
+
+The writer calls `create`, readers call `check_version`. `PRAGMA user_version` is VERSION: a run of
+another one is refused. Views hold no data: those of a run may differ, and the writer replaces them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from forge.errors import ConfigError, MachineError
+from forge.store.schema.rollups import ROLLUP_TABLES
+from forge.store.schema.tables import RUN_TABLES, TOKEN_TABLES
+from forge.store.schema.views import VIEWS
+
+APPLICATION_ID = 0x66726765
+"""`frge`, as `file run.db` and `PRAGMA application_id` show it."""
+UNRELEASED_ID = 0x666F7267
+"""The same of runs recorded before the first release, whose schemas had numbers of their own."""
+VERSION = 1
+
+RUN_SCHEMA = RUN_TABLES + ROLLUP_TABLES
+TOKEN_SCHEMA = TOKEN_TABLES
+
+_VERSION = """
+SELECT user_version, application_id, (SELECT count(*) FROM main.sqlite_master)
+FROM pragma_user_version, pragma_application_id
+"""
+"""One statement, so that a writer may create the tables meanwhile."""
+
+
+def check_version(connection: sqlite3.Connection, *, path: Path) -> int:
+    """Returns the database's schema version: VERSION, or 0 for an empty one.
+
+    Raises:
+        ConfigError: the database has another schema, or is not forge's.
+        MachineError: its version is 0, but it has tables.
+    """
+    found, owner, num_tables = connection.execute(_VERSION).fetchone()
+    if owner == UNRELEASED_ID:
+        raise ConfigError(
+            f"{path}: recorded by a forge from before its first release (schema {found}); allowed: "
+            f"schema {VERSION} of this forge. Read it with the version that wrote it"
+        )
+    if found > VERSION:
+        raise ConfigError(
+            f"{path}: schema {found} is newer than this forge, which knows {VERSION}; "
+            "read it with the version that wrote it, or a later one"
+        )
+    if found and owner != APPLICATION_ID:
+        raise ConfigError(f"{path}: not a database of forge (application_id {owner:#x})")
+    if num_tables and not found:
+        raise MachineError(
+            f"{path}: user_version says that it is empty, but it has tables: the number was "
+            f'changed. Allowed: {VERSION}, which sqlite3 sets with "PRAGMA user_version = '
+            f'{VERSION}", or a copy from before the change'
+        )
+    return found
+
+
+def create(connection: sqlite3.Connection, *, path: Path, tables: str, views: str = "") -> None:
+    """Creates the tables of an empty database, then replaces the views if they differ.
+
+    Raises:
+        ConfigError, MachineError: as by `check_version`; nothing was written.
+        sqlite3.Error: a statement failed; its transaction was rolled back.
+    """
+    if not check_version(connection, path=path):
+        with _transaction(connection):
+            _execute(connection, tables)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+    if views and not has_views(connection, views):
+        with _transaction(connection):
+            names = "SELECT name FROM main.sqlite_master WHERE type = 'view'"
+            for (name,) in connection.execute(names).fetchall():
+                connection.execute(f'DROP VIEW "{name}"')
+            _execute(connection, views)
+
+
+def create_run(connection: sqlite3.Connection, *, path: Path) -> None:
+    """Creates run.db, or brings its views up to date; raises as `create` does."""
+    create(connection, path=path, tables=RUN_SCHEMA, views=VIEWS)
+
+
+def has_views(connection: sqlite3.Connection, views: str) -> bool:
+    """True if the database's own views are exactly those of the script."""
+    rows = connection.execute("SELECT sql FROM main.sqlite_master WHERE type = 'view'").fetchall()
+    return sorted(sql for (sql,) in rows) == sorted(split_statements(views))
+
+
+def split_statements(script: str) -> list[str]:
+    """Splits SQL at the semicolons that end a line and a statement.
+
+    Returns:
+        Statements without their semicolon, as `sqlite_master.sql` stores them.
+    """
+    found: list[str] = []
+    current = ""
+    for line in script.splitlines(keepends=True):
+        current += line
+        if line.rstrip().endswith(";") and sqlite3.complete_statement(current):
+            found.append(current.strip().removesuffix(";"))
+            current = ""
+    return [*found, current.strip()] if current.strip() else found
+
+
+def _execute(connection: sqlite3.Connection, script: str) -> None:
+    """Runs a script in the open transaction, which `executescript` would commit."""
+    for statement in split_statements(script):
+        connection.execute(statement)
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Generator[None]:
+    """Commits at the end, or rolls back. The connection is in autocommit mode."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")

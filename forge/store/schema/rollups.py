@@ -1,0 +1,411 @@
+"""Roll-ups: sums over the turns of a step, kept in tables so that views answer at a million turns.
+
+A step of a stage is *open* while rows of it are written, or *settled*: then its sums are stored in
+the `rolled_` tables. Views (`views`) show the stored rows and compute those of open steps afresh,
+so they are always exact. Triggers open a step, which deletes its stored rows, on any write from any
+program; the writer's thread settles all but the last few: before a commit, while idle, at its end.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+NOT_REPLAYED = "group_id NOT IN (SELECT group_id FROM {replayed})"
+FINISHED = """EXISTS
+        (SELECT 1 FROM groups f WHERE f.group_id = t.group_id AND f.num_rollouts > 0)"""
+"""Condition on a turn: its group has ended. The rollouts that end first are the easy ones, so turns
+of a group that is being played, or was cut off, are in no mean of a step."""
+
+BY_STEP = {
+    "groups": """
+    SELECT group_id, stage, step, purpose, is_greedy, problem_id, family, level,
+        (SELECT is_flat FROM groups g WHERE g.group_id = t.group_id) AS is_flat,
+        count(DISTINCT rollout) AS num_rollouts, count(*) AS num_turns,
+        (SELECT sum(is_correct) FROM trajectories r WHERE r.group_id = t.group_id) AS num_correct,
+        avg(reward) AS reward, min(discounted_return) AS return_low,
+        avg(discounted_return) AS return_mean, max(discounted_return) AS return_high,
+        max(speedup) AS speedup, count(DISTINCT completion_id) AS num_distinct_completions,
+        sum(num_completion_tokens) AS num_completion_tokens,
+        min(min_version) AS min_version, max(max_version) AS max_version
+    FROM {turns} t GROUP BY group_id""",
+    "steps": f"""
+    SELECT stage, step, count(DISTINCT group_id) AS num_groups, count(*) AS num_turns,
+        (SELECT sum(is_flat) FROM groups g WHERE g.stage = t.stage AND g.step = t.step
+            AND g.purpose = 'train') AS num_flat_groups,
+        avg(reward) AS reward, avg(discounted_return) AS return_mean,
+        avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate,
+        (SELECT avg(r.is_correct) FROM groups g JOIN trajectories r USING (group_id)
+            WHERE g.stage = t.stage AND g.step = t.step AND g.purpose = 'train'
+            AND g.num_rollouts > 0 AND r.ended NOT IN ('unjudgeable', 'infra')) AS pass_rate_multi,
+        avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END) AS compile_rate,
+        avg(CASE WHEN is_correct THEN speedup END) AS speedup,
+        max(CASE WHEN is_correct THEN speedup END) AS best_speedup,
+        avg(num_completion_tokens) AS completion_tokens, avg(is_truncated) AS truncated_share,
+        sum(num_completion_tokens) AS num_completion_tokens,
+        sum(status IN ('unjudgeable', 'infra_error')) AS num_masked,
+        min(min_version) AS min_version, max(max_version) AS max_version,
+        sum(generate_s) AS generate_s, sum(judge_s) AS judge_s
+    FROM {{turns}} t WHERE purpose = 'train' AND {FINISHED} GROUP BY stage, step""",
+    "levels": f"""
+    SELECT stage, step, level, family, count(DISTINCT group_id) AS num_groups,
+        avg(reward) AS reward,
+        avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate,
+        avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END) AS compile_rate,
+        max(CASE WHEN is_correct THEN speedup END) AS best_speedup
+    FROM {{turns}} t WHERE purpose = 'train' AND {FINISHED}
+    GROUP BY stage, step, level, family""",
+    "failures": f"""
+    SELECT stage, step, purpose, status, reason, count(*) AS num_turns,
+        1.0 * count(*) / sum(count(*)) OVER (PARTITION BY stage, step, purpose) AS share,
+        min(turn_id) AS example
+    FROM {{turns}} t WHERE status IS NOT NULL AND status <> 'correct' AND {FINISHED}
+        AND {NOT_REPLAYED}
+    GROUP BY stage, step, purpose, status, reason""",
+    "duplicates": f"""
+    SELECT stage, step, purpose, group_id, problem_id, count(*) AS num_rollouts,
+        count(DISTINCT completion_id) AS num_distinct_completions,
+        count(DISTINCT code_id) AS num_distinct_kernels,
+        1.0 - 1.0 * count(DISTINCT completion_id) / count(*) AS duplicate_share
+    FROM {{turns}} t WHERE turn = 0 AND NOT is_greedy AND {FINISHED} AND {NOT_REPLAYED}
+    GROUP BY group_id""",
+    "reward_terms": f"""
+    SELECT stage, step, purpose, term.key AS term, count(*) AS num_turns, avg(term.value) AS mean,
+        min(term.value) AS low, max(term.value) AS high, avg(term.value <> 0) AS paid_share
+    FROM {{turns}} t, json_each(t.reward_terms) AS term
+    WHERE {FINISHED} AND {NOT_REPLAYED}
+    GROUP BY stage, step, purpose, term.key""",
+    "phases": f"""
+    SELECT stage, step, purpose, phase.key AS phase, count(*) AS num_turns,
+        sum(phase.value) AS total_s, avg(phase.value) AS mean_s, max(phase.value) AS max_s
+    FROM {{turns}} t, json_each(t.phase_s) AS phase WHERE t.phase_s IS NOT NULL AND {FINISHED}
+    GROUP BY stage, step, purpose, phase.key""",
+    "staleness": """
+    SELECT stage, step, staleness, count(*) AS num_samples,
+        1.0 * count(*) / sum(count(*)) OVER (PARTITION BY stage, step) AS share,
+        avg(reward) AS reward, avg(abs(advantage)) AS advantage_size
+    FROM {uses} GROUP BY stage, step, staleness""",
+    # fast_p (arXiv 2502.10517): share of samples that are correct and more than p times as fast as
+    # the baseline. Here: of sampled first turns; NULL if a correct one was not timed and p > 0.
+    "fast_p": f"""
+    SELECT g.stage, g.step, max(t.max_version) AS policy_version, p.value AS p,
+        count(*) AS num_rollouts,
+        CASE WHEN p.value = 0 THEN avg(coalesce(v.status = 'correct', 0))
+             WHEN sum(v.status = 'correct' AND v.speedup IS NULL) > 0 THEN NULL
+             ELSE avg(coalesce(v.status = 'correct' AND v.speedup > p.value, 0)) END AS fast_p
+    FROM {{groups}} g CROSS JOIN trajectories r ON r.group_id = g.group_id
+    LEFT JOIN turns t ON t.group_id = g.group_id AND t.rollout = r.rollout AND t.turn = 0
+    LEFT JOIN verdicts v ON v.group_id = g.group_id AND v.rollout = r.rollout AND v.turn = 0
+    CROSS JOIN json_each('[0, 0.8, 1, 1.5, 2, 3, 5]') AS p
+    WHERE g.purpose = 'eval' AND g.num_rollouts > 0 AND NOT g.is_greedy
+        AND (t.reward IS NOT NULL OR r.num_turns = 0)
+        AND g.{NOT_REPLAYED}
+    GROUP BY g.stage, g.step, p.value""",
+    # Contribution of a step to each problem; `v_problems` sums them.
+    "problems": f"""
+    SELECT problem_id, purpose, stage, step,
+        count(DISTINCT group_id || '.' || rollout) AS num_rollouts, count(*) AS num_turns,
+        count(CASE WHEN status <> 'unjudgeable' THEN is_correct END) AS num_judged,
+        sum(is_correct) AS num_correct_turns,
+        max(reward) AS best_reward, max(CASE WHEN is_correct THEN speedup END) AS best_speedup,
+        min(CASE WHEN is_correct THEN max_version END) AS first_solved_by_version,
+        max(max_version) AS last_played_by_version
+    FROM {{turns}} t WHERE {NOT_REPLAYED} GROUP BY problem_id, purpose, stage, step""",
+    # Best kernel of each problem in a step; `v_best_kernels` takes the best of all steps.
+    "best": """
+    SELECT turn_row, problem_id, stage, step, group_id, rollout, turn, speedup_low, num_launches,
+        num_bytes
+    FROM (SELECT t.*, r.turn_row, c.num_bytes, row_number() OVER (
+            PARTITION BY t.problem_id, t.stage, t.step
+            ORDER BY t.speedup_low DESC NULLS LAST, t.num_launches, c.num_bytes, r.turn_row
+        ) AS place
+        FROM {turns} t JOIN turns r USING (group_id, rollout, turn)
+        LEFT JOIN texts c ON c.text_id = t.code_id WHERE t.status = 'correct')
+    WHERE place = 1""",
+}
+"""Name to SQL; its roll-up table is `rolled_<name>`. No row mixes two (stage, step), so the rows of
+a step can be kept in the table.
+
+Placeholders name the source: `{turns}` and `{groups}` are `v_turns` and `groups`, or `live_turns`
+and `live_groups`; `{uses}` is `v_samples` and `{replayed}` is `v_replayed`, or their rows of these
+steps."""
+
+IS_TIMED = (
+    "code_id IS NOT NULL AND (speedup IS NOT NULL OR code_id IN (SELECT code_id FROM rolled_noise))"
+)
+"""Condition on `live_turns`: the turn's kernel was timed, now or before the turn was rewritten."""
+_NOISE = """
+    SELECT g.problem_id, t.code_id, v.device, count(*) AS num_times, min(candidate_us) AS low_us,
+        avg(candidate_us) AS mean_us, max(candidate_us) AS high_us,
+        (max(candidate_us) - min(candidate_us)) / avg(candidate_us) AS relative_range
+    FROM {turns} CROSS JOIN verdicts v USING (group_id, rollout, turn)
+    LEFT JOIN groups g USING (group_id)
+    WHERE v.candidate_us IS NOT NULL AND t.code_id IS NOT NULL
+    GROUP BY g.problem_id, t.code_id, v.device HAVING count(*) > 1"""
+
+
+def noise_of(codes: str | None) -> str:
+    """SQL for kernels timed more than once, in any steps.
+
+    Args:
+        codes: table of code_id to restrict it to; None for all.
+    """
+    turns = "turns t" if codes is None else f"{codes} k CROSS JOIN turns t ON t.code_id = k.code_id"
+    return _NOISE.format(turns=turns)
+
+
+_OPEN_TABLES = """
+CREATE TABLE open_steps (
+    -- steps written since they were settled, or never settled
+    open_id INTEGER PRIMARY KEY,     -- ascending: the longest open step is settled first
+    stage INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    UNIQUE (stage, step)
+);
+CREATE TABLE open_groups (
+    -- groups with turns but no row yet: still being played, or cut off when the run was killed
+    group_id INTEGER PRIMARY KEY
+);
+CREATE TABLE open_kernels (
+    -- kernels that a rewritten turn had before
+    code_id INTEGER PRIMARY KEY
+);
+CREATE TABLE rolled_noise (
+    -- v_judge_noise of kernels that occur in no open step
+    problem_id TEXT, code_id INTEGER, device TEXT, num_times INTEGER, low_us REAL, mean_us REAL,
+    high_us REAL, relative_range REAL
+);
+CREATE INDEX rolled_noise_by_kernel ON rolled_noise (code_id);
+"""
+
+_ROLLED = {
+    "groups": """
+    group_id INTEGER PRIMARY KEY, stage INTEGER, step INTEGER, purpose TEXT, is_greedy INTEGER,
+    problem_id TEXT, family TEXT, level INTEGER, is_flat INTEGER, num_rollouts INTEGER,
+    num_turns INTEGER, num_correct INTEGER, reward REAL, return_low REAL, return_mean REAL,
+    return_high REAL, speedup REAL, num_distinct_completions INTEGER,
+    num_completion_tokens INTEGER, min_version INTEGER, max_version INTEGER""",
+    "steps": """
+    stage INTEGER, step INTEGER, num_groups INTEGER, num_turns INTEGER, num_flat_groups INTEGER,
+    reward REAL, return_mean REAL, pass_rate REAL, pass_rate_multi REAL, compile_rate REAL,
+    speedup REAL, best_speedup REAL, completion_tokens REAL, truncated_share REAL,
+    num_completion_tokens INTEGER, num_masked INTEGER, min_version INTEGER, max_version INTEGER,
+    generate_s REAL, judge_s REAL""",
+    "levels": """
+    stage INTEGER, step INTEGER, level INTEGER, family TEXT, num_groups INTEGER, reward REAL,
+    pass_rate REAL, compile_rate REAL, best_speedup REAL""",
+    "failures": """
+    stage INTEGER, step INTEGER, purpose TEXT, status TEXT, reason TEXT, num_turns INTEGER,
+    share REAL, example TEXT""",
+    "duplicates": """
+    stage INTEGER, step INTEGER, purpose TEXT, group_id INTEGER PRIMARY KEY, problem_id TEXT,
+    num_rollouts INTEGER, num_distinct_completions INTEGER, num_distinct_kernels INTEGER,
+    duplicate_share REAL""",
+    "reward_terms": """
+    stage INTEGER, step INTEGER, purpose TEXT, term TEXT, num_turns INTEGER, mean REAL, low REAL,
+    high REAL, paid_share REAL""",
+    "phases": """
+    stage INTEGER, step INTEGER, purpose TEXT, phase TEXT, num_turns INTEGER, total_s REAL,
+    mean_s REAL, max_s REAL""",
+    "staleness": """
+    stage INTEGER, step INTEGER, staleness INTEGER, num_samples INTEGER, share REAL, reward REAL,
+    advantage_size REAL""",
+    "fast_p": """
+    stage INTEGER, step INTEGER, policy_version INTEGER, p, num_rollouts INTEGER, fast_p REAL""",
+    "problems": """
+    problem_id TEXT NOT NULL, purpose TEXT NOT NULL, stage INTEGER NOT NULL,
+    step INTEGER NOT NULL, num_rollouts INTEGER, num_turns INTEGER, num_judged INTEGER,
+    num_correct_turns INTEGER, best_reward REAL, best_speedup REAL,
+    first_solved_by_version INTEGER, last_played_by_version INTEGER""",
+    "best": """
+    turn_row INTEGER PRIMARY KEY, problem_id TEXT, stage INTEGER, step INTEGER, group_id INTEGER,
+    rollout INTEGER, turn INTEGER, speedup_low REAL, num_launches INTEGER, num_bytes INTEGER""",
+}
+"""Name of an aggregate to the columns of its table `rolled_<name>`."""
+
+COLUMNS = {
+    name: ", ".join(column.split()[0] for column in columns.split(","))
+    for name, columns in _ROLLED.items()
+}
+"""Name of an aggregate to the names of its columns."""
+
+
+def _rolled_table(name: str, columns: str) -> str:
+    end = "\n)"
+    if name == "problems":
+        end = ", PRIMARY KEY (problem_id, purpose, stage, step)\n) WITHOUT ROWID"
+    return f"""
+CREATE TABLE rolled_{name} (
+    -- rows of settled steps{columns}{end};
+CREATE INDEX rolled_{name}_by_step ON rolled_{name} (stage, step);
+"""
+
+
+_OPEN = """
+    INSERT INTO open_steps (stage, step) SELECT {found}
+        AND NOT EXISTS (SELECT 1 FROM open_steps o WHERE o.stage = s.stage AND o.step = s.step);"""
+
+
+def _open(stage: str, step: str) -> str:
+    """SQL that opens the step named by two columns."""
+    found = f"s.stage, s.step FROM (SELECT {stage} AS stage, {step} AS step) s WHERE true"
+    return _OPEN.format(found=found)
+
+
+OPEN_ITS_STEP = _OPEN.format(found="s.stage, s.step FROM groups s WHERE s.group_id = NEW.group_id")
+OPEN_STEPS_OF_PROBLEM = _OPEN.format(
+    found="DISTINCT s.stage, s.step FROM groups s WHERE s.problem_id = NEW.problem_id"
+)
+OPEN_STEPS_OF_USES = _OPEN.format(
+    found="""DISTINCT s.stage, s.step
+        FROM samples m CROSS JOIN sample_uses s ON s.sample_id = m.sample_id
+        WHERE m.group_id = NEW.group_id AND m.rollout = NEW.rollout AND m.turn = NEW.turn"""
+)
+"""v_staleness shows a turn's reward at the steps that trained it."""
+NOTE_UNGROUPED = """
+    INSERT INTO open_groups SELECT NEW.group_id
+        WHERE NOT EXISTS (SELECT 1 FROM groups WHERE group_id = NEW.group_id)
+        AND NOT EXISTS (SELECT 1 FROM open_groups WHERE group_id = NEW.group_id);"""
+
+
+_DROP_ROLLED = "".join(
+    f"\n    DELETE FROM rolled_{name} WHERE stage = NEW.stage AND step = NEW.step;"
+    for name in COLUMNS
+)
+
+_TRIGGERS = {
+    "open_step_drops_its_rows": ("INSERT ON open_steps", _DROP_ROLLED),
+    "turn_inserted": ("INSERT ON turns", NOTE_UNGROUPED + OPEN_ITS_STEP + OPEN_STEPS_OF_USES),
+    "turn_updated": ("UPDATE ON turns", OPEN_ITS_STEP),
+    "turn_rewarded": (
+        "UPDATE OF reward ON turns WHEN NEW.reward IS NOT OLD.reward",
+        OPEN_STEPS_OF_USES,
+    ),
+    "turn_recoded": (
+        "UPDATE OF code_id ON turns WHEN NEW.code_id IS NOT OLD.code_id AND OLD.code_id",
+        """
+    INSERT INTO open_kernels SELECT OLD.code_id
+        WHERE NOT EXISTS (SELECT 1 FROM open_kernels WHERE code_id = OLD.code_id);""",
+    ),
+    "verdict_inserted": ("INSERT ON verdicts", OPEN_ITS_STEP),
+    "verdict_updated": ("UPDATE ON verdicts", OPEN_ITS_STEP),
+    "trajectory_inserted": ("INSERT ON trajectories", OPEN_ITS_STEP),
+    "trajectory_updated": ("UPDATE ON trajectories", OPEN_ITS_STEP),
+    "group_inserted": (
+        "INSERT ON groups",
+        "\n    DELETE FROM open_groups WHERE group_id = NEW.group_id;" + OPEN_ITS_STEP,
+    ),
+    "group_updated": ("UPDATE ON groups", _open("OLD.stage", "OLD.step") + OPEN_ITS_STEP),
+    "problem_inserted": ("INSERT ON problems", OPEN_STEPS_OF_PROBLEM),
+    "problem_updated": (
+        "UPDATE ON problems WHEN NEW.family IS NOT OLD.family OR NEW.level IS NOT OLD.level",
+        OPEN_STEPS_OF_PROBLEM,
+    ),
+    "use_inserted": ("INSERT ON sample_uses", _open("NEW.stage", "NEW.step")),
+    "use_updated": ("UPDATE ON sample_uses", _open("NEW.stage", "NEW.step")),
+}
+"""Name to the event and the statements that it runs."""
+
+_ROLLED_INDEXES = """
+CREATE INDEX rolled_groups_by_problem ON rolled_groups (problem_id);
+CREATE INDEX rolled_best_by_problem ON rolled_best
+    (problem_id, speedup_low DESC, num_launches, num_bytes, turn_row);
+"""
+ROLLUP_TABLES = (
+    _OPEN_TABLES
+    + "".join(_rolled_table(*each) for each in _ROLLED.items())
+    + _ROLLED_INDEXES
+    + "".join(
+        f"CREATE TRIGGER {name} AFTER {event} BEGIN{statements}\nEND;\n"
+        for name, (event, statements) in _TRIGGERS.items()
+    )
+)
+"""Tables, indexes and triggers, after `tables`."""
+
+REOPEN_ALL = (
+    "".join(f"DELETE FROM rolled_{name};\n" for name in COLUMNS)
+    + "DELETE FROM rolled_noise;\nDELETE FROM open_kernels;\nDELETE FROM open_groups;\n"
+    + "DELETE FROM open_steps;\n"
+    + """
+INSERT INTO open_steps (stage, step)
+    SELECT stage, step FROM groups UNION SELECT stage, step FROM sample_uses ORDER BY 1, 2;
+INSERT INTO open_groups SELECT DISTINCT group_id FROM turns t
+    WHERE NOT EXISTS (SELECT 1 FROM groups g WHERE g.group_id = t.group_id);
+"""
+)
+"""Makes every roll-up again from the rows."""
+
+MAX_OPEN_STEPS = 4
+"""Steps that stay open: one being played, one being trained, an evaluation, and a spare. Every view
+computes these afresh."""
+SETTLED_AT_ONCE = 3
+"""Steps settled per commit, 10 ms each: with ten commits per second, no backlog builds up at 15,000
+turns per second."""
+
+_ONE_STEP = {
+    "turns": "(SELECT * FROM live_turns WHERE stage = :stage AND step = :step)",
+    "groups": "(SELECT * FROM live_groups WHERE stage = :stage AND step = :step)",
+    "uses": "(SELECT * FROM v_samples WHERE stage = :stage AND step = :step)",
+    "replayed": "v_replayed WHERE stage = :stage AND step = :step",
+}
+_SETTLE = tuple(
+    f"INSERT INTO rolled_{name} ({COLUMNS[name]}) {sql.format(**_ONE_STEP)}"
+    for name, sql in BY_STEP.items()
+)
+_SETTLE_NOISE = (
+    f"""INSERT OR IGNORE INTO open_kernels SELECT code_id FROM live_turns
+        WHERE stage = :stage AND step = :step AND {IS_TIMED}""",
+    "DELETE FROM rolled_noise WHERE code_id IN (SELECT code_id FROM open_kernels)",
+    f"INSERT INTO rolled_noise {noise_of('open_kernels')}",
+    "DELETE FROM open_kernels",
+)
+
+
+_IS_TORN = "SELECT " + " OR ".join(
+    f"EXISTS (SELECT 1 FROM open_steps o JOIN rolled_{name} r USING (stage, step))"
+    for name in COLUMNS
+)
+
+
+def reopen_if_torn(run: sqlite3.Connection) -> bool:
+    """Opens all steps if one of them is open and settled at once, which no transaction leaves: a
+    damaged WAL put older pages beside newer ones. Roll-ups are made from rows, so none is lost.
+
+    Returns:
+        True if it was so.
+    """
+    (is_torn,) = run.execute(_IS_TORN).fetchone()
+    if is_torn:
+        run.executescript(f"BEGIN IMMEDIATE;\n{REOPEN_ALL}COMMIT;")
+    return bool(is_torn)
+
+
+def settle_oldest(run: sqlite3.Connection, *, max_open: int = MAX_OPEN_STEPS) -> bool:
+    """Settles the longest open steps beyond `max_open`, at most SETTLED_AT_ONCE.
+
+    Returns:
+        True if it settled any.
+    """
+    oldest = run.execute(
+        "SELECT stage, step FROM open_steps ORDER BY open_id LIMIT ?", (max_open + SETTLED_AT_ONCE,)
+    ).fetchall()
+    surplus = oldest[: max(0, len(oldest) - max_open)]
+    for stage, step in surplus:
+        _settle(run, stage=stage, step=step)
+    return bool(surplus)
+
+
+def settle_while(run: sqlite3.Connection, *, is_wanted: Callable[[], bool]) -> None:
+    """Settles all steps, a few per transaction, until `is_wanted` returns False."""
+    is_more = True
+    while is_more and is_wanted():
+        run.execute("BEGIN IMMEDIATE")
+        is_more = settle_oldest(run, max_open=0)
+        run.execute("COMMIT")
+
+
+def _settle(run: sqlite3.Connection, *, stage: int, step: int) -> None:
+    place = {"stage": stage, "step": step}
+    for statement in (*_SETTLE, *_SETTLE_NOISE):
+        run.execute(statement, place)
+    run.execute("DELETE FROM open_steps WHERE stage = :stage AND step = :step", place)
