@@ -26,7 +26,7 @@ from store_run import SyntheticRun
 
 from forge.config.schema import StoreTable
 from forge.store import RunPaths, open_run, open_writer
-from forge.store.schema.run_views import view_names
+from forge.store.schema.views import view_names
 
 LEAST_TURNS_PER_S = 4000
 MOST_BYTES_A_TURN = 6000
