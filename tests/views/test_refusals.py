@@ -14,7 +14,7 @@ import pytest
 
 from forge.cli import run_command
 from forge.store.reader import JSON_COLUMNS
-from forge.store.schema.tables import RUN_TABLES_1
+from forge.store.schema.tables import RUN_TABLES
 from tests.store.storefactory import small_run, write_run
 
 HUGE = "9" * 25
@@ -135,7 +135,7 @@ def test_a_column_without_its_json_is_one_line_with_its_place(
 
 
 def test_every_json_column_is_checked() -> None:
-    tables = re.findall(r"CREATE TABLE (\w+) \((.*?)\n\)", RUN_TABLES_1, flags=re.DOTALL)
+    tables = re.findall(r"CREATE TABLE (\w+) \((.*?)\n\)", RUN_TABLES, flags=re.DOTALL)
     found = {
         (table, column)
         for table, body in tables
