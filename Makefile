@@ -47,7 +47,7 @@ test-all: setup lint .frameworks/done
 	touch $@
 
 frameworks: .frameworks/done
-	@$(MAKE) --no-print-directory tests TIER='-m "frameworks and long" tests/adapters tests/commands/openenv'
+	@$(MAKE) --no-print-directory tests TIER='-m "frameworks and long" tests/adapters'
 
 # MkDocs is installed when it is first needed: no other command waits for it.
 .venv/docs-done: constraints.txt | setup

@@ -14,9 +14,9 @@ from forge.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from forge import client as client
-    from forge.api.calls import ajudge, judge, judges, reward
-    from forge.api.pools import JudgePool
-    from forge.api.verdict import Reward, Verdict
+    from forge.adapters.calls import ajudge, judge, judges, reward
+    from forge.adapters.pools import JudgePool
+    from forge.adapters.verdict import Reward, Verdict
     from forge.commands.chat import asolve, solve
     from forge.views.api import open_run as open
 
@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("ajudge", "judge", "judges", "reward"), "forge.api.calls"),
-    "JudgePool": "forge.api.pools",
-    **dict.fromkeys(("Reward", "Verdict"), "forge.api.verdict"),
+    **dict.fromkeys(("ajudge", "judge", "judges", "reward"), "forge.adapters.calls"),
+    "JudgePool": "forge.adapters.pools",
+    **dict.fromkeys(("Reward", "Verdict"), "forge.adapters.verdict"),
     **dict.fromkeys(("asolve", "solve"), "forge.commands.chat"),
 }
 """Modules of the public names."""

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from forge.api.connection import UNIX_PREFIX, ServerConnection, open_connection
-from forge.api.verdict import Reward, Verdict
+from forge.adapters.connection import UNIX_PREFIX, ServerConnection, open_connection
+from forge.adapters.verdict import Reward, Verdict
 from forge.errors import ConfigError, MachineError
 
 FIRST_PAUSE_S = 0.2

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from docs.generate.markdown import code, page, table, text
-from forge.api.http.openapi import document
-from forge.commands.openenv.app import openapi_paths
-from forge.commands.openenv.models import (
+from forge.adapters.http.models import document
+from forge.adapters.openenv.models import (
     KernelAction,
     KernelObservation,
     KernelState,
     ResetOptions,
     StepOptions,
 )
+from forge.adapters.openenv.server import openapi_paths
 from forge.serve.front import FORWARDED
 
 if TYPE_CHECKING:

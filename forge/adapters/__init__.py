@@ -1,6 +1,8 @@
-"""The judge as a reward in other people's trainers: TRL, verl, slime, verifiers and prime-rl.
+"""The judge for other programs: in Python, over HTTP, as an OpenEnv environment, as a reward.
 
-Called by those frameworks, in their processes: everything here asks `forge judge --serve` through
-`forge.client`, so neither torch nor a judge runs there. Never imports a framework, except
-`verifiers.py`, whose classes are subclasses. docs/how-to/other-trainers.md says how to use each.
+`calls.py` is `forge.judge`, `http` is `/v1/`, `openenv` is `forge judge --openenv`. `trl`, `verl`,
+`slime` and `verifiers` are rewards in those frameworks, in their processes: they ask `forge judge
+--serve` through `forge.client`, so neither torch nor a judge runs there (docs/how-to/
+other-trainers.md). `verdict.py` needs the standard library only. Nothing here imports the
+supervisor or a framework, except `verifiers.py`, whose classes are subclasses.
 """

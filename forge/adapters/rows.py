@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge.api.subjects import known_problems, problem_names
+from forge.adapters.subjects import known_problems, problem_names
 from forge.config.schema import PromptTable
 from forge.data.prompts.loading import make_prompts
 from forge.errors import ConfigError

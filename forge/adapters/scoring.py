@@ -19,7 +19,7 @@ from forge.rewards.returns import turn_returns
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forge.api.verdict import Verdict
+    from forge.adapters.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -1,3 +1,4 @@
+# pyright: standard
 """slime: a custom reward function, and rewards that are centred within the problem's group.
 
     --custom-rm-path forge.adapters.slime.compute_score --rm-url http://127.0.0.1:8200

@@ -1,3 +1,4 @@
+# pyright: standard
 """verifiers (v1), and prime-rl through it: a taskset of problems, and an environment with turns.
 
 `examples/forge_kernels.py` makes it a plugin. Each reply is judged, and the feedback is the user's

@@ -28,8 +28,8 @@ def chat(
 ) -> None:
     """Ask a run's model for a kernel; each turn is judged, and stored beside the run."""
     require_linux()
+    from forge.adapters.subjects import STDIN, read_source
     from forge.commands import chat as view
-    from forge.commands.source_text import STDIN, read_source
 
     if problem == "-" and sys.stdin is not None and sys.stdin.isatty():
         say("enter a problem or a function of tensors, then Ctrl-D; or name a file with --problem")

@@ -99,9 +99,9 @@ def distill(
     """Ask a teacher for kernels, judge them, and write its traces as SFT rows. The same command
     again continues."""
     require_linux()
+    from forge.adapters.settings import JudgeSettings
     from forge.commands.distill.distill import distill as run_distillation
     from forge.commands.distill.request import DistillRequest
-    from forge.commands.judge.settings import JudgeSettings
     from forge.serve.remote.teacher import TeacherSettings
 
     request = DistillRequest(

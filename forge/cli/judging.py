@@ -29,8 +29,8 @@ from forge.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forge.commands.judge.files import JudgingRequest
-    from forge.commands.judge.settings import JudgeSettings
+    from forge.adapters.settings import JudgeSettings
+    from forge.commands.judge.judge import JudgingRequest
 
 
 Problem = Annotated[
@@ -125,7 +125,7 @@ def judge(
     """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients, which
     may name problems of PROBLEM. With --run, judge a run's answers again."""
     require_linux()
-    from forge.commands.judge.settings import JudgeSettings
+    from forge.adapters.settings import JudgeSettings
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
@@ -175,13 +175,13 @@ def _serve(
 ) -> None:
     """Serves judges, and with `num_turns` problems as environments. Options that each request
     chooses are refused."""
-    from forge.api.http.serving import serve
-    from forge.commands.judge.settings import check_format
+    from forge.adapters.http.routes import serve
+    from forge.adapters.settings import check_format
 
     for name in (name for name, is_given in by_request.items() if is_given):
         raise ConfigError(f"--{name}: not allowed with --serve, which judges as each client asks")
     if num_turns is not None:
-        from forge.commands.openenv.serve import EnvironmentRequest, serve_environment
+        from forge.adapters.openenv.server import EnvironmentRequest, serve_environment
 
         wanted = EnvironmentRequest(
             problems=problem, format=check_format(row_format), turns=num_turns
@@ -235,10 +235,9 @@ def _request(
     is_timed: bool, is_profiled: bool, is_explained: bool,
 ) -> JudgingRequest:  # fmt: skip
     """The arguments as a request. Raises ConfigError for those that cannot be used."""
-    from forge.commands.judge.files import JudgingRequest, require_sources
-    from forge.commands.judge.overrides import parse_overrides
-    from forge.commands.judge.settings import check_format, check_precision
-    from forge.commands.judge.shapes import parse_shapes
+    from forge.adapters.settings import check_format, check_precision
+    from forge.commands.judge.judge import JudgingRequest, require_sources
+    from forge.commands.judge.overrides import parse_overrides, parse_shapes
 
     problem, candidate = require_sources(problem, candidate)
     check_precision(precision)
@@ -284,10 +283,9 @@ def check_problems(
 ) -> None:
     """Find problems that cannot be judged, or that reward an answer that does less than asked."""
     require_linux()
+    from forge.adapters.settings import JudgeSettings, check_format
     from forge.commands.judge import problems as view
-    from forge.commands.judge.overrides import parse_overrides
-    from forge.commands.judge.settings import JudgeSettings, check_format
-    from forge.commands.judge.shapes import parse_shapes
+    from forge.commands.judge.overrides import parse_overrides, parse_shapes
 
     settings = JudgeSettings(
         device=device, isolation=isolation, timeout=timeout,

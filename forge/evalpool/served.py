@@ -7,8 +7,8 @@
     GET /health → {ok, status, capacity, in_flight, queue, judges: [{name, device, ...}], ...}
 
 A request is about one shape, unless the source has `get_input_sets()`: a client whose problem has
-several by constants asks for each. These routes are internal and change with the version; those for
-other programs are `/v1/` (`forge.api.http`), which are served beside them. `[judge] url` connects,
+several by constants asks for each. These routes are internal and change with the version;
+`/v1/` (`forge.adapters.http`), served with them, is for other programs. `[judge] url` connects
 through the door (`forge.process.server.door`). Promises: an invalid request gets 422; beyond
 `max_in_flight` a client gets 503 with Retry-After; the requests of a client that hangs up leave the
 queue, and what a judge has begun for it is finished and cached; SIGTERM and Ctrl-C end the pool

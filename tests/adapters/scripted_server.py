@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from forge.api.verdict import Reward, Verdict
+from forge.adapters.verdict import Reward, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,17 +14,17 @@ import pytest
 from rich.console import Console
 
 from forge import cli
+from forge.adapters.settings import JudgeSettings
 from forge.commands.judge import judge as judging
-from forge.commands.judge.files import JudgingRequest, require_sources
+from forge.commands.judge.judge import JudgingRequest, require_sources
 from forge.commands.judge.overrides import parse_overrides
-from forge.commands.judge.settings import JudgeSettings
 from forge.data.overrides import find_problem
 from forge.errors import ConfigError
 from forge.records import Status, Verdict
 from tests.cli.relu_kernel import KERNEL
 
 if TYPE_CHECKING:
-    from forge.commands.judge.files import JudgeJob
+    from forge.commands.judge.judge import JudgeJob
 
 ROOT = Path(__file__).parents[2]
 PROBLEM = """import torch

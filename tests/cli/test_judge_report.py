@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from forge.commands.judge.files import JudgeJob, JudgingRequest
-from forge.commands.judge.judge import Judged
+from forge.commands.judge.judge import Judged, JudgeJob, JudgingRequest
 from forge.commands.judge.report import BAR_WIDTH, histogram, render, render_table
 from forge.records import Problem, Split, Status, Timing, Verdict
 from forge.records.verdict import KernelTime, Profile, ShapeVerdict

@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 import forge
+from forge.adapters.subjects import read_source
 from forge.commands import chat
 from forge.commands.engine_placement import place_on, small
-from forge.commands.source_text import read_source
 from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, PolicyVersion

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forge.commands.judge.files import JudgingRequest, read_jobs
+from forge.commands.judge.judge import JudgingRequest, read_jobs
 from forge.data.overrides import Overrides, find_problem
 from forge.errors import ConfigError
 

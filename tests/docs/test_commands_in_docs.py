@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer.main
 
-from forge.api.http.models import JudgeCall
+from forge.adapters.http.models import JudgeCall
 from forge.cli import app, run_command
 from forge.serve.installed.versions import TESTED_VLLM
 from tests.docs.pages import PAGES, ROOT, file_name, read_blocks, read_commands

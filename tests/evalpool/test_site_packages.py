@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forge.commands.judge.settings import JudgeSettings
+from forge.adapters.settings import JudgeSettings
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError
 from forge.evalpool.judge.sandbox import model_configs, root

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 
-from forge.api.answering import answering_on
-from forge.api.http.routes import JudgeApi
+from forge.adapters.answering import answering_on
+from forge.adapters.http.routes import JudgeApi
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge.app import make_app
 from forge.evalpool.pool import Pool

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import xxhash
 
-from forge.commands.judge.counter import open_counter
+from forge.commands.counter import open_counter
 from forge.evalpool.pool import open_pool
 from forge.process.devices import inventory
 from forge.process.sockets import open_socket_dir

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from forge.commands.counter import open_counter
 from forge.commands.data.worker import error_path, prepare_chunks, worker_config
-from forge.commands.judge.counter import open_counter
 from forge.data.build.output import origin_of
 from forge.data.build.rows import RowChunk, RowFile, plan_chunks
 from forge.data.build.shards import ShardFolder
@@ -23,7 +23,7 @@ from forge.process.child import Child, ChildSpec, open_child
 from forge.process.environment import child_env
 
 if TYPE_CHECKING:
-    from forge.commands.judge.counter import Advance
+    from forge.commands.counter import Advance
     from forge.config.schema.build import DataBuild
     from forge.data.prompts.prompt_set import PromptSet
 

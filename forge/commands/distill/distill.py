@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from forge.commands.counter import open_counter
 from forge.commands.distill.attempt import TeacherAttempt, first_hash
 from forge.commands.distill.journal import Journal, open_journal
 from forge.commands.distill.report import Distilled
 from forge.commands.distill.request import DistillRequest, DistillTask, read_task
 from forge.commands.distill.rows import RowOrigin, make_row
-from forge.commands.judge.counter import open_counter
 from forge.errors import ChildDied, ConfigError, ForgeError
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
@@ -36,7 +36,7 @@ from forge.serve.remote.teacher import open_teacher
 from forge.serve.remote.url_client import RefusedRequest
 
 if TYPE_CHECKING:
-    from forge.commands.judge.counter import Advance
+    from forge.commands.counter import Advance
     from forge.data.prompts.prompt_set import PromptSet
     from forge.records import Judge, Problem
     from forge.serve.remote.teacher import Teacher

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from forge.commands.judge.files import require_path
-from forge.commands.judge.settings import JudgeSettings
+from forge.adapters.settings import JudgeSettings
+from forge.commands.judge.judge import require_path
 from forge.config.load import load_experiment
 from forge.config.schema import ProblemsTable, PromptTable, RewardTable
 from forge.config.schema.prompt import PresetName

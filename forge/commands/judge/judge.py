@@ -1,36 +1,47 @@
-"""`forge judge`: judges files with judges started for them, or with a served pool.
+"""`forge judge`: the candidates of a request with their problems, and the verdicts on them.
 
-Called by the command line, which prints the result. If the machine prevented a verdict
-(`infra_error`), the command exits with 3; if a problem cannot be judged (`unjudgeable`), with 2;
-any verdict on a candidate exits with 0.
+    problem.py  candidate.py   one job       problem.py  folder/   one for each file
+    problem.py  -              stdin         folder/     folder/   by name: 3_x.py answers 3_x.py,
+    folder/     3_x.py         by name                             or the only problem numbered 3
+
+A file of rows (Parquet, JSON, JSON lines) is a folder of its problems. With a chosen problem, all
+candidates answer it. In a folder, files that cannot be judged are listed and the other files are
+judged; if none can be judged, each is a line of one ConfigError. Exit codes: 3 if the machine
+prevented a verdict (`infra_error`), 2 if a problem cannot be judged (`unjudgeable`), else 0.
 """
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from forge.adapters.answering import refuse
+from forge.adapters.settings import MAX_JUDGES
+from forge.adapters.subjects import STDIN, KnownProblems, holds_several, read_source
+from forge.commands.counter import open_counter
 from forge.commands.explained import explain_packed
-from forge.commands.judge.counter import open_counter
-from forge.commands.judge.files import JudgeJob, JudgingRequest, read_jobs
-from forge.commands.judge.refusal import refuse
-from forge.commands.judge.settings import MAX_JUDGES
+from forge.data.answers import extract
+from forge.data.directory import find_files
+from forge.data.overrides import Overrides
+from forge.errors import ConfigError
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from rich.console import RenderableType
 
-    from forge.commands.judge.settings import JudgeSettings
+    from forge.adapters.settings import JudgeSettings
     from forge.config.schema import JudgeTable
+    from forge.config.schema.problems import RowFormat
+    from forge.data.directory import ProblemFile
     from forge.process.devices import Gpu
+    from forge.records import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,3 +156,125 @@ async def _judge_all(
             for index, job in enumerate(jobs):
                 tasks.start_soon(judge_one, index, job)
     return [verdicts[index] for index in range(len(jobs))]
+
+
+MAX_NAME = 256
+"""Characters of a path in a message: users paste a source in place of a path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgingRequest:
+    """Problems and candidates to judge, and how much of each verdict is wanted."""
+
+    problem: Path
+    """A problem file, a directory of them, or a file of rows."""
+    chosen: str | None = None
+    """Name of the one problem of a directory or file of rows that all candidates answer."""
+    format: RowFormat = "kernelbench"
+    """Columns of a file of rows."""
+    candidate: str
+    """A file, a directory, or `-` for stdin."""
+    overrides: Overrides = field(default_factory=Overrides)
+    """Values for module constants of the problem files."""
+    shapes: Sequence[Overrides] = ()
+    """Values for module constants at each of several shapes."""
+    precision: str = "fp32"
+    is_timed: bool = True
+    is_profiled: bool = False
+    is_explained: bool = False
+    """Print the captured program."""
+
+    @property
+    def is_directory(self) -> bool:
+        """True if the candidate is a directory of candidates."""
+        return Path(self.candidate).is_dir()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeJob:
+    """One candidate and the problem that it answers."""
+
+    name: str
+    """Name of the candidate: its path below the given directory, its file name, or `stdin`."""
+    problem: Problem
+    code: str
+    """Code in the text if it is a model's answer, else the text itself."""
+
+
+def require_sources(problem: Path | None, candidate: str | None) -> tuple[Path, str]:
+    """The arguments of the command line. Raises ConfigError if one is missing or does not exist."""
+    if problem is None or candidate is None:
+        missing = "PROBLEM and CANDIDATE" if problem is None else "CANDIDATE"
+        raise ConfigError(f"forge judge: no {missing}; give both, or --serve")
+    if not candidate:
+        raise ConfigError("forge judge: CANDIDATE is empty; a file, a directory or - is needed")
+    require_path(problem)
+    if candidate != STDIN:
+        require_path(Path(candidate))
+    return problem, candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """The candidates of a request."""
+
+    judged: Sequence[JudgeJob]
+    """Candidates with a problem, in the order of their names."""
+    skipped: Mapping[str, str]
+    """Reasons why other files are not judged, by the names of the files."""
+
+
+def read_jobs(request: JudgingRequest) -> Jobs:
+    """All candidates with their problems. Raises ConfigError if none can be judged."""
+    problem, candidate = request.problem, request.candidate
+    root = None if candidate == STDIN else Path(candidate)
+    if holds_several(problem) and root is None and request.chosen is None:
+        what = "a directory" if problem.is_dir() else "a file of rows"
+        raise ConfigError(
+            f"{problem}: {what}; a candidate on stdin needs one problem file, or --problem"
+        )
+    paths = _candidates(root) if root is not None else {"stdin": None}
+    answered = KnownProblems(problem, chosen=request.chosen, format=request.format)
+    judged: list[JudgeJob] = []
+    skipped: dict[str, str] = {}
+    for name, path in paths.items():
+        try:
+            file = answered.file(name)
+            code = read_source(STDIN if path is None else str(path))
+        except ConfigError as error:
+            skipped[name] = str(error)
+            continue
+        judged.append(JudgeJob(name=name, problem=_problem(answered, file, request), code=code))
+    if skipped and not judged:
+        raise ConfigError("\n".join(skipped.values()))
+    answered.check(request.overrides, request.shapes)
+    return Jobs(judged=[_extracted(job) for job in judged], skipped=skipped)
+
+
+def _problem(answered: KnownProblems, file: ProblemFile, request: JudgingRequest) -> Problem:
+    return answered.problem(
+        file, overrides=request.overrides, shapes=request.shapes, precision=request.precision
+    )
+
+
+def _extracted(job: JudgeJob) -> JudgeJob:
+    found = extract(job.code, entry_point=job.problem.entry_point)
+    return replace(job, code=found.code) if found.is_ok else job
+
+
+def require_path(path: Path) -> None:
+    """Raises ConfigError if the path does not exist or is not accessible."""
+    try:
+        path.stat()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{str(path)[:MAX_NAME]}: {reason}") from error
+
+
+def _candidates(root: Path) -> dict[str, Path | None]:
+    if not root.is_dir():
+        return {root.name: root}
+    paths = find_files(root, include=())
+    if not paths:
+        raise ConfigError(f"{root}: no *.py in it; expected a directory of candidates")
+    return {path.relative_to(root).as_posix(): path for path in paths}

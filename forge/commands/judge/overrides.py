@@ -1,11 +1,11 @@
-"""`--override`: values for module constants of problem files.
+"""`--override` and `--shape`: values for module constants of problem files.
 
     NAME=VALUE          for every file that has the constant
     PROBLEM:NAME=VALUE  for one file, by path, name or number
     @FILE               a TOML file: NAME = VALUE, and a table for each problem
 
-An option of `forge judge` and `forge problems check`; a run has `[problems] overrides`, which has
-the form of such a file.
+A shape is several, with commas; `--shape` is repeated for each. Options of `forge judge` and `forge
+problems check`; a run has `[problems] overrides`, which has the form of such a file, and `shapes`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import ast
 import math
 import re
 import tomllib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from forge.commands.source_text import read_source
-from forge.data.directory import find_mistakes
+from forge.adapters.subjects import read_source
+from forge.config.schema.problems import find_shape_mistakes
 from forge.data.overrides import Overrides
 from forge.errors import ConfigError
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from forge.config.schema.problems import Constant
-    from forge.data.directory import ProblemFile
 
 _ASSIGNMENT = re.compile(r"\s*(?:([^=]+):)?\s*([^\W\d]\w*)\s*=(.*)", re.DOTALL)
 BOOLEANS = {"true": True, "false": False}
@@ -60,23 +58,6 @@ def parse_overrides(items: Iterable[str], *, option: str = "--override") -> Over
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return Overrides(everywhere=everywhere, by_problem=by_problem)
-
-
-def check_overrides(
-    overrides: Overrides,
-    shapes: Sequence[Overrides],
-    files: Sequence[ProblemFile],
-    *,
-    root: Path,
-    among: Sequence[str] | None = None,
-) -> None:
-    """Raises ConfigError for an override or a shape that names no file in `among`, or no constant
-    of `files`."""
-    found = list(find_mistakes(overrides, files, root=root, prefix="--override ", among=among))
-    for shape in shapes:
-        found += find_mistakes(shape, files, root=root, prefix="--shape ", among=among)
-    if found:
-        raise ConfigError("\n".join(dict.fromkeys(found)))
 
 
 def _of_assignment(item: str, place: str) -> Overrides:
@@ -134,3 +115,41 @@ def _value(text: str) -> Constant:
     if not _is_constant(value):
         raise ValueError(text)
     return value
+
+
+OPTION = "--shape"
+_PROBLEM = re.compile(r"([^=]+:)?(.*)", re.DOTALL)
+_NEXT = re.compile(r",(?=(?:[^=,]+:)?\s*[^\W\d]\w*\s*=)")
+"""A comma before the next name, or problem and name; a comma in a value does not separate."""
+
+
+def parse_shapes(items: Sequence[str]) -> tuple[Overrides, ...]:
+    """Shapes from `N=1024`, `N=4096,M=100`, `3_matmul:N=512`, `@sizes.toml`.
+
+    Raises:
+        ConfigError: one line for each shape that cannot be used.
+    """
+    shapes = tuple(parse_overrides(_assignments(item), option=OPTION) for item in items)
+    tables = [{**shape.everywhere, **shape.by_problem} for shape in shapes]
+    found = list(find_shape_mistakes(tables)) if items else []
+    if found:
+        lines = [
+            f"{OPTION}{'' if index is None else f' {items[index]}'}: {text}"
+            for index, text in found
+        ]
+        raise ConfigError("\n".join(lines))
+    return shapes
+
+
+def _assignments(item: str) -> list[str]:
+    """`3_matmul:N=512,M=3` as `3_matmul:N=512` and `3_matmul:M=3`: a problem holds for the names
+    up to the next problem."""
+    if item.startswith("@"):
+        return [item]
+    problem, found = "", list[str]()
+    for part in _NEXT.split(item):
+        match = _PROBLEM.fullmatch(part)
+        assert match is not None, part
+        problem = match[1] or problem
+        found.append(f"{problem}{match[2]}")
+    return found

@@ -17,11 +17,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from forge.commands.judge.counter import open_counter
-from forge.commands.judge.files import require_path
-from forge.commands.judge.known import read_row_problems
-from forge.commands.judge.overrides import check_overrides
-from forge.commands.judge.settings import MAX_JUDGES, check_precision
+from forge.adapters.settings import MAX_JUDGES, check_precision
+from forge.adapters.subjects import check_overrides, read_row_problems
+from forge.commands.counter import open_counter
+from forge.commands.judge.judge import require_path
 from forge.data.directory import find_files, parse_file, to_problem
 from forge.data.overrides import find_problem
 from forge.data.pairs.files import SUFFIXES
@@ -37,7 +36,7 @@ from forge.views.text.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.commands.judge.settings import JudgeSettings
+    from forge.adapters.settings import JudgeSettings
     from forge.config.schema import JudgeTable
     from forge.config.schema.problems import RowFormat
     from forge.data.directory import ProblemFile

@@ -17,8 +17,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from forge.adapters.answering import NOT_RUN
 from forge.commands.explained import explain_packed
-from forge.commands.judge.refusal import NOT_RUN
 from forge.evalpool.site_packages import KEY as PACKAGES_KEY
 from forge.records import Reason, Status
 from forge.views.text.numbers import percent
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from forge.commands.judge.files import JudgeJob, JudgingRequest
+    from forge.commands.judge.judge import JudgeJob, JudgingRequest
     from forge.records import Timing, Verdict
     from forge.records.verdict import KernelTime
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from forge.adapters.subjects import STDIN, read_source
 from forge.commands.rows_from_run import read_problem
-from forge.commands.source_text import STDIN, read_source
 from forge.data.answers import extract
 from forge.data.overrides import find_problem
 from forge.data.problems import from_source, load_problems

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import tomli_w
 
-from forge.commands.judge.settings import JudgeSettings
+from forge.adapters.settings import JudgeSettings
 from forge.commands.suite.problems import Suite, find_suite
 from forge.commands.suite.source import find_source
 from forge.config.schema import EvalStage

@@ -1,0 +1,127 @@
+"""Judges answers on an open pool and publishes the verdicts. Called in an event loop, by the API of
+Python (`pools.py`) and by HTTP (`http/`).
+
+A source with a fault that needs no run to be seen is refused without a judge, which takes seconds
+to start.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from forge.adapters.published import publish
+from forge.adapters.subjects import find_code
+from forge.config.schema import PromptTable
+from forge.data.prompts.loading import make_prompts
+from forge.errors import Stalled
+from forge.evalpool.judge.channel.words import clean
+from forge.evalpool.judge.trial.source import check_source
+from forge.evalpool.pool import open_pool
+from forge.process.ask import LOOP_BYTES
+from forge.process.child import thread_for_children
+from forge.process.sockets import open_socket_dir
+from forge.records import Reason, Status, Verdict
+from forge.rollout.play import verdict_without_code
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from forge.adapters.verdict import Verdict as PublicVerdict
+    from forge.config.schema import JudgeTable
+    from forge.data.answers import Extraction
+    from forge.data.prompts.prompt_set import PromptSet
+    from forge.evalpool.pool import Pool
+    from forge.process.devices import Gpu
+    from forge.records.problem import ReferenceModule
+
+MAX_DETAIL = 500
+"""Maximum length of the detail of a verdict that no judge gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """Judges whole answers."""
+
+    pool: Pool
+    table: JudgeTable
+    prompts: PromptSet
+    """Texts of the feedback."""
+
+    async def judge(
+        self, problem: ReferenceModule, answer: str, *, is_timed: bool = True
+    ) -> PublicVerdict:
+        """The verdict on code, or on a model's answer. An infrastructure fault is a verdict too."""
+        if len(answer) > LOOP_BYTES:  # parsing it takes longer than the loop may be held up
+            found, verdict = await anyio.to_thread.run_sync(_examine_source, problem, answer)
+        else:
+            found, verdict = _examine_source(problem, answer)
+        if verdict is None:
+            verdict = await self._ask(problem, found.code, is_timed=is_timed)
+        feedback = self.prompts.feedback_message(verdict).content
+        return publish(
+            verdict,
+            problem=problem,
+            code=found.code,
+            feedback=feedback,
+            protocol=self.table.protocol,
+        )
+
+    async def _ask(self, problem: ReferenceModule, code: str, *, is_timed: bool) -> Verdict:
+        try:
+            return await self.pool.judge(problem, code, timing=is_timed)
+        except Stalled as error:
+            return Verdict(
+                status=Status.INFRA_ERROR, reason=Reason.NO_JUDGE, detail=str(error)[:MAX_DETAIL]
+            )
+
+
+def _examine_source(problem: ReferenceModule, answer: str) -> tuple[Extraction, Verdict | None]:
+    """The code of an answer, and the verdict if it needs no judge."""
+    found = find_code(answer, entry_point=problem.entry_point)
+    if not found.is_ok:
+        return found, verdict_without_code(found.reason)
+    return found, refuse(problem, found.code)
+
+
+@asynccontextmanager
+async def open_answering(table: JudgeTable, gpus: Sequence[Gpu]) -> AsyncGenerator[Answering]:
+    """Judges for these settings, in the main thread or in one that ends with them. Raises as
+    `open_pool`, in a group."""
+    with (
+        thread_for_children(),
+        open_socket_dir() as sockets,
+        tempfile.TemporaryDirectory() as logs,
+    ):
+        async with open_pool(table, socket_dir=sockets, log_dir=Path(logs), gpus=gpus) as pool:
+            yield answering_on(pool, table)
+
+
+def answering_on(pool: Pool, table: JudgeTable) -> Answering:
+    """Judges answers on a pool that is open already."""
+    return Answering(pool, table, make_prompts(PromptTable(preset="standard")))
+
+
+NOT_RUN = "not run"
+"""Isolation of a candidate that was refused by its source alone."""
+
+
+def refuse(problem: ReferenceModule, code: str) -> Verdict | None:
+    """The verdict on a source with a fault that needs no run to be seen; None for any other."""
+    began = time.monotonic()
+    found = check_source(code, entry_point=f"{problem.entry_point}New")
+    if found is None:
+        return None
+    return Verdict(
+        status=found.status,
+        reason=found.reason,
+        detail=clean(found.detail),
+        isolation=NOT_RUN,
+        phase_s={"source": time.monotonic() - began},
+    )

@@ -1,0 +1,151 @@
+"""`forge.judge`, `forge.ajudge` and `forge.judges`: verdicts of judges that this program starts;
+`forge.reward`.
+
+    with forge.judges(workers=4) as pool:
+        for verdict in pool.judge_many([(problem, answer), ...]): ...
+
+Imports nothing at first, so that `from forge import judge` takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+    from pathlib import Path
+
+    from forge.adapters.pools import JudgePool
+    from forge.adapters.verdict import Reward, Verdict
+    from forge.records.problem import ReferenceModule
+
+Policy = Literal["own", "hybrid"]
+Protocol = Literal["forge", "kernelbench", "drkernel"]
+
+
+@contextmanager
+def judges(
+    *,
+    device: str = "auto",
+    workers: int | None = None,
+    policy: Policy = "own",
+    protocol: Protocol = "forge",
+    timeout: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    problems: str | Path | None = None,
+) -> Generator[JudgePool]:
+    """Judges that stay ready for many answers, for `with`.
+
+    Args:
+        device: auto (all GPUs, or the CPU), cpu, cuda, cuda:N.
+        workers: number of judges on a CPU; absent: one per core. With GPUs: one per GPU.
+        policy, protocol, timeout, settings, problems: as of `forge.judge`.
+
+    Raises:
+        ConfigError: an argument that is not allowed.
+        MachineError: no such GPU, or no sandbox works on this machine.
+    """
+    from forge.adapters.pools import choose, open_judges
+
+    choice = choose(
+        device=device, workers=workers, policy=policy, protocol=protocol,
+        timeout=timeout, settings=settings, problems=problems,
+    )  # fmt: skip
+    with open_judges(choice) as pool:
+        yield pool
+
+
+def judge(
+    problem: str | Path | ReferenceModule,
+    answer: str | Path,
+    *,
+    device: str = "auto",
+    policy: Policy = "own",
+    protocol: Protocol = "forge",
+    timed: bool | None = None,
+    timeout: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    problems: str | Path | None = None,
+) -> Verdict:
+    """The verdict on one answer, by a judge that is started for it, which takes seconds.
+    `forge.judges` keeps judges ready.
+
+    Args:
+        problem: path of a problem file, its source (KernelBench's layout, or a bare torch
+            function), or a name among `problems`: `level=1 problem_id=19`, `19_ReLU`.
+        answer: code, or a whole answer of a model with thinking and fenced blocks. Only a `Path`
+            is read as a file: a model's text must not name one.
+        device: auto, cpu, cuda, cuda:N.
+        policy: own: torch may only move data beside the answer's kernels; hybrid: it may compute.
+        protocol: forge, kernelbench or drkernel: inputs and tolerance.
+        timed: time a correct answer. Absent: if there is a GPU.
+        timeout: maximum time of each phase, in seconds.
+        settings: further keys of `[judge]`: `{"also": ["kernelbench"]}`; `forge keys judge` lists
+            them.
+        problems: directory or file of rows with the problems that names refer to, such as a
+            checkout of KernelBench.
+
+    Raises:
+        ConfigError: an argument that cannot be used.
+        MachineError: no such GPU, or no sandbox works on this machine. A fault during the
+            judgement is a verdict with `infra` instead.
+    """
+    from anyio.from_thread import start_blocking_portal
+
+    from forge.adapters.pools import choose, plain_errors, prepare
+
+    choice = choose(
+        device=device, workers=1, policy=policy, protocol=protocol,
+        timeout=timeout, settings=settings, problems=problems,
+    )  # fmt: skip
+    ask = prepare(choice, problem, answer, timed=timed)
+    with plain_errors(), start_blocking_portal(name="forge-judge") as portal:
+        return portal.call(ask)
+
+
+async def ajudge(
+    problem: str | Path | ReferenceModule,
+    answer: str | Path,
+    *,
+    device: str = "auto",
+    policy: Policy = "own",
+    protocol: Protocol = "forge",
+    timed: bool | None = None,
+    timeout: float | None = None,  # noqa: ASYNC109 - of a phase, as of `judge`
+    settings: Mapping[str, Any] | None = None,
+    problems: str | Path | None = None,
+) -> Verdict:
+    """`judge` in an asyncio event loop, which it does not block; arguments and errors as there."""
+    from asyncio import wrap_future
+
+    from anyio.from_thread import start_blocking_portal
+
+    from forge.adapters.pools import choose, plain_errors, prepare
+
+    choice = choose(
+        device=device, workers=1, policy=policy, protocol=protocol,
+        timeout=timeout, settings=settings, problems=problems,
+    )  # fmt: skip
+    ask = prepare(choice, problem, answer, timed=timed)
+    with plain_errors(), start_blocking_portal(name="forge-judge") as portal:
+        return await wrap_future(portal.start_task_soon(ask))
+
+
+def reward(verdict: Verdict, weights: Mapping[str, Any] | None = None) -> Reward:
+    """The reward of a verdict.
+
+    Args:
+        weights: keys of `[reward]` that differ from their defaults: `{"correct": 1.0, "speedup":
+            0.5}`. `forge keys reward` lists them.
+
+    Returns:
+        The sum of the terms, and the terms. The value is None for a verdict that says nothing
+        about the answer (`verdict.scored` is False): mask such an answer, do not punish it.
+
+    Raises:
+        ConfigError: an unknown key, or a value that is not allowed.
+    """
+    from forge.adapters.published import read_weights, reward_of
+
+    return reward_of(verdict, read_weights(weights))

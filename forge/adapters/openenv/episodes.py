@@ -1,0 +1,429 @@
+"""Episodes: a problem and the answers to it, each judged, rewarded and answered with feedback.
+
+An answer is a source, or a model's reply with the source in a fence; `class Model` in place of
+`ModelNew` is accepted, since kernrl asks for that name. `level1/19_ReLU` is `L1_19_ReLU`, as in
+kernrl; a client may also give the id, a number, KernelBench's `level=1 problem_id=19`, or part of a
+name. Promises: a fault of the judge is NoVerdict and neither a turn nor a reward; the numbers of
+answers and of open episodes are bounded; every refusal is a Refusal with OpenEnv's code, the HTTP
+status of the same meaning, and one line of text.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+
+import anyio.to_thread
+from pydantic import BaseModel, ValidationError
+
+from forge.adapters.openenv.models import (
+    ErrorCode,
+    KernelAction,
+    KernelObservation,
+    KernelState,
+    ResetOptions,
+)
+from forge.adapters.subjects import find_code, problem_from_text
+from forge.data.answers import Extraction, fenced_blocks
+from forge.data.overrides import find_problem
+from forge.errors import ConfigError
+from forge.process.ask import LOOP_BYTES
+from forge.records import Reason, Status, Verdict
+from forge.rewards import is_good_enough, reward_terms
+from forge.rollout.play import verdict_without_code
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from forge.adapters.subjects import KnownProblems
+    from forge.config.schema import RewardTable
+    from forge.data.prompts.prompt_set import PromptSet
+    from forge.records import Problem
+    from forge.records.problem import ReferenceModule
+
+# pyright: strict
+
+
+TIMES = ("candidate_us", "baseline_us", "speedup_low")
+
+
+class NoVerdict(Exception):
+    """An answer without a verdict: the judge failed, or the problem cannot be judged."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        is_fault = verdict.status is Status.INFRA_ERROR
+        what = "the judge failed" if is_fault else "the problem cannot be judged"
+        advice = "send the step again" if is_fault else "reset with another problem"
+        super().__init__(f"{what}, not the answer: {verdict.reason}: {verdict.detail}; {advice}")
+        self.is_fault = is_fault
+        """True if the same step may succeed later."""
+
+
+class OutOfOrder(Exception):
+    """A step that no episode takes: it has ended, or another step is being judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRules:
+    """Settings that all episodes share."""
+
+    judge: Callable[[ReferenceModule, str], Awaitable[Verdict]]
+    """Judges a source; a fault is a verdict too."""
+    reward: RewardTable
+    prompts: PromptSet
+    max_turns: int
+    device: str
+    """Card of the judges, or cpu."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Episode:
+    """The state of one episode."""
+
+    rules: EpisodeRules
+    episode_id: str
+    name: str
+    """Name of the problem."""
+    problem: ReferenceModule
+    turn: int = 0
+    best_speedup: float = 0.0
+    is_solved: bool = False
+    _is_judging: bool = field(default=False)
+
+    @property
+    def is_done(self) -> bool:
+        """True if no further answer is taken."""
+        return self.is_solved or self.turn >= self.rules.max_turns
+
+    @property
+    def is_judging(self) -> bool:
+        """True while an answer is being judged."""
+        return self._is_judging
+
+    def start(self) -> KernelObservation:
+        """The observation before the first answer."""
+        return self._observe(reward=0.0, compilation_success=True)
+
+    async def step(self, text: str) -> KernelObservation:
+        """Judge an answer. Raises NoVerdict and OutOfOrder."""
+        if self.is_done:
+            raise OutOfOrder(f"the episode ended after {self.turn} answers; reset starts another")
+        if self._is_judging:
+            raise OutOfOrder("a step of this episode is being judged; wait for its answer")
+        self._is_judging = True
+        try:
+            verdict = await self._judge(text)
+        finally:
+            self._is_judging = False
+        terms = reward_terms(verdict, self.rules.reward)
+        if terms is None:
+            raise NoVerdict(verdict)
+        self.turn += 1
+        self.is_solved = is_good_enough(verdict, self.rules.reward)
+        speedup = None if verdict.timing is None else verdict.timing.speedup
+        if verdict.is_correct:
+            self.best_speedup = max(self.best_speedup, speedup or 0.0)
+        return self._observe(
+            reward=sum(terms.values()),
+            feedback=self.rules.prompts.feedback_message(verdict).content,
+            compilation_success=verdict.is_compiled,
+            compilation_error=None if verdict.is_compiled else verdict.detail,
+            correctness_pass=verdict.is_correct if verdict.is_compiled else None,
+            speedup=speedup,
+            metadata={**_facts(verdict), "reward_terms": terms},
+        )
+
+    def state(self) -> KernelState:
+        """The state, as clients read it."""
+        return KernelState(
+            episode_id=self.episode_id, step_count=self.turn, problem_id=self.name,
+            turn=self.turn, max_turns=self.rules.max_turns, best_speedup=self.best_speedup,
+            solved=self.is_solved,
+        )  # fmt: skip
+
+    async def _judge(self, text: str) -> Verdict:
+        found = candidate_in(text, entry_point=self.problem.entry_point)
+        if not found.is_ok:
+            return verdict_without_code(found.reason)
+        return await self.rules.judge(self.problem, found.code)
+
+    def _observe(
+        self, *, metadata: dict[str, Any] | None = None, **fields: Any
+    ) -> KernelObservation:
+        messages = self.rules.prompts.first_messages(self.problem)
+        return KernelObservation(
+            problem_id=self.name,
+            problem_description="\n\n".join(message.content for message in messages),
+            reference_code=self.problem.source,
+            gpu_info=self.rules.device,
+            turn=self.turn,
+            max_turns=self.rules.max_turns,
+            done=self.is_done,
+            metadata={"episode_id": self.episode_id, "solved": self.is_solved, **(metadata or {})},
+            **fields,
+        )
+
+
+def candidate_in(text: str, *, entry_point: str) -> Extraction:
+    """The source in an answer, which may have the name of the reference alone."""
+    found = find_code(text, entry_point=entry_point)
+    if found.is_ok:
+        return replace(found, code=_renamed(found.code, entry_point))
+    if found.reason is Reason.NO_ENTRY_POINT:
+        for _, code in reversed(fenced_blocks(text)):
+            if (renamed := _renamed(code, entry_point)) != code:
+                return Extraction(code=renamed, reason=Reason.OK)
+    return found
+
+
+def _renamed(code: str, entry_point: str) -> str:
+    """The source with the name that the judge asks for, if it has the reference's alone."""
+    named = re.compile(rf"^class[ \t]+{re.escape(entry_point)}\b", re.MULTILINE)
+    if f"{entry_point}New" in code or not named.search(code):
+        return code
+    return f"{code.rstrip()}\n\n\n{entry_point}New = {entry_point}\n"
+
+
+def _facts(verdict: Verdict) -> dict[str, Any]:
+    timing = verdict.timing
+    times = {} if timing is None else {name: getattr(timing, name) for name in TIMES}
+    return {"status": str(verdict.status), "reason": verdict.reason, **times}
+
+
+# pyright: strict
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+NAME = "forge"
+DESCRIPTION = (
+    "Write Triton kernels that replace a PyTorch module. Every answer is compiled, run and compared"
+    " in a sandbox; the reward and the feedback come from the verdict."
+)
+BUSY = 503
+"""Status of a refusal after which the same request may succeed."""
+
+
+class Refusal(Exception):
+    """A request without an observation."""
+
+    def __init__(self, code: ErrorCode, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+        """HTTP status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Problems, rules and sessions that all clients share."""
+
+    rules: EpisodeRules
+    problems: ServedProblems
+    sessions: Sessions
+    now: Callable[[], float] = time.monotonic
+
+    async def reset(self, data: Any) -> Episode:
+        """A new episode. Raises Refusal."""
+        options = parse(ResetOptions, data)
+        try:
+            if options.reference_code is not None:
+                problem = await given_problem(options.reference_code)
+                name = options.problem_id or problem.problem_id
+            elif options.problem_id is not None:
+                name, problem = self.problems.find(options.problem_id)
+            else:
+                name, problem = self.problems.choose(options.seed)
+        except NoProblem as error:
+            raise Refusal(ErrorCode.VALIDATION_ERROR, str(error), status=422) from None
+        episode_id = options.episode_id or str(uuid4())
+        return Episode(rules=self.rules, episode_id=episode_id, name=name, problem=problem)
+
+
+async def step(episode: Episode, action: KernelAction) -> KernelObservation:
+    """The observation after an answer. Raises Refusal."""
+    try:
+        return await episode.step(action.code)
+    except OutOfOrder as error:
+        raise Refusal(ErrorCode.EXECUTION_ERROR, str(error), status=409) from None
+    except NoVerdict as error:
+        status = BUSY if error.is_fault else 422
+        raise Refusal(ErrorCode.EXECUTION_ERROR, str(error), status=status) from None
+
+
+def parse(model: type[ModelT], data: Any) -> ModelT:
+    """A message's data as a model. Raises Refusal, which names every field that is wrong."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{_path(each['loc'])}: {each['msg'].lower()}" for each in error.errors()]
+        raise Refusal(ErrorCode.VALIDATION_ERROR, "; ".join(lines)[:1000], status=422) from None
+
+
+def payload(observation: KernelObservation) -> dict[str, Any]:
+    """An observation as clients of OpenEnv read it: reward and end beside it. Its metadata is in
+    both places, since clients of different versions look into one or the other."""
+    inner = observation.model_dump(exclude={"reward", "done"})
+    return {
+        "observation": inner,
+        "reward": observation.reward,
+        "done": observation.done,
+        "metadata": observation.metadata,
+    }
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    return ".".join(str(part)[:40] for part in loc) or "data"
+
+
+# pyright: strict
+
+
+class Full(Exception):
+    """As many episodes are open as the server allows."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} episodes are open, the maximum; try again later")
+
+
+@dataclass(slots=True, kw_only=True)
+class Sessions:
+    """Open connections, and episodes over HTTP by their ids."""
+
+    limit: int
+    """Maximum of both together."""
+    idle_s: float
+    """Seconds without a request after which an episode over HTTP is closed."""
+    num_connections: int = 0
+    _episodes: dict[str, Episode] = field(default_factory=dict[str, "Episode"])
+    _used_at: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def num_open(self) -> int:
+        """Places in use."""
+        return self.num_connections + len(self._episodes)
+
+    def connect(self, *, now: float) -> None:
+        """Take a place for a connection. Raises Full."""
+        self._make_place(now)
+        self.num_connections += 1
+
+    def disconnect(self) -> None:
+        """Give back the place of a connection."""
+        self.num_connections -= 1
+
+    def open(self, episode: Episode, *, now: float) -> None:
+        """Keep an episode over HTTP, in place of one with the same id. Raises Full."""
+        if episode.episode_id not in self._episodes:
+            self._make_place(now)
+        self._episodes[episode.episode_id] = episode
+        self._used_at[episode.episode_id] = now
+
+    def find(self, episode_id: str | None, *, now: float) -> Episode | None:
+        """An open episode; without an id, the only one. None if there is no such episode."""
+        self._expire(now)
+        if episode_id is None and len(self._episodes) == 1:
+            episode_id = next(iter(self._episodes))
+        if episode_id is None or episode_id not in self._episodes:
+            return None
+        self._used_at[episode_id] = now
+        return self._episodes[episode_id]
+
+    def _make_place(self, now: float) -> None:
+        if self.num_open < self.limit:
+            return
+        self._expire(now)
+        ended = [key for key, episode in self._episodes.items() if episode.is_done]
+        if self.num_open >= self.limit and ended:
+            self._close(min(ended, key=self._used_at.__getitem__))
+        if self.num_open >= self.limit:
+            raise Full(self.limit)
+
+    def _expire(self, now: float) -> None:
+        for key in [
+            key
+            for key, at in self._used_at.items()
+            if now - at > self.idle_s and not self._episodes[key].is_judging
+        ]:
+            self._close(key)
+
+    def _close(self, key: str) -> None:
+        del self._episodes[key], self._used_at[key]
+
+
+# pyright: strict
+
+
+_LEVEL = re.compile(r"level[_-]?\d+", re.IGNORECASE)
+MAX_NAMES = 5
+"""Names that a message lists."""
+
+
+class NoProblem(ValueError):
+    """A problem that a client asks for and that is not served. The message is one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedProblems:
+    """Problems by name, in order."""
+
+    by_name: Mapping[str, Problem]
+    names: Sequence[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(self.by_name))
+
+    def find(self, name: str) -> tuple[str, Problem]:
+        """The name and the problem that a client means. Raises NoProblem."""
+        if name in self.by_name:
+            return name, self.by_name[name]
+        by_id = {problem.problem_id: known for known, problem in self.by_name.items()}
+        found = find_problem(name, list(by_id))
+        known = None if found is None else by_id[found]
+        if known is None and name:
+            known = next((each for each in self.names if name in each), None)
+        if known is None:
+            listed = ", ".join(self.names[:MAX_NAMES])
+            more = len(self.names) - MAX_NAMES
+            rest = f" and {more} more" if more > 0 else ""
+            raise NoProblem(f"problem_id: {name[:100]}: no such problem; there are {listed}{rest}")
+        return known, self.by_name[known]
+
+    def choose(self, seed: int | None) -> tuple[str, Problem]:
+        """A problem at random; the same for the same seed. Raises NoProblem if there is none."""
+        if not self.names:
+            raise NoProblem("the server has no problems of its own; send reference_code")
+        name = random.Random(seed).choice(self.names)
+        return name, self.by_name[name]
+
+
+def serve_problems(known: KnownProblems | None) -> ServedProblems:
+    """All known problems. Raises ConfigError for a file that is no problem."""
+    by_name: dict[str, Problem] = {}
+    for path in known.names if known is not None else ():
+        assert known is not None
+        problem = known.problem(known.file(path))
+        name = _name_of(problem)
+        by_name[problem.problem_id if name in by_name else name] = problem
+    return ServedProblems(by_name=by_name)
+
+
+async def given_problem(source: str) -> ReferenceModule:
+    """The problem in a source that a client sends. Raises NoProblem."""
+    try:
+        if len(source) > LOOP_BYTES:
+            return await anyio.to_thread.run_sync(problem_from_text, source)
+        return problem_from_text(source)
+    except ConfigError as error:
+        raise NoProblem(f"reference_code: {' '.join(str(error).split())}") from error
+
+
+def _name_of(problem: Problem) -> str:
+    """`L1_19_ReLU` for a file in a folder of a level, else the problem's id."""
+    if not _LEVEL.fullmatch(problem.family):
+        return problem.problem_id
+    return f"L{problem.level}_{PurePath(problem.problem_id).name}"

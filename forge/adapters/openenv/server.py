@@ -1,0 +1,389 @@
+"""The server of an environment: OpenEnv's WebSocket and HTTP, beside the routes of a served pool.
+
+    WS /ws                       messages of `models.py`; one connection, one episode at a time
+    POST /reset {problem_id, seed, episode_id, reference_code} → {observation, reward, done}
+    POST /step {action: {code}, episode_id}                    → the same
+    GET /state?episode_id=…                                    → the state of an episode
+    GET /metadata /schema, POST /mcp    what OpenEnv's tools look for, beside the pool's routes
+
+OpenEnv's own HTTP server forgets an episode between two requests; here `episode_id` names it.
+Promises: a fault of the judge is 503 with Retry-After; a message that is not understood gets an
+error and the connection stays; a connection that is idle for `idle_s` is closed; a client beyond
+the limit gets CAPACITY_REACHED; a judgement whose client hangs up leaves the queue, or is finished
+if a judge has begun it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.adapters.http.routes import serve
+from forge.adapters.openenv.episodes import (
+    BUSY,
+    DESCRIPTION,
+    NAME,
+    Environment,
+    EpisodeRules,
+    Full,
+    Refusal,
+    Sessions,
+    parse,
+    payload,
+    serve_problems,
+    step,
+)
+from forge.adapters.openenv.models import (
+    ErrorCode,
+    KernelAction,
+    KernelObservation,
+    KernelState,
+    ResetOptions,
+    StepOptions,
+)
+from forge.adapters.subjects import known_problems
+from forge.config.schema import PromptTable, RewardTable
+from forge.errors import ConfigError, MachineError, Stalled, pip_install
+from forge.process.server.door import Refused, error_answer, read_object
+from forge.process.strict_json import BadJson, parse_json
+from forge.records import Reason, Status, Verdict
+from forge.runner.prepare.prompt_facts import prompts_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from anyio.abc import ObjectReceiveStream, ObjectSendStream
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import BaseRoute
+    from starlette.websockets import WebSocket
+
+    from forge.adapters.openenv.episodes import Episode
+    from forge.adapters.settings import JudgeSettings
+    from forge.config.schema.problems import RowFormat
+    from forge.evalpool.pool import Pool
+    from forge.evalpool.served import PoolApp
+    from forge.records.problem import ReferenceModule
+
+# pyright: strict
+
+
+PRESET = "standard"
+"""Preset of the prompts: it states the rules, since clients have models of any kind."""
+MAX_TURNS = 16
+"""Maximum of `--turns`, as of rollout.max_turns."""
+MAX_DETAIL = 500
+"""Maximum length of the detail of a verdict that no judge gave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentRequest:
+    """Options of an environment."""
+
+    problems: Path | None
+    """A directory, a problem file or a file of rows; None: clients send the sources."""
+    format: RowFormat = "kernelbench"
+    turns: int = 3
+    sessions: int = 256
+    """Maximum of open episodes."""
+    idle_s: float = 900.0
+    """Seconds without a request after which an episode is closed."""
+
+
+def serve_environment(
+    request: EnvironmentRequest,
+    settings: JudgeSettings,
+    *,
+    candidate: object,
+    socket: Path | None,
+    listen: str | None,
+) -> None:
+    """Serve until a signal ends it.
+
+    Raises:
+        ConfigError: an option, a path or an address that cannot be used.
+        MachineError: a missing package or GPU, or no sandbox.
+    """
+    if not 1 <= request.turns <= MAX_TURNS:
+        raise ConfigError(f"--turns {request.turns}: 1 to {MAX_TURNS}")
+    if find_spec("websockets") is None:
+        raise MachineError(
+            "--openenv: the package websockets is missing, which WebSockets need;"
+            f" install it: {pip_install('openenv')}"
+        )
+    table, gpus = settings.table(), settings.gpus()
+    problems = serve_problems(known_problems(request.problems, format=request.format))
+    prompts = prompts_for(PromptTable(preset=PRESET), table, gpus)
+
+    def routes(pool: Pool, _served: PoolApp) -> Sequence[BaseRoute]:
+        async def judge(problem: ReferenceModule, code: str) -> Verdict:
+            try:
+                return await pool.judge(problem, code)
+            except Stalled as error:
+                detail = str(error)[:MAX_DETAIL]
+                return Verdict(status=Status.INFRA_ERROR, reason=Reason.NO_JUDGE, detail=detail)
+
+        rules = EpisodeRules(
+            judge=judge, reward=RewardTable(), prompts=prompts, max_turns=request.turns,
+            device=gpus[0].name if gpus else "cpu",
+        )  # fmt: skip
+        sessions = Sessions(limit=request.sessions, idle_s=request.idle_s)
+        return routes_of(Environment(rules=rules, problems=problems, sessions=sessions))
+
+    serve(
+        settings, problems=request.problems, candidate=candidate, format=request.format,
+        socket=socket, listen=listen, more=routes, more_paths=openapi_paths(),
+    )  # fmt: skip
+
+
+# pyright: strict
+
+
+MAX_BODY_BYTES = 16 << 20
+RETRY_AFTER_S = 5
+API_VERSION = "1.0.0"
+"""Version of OpenEnv's HTTP interface."""
+
+
+def routes_of(environment: Environment) -> Sequence[BaseRoute]:
+    """The routes, for a Starlette application behind a `Door`."""
+    from starlette.routing import Route, WebSocketRoute
+
+    handlers = _Handlers(environment)
+
+    async def socket(websocket: WebSocket) -> None:
+        await serve_socket(websocket, environment)
+
+    return [
+        WebSocketRoute("/ws", socket),
+        Route("/reset", handlers.reset, methods=["POST"]),
+        Route("/step", handlers.step, methods=["POST"]),
+        Route("/state", handlers.state),
+        Route("/metadata", _metadata),
+        Route("/schema", _schema),
+        Route("/mcp", _mcp, methods=["POST"]),
+    ]
+
+
+def openapi_paths() -> dict[str, Any]:
+    """The paths of an environment in an OpenAPI document."""
+    return {
+        "/reset": {"post": _operation("Start an episode.", ResetOptions)},
+        "/step": {"post": _operation("Judge an answer.", StepOptions)},
+        "/state": {"get": _operation("State of an episode.", None)},
+    }
+
+
+class _Handlers:
+    """Requests over HTTP."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    async def reset(self, request: Request) -> Response:
+        """POST /reset."""
+        try:
+            episode = await self._environment.reset(await _body(request))
+            self._environment.sessions.open(episode, now=self._environment.now())
+        except Refusal as error:
+            return _refusal(error)
+        except Full as error:
+            return _busy(str(error))
+        return _json(payload(episode.start()))
+
+    async def step(self, request: Request) -> Response:
+        """POST /step."""
+        try:
+            options = parse(StepOptions, await _body(request))
+            episode = self._find(options.episode_id)
+            return _json(payload(await step(episode, options.action)))
+        except Refusal as error:
+            return _refusal(error)
+
+    async def state(self, request: Request) -> Response:
+        """GET /state."""
+        episode_id = request.query_params.get("episode_id")
+        found = self._environment.sessions.find(episode_id, now=self._environment.now())
+        if episode_id is not None and found is None:
+            raise Refused(404, _unknown(episode_id))
+        return _json((KernelState() if found is None else found.state()).model_dump())
+
+    def _find(self, episode_id: str | None) -> Episode:
+        found = self._environment.sessions.find(episode_id, now=self._environment.now())
+        if found is None:
+            raise Refused(404, _unknown(episode_id))
+        return found
+
+
+def _unknown(episode_id: str | None) -> str:
+    if episode_id is None:
+        return "episode_id: missing; the answer to POST /reset has it in metadata"
+    return f"episode_id: {episode_id[:100]}: no such episode is open; POST /reset starts one"
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The body; an empty one has no fields."""
+    if request.headers.get("Content-Length", "") == "0":
+        return {}
+    return await read_object(request, max_bytes=MAX_BODY_BYTES, invalid=422)
+
+
+async def _metadata(_request: Request) -> Response:
+    return _json({"name": NAME, "description": DESCRIPTION, "version": API_VERSION})
+
+
+async def _schema(_request: Request) -> Response:
+    models = {"action": KernelAction, "observation": KernelObservation, "state": KernelState}
+    return _json({name: model.model_json_schema() for name, model in models.items()})
+
+
+async def _mcp(_request: Request) -> Response:
+    """OpenEnv's tools ask whether the address answers; there are no MCP tools."""
+    error = {"code": -32601, "message": "no MCP here; play episodes at /ws"}
+    return _json({"jsonrpc": "2.0", "id": None, "error": error})
+
+
+def _operation(summary: str, body: type[Any] | None) -> dict[str, Any]:
+    operation: dict[str, Any] = {"summary": summary, "responses": {"200": {"description": "ok"}}}
+    if body is not None:
+        schema = body.model_json_schema()
+        models = schema.pop("$defs", {})  # a reference to them would not hold in the document
+        for name, each in schema["properties"].items():
+            model = each.get("$ref", "").rpartition("/")[2]
+            schema["properties"][name] = models.get(model, each)
+        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+    return operation
+
+
+def _json(content: Any) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(content)
+
+
+def _refusal(error: Refusal) -> Response:
+    return _busy(str(error)) if error.status == BUSY else error_answer(error.status, str(error))
+
+
+def _busy(message: str) -> Response:
+    response = error_answer(BUSY, message)
+    response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response
+
+
+# pyright: strict
+
+
+TYPES = "reset, step, state, close"
+MAX_AHEAD = 4
+"""Messages that a client may send before the first of them is answered."""
+CLOSE_TIMEOUT_S = 5.0
+"""Maximum time to tell a client that its session has ended."""
+
+
+async def serve_socket(websocket: WebSocket, environment: Environment) -> None:
+    """Serve one connection until its client leaves."""
+    from starlette.websockets import WebSocketDisconnect
+
+    await websocket.accept()
+    sessions = environment.sessions
+    try:
+        try:
+            sessions.connect(now=environment.now())
+        except Full as error:
+            await _refuse(websocket, ErrorCode.CAPACITY_REACHED, str(error))
+            await websocket.close()
+        else:
+            try:
+                await _play(websocket, environment)
+            finally:
+                sessions.disconnect()
+    except* (WebSocketDisconnect, OSError):
+        pass  # the client has left
+
+
+async def _play(websocket: WebSocket, environment: Environment) -> None:
+    """Serve a connection that has a place."""
+    messages, received = anyio.create_memory_object_stream[str](MAX_AHEAD)
+    async with anyio.create_task_group() as tasks, received:
+        tasks.start_soon(_receive, websocket, messages, tasks.cancel_scope)
+        await _Session(websocket, environment).run(received)
+        tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_TIMEOUT_S):
+            await websocket.close()
+
+
+async def _receive(
+    websocket: WebSocket, messages: ObjectSendStream[str], scope: anyio.CancelScope
+) -> None:
+    """Pass on the messages of a client until it hangs up, then cancel what is done for it."""
+    async with messages:
+        while (message := await websocket.receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            if text is None:
+                text = message["bytes"].decode(errors="replace")
+            await messages.send(text)
+        scope.cancel()
+
+
+class _Session:
+    """One connection."""
+
+    def __init__(self, websocket: WebSocket, environment: Environment) -> None:
+        self._websocket = websocket
+        self._environment = environment
+        self._episode: Episode | None = None
+
+    async def run(self, messages: ObjectReceiveStream[str]) -> None:
+        """Answer messages until one of them is `close`, or none comes for too long."""
+        idle_s = self._environment.sessions.idle_s
+        while True:
+            text = None
+            with anyio.move_on_after(idle_s):
+                text = await messages.receive()
+            if text is None:
+                message = f"no message for {idle_s:.0f} s: the session has ended"
+                return await _refuse(self._websocket, ErrorCode.SESSION_ERROR, message)
+            try:
+                kind, data = _read(text)
+                if kind == "close":
+                    return
+                await self._websocket.send_json(await self._answer(kind, data))
+            except Refusal as error:
+                await _refuse(self._websocket, error.code, str(error))
+
+    async def _answer(self, kind: str, data: Any) -> dict[str, Any]:
+        if kind == "reset":
+            self._episode = await self._environment.reset(data)
+            return {"type": "observation", "data": payload(self._episode.start())}
+        if kind == "state":
+            state = KernelState() if self._episode is None else self._episode.state()
+            return {"type": "state", "data": state.model_dump()}
+        if kind != "step":
+            found = f"type: found {kind[:40]!r}; one of {TYPES}"
+            raise Refusal(ErrorCode.UNKNOWN_TYPE, found, status=422)
+        if self._episode is None:
+            message = "step: no episode is open; send reset first"
+            raise Refusal(ErrorCode.EXECUTION_ERROR, message, status=409)
+        observation = await step(self._episode, parse(KernelAction, data))
+        return {"type": "observation", "data": payload(observation)}
+
+
+def _read(text: str) -> tuple[str, Any]:
+    """Type and data of a message. Raises Refusal."""
+    try:
+        message = parse_json(text.encode(errors="replace"))
+    except BadJson as error:
+        raise Refusal(ErrorCode.INVALID_JSON, f"message: {error}", status=422) from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):  # pyright: ignore[reportUnknownMemberType]
+        text = f"message: a JSON object with a type is needed: {TYPES}"
+        raise Refusal(ErrorCode.VALIDATION_ERROR, text, status=422)
+    return message["type"], message.get("data", {})  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+async def _refuse(websocket: WebSocket, code: ErrorCode, message: str) -> None:
+    await websocket.send_json({"type": "error", "data": {"message": message, "code": str(code)}})

@@ -1,0 +1,131 @@
+"""The judge's own record as the verdict that users get, and the reward of such a verdict, term by
+term, as a run computes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from forge.adapters.verdict import ProtocolResult, Reward, ShapeResult
+from forge.adapters.verdict import Verdict as PublicVerdict
+from forge.config.mistakes import found_mistakes
+from forge.config.schema import RewardTable, dotted
+from forge.errors import ConfigError
+from forge.records import Status, Timing, Verdict
+from forge.records.estimate import TimeEstimate
+from forge.records.verdict import TIMING_FIELDS
+from forge.rewards import reward_terms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forge.records.problem import ReferenceModule
+    from forge.records.verdict import ShapeVerdict
+
+
+def publish(
+    verdict: Verdict, *, problem: ReferenceModule, code: str, feedback: str, protocol: str
+) -> PublicVerdict:
+    """A verdict for users.
+
+    Args:
+        code: the source that was judged; empty if the answer has none.
+        feedback: message about the verdict for the next turn.
+        protocol: protocol of the verdict.
+    """
+    own = ProtocolResult(
+        status=str(verdict.status), reason=str(verdict.reason), detail=verdict.detail
+    )
+    others = {
+        name: ProtocolResult(status=str(one.status), reason=str(one.reason), detail=one.detail)
+        for name, one in verdict.also.items()
+    }
+    return PublicVerdict(
+        status=own.status,
+        reason=own.reason,
+        detail=own.detail,
+        feedback=feedback,
+        compiled=verdict.is_compiled,
+        correct=verdict.is_correct,
+        infra=verdict.status is Status.INFRA_ERROR,
+        problem_id=problem.problem_id,
+        code=code,
+        protocol=protocol,
+        by_protocol={protocol: own, **others},
+        by_shape=tuple(_publish_shape(shape) for shape in verdict.shapes),
+        num_launches=verdict.num_launches,
+        torch_share=verdict.torch_share,
+        device=verdict.device,
+        isolation=verdict.isolation,
+        harness=verdict.harness,
+        phase_s=dict(verdict.phase_s),
+        **_times(verdict),
+    )
+
+
+def for_reward(verdict: PublicVerdict) -> Verdict:
+    """The fields of a published verdict that rewards depend on, as the judge's record."""
+    timing = estimate = None
+    if verdict.speedup is not None:
+        timing = Timing(**{name: getattr(verdict, name) for name in TIMING_FIELDS})
+    if verdict.estimated_candidate_us is not None and verdict.estimated_baseline_us is not None:
+        estimate = TimeEstimate(
+            card=verdict.estimated_card or "",
+            candidate_us=verdict.estimated_candidate_us,
+            baseline_us=verdict.estimated_baseline_us,
+        )
+    return Verdict(
+        status=Status(verdict.status),
+        reason=verdict.reason,
+        detail=verdict.detail,
+        is_compiled=verdict.compiled,
+        timing=timing,
+        estimate=estimate,
+    )
+
+
+def _publish_shape(shape: ShapeVerdict) -> ShapeResult:
+    timing = shape.timing
+    if timing is None:
+        return ShapeResult(name=shape.name, status=str(shape.status))
+    return ShapeResult(
+        name=shape.name,
+        status=str(shape.status),
+        speedup=timing.speedup,
+        speedup_low=timing.speedup_low,
+        candidate_us=timing.candidate_us,
+        baseline_us=timing.baseline_us,
+    )
+
+
+def _times(verdict: Verdict) -> dict[str, Any]:
+    """Measured and estimated times; those that are missing have their default, None."""
+    found: dict[str, Any] = {}
+    if verdict.timing is not None:
+        found = {name: getattr(verdict.timing, name) for name in TIMING_FIELDS}
+    if verdict.estimate is not None:
+        found["estimated_card"] = verdict.estimate.card
+        found["estimated_candidate_us"] = verdict.estimate.candidate_us
+        found["estimated_baseline_us"] = verdict.estimate.baseline_us
+    return found
+
+
+def reward_of(verdict: PublicVerdict, table: RewardTable) -> Reward:
+    """The reward with checked weights."""
+    terms = reward_terms(for_reward(verdict), table)
+    if terms is None:
+        return Reward(value=None)
+    return Reward(value=float(sum(terms.values())), terms=terms)
+
+
+def read_weights(weights: Mapping[str, Any] | None) -> RewardTable:
+    """The `[reward]` table with these keys. Raises ConfigError."""
+    values = dict(weights or {})
+    try:
+        return RewardTable.model_validate(values)
+    except ValidationError as error:
+        found = found_mistakes(error, values, root=RewardTable)
+        lines = [f"weights.{dotted(mistake.path)}: {mistake.text}" for mistake in found]
+        raise ConfigError("\n".join(lines)) from error

@@ -1,0 +1,314 @@
+"""Problems and answers as users give them: paths, texts, names; code or whole answers of a model.
+
+Problems are one file, a directory, or a file of rows; each file is parsed once. Promise: an answer
+that is a `str` is a text, never a path. It may be a model's, which could name a file of this
+machine, for example one with a correct kernel.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import os
+import re
+import sys
+import warnings
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge.config.schema.problems import SourceTable
+from forge.data.answers import Extraction, extract
+from forge.data.directory import find_files, find_mistakes, parse_file, parse_source, to_problem
+from forge.data.overrides import Overrides, find_problem
+from forge.data.pairs.files import SUFFIXES
+from forge.data.problems import from_source
+from forge.data.shapes import values_by_shape
+from forge.data.sources.loading import SourceFiles
+from forge.data.sources.loading import read_source as read_rows
+from forge.errors import ConfigError
+from forge.records import Problem, Reason, Split
+from forge.records.problem import ReferenceModule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.config.schema.problems import RowFormat
+    from forge.data.directory import ProblemFile
+
+logger = logging.getLogger(__name__)
+
+MAX_SOURCE = 1 << 20
+"""Maximum length of a problem's source: parsing takes a hundred times its memory."""
+CACHED_SOURCES = 256
+"""Parsed problems that are kept: a trainer sends the same problem with each answer to it."""
+MAX_CACHED_SOURCE = 1 << 14
+"""Maximum length of a source whose problem is kept, so that the cache takes at most 32 MB."""
+MAX_SHOWN = 80
+"""Characters of a user's text in a message."""
+_SOURCE = re.compile(r"\n|^(?:import|from|class|def)\s")
+"""Signs of a problem's source, rather than a path or a name."""
+_MARKUP = re.compile(r"^[ \t]*(?:```|~~~)|</?(?:think|triton)>", re.MULTILINE)
+"""Signs of a model's answer around its code."""
+_DEFINITION = re.compile(r"^(?:class|def)[ \t]+\w", re.MULTILINE)
+
+
+def read_problem(
+    problem: str | Path | ReferenceModule, *, known: KnownProblems | None = None
+) -> ReferenceModule:
+    """The problem that a user names.
+
+    Args:
+        problem: the path of a file, its source, or a name among `known`.
+
+    Raises:
+        ConfigError: no such problem, or a text that is none.
+    """
+    if isinstance(problem, ReferenceModule):
+        return problem
+    _require_text("problem", problem)
+    if isinstance(problem, str) and is_source(problem):
+        return problem_from_text(problem)
+    name = str(problem).strip()
+    if not name:
+        raise ConfigError("problem: found an empty text; a path, a source or a name is needed")
+    if known is not None and isinstance(problem, str):
+        return known.problem(known.file(name))
+    path = Path(name)
+    if os.path.isdir(path) or (os.path.isfile(path) and path.suffix in SUFFIXES):
+        raise ConfigError(f"problem: {name[:MAX_SHOWN]} has several problems; pass it as problems=")
+    if not os.path.isfile(path):
+        raise ConfigError(
+            f"problem: {name[:MAX_SHOWN]}: no such file; a path, the source of a problem, or a "
+            'name below problems=, as of a checkout: problems="KernelBench/KernelBench"'
+        )
+    known = KnownProblems(path)
+    return known.problem(known.file(name))
+
+
+def problem_from_text(
+    source: str, *, entry_point: str = "Model", precision: str = "fp32"
+) -> ReferenceModule:
+    """The problem in a text: a whole problem file, or a bare torch function. Raises ConfigError."""
+    parse = _parse_cached if len(source) <= MAX_CACHED_SOURCE else _parse_problem
+    return parse(source, entry_point, precision)
+
+
+def _parse_problem(source: str, entry_point: str, precision: str) -> ReferenceModule:
+    if len(source) > MAX_SOURCE:
+        raise ConfigError(f"problem: {len(source)} characters; {MAX_SOURCE} are allowed")
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("problem: found half of a surrogate pair; text is needed") from None
+    try:
+        file = parse_source(source, path=Path("problem.py"), entry_point=entry_point)
+    except ConfigError:
+        if entry_point != "Model" or not _is_python(source):
+            raise
+        made = from_source(source, name="problem")
+    else:
+        made = to_problem(file, root=Path(), overrides={}, split=Split.HELDOUT)
+        digest = sha256(source.encode()).hexdigest()[:8]
+        made = replace(made, problem_id=f"text-{digest}", entry_point=entry_point)
+    return replace(made, precision=precision)
+
+
+_parse_cached = lru_cache(CACHED_SOURCES)(_parse_problem)
+
+
+def is_source(problem: str) -> bool:
+    """True for the source of a problem, False for a path or a name."""
+    return _SOURCE.search(problem) is not None
+
+
+def known_problems(
+    path: str | Path | None, *, format: RowFormat = "kernelbench"
+) -> KnownProblems | None:
+    """The problems of a directory or a file of rows; None without a path. Raises ConfigError."""
+    if path is None:
+        return None
+    if not Path(path).exists():
+        raise ConfigError(f"problems: {path}: no such directory or file")
+    return KnownProblems(Path(path), format=format)
+
+
+def problem_names(known: KnownProblems | None) -> Sequence[str]:
+    """Names of the known problems."""
+    return [] if known is None else [name.removesuffix(".py") for name in known.names]
+
+
+def read_answer(answer: str | Path) -> str:
+    """The text of an answer. A `Path` is read, a `str` is the text. Raises ConfigError."""
+    _require_text("answer", answer)
+    if isinstance(answer, Path):
+        return read_source(str(answer))
+    if answer.endswith(".py") and "\n" not in answer and len(answer) < MAX_SHOWN:
+        logger.warning("answer: %r is judged as a text; Path(%r) reads a file", answer, answer)
+    return answer
+
+
+def _require_text(name: str, given: object) -> None:
+    """Raises ConfigError for a value that is neither text nor `Path`."""
+    if not isinstance(given, str | Path):
+        raise ConfigError(f"{name}: found {type(given).__name__}; a str or a Path is needed")
+
+
+def find_code(answer: str, *, entry_point: str) -> Extraction:
+    """The code in a model's answer, or the answer itself if it is code without a fence."""
+    found = extract(answer, entry_point=entry_point)
+    if found.is_ok or not _DEFINITION.search(answer):
+        return found
+    is_code = not _MARKUP.search(answer) or _is_python(answer[:MAX_SOURCE])
+    return Extraction(code=answer, reason=Reason.OK) if is_code else found
+
+
+def _is_python(text: str) -> bool:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+NO_OVERRIDES = Overrides()
+
+
+class KnownProblems:
+    """Problem files by name."""
+
+    def __init__(
+        self, path: Path, *, chosen: str | None = None, format: RowFormat = "kernelbench"
+    ) -> None:
+        """Lists the problems at `path`. Raises ConfigError.
+
+        Args:
+            chosen: name of the one problem that all candidates answer.
+            format: columns of a file of rows.
+        """
+        self._given = path
+        self._chosen = chosen
+        self._folder = path if path.is_dir() else path.parent
+        self._rows: SourceFiles | None = None
+        self._parsed: dict[str, ProblemFile] = {}
+        self._files: dict[str, ProblemFile] = {}
+        if path.suffix in SUFFIXES and not path.is_dir():
+            self._rows = read_row_problems(path, format)
+            self._folder = self._rows.root
+            paths = [file.path for file in self._rows.files]
+            self._parsed = dict(zip(self._rows.names, self._rows.files, strict=True))
+        else:
+            paths = find_files(path, include=()) if path.is_dir() else [path]
+        self._known = {each.relative_to(self._folder).as_posix(): each for each in paths}
+        self._names = list(self._known)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Paths of all problems below their folder."""
+        return self._names
+
+    def file(self, candidate: str) -> ProblemFile:
+        """The problem that a candidate answers. Raises ConfigError."""
+        is_one = self._chosen is None and not holds_several(self._given)
+        name = self._names[0] if is_one else self._find(self._chosen or candidate)
+        if name not in self._files:
+            is_row = self._rows is not None
+            self._files[name] = self._parsed[name] if is_row else parse_file(self._known[name])
+        return self._files[name]
+
+    def problem(
+        self,
+        file: ProblemFile,
+        *,
+        overrides: Overrides = NO_OVERRIDES,
+        shapes: Sequence[Overrides] = (),
+        precision: str = "fp32",
+    ) -> Problem:
+        """The problem in a file, with its constants and precision. Raises ConfigError."""
+        if self._rows is not None:
+            made = self._rows.to_problem(
+                file, overrides=overrides, shapes=shapes, split=Split.HELDOUT
+            )
+            return replace(made, precision=precision)
+        name = file.path.relative_to(self._folder).as_posix()
+        made = to_problem(
+            file,
+            root=self._folder,
+            overrides=overrides.of(name, among=self._names),
+            shapes=values_by_shape(shapes, name, constants=file.constants, among=self._names),
+            split=Split.HELDOUT,
+        )
+        return replace(made, precision=precision)
+
+    def check(self, overrides: Overrides, shapes: Sequence[Overrides]) -> None:
+        """Raises ConfigError for overrides and shapes without effect."""
+        files = list(self._files.values())
+        check_overrides(overrides, shapes, files, root=self._folder, among=self._names)
+
+    def _find(self, name: str) -> str:
+        found = find_problem(name, self._names)
+        if found is None:
+            option = "--problem " if self._chosen is not None else ""
+            raise ConfigError(
+                f"{option}{name}: {self._given} has no single problem of this name or number"
+            )
+        return found
+
+
+def read_row_problems(path: Path, format: RowFormat) -> SourceFiles:
+    """The problems in a file of rows. Raises ConfigError."""
+    return read_rows(SourceTable(source="file", path=path, format=format), key="")
+
+
+def holds_several(problem: Path) -> bool:
+    """True for a directory of problems, or a file of rows."""
+    return problem.is_dir() or problem.suffix in SUFFIXES
+
+
+def check_overrides(
+    overrides: Overrides,
+    shapes: Sequence[Overrides],
+    files: Sequence[ProblemFile],
+    *,
+    root: Path,
+    among: Sequence[str] | None = None,
+) -> None:
+    """Raises ConfigError for an override or a shape that names no file in `among`, or no constant
+    of `files`."""
+    found = list(find_mistakes(overrides, files, root=root, prefix="--override ", among=among))
+    for shape in shapes:
+        found += find_mistakes(shape, files, root=root, prefix="--shape ", among=among)
+    if found:
+        raise ConfigError("\n".join(dict.fromkeys(found)))
+
+
+STDIN = "-"
+MAX_BYTES = 16 << 20
+"""Maximum size of a source. The judge itself refuses far smaller ones, as a verdict."""
+
+
+def read_source(path: str) -> str:
+    """The text of a file, or of stdin for `-`. Raises ConfigError if it cannot be read or is not
+    UTF-8.
+    """
+    name = "stdin" if path == STDIN else path
+    if path == STDIN and sys.stdin is None:
+        raise ConfigError("stdin: it is closed; pipe a source into it, or name a file")
+    try:
+        with nullcontext(sys.stdin.buffer) if path == STDIN else open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{name}: larger than {MAX_BYTES >> 20} MiB; a Python source is smaller")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{data[error.start]:02x} at {error.start} is not UTF-8"
+        raise ConfigError(f"{name}: {found}; Python source, or an answer with a block of it") from (
+            error
+        )

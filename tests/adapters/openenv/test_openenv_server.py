@@ -1,0 +1,250 @@
+"""The environment over HTTP and WebSockets, with a scripted judge."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.testclient import TestClient, WebSocketDenialResponse
+
+from forge.adapters.openenv.server import openapi_paths, routes_of
+from forge.process.server.door import Door
+from tests.adapters.openenv.scripted import FAULT, HOPELESS, RIGHT, scripted_environment
+from tests.evalpool.judged import CODE, SOURCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forge.adapters.openenv.episodes import Environment
+
+WRONG_CODE = CODE.replace("+ 1", "+ 2")
+
+
+@contextmanager
+def client_of(
+    environment: Environment, *, token: str | None = None, is_local: bool = False
+) -> Iterator[TestClient]:
+    door = Middleware(Door, token=token, is_local=is_local)
+    app = Starlette(routes=list(routes_of(environment)), middleware=[door])
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def say(socket: Any, kind: str, **data: Any) -> dict[str, Any]:
+    socket.send_json({"type": kind, "data": data} if data else {"type": kind})
+    return socket.receive_json()
+
+
+def test_three_turns_over_a_websocket() -> None:
+    with client_of(scripted_environment()) as client, client.websocket_connect("/ws") as socket:
+        first = say(socket, "reset", problem_id="L1_12_Mul")
+        assert first["type"] == "observation"
+        assert first["data"]["observation"]["problem_id"] == "L1_12_Mul"
+        assert (first["data"]["reward"], first["data"]["done"]) == (0.0, False)
+        turns = [say(socket, "step", code=code) for code in (WRONG_CODE, "no code", CODE)]
+        assert [turn["data"]["done"] for turn in turns] == [False, False, True]
+        assert [turn["data"]["reward"] for turn in turns] == [0.3, 0.0, 0.8]
+        state = say(socket, "state")
+        assert state["data"]["step_count"] == 3
+        assert state["data"]["solved"]
+        assert say(socket, "reset")["data"]["observation"]["turn"] == 0
+
+
+def test_observations_have_the_fields_of_kernrl_and_no_other() -> None:
+    kernrl = {
+        "problem_id", "problem_description", "reference_code", "gpu_info", "turn", "max_turns",
+        "feedback", "compilation_success", "compilation_error", "correctness_pass", "max_diff",
+        "speedup", "metadata",
+    }  # fmt: skip
+    state = {
+        "episode_id", "step_count", "problem_id", "turn", "max_turns", "best_speedup", "solved",
+    }  # fmt: skip
+    with client_of(scripted_environment()) as client, client.websocket_connect("/ws") as socket:
+        assert set(say(socket, "reset")["data"]["observation"]) == kernrl
+        assert set(say(socket, "step", code=CODE)["data"]["observation"]) == kernrl
+        assert set(say(socket, "state")["data"]) == state
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "text"),
+    [
+        ("{", "INVALID_JSON", "message: not JSON"),
+        ("[1]", "VALIDATION_ERROR", "a JSON object with a type is needed"),
+        ('{"type": "mcp"}', "UNKNOWN_TYPE", "type: found 'mcp'; one of reset, step, state, close"),
+        ('{"type": "step", "data": {"code": "x"}}', "EXECUTION_ERROR", "send reset first"),
+        ('{"type": "reset", "data": {"seed": "a"}}', "VALIDATION_ERROR", "seed: input should be"),
+        ('{"type": "reset", "data": {"problem_id": "z"}}', "VALIDATION_ERROR", "no such problem"),
+        (
+            '{"type": "reset", "data": {"reference_code": "z"}}',
+            "VALIDATION_ERROR",
+            "reference_code: ",
+        ),
+        ('{"type": "reset", "data": 7}', "VALIDATION_ERROR", "data: input should be"),
+    ],
+)
+def test_a_bad_message_gets_one_line_and_the_connection_stays(
+    message: str, code: str, text: str
+) -> None:
+    with client_of(scripted_environment()) as client, client.websocket_connect("/ws") as socket:
+        socket.send_text(message)
+        answer = socket.receive_json()
+        assert (answer["type"], answer["data"]["code"]) == ("error", code)
+        assert text in answer["data"]["message"]
+        assert "\n" not in answer["data"]["message"]
+        assert say(socket, "reset")["type"] == "observation"
+
+
+def test_bytes_are_read_as_text() -> None:
+    with client_of(scripted_environment()) as client, client.websocket_connect("/ws") as socket:
+        socket.send_bytes(b"\xff\x00")
+        assert socket.receive_json()["data"]["code"] == "INVALID_JSON"
+        socket.send_bytes(b'{"type": "reset"}')
+        assert socket.receive_json()["type"] == "observation"
+
+
+def test_a_bad_action_names_its_field() -> None:
+    with client_of(scripted_environment()) as client, client.websocket_connect("/ws") as socket:
+        say(socket, "reset")
+        for data, text in (({"code": ""}, "code: string should"), ({"kode": "x"}, "code: field")):
+            answer = say(socket, "step", **data)
+            assert answer["data"]["code"] == "VALIDATION_ERROR"
+            assert text in answer["data"]["message"]
+
+
+@pytest.mark.parametrize("verdict", [FAULT, HOPELESS])
+def test_a_fault_is_an_error_and_never_a_reward(verdict) -> None:
+    environment = scripted_environment(verdict, RIGHT)
+    with client_of(environment) as client, client.websocket_connect("/ws") as socket:
+        say(socket, "reset")
+        answer = say(socket, "step", code=CODE)
+        assert answer["type"] == "error"
+        assert "not the answer" in answer["data"]["message"]
+        assert say(socket, "step", code=CODE)["data"]["reward"] == 0.8
+
+
+def test_a_client_beyond_the_limit_is_refused_until_another_leaves() -> None:
+    with client_of(scripted_environment(limit=1)) as client:
+        with client.websocket_connect("/ws") as first:
+            assert say(first, "reset")["type"] == "observation"
+            with client.websocket_connect("/ws") as second:
+                assert second.receive_json()["data"]["code"] == "CAPACITY_REACHED"
+        with client.websocket_connect("/ws") as third:
+            assert say(third, "reset")["type"] == "observation"
+
+
+def test_a_silent_client_is_disconnected() -> None:
+    environment = scripted_environment(idle_s=0.05)
+    with client_of(environment) as client, client.websocket_connect("/ws") as socket:
+        answer = socket.receive_json()
+        assert answer["data"]["code"] == "SESSION_ERROR"
+        assert "no message for" in answer["data"]["message"]
+    assert environment.sessions.num_open == 0
+
+
+def test_a_client_that_hangs_up_frees_its_place_and_the_judge() -> None:
+    environment = scripted_environment(pause_s=30.0, limit=1)
+    with client_of(environment) as client:
+        for _ in range(3):
+            with client.websocket_connect("/ws") as socket:
+                say(socket, "reset")
+                socket.send_json({"type": "step", "data": {"code": CODE}})
+        with client.websocket_connect("/ws") as socket:
+            assert say(socket, "reset")["type"] == "observation"
+    assert environment.sessions.num_open == 0
+
+
+def test_messages_that_are_sent_ahead_are_answered_in_order() -> None:
+    environment = scripted_environment(pause_s=0.01)
+    with client_of(environment) as client, client.websocket_connect("/ws") as socket:
+        for kind in ("reset", "state", "step", "state"):
+            data = {"data": {"code": CODE}} if kind == "step" else {}
+            socket.send_json({"type": kind, **data})
+        answers = [socket.receive_json() for _ in range(4)]
+    assert [each["type"] for each in answers] == ["observation", "state", "observation", "state"]
+    assert [each["data"].get("step_count") for each in answers] == [None, 0, None, 1]
+
+
+def test_three_turns_over_http() -> None:
+    with client_of(scripted_environment()) as client:
+        first = client.post("/reset", json={"problem_id": "1_Chain"}).json()
+        episode = first["observation"]["metadata"]["episode_id"]
+        for code, done in ((WRONG_CODE, False), (WRONG_CODE, False), (CODE, True)):
+            body = {"action": {"code": code}, "episode_id": episode}
+            answer = client.post("/step", json=body)
+            assert answer.json()["done"] == done
+        assert client.get("/state", params={"episode_id": episode}).json()["turn"] == 3
+        assert client.post("/step", json=body).status_code == 409
+
+
+def test_a_step_without_an_episode_means_the_only_one() -> None:
+    with client_of(scripted_environment()) as client:
+        assert client.get("/state").json()["episode_id"] is None
+        body = {"action": {"code": CODE}}
+        assert client.post("/step", json=body).status_code == 404
+        client.post("/reset", json={})
+        assert client.post("/step", json=body).json()["done"]
+        client.post("/reset", json={"episode_id": "mine"})
+        answer = client.post("/step", json=body)
+        assert (answer.status_code, "metadata" in answer.json()["error"]) == (404, True)
+        assert client.get("/state?episode_id=other").status_code == 404
+
+
+def test_http_refuses_in_one_line() -> None:
+    with client_of(scripted_environment(FAULT, HOPELESS, limit=1)) as client:
+        assert client.post("/reset", json={"problem_id": "z"}).status_code == 422
+        assert client.post("/reset", content=b"{", headers=JSON).status_code == 422
+        client.post("/reset", json={"reference_code": SOURCE})
+        assert client.post("/step", json={"action": "x"}).status_code == 422
+        faulty = client.post("/step", json={"action": {"code": CODE}})
+        assert (faulty.status_code, faulty.headers["Retry-After"]) == (503, "5")
+        assert client.post("/step", json={"action": {"code": CODE}}).status_code == 422
+        full = client.post("/reset", json={})
+        assert (full.status_code, full.headers["Retry-After"]) == (503, "5")
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def test_tools_of_openenv_find_what_they_ask_for() -> None:
+    with client_of(scripted_environment()) as client:
+        assert set(client.get("/metadata").json()) == {"name", "description", "version"}
+        schema = client.get("/schema").json()
+        assert schema["action"]["required"] == ["code"]
+        assert {"observation", "state"} < set(schema)
+        assert set(openapi_paths()) == {"/reset", "/step", "/state"}
+        assert "$ref" not in json.dumps(openapi_paths())
+        assert client.post("/mcp", json={}).json()["jsonrpc"] == "2.0"
+
+
+def test_a_websocket_needs_the_token() -> None:
+    with client_of(scripted_environment(), token="secret") as client:
+        with (
+            pytest.raises(WebSocketDenialResponse) as refused,
+            client.websocket_connect("/ws", headers={"Authorization": "Bearer other"}),
+        ):
+            pass
+        assert refused.value.status_code == 401
+        with client.websocket_connect("/ws", headers={"Authorization": "Bearer secret"}) as socket:
+            assert say(socket, "reset")["type"] == "observation"
+
+
+LOOPBACK = {"Host": "127.0.0.1:8000"}
+
+
+@pytest.mark.parametrize(
+    "headers", [{**LOOPBACK, "Origin": "http://evil"}, {"Host": "evil.example"}]
+)
+def test_no_web_page_opens_a_websocket_of_loopback(headers: dict[str, str]) -> None:
+    with client_of(scripted_environment(), is_local=True) as client:
+        with (
+            pytest.raises(WebSocketDenialResponse) as refused,
+            client.websocket_connect("/ws", headers=dict(headers)),
+        ):
+            pass
+        assert refused.value.status_code == 403
+        with client.websocket_connect("/ws", headers=dict(LOOPBACK)) as socket:
+            assert say(socket, "reset")["type"] == "observation"

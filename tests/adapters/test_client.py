@@ -1,0 +1,177 @@
+"""`forge.client.Judge`: order, retries, errors; many clients of which half hang up."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.client import MAX_BODY_BYTES, Judge, Unavailable
+from forge.errors import ConfigError
+from tests.adapters.kernels import PROBLEM
+from tests.adapters.served import TextPool, code, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def pool() -> TextPool:
+    return TextPool()
+
+
+@pytest.fixture
+def url(pool: TextPool, tmp_path: Path) -> Iterator[str]:
+    with serving(pool, tmp_path / "x.sock", token="secret") as url:
+        yield url
+
+
+def test_a_client_gets_verdicts_rewards_and_health(url: str, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(PROBLEM)
+    with Judge(url, token="secret") as judge:
+        assert judge.judge(PROBLEM, code("wrong")).status == "wrong"
+        assert judge.judge(tmp_path / "p.py", code("a")).correct
+        scored = judge.score(PROBLEM, code("timed"), weights={"correct": 1.0})
+        assert scored.verdict.speedup == 2.0
+        assert scored.reward.terms["correct"] == 1.0
+        assert judge.health()["ok"]
+        assert judge.problems() == []
+
+
+def test_verdicts_come_in_the_order_of_the_pairs(url: str, pool: TextPool) -> None:
+    pool.delay_s = 0.01
+    names = [f"{'wrong' if number % 3 else 'right'} {number}" for number in range(40)]
+    with Judge(url, token="secret") as judge:
+        verdicts = list(judge.judge_many((PROBLEM, code(name)) for name in names))
+    assert [one.code for one in verdicts] == [code(name) for name in names]
+    assert [one.status for one in verdicts] == [
+        "wrong" if name.startswith("wrong") else "correct" for name in names
+    ]
+
+
+def test_a_fault_is_asked_again_until_there_is_a_verdict(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    with Judge(url, token="secret") as judge:
+        assert judge.judge(PROBLEM, code("fault once")).correct
+    assert pauses == [5.0]
+
+
+def test_a_lasting_fault_is_unavailable_and_never_a_verdict(url: str, pool: TextPool) -> None:
+    with Judge(url, token="secret", patience_s=1.0) as judge:
+        with pytest.raises(Unavailable, match="no answer within 1 s; the last: infra_error: judge"):
+            judge.judge(PROBLEM, code("fault"))
+        with pytest.raises(Unavailable):
+            list(judge.judge_many([(PROBLEM, code("a")), (PROBLEM, code("fault"))]))
+
+
+def test_a_full_server_is_asked_again(tmp_path: Path) -> None:
+    pool = TextPool(delay_s=0.2)
+    found: list[str] = []
+    with serving(pool, tmp_path / "x.sock", max_in_flight=1) as url:
+
+        def ask(name: str) -> None:
+            with Judge(url) as judge:
+                found.append(judge.judge(PROBLEM, code(name)).code)
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in "abc"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(found) == [code(name) for name in "abc"]
+
+
+def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    with (
+        Judge(f"unix:{tmp_path}/none.sock", patience_s=0.5) as judge,
+        pytest.raises(Unavailable, match="FileNotFoundError"),
+    ):
+        judge.health()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with (
+            Judge(f"http://127.0.0.1:{port}", patience_s=0.5) as judge,
+            pytest.raises(Unavailable, match="timed out"),
+        ):
+            judge.health()
+
+
+def test_a_refused_request_is_one_line_at_once(url: str, tmp_path: Path) -> None:
+    with Judge(url, token="secret") as judge:
+        with pytest.raises(ConfigError, match="HTTP 422: problem: 'nowhere' is no source"):
+            judge.judge("nowhere", code("a"))
+        with pytest.raises(ConfigError, match="HTTP 422: precision: "):
+            judge.judge(PROBLEM, code("a"), precision="fp64")
+        with pytest.raises(ConfigError, match=f"{MAX_BODY_BYTES} are allowed"):
+            judge.judge(PROBLEM, "x" * MAX_BODY_BYTES)
+        with pytest.raises(ConfigError, match=r"none\.py: cannot be read"):
+            judge.judge(tmp_path / "none.py", code("a"))
+        assert judge.judge(PROBLEM, code("a")).correct
+    with Judge(url, token="wrong") as judge, pytest.raises(ConfigError, match="HTTP 401: a bearer"):
+        judge.health()
+    with pytest.raises(ConfigError, match="url: found 'ftp://x'; http://HOST:PORT or unix:/PATH"):
+        Judge("ftp://x")
+
+
+def test_of_64_clients_half_hang_up_and_no_verdict_is_lost_or_mixed_up(tmp_path: Path) -> None:
+    pool = TextPool(delay_s=0.02)
+    path = tmp_path / "x.sock"
+    found: dict[int, list[tuple[str, str]]] = {}
+
+    def stay(number: int, url: str) -> None:
+        pairs = [(PROBLEM, code(_name(number, one))) for one in range(4)]
+        with Judge(url) as judge:
+            verdicts = judge.judge_many(pairs, concurrency=2)
+            found[number] = [(one.code, one.status) for one in verdicts]
+
+    def hang_up(number: int) -> None:
+        for one in range(8):
+            body = json.dumps({"problem": PROBLEM, "answer": code(_name(number, one))}).encode()
+            head = (
+                "POST /v1/judge HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n"
+            )
+            content = head.encode() + body
+            with socket.socket(socket.AF_UNIX) as stream:
+                stream.connect(str(path))
+                stream.sendall(content[: len(content) * (one + 1) // 8])
+                time.sleep(0.005 * one)
+
+    with serving(pool, path) as url:
+        threads = [threading.Thread(target=stay, args=(number, url)) for number in range(32)]
+        threads += [threading.Thread(target=hang_up, args=(number,)) for number in range(32, 64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with Judge(url) as judge:
+            assert judge.judge(PROBLEM, code("last")).correct
+    for number in range(32):
+        assert found[number] == [
+            (code(_name(number, one)), "wrong" if one % 2 else "correct") for one in range(4)
+        ]
+
+
+def _name(number: int, one: int) -> str:
+    return f"{'wrong' if one % 2 else 'right'} {one} of client {number}"
+
+
+def test_the_client_needs_the_standard_library_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import forge.client; print(forge.client.Judge)"],
+        capture_output=True, text=True, timeout=60, check=True, cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert "Judge" in done.stdout
