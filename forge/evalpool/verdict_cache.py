@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from forge.records.problem import ReferenceModule
 
 MAX_REMEMBERED = 2048
-"""2 MB, and 10 MB with programs. A repeated candidate is nearly always a recent one: see "Soak" in
-bench/RESULTS.md."""
+"""2 MB, and 10 MB with programs. A repeated candidate is nearly always a recent one: a cache
+of 64 found all repeats of 755 candidates of a run."""
 NO_PHASES: Mapping[str, float] = {}
 """Phases of every cached verdict."""
 TIMING_PHASE = "time"

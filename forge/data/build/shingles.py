@@ -8,7 +8,7 @@ differ in little else. Text that is no Python is compared by its words.
 
 Ours instead of `datasketch`: its package imports scipy (143 MB, for an integral that fixed bands do
 not need) and takes 0.8 s in every process; a signature takes it 2.0 ms, this 0.7 ms, with the same
-mean error of 0.03 (bench/RESULTS.md). Broder, "On the resemblance and containment of documents",
+mean error of 0.03. Broder, "On the resemblance and containment of documents",
 1997: P[the minima of a permutation agree] = |A and B| / |A or B|.
 """
 

@@ -41,8 +41,7 @@ KEEP_ALL_BYTES = 20_000_000_000
 
 CACHE_KIB = 2048
 """Page cache of each connection, SQLite's default size. SQLite fills it whatever the use: one of
-64 MB saves 15 % of the time of a turn at full speed, and grows for hours (bench/RESULTS.md,
-"Soak")."""
+64 MB saves 15 % of the time of a turn at full speed, and grows for hours."""
 
 _HELD = "SELECT json_group_array(group_id) FROM (SELECT DISTINCT group_id FROM tokens)"
 _SPENT = """

@@ -5,7 +5,7 @@ Called by the judge, in its threads. A program that loses the context or does no
 process; the next program runs on a spare while another is made. Making a context is slow, and
 siblings of one problem fault together, so there are several spares and two threads that make them.
 No lease of the GPU is held meanwhile: times of kernels beside it keep their median and their
-quartiles (bench/RESULTS.md, "The judge on a GPU").
+quartiles (measured on an H100, 2026-11-26, 7fdc4ff8).
 """
 
 from __future__ import annotations

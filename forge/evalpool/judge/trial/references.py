@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MAX_PROBLEMS = 32
 """More than are usually played at once. Each holds 10 to 400 kB, and each change leaves holes
-in the heap: 2.5 MB with 64 of them, half with 32 (bench/RESULTS.md, "Soak")."""
+in the heap: 2.5 MB with 64 of them, half with 32."""
 MAX_CACHED_BYTES = 256 << 20
 
 

@@ -9,7 +9,7 @@ TTIR that a card computes with an error have it in launches `as_card`: a kernel 
 evaluator's last bit is wrong there.
 
 Not `tanh`, whose documented bound (2^-11) is five tolerances: `tests/corpus` has an honest kernel
-with it, which is right on an H100 (bench/RESULTS.md) and would be wrong here with that bound.
+with it, which is right on an H100 and would be wrong here with that bound.
 
 Bounds: PTX ISA 8.x, section 9.7.3; CUDA programming guide, "Intrinsic functions".
 """
