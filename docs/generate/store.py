@@ -29,7 +29,7 @@ _COMMENTED = re.compile(r"^\s+(\w+) [^\n]*?--\s*(.+)$", re.MULTILINE)
 INTRO = """\
 A run is a directory; `run.db` in it is one SQLite file, which stock `sqlite3` reads while the run
 goes on. `forge sql RUN "SELECT ..."` decodes compressed texts as well (`store.texts = "zstd"`),
-`forge sql RUN` lists what there is, `forge questions` has queries to begin with, and
+`forge sql RUN` lists what there is, `forge sql --list` the queries to begin with, and
 `forge export parquet` writes every table and view to files. Most questions need one view and no
 join.
 

@@ -9,7 +9,6 @@ import typer
 
 from forge.cli.options import RUNS, Json, RunName, Store, app, find
 from forge.cli.printing import print_json, print_rich, print_text, waiting
-from forge.cli.querying import ask_questions
 from forge.errors import ConfigError
 from forge.views.text.numbers import size
 
@@ -22,9 +21,8 @@ data_app = typer.Typer(
 app.add_typer(data_app, name="data")
 
 
-@app.command(context_settings={"allow_extra_args": True})
+@app.command()
 def report(
-    context: typer.Context,
     run: RunName = "last",
     out: Annotated[
         Path | None,
@@ -37,8 +35,6 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a run as one self-contained HTML file with figures."""
-    if run == "questions" or context.args:
-        return ask_questions(run, context.args, store=store, as_json=as_json)
     from forge.views.report import write_report
 
     paths = find(run, store)

@@ -1,4 +1,4 @@
-"""Commands that query runs with SQL: sql, questions."""
+"""`forge sql`: queries runs with SQL."""
 
 from __future__ import annotations
 
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 
     from forge.store.statements import SqlReader
 
-Params = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--param",
-        metavar="NAME=VALUE",
-        help="Parameter of a named query, e.g. problem=softmax-0042.",
-    ),
-]
-
 
 @app.command()
 def sql(
@@ -37,7 +28,17 @@ def sql(
         str | None, typer.Argument(metavar='["SELECT ..."]', help="One statement that reads.")
     ] = None,
     named: Annotated[str | None, typer.Option("--named", help="Run a named query.")] = None,
-    params: Params = None,
+    lists: Annotated[
+        bool, typer.Option("--list", help="List the named queries, of common questions.")
+    ] = False,
+    params: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--param",
+            metavar="NAME=VALUE",
+            help="Parameter of a named query, e.g. problem=softmax-0042.",
+        ),
+    ] = None,
     runs: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="Query several runs; each view has a column run."),
@@ -55,9 +56,11 @@ def sql(
     _check_together(
         {
             "RUN": run != "last", "a query": query is not None, "--named": named is not None,
-            "--runs": runs is not None, "--csv": as_csv, "--json": as_json,
+            "--runs": runs is not None, "--csv": as_csv, "--json": as_json, "--list": lists,
         }
     )  # fmt: skip
+    if lists:
+        return print_json(view.named_json()) if as_json else print_rich(view.render_named())
     if query is not None and not query.strip():
         raise ConfigError(
             'forge sql: the query is empty; "forge sql RUN" alone lists tables and views'
@@ -82,45 +85,6 @@ def sql(
                 print_rich(view.render_found(found))
 
 
-@app.command()
-def questions(
-    number: Annotated[
-        str | None, typer.Argument(metavar="[N]", help="Number of the question.")
-    ] = None,
-    run: Annotated[
-        str, typer.Argument(metavar="[RUN]", help="Run to ask about; absent: the latest.")
-    ] = "last",
-    params: Params = None,
-    store: Store = RUNS,
-    as_json: Json = False,
-) -> None:
-    """List common questions about a run, or answer one."""
-    from forge.store.reader import open_run
-    from forge.views.sql import questions as view
-
-    if number is None:
-        return print_json(view.to_json()) if as_json else print_rich(view.render_questions())
-    question = view.find_question(number)
-    with open_run(find(run, store)) as reader:
-        found = view.answer(reader, question, _parse_params(params))
-    if not as_json:
-        return print_rich(view.render_answers(question, found))
-    from forge.views.sql.sql import json_rows
-
-    print_json({name: json_rows(table) for name, table in found.items()})
-
-
-def ask_questions(word: str, rest: list[str], *, store: Path, as_json: bool) -> None:
-    """`forge report questions [N] [RUN]`. Raises ConfigError for any other arguments."""
-    if word != "questions" or len(rest) > 2:
-        raise ConfigError(
-            f"forge report {word} {' '.join(rest)}: found {len(rest) + 1} arguments; "
-            "RUN, or questions [N] [RUN]"
-        )
-    number, run = [*rest, None, None][:2]
-    questions(number, run or "last", store=store, as_json=as_json)
-
-
 @contextmanager
 def _open(run: str, runs: str | None, store: Path) -> Generator[SqlReader]:
     from forge.store.reader import open_run
@@ -139,6 +103,7 @@ def _open(run: str, runs: str | None, store: Path) -> Generator[SqlReader]:
 def _check_together(given: dict[str, bool]) -> None:
     for one, other in (
         ("--named", "--runs"), ("--named", "a query"), ("RUN", "--runs"), ("--csv", "--json"),
+        ("--list", "--named"), ("--list", "a query"), ("--list", "--runs"), ("--list", "--csv"),
     ):  # fmt: skip
         if given[one] and given[other]:
             why = "; --named queries one run" if other == "--runs" and one == "--named" else ""

@@ -148,7 +148,7 @@ def _results(reader: RunReader) -> list[str]:
         speed = "not timed" if best["speedup_low"] is None else timed
         lines.append(f"best kernel: {printable(best['problem_id'])}, {speed} ({best['turn_id']})")
     name = reader.paths.name
-    lines.append(f"more: forge tui {name}; forge questions 14 {name}; {_report(reader.paths)}")
+    lines.append(f"more: forge tui {name}; forge sql --list; {_report(reader.paths)}")
     return lines
 
 

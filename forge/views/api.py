@@ -15,7 +15,6 @@ from forge.store.layout import RunPaths, find_run
 from forge.store.reader import RunReader
 from forge.views.run.rollouts import TURN_COLUMNS, Filter, find
 from forge.views.run.show import load_evaluations, load_show
-from forge.views.sql.questions import find_question
 from forge.views.sql.sql import find_named, run_sql
 
 if TYPE_CHECKING:
@@ -136,12 +135,8 @@ class Run(RunReader):
         """Events of the run, in order."""
         return self.rows("SELECT * FROM v_events ORDER BY event_id")
 
-    def ask(self, name: str | int, **params: Any) -> Rows:
-        """Rows of a named query, or of the first query of a question number: `run.ask("batch",
-        step=20)`.
-        """
-        if isinstance(name, int):
-            name = find_question(str(name)).queries[0]
+    def ask(self, name: str, **params: Any) -> Rows:
+        """Rows of a named query of `forge sql --list`: `run.ask("batch", step=20)`."""
         query = find_named(name)
         found = run_sql(self, query.sql, query.bind(params))
         return Rows(dict(zip(found.columns, row, strict=True)) for row in found.rows)

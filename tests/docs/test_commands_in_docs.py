@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 COMMANDS = {" ".join(words): (place, words) for place, words in reversed([*read_commands()])}
 """Place and arguments of each, without repetitions: the first place."""
 LOOKS = {
-    "archive", "compare", "export", "gc", "kernels", "keys", "logs", "plan", "ps", "questions",
-    "report", "rollouts", "runs", "show", "sql", "status",
+    "archive", "compare", "export", "gc", "kernels", "keys", "logs", "plan", "ps", "report",
+    "rollouts", "runs", "show", "sql", "status",
 }  # fmt: skip
 """Commands that start no process and change no run: their lines are run."""
 SLOW = {"report", "export", "kernels", "archive"}

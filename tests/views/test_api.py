@@ -75,7 +75,6 @@ def test_every_other_method_returns_rows(run: Run) -> None:
     assert run.failures()
     assert run.events()
     assert len(run.samples(stage=3, step=2)) == len(run.ask("batch", step=2))
-    assert run.ask(3) == run.ask("failure-mix")
     assert run.show()["name"] == "quickstart-1"
     assert run.compare(run, by="tokens").by == "tokens"
     assert isinstance(run.rows("SELECT 1 AS x"), Rows)

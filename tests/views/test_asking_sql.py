@@ -151,7 +151,7 @@ def test_a_named_query_takes_a_single_run(store: Path, capsys: pytest.CaptureFix
     "argv",
     [
         ["show", "RUN"],
-        ["questions", "3", "RUN"],
+        ["sql", "RUN", "--named", "failures"],
         ["rollouts", "RUN"],
         ["compare", "RUN", "RUN"],
         ["export", "csv", "RUN", "--out", "OUT"],

@@ -40,7 +40,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["sql", "toy-1", "SELECT '\udcff'"], "no UTF-8 at 8"),
         (["rollouts", "--min-speedup", "nan"], "--min-speedup nan"),
         (["sql", "toy-1", "SELECT :x", "--param", f"x={HUGE}"], "--param x"),
-        (["questions", "11", "--param", f"step={HUGE}"], "--param step"),
+        (["sql", "--named", "batch", "--param", f"step={HUGE}"], "--param step"),
         (["sql", "toy-1", ""], "the query is empty"),
         (["sql", "toy-1", " \n"], "the query is empty"),
         (["sql", "toy-1", "/* nothing */"], "without a result; use SELECT"),

@@ -1,5 +1,5 @@
 """Results of training: gains between evaluations, and an answer before and after it.
 
-Called by reports, comparisons, the monitor and `forge questions`; reads views and indexed tables
-only, and draws nothing.
+Called by reports, comparisons and the monitor; reads views and indexed tables only, and draws
+nothing.
 """

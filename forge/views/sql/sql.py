@@ -61,6 +61,20 @@ def find_named(name: str) -> NamedQuery:
     return QUERIES[name]
 
 
+def named_json() -> list[dict[str, Any]]:
+    """All named queries as JSON: name, question, parameters, SQL."""
+    return [
+        {"name": name, "question": each.question, "params": dict(each.params), "sql": each.sql}
+        for name, each in QUERIES.items()
+    ]
+
+
+def render_named() -> RichTable:
+    """The list shown by `forge sql --list`."""
+    rows = tuple((name, each.question, ", ".join(each.params)) for name, each in QUERIES.items())
+    return render_table(RowTable(columns=("name", "question", "parameters"), rows=rows))
+
+
 def list_relations(reader: SqlReader) -> list[Relation]:
     """Views, then tables, with their comments; those that only serve the views are left out.
 

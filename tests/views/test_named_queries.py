@@ -1,4 +1,4 @@
-"""Each research question has an answer, and the answer is right."""
+"""Each named query has rows in a real run, and its numbers are right."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from forge.errors import ConfigError
 from forge.records import Event, Status
 from forge.store.reader import open_run
 from forge.views.report.learned import TERMS
-from forge.views.sql import questions as view
 from forge.views.sql.named_queries import QUERIES
+from forge.views.sql.sql import render_found, run_sql
 from tests.store.storefactory import (
     attempt,
     evaluation,
@@ -33,7 +33,6 @@ from tests.views.terminals import EVIL, shown
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
-ANSWERABLE = [each for each in view.QUESTIONS if each.queries]
 NOT_TIMED = "judge-noise"
 """A query without rows here: a quickstart has no GPU, so no kernel was timed."""
 
@@ -48,23 +47,9 @@ def write(root: Path, records: list) -> Path:
     return root
 
 
-def test_all_seventeen_questions_have_a_number_and_an_answer() -> None:
-    assert [each.number for each in view.QUESTIONS] == list(range(1, 18))
-    assert all(bool(each.queries) != bool(each.command) for each in view.QUESTIONS)
-    assert {name for each in view.QUESTIONS for name in each.queries} == QUERIES.keys()
-
-
-@pytest.mark.parametrize("question", ANSWERABLE, ids=lambda each: str(each.number))
-def test_a_real_run_answers_each_question(
-    canned_run: RunPaths, question: view.ResearchQuestion
-) -> None:
-    with open_run(canned_run) as reader:
-        answers = view.answer(reader, question)
-    text = shown(view.render_answers(question, answers))
-    assert question.text in text
-    for name, table in answers.items():
-        assert name in text
-        assert table.rows or name in (NOT_TIMED, "unjudgeable")  # all of its problems are judged
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_real_run_has_rows_for_each_query(canned_template: RunPaths, name: str) -> None:
+    assert ask(canned_template, name) or name in (NOT_TIMED, "unjudgeable")  # all are judged
 
 
 def test_the_best_kernel_of_a_problem_is_shown_with_its_repeated_timings(tmp_path: Path) -> None:
@@ -185,11 +170,6 @@ def test_the_batch_of_any_step_can_be_queried(canned_run: RunPaths) -> None:
     assert not {row["sample_id"] for row in last} & {row["sample_id"] for row in early}
 
 
-def test_a_run_in_place_of_the_number_is_an_error_with_a_hint() -> None:
-    with pytest.raises(ConfigError, match="1 to 17; the number comes before the run"):
-        view.find_question("quickstart-1")
-
-
 @pytest.mark.parametrize("param", ["turns", "most", "seconds"])
 def test_the_described_default_of_a_parameter_is_the_one_in_the_sql(param: str) -> None:
     asking = [query for query in QUERIES.values() if param in query.params]
@@ -198,37 +178,20 @@ def test_the_described_default_of_a_parameter_is_the_one_in_the_sql(param: str) 
         assert f"coalesce(:{param}, {query.params[param].split()[-1]})" in query.sql
 
 
-@pytest.mark.parametrize("number", ["0", "18", "six", "15"])
-def test_a_number_without_an_answer_is_one_line(number: str) -> None:
-    with pytest.raises(ConfigError, match=r"1 to 17|forge compare A B"):
-        view.find_question(number)
-
-
-def test_a_parameter_that_no_query_has_is_one_line(canned_run: RunPaths) -> None:
-    with open_run(canned_run) as reader, pytest.raises(ConfigError, match="has most, problem"):
-        view.answer(reader, view.find_question("4"), {"problme": "x"})
-    with pytest.raises(ConfigError, match="has none"):
+def test_a_parameter_that_a_query_lacks_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="this query has none"):
         QUERIES["failures"].bind({"problem": "x"})
 
 
-@pytest.mark.parametrize("argv", [["questions"], ["report", "questions"]])
-def test_both_commands_list_and_answer(
-    canned_run: RunPaths, capsys: pytest.CaptureFixture[str], argv: list[str]
-) -> None:
-    assert run_command(argv) == 0
+def test_the_list_has_every_query_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["sql", "--list"]) == 0
     listed = capsys.readouterr().out
-    assert all(each.text in listed for each in view.QUESTIONS)
-    assert run_command([*argv, "3", str(canned_run.root), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["failure-mix", "failures"]
-    assert run_command([*argv, "15"]) == 2
-
-
-def test_a_report_with_two_arguments_must_be_a_question(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run_command(["report", "a", "b"]) == 2
-    assert "RUN, or questions" in capsys.readouterr().err
+    assert all(name in listed for name in QUERIES)
+    assert run_command(["sql", "--list", "--json"]) == 0
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found.keys() == QUERIES.keys()
+    assert found["batch"]["params"].keys() == {"stage", "step"}
+    assert run_command(["sql", "--list", "--named", "batch"]) == 2
 
 
 def test_escape_sequences_in_a_models_text_are_made_visible_in_an_answer(tmp_path: Path) -> None:
@@ -236,9 +199,9 @@ def test_escape_sequences_in_a_models_text_are_made_visible_in_an_answer(tmp_pat
     evil = turn(0, completion=EVIL, code=EVIL)
     root = write(tmp_path / "toy-1", [attempt(), problem(0), played, evil])
     with open_run(root) as reader:
-        for number in ("4", "7"):
-            question = view.find_question(number)
-            text = shown(view.render_answers(question, view.answer(reader, question)))
+        for name in ("best-of-problem", "side-by-side"):
+            query = QUERIES[name]
+            text = shown(render_found(run_sql(reader, query.sql, query.bind({}))))
             assert "␛[2J" in text
             assert not set("\x07\x9b\u202e\r") & set(text)
             assert "\x1b]" not in text
