@@ -1,8 +1,8 @@
 """Named queries over the views, by subject: `forge sql --list`, `forge sql RUN --named failures`.
 
 A query with parameters takes them as `--param problem=softmax-0042`; a missing one is NULL, for
-which each query has a default, so stock sqlite3 runs them all unchanged. Tests run all of them, here
-and through stock sqlite3.
+which each query has a default, so stock sqlite3 runs them all unchanged. Tests run all of them,
+here and through stock sqlite3.
 """
 
 from __future__ import annotations
