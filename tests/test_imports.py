@@ -176,26 +176,19 @@ ROOMS: dict[str, set[str]] = {
     "store.schema": set(),
     "store.write": {"store", "store.schema"},
     # views: answers for people
-    "views": {"store", "views.compare", "views.run", "views.sql", "views.text", "statistics"},
-    "views.suite": {"store", "views.run", "views.text"},
+    "views": {"store", "views.compare", "views.sql", "views.text", "statistics"},
     "views.text": {"store"},
     "views.sql": {"store", "views.text"},
-    "views.run": {"store", "views.sql", "views.text"},
-    "views.outcome": {"statistics", "store"},
-    "views.compare": {
-        "store", "views.outcome", "views.run", "views.sql", "views.text", "statistics",
-    },
-    "views.report": {
-        "store", "views.outcome", "views.run", "views.sql", "views.text", "statistics",
-    },
+    "views.compare": {"store", "views", "views.sql", "views.text", "statistics"},
+    "views.report": {"store", "views", "views.text", "statistics"},
     # tui: the monitor
     "tui": {"control", "store", "tui.frame", "tui.dialogs", "tui.screens", "views.text"},
-    "tui.frame": {"control", "store", "views.run", "views.text"},
+    "tui.frame": {"control", "store", "views", "views.text"},
     "tui.dialogs": set(),
-    "tui.widgets": {"control", "views.outcome", "views.run", "views.text"},
+    "tui.widgets": {"control", "views", "views.text"},
     "tui.screens": {
-        "control", "store", "tui.frame", "tui.dialogs", "tui.widgets",
-        "views.compare", "views.outcome", "views.run", "views.text",
+        "control", "store", "tui.frame", "tui.dialogs", "tui.widgets", "views", "views.compare",
+        "views.text",
     },
 }  # fmt: skip
 """The rooms that each room may import, besides GROUND and itself."""
@@ -206,8 +199,7 @@ PARTS = {
     "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
     "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
-    "views", "views.text", "views.sql", "views.run", "views.outcome", "views.compare",
-    "views.report", "views.suite", "exits", "origin",
+    "views", "views.text", "views.sql", "views.compare", "views.report", "exits", "origin",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""
 
@@ -392,8 +384,7 @@ def test_a_class_name_occurs_once():
 
 
 def test_every_room_says_what_happens_in_it():
-    folders = sorted({path.parent for path in modules()})
-    silent = [each for each in folders if not ast.get_docstring(tree_of(each / "__init__.py"))]
+    silent = [each for each in folders() if not ast.get_docstring(tree_of(each / "__init__.py"))]
     assert silent == []
 
 

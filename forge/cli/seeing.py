@@ -26,7 +26,7 @@ def runs(
 ) -> None:
     """List all runs and archives with date, duration, state and best evaluation."""
     from forge.commands.archives import load_all
-    from forge.views.run.runs import render_runs
+    from forge.views.runs import render_runs
 
     found = load_all(store, places or ())
     if not found and not as_json:
@@ -53,7 +53,7 @@ def show(
         with open_run(find(run, store)) as reader:
             found = load_turn(reader, turn)
         return print_json(found) if as_json else print_rich(render_turn(found))
-    from forge.views.run.show import render_show, show_run
+    from forge.views.show import render_show, show_run
 
     data = show_run(find(run, store))
     if Path(run).is_file():  # an archive, not the folder that it is read from
@@ -85,7 +85,7 @@ def rollouts(
 ) -> None:
     """List rollouts of a run, latest first."""
     from forge.store.reader import open_run
-    from forge.views.run import rollouts as view
+    from forge.views import rollouts as view
 
     wanted = view.Filter(
         rollout=rollout, problem=problem, family=family, level=level, status=status,

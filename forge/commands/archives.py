@@ -16,7 +16,7 @@ from forge.process.sockets import open_private_dir
 from forge.store.archive import is_archive, list_archives, unpack_to_read
 from forge.store.archive_writer import WrittenArchive, write_archive
 from forge.store.layout import ARCHIVE_SUFFIX, RunPaths
-from forge.views.run.runs import load_run, load_runs
+from forge.views.runs import load_run, load_runs
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

@@ -26,7 +26,7 @@ from forge.store.ownership import is_owned
 from forge.store.reader import open_run
 from forge.train.batch import BadBatch, read_headers
 from forge.train.checkpoints import checkpoint_dir, checkpoints, find_damage, find_resume_point
-from forge.views.run.standing import run_state
+from forge.views.run_state import run_state
 from forge.views.text.numbers import size
 
 if TYPE_CHECKING:

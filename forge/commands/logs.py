@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forge.errors import ConfigError
 from forge.process.logtail import read_last_lines
 from forge.store.ownership import is_owned
-from forge.views.run.logs import Level, LogFilter, LogTail, compile_pattern
+from forge.views.logs import Level, LogFilter, LogTail, compile_pattern
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:

@@ -19,12 +19,17 @@ from forge.control.client import ControlClient
 from forge.errors import ConfigError, Stalled
 from forge.store.ownership import is_owned, read_status
 from forge.store.reader import open_run
-from forge.views.outcome.gains import load_gains
-from forge.views.outcome.ladder import EVALUATIONS
-from forge.views.run.duration import load_seconds
-from forge.views.run.nodes import load_nodes, render_nodes
-from forge.views.run.standing import Standing, load_stages, load_standing
-from forge.views.run.steps import describe_steps
+from forge.views.gains import load_gains
+from forge.views.run_state import (
+    EVALUATIONS,
+    Standing,
+    describe_steps,
+    load_nodes,
+    load_seconds,
+    load_stages,
+    load_standing,
+    render_nodes,
+)
 from forge.views.text.numbers import (
     NONE,
     at_least,
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
     from forge.control.records import ComponentStatus, LiveStatus
     from forge.store.layout import RunPaths
     from forge.store.reader import RunReader
-    from forge.views.run.steps import PlayedSteps
+    from forge.views.run_state import PlayedSteps
 
 ENDED = ("done", "stopped", "failed", "killed")
 BEST_KERNEL = """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forge.commands.explained import explain_packed
 from forge.errors import ConfigError
 from forge.records.estimate import TimeEstimate
-from forge.views.run.conversation import parse_address
+from forge.views.rollouts import parse_address
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:

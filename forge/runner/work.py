@@ -36,7 +36,7 @@ from forge.runner.stages.sft import run_sft_stage
 from forge.runner.weights.lost import find_lost_weights, without_stages
 from forge.serve.replicas import open_replicas
 from forge.version import __version__
-from forge.views.run.evaluations import judged_label, trained_label
+from forge.views.run_state import judged_label, trained_label
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

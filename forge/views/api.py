@@ -13,8 +13,8 @@ from forge.errors import ConfigError, MachineError
 from forge.store.codec import decode_ids, decode_logprobs
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import RunReader
-from forge.views.run.rollouts import TURN_COLUMNS, Filter, find
-from forge.views.run.show import load_evaluations, load_show
+from forge.views.rollouts import TURN_COLUMNS, Filter, find
+from forge.views.show import load_evaluations, load_show
 from forge.views.sql.sql import find_named, run_sql
 
 if TYPE_CHECKING:

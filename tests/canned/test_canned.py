@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from forge.store.ownership import read_status
 from forge.store.reader import open_run
-from forge.views.run.show import load_show
+from forge.views.show import load_show
 from tests import canned
 from tests.canned.make import MAX_BYTES
 

@@ -15,7 +15,7 @@ from forge.commands.status_view import live_line
 from forge.control import ControlClient
 from forge.errors import ConfigError, Stalled
 from forge.process.sockets import open_socket_dir
-from forge.views.run.steps import PlayedSteps
+from forge.views.run_state import PlayedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ from forge.runner.weights.resume import find_weights
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.views.run.standing import run_state
+from forge.views.run_state import run_state
 from tests.store.storefactory import attempt, write_run
 
 if TYPE_CHECKING:

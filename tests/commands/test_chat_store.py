@@ -18,7 +18,7 @@ from forge.store.identity import settle_identity
 from forge.store.layout import RunPaths, find_run
 from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
-from forge.views.run.show import load_show
+from forge.views.show import load_show
 from tests.store.storefactory import attempt, group, problem, write_run
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from forge.errors import ConfigError, MachineError
 from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
 from forge.store.ownership import open_run_lock
 from forge.views.report import write_report
-from forge.views.run.show import show_run
+from forge.views.show import show_run
 from tests.report.hostile import EVIL, write_hostile_run
 from tests.report.made_runs import make_run
 from tests.store.storefactory import (

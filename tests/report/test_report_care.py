@@ -11,7 +11,7 @@ import pytest
 
 from forge.errors import ConfigError
 from forge.store.reader import open_run
-from forge.views.compare.config import find_changes
+from forge.views.compare.settings import find_changes
 from forge.views.report import write_report
 from forge.views.text.secrets import hide_in_diff, hide_secrets, is_secret
 from tests.report.made_runs import make_run

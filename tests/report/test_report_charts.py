@@ -17,8 +17,7 @@ from forge.views.report.charts import (
     Line,
     make_line,
 )
-from forge.views.report.draw import INK, draw_svg
-from forge.views.report.inline import inline_svg
+from forge.views.report.draw import INK, draw_svg, inline_svg
 from forge.views.text.numbers import grouped
 
 

@@ -10,9 +10,8 @@ import pytest
 from forge.records import Metrics, Purpose, Status
 from forge.store.reader import open_run
 from forge.views.report.asking import Asker
+from forge.views.report.contents import kernels_by_family, opening, traits_of
 from forge.views.report.facts import Facts
-from forge.views.report.kernel_list import kernels_by_family, traits_of
-from forge.views.report.opening import opening
 from tests.report.made_runs import make_run
 from tests.store.storefactory import attempt, evaluation, group, problem, small_run
 

@@ -9,7 +9,7 @@ import pytest
 
 from forge.records import End, Evaluation, Group, Purpose, Status, Trajectory
 from forge.statistics.evaluation import evaluate_groups
-from forge.views.run.evaluations import judged_label
+from forge.views.run_state import judged_label
 from tests.store.storefactory import group, problem
 
 PROBLEMS = [problem(0), problem(1, family="matmul", level=2)]

@@ -14,7 +14,7 @@ from forge.store.schema import rollups
 from forge.store.schema.create import create_run
 from forge.store.write import databases
 from forge.store.write.databases import Databases
-from forge.views.run import standing
+from forge.views import run_state
 from tests.store.storefactory import make_root
 
 BOUNDED = re.compile(
@@ -49,7 +49,7 @@ def test_spent_tokens_are_sought_among_groups_that_have_some(run: sqlite3.Connec
     assert scans(run, databases._SPENT, rule) == [latest]
 
 
-@pytest.mark.parametrize("sql", [standing._TRAINED, standing._LAST_TRAINED])
+@pytest.mark.parametrize("sql", [run_state._TRAINED, run_state._LAST_TRAINED])
 def test_the_standing_of_a_run_is_found_by_index(run: sqlite3.Connection, sql: str) -> None:
     asked: dict[str, object] = {"stage": 1, "attempt": 1, "num_steps": 3}
     assert scans(run, sql, asked) == []

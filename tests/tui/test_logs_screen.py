@@ -11,7 +11,7 @@ from textual.widgets import Input, Log, Tab
 
 from forge.errors import ConfigError
 from forge.store.layout import RunPaths
-from forge.views.run.logs import (
+from forge.views.logs import (
     KEPT_LINES,
     READ_BYTES,
     Level,

@@ -16,9 +16,8 @@ from forge.tui.widgets.curves import CurveBox
 from forge.tui.widgets.histories import Histories
 from forge.tui.widgets.ladder import draw_scale
 from forge.tui.widgets.processes import ProcessTable
-from forge.views.outcome.ladder import Rung, RungState, load_ladder
-from forge.views.run.monitor import Curve, Curves, load_processes
-from forge.views.run.standing import load_stages
+from forge.views.curves import Curve, Curves, load_processes
+from forge.views.run_state import Rung, RungState, load_ladder, load_stages
 from tests.tui.supervisors import component, supervising
 from tests.tui.watching import (
     LARGE,

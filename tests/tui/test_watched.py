@@ -13,7 +13,7 @@ import pytest
 
 from forge.store.layout import RunPaths
 from forge.tui.frame.watched import Watched
-from forge.views.run.conversation import load_conversation
+from forge.views.rollouts import load_conversation
 from tests.tui.supervisors import supervising
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 
 import forge
 from forge.errors import ConfigError, MachineError
+from forge.views import rollouts
 from forge.views.api import Rows, Run
-from forge.views.run import rollouts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

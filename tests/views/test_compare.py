@@ -15,8 +15,8 @@ from forge.config.keys import all_keys
 from forge.statistics.passk import Tally
 from forge.store.reader import open_run
 from forge.views.compare import By, compare, render_comparison
-from forge.views.compare.applicable import RULES, applies
-from forge.views.compare.problems import difference_of_shares
+from forge.views.compare.runs import difference_of_shares
+from forge.views.compare.settings import RULES, applies
 from tests.store.storefactory import (
     EXPERIMENT,
     attempt,

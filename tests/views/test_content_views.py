@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 from forge.errors import ConfigError
 from forge.records import Event, Purpose, Status
 from forge.store.reader import open_run
-from forge.views.run.conversation import (
+from forge.views.kernels import file_name, load_kernel, load_kernels, write_kernel
+from forge.views.problems import (
+    ORDERS,
+    TREND_GROUPS,
+    ProblemFilter,
+    ProblemList,
+    load_history,
+    load_problems,
+)
+from forge.views.rollouts import (
     MAX_DIFF_LINES,
     AnswerPart,
     diff_codes,
     load_conversation,
     parse_address,
     split_answer,
-)
-from forge.views.run.kernels import file_name, load_kernel, load_kernels, write_kernel
-from forge.views.run.problem_history import load_history
-from forge.views.run.problem_list import (
-    ORDERS,
-    TREND_GROUPS,
-    ProblemFilter,
-    ProblemList,
-    load_problems,
 )
 from tests.store.storefactory import (
     attempt,

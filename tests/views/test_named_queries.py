@@ -16,7 +16,7 @@ from forge.cli import run_command
 from forge.errors import ConfigError
 from forge.records import Event, Status
 from forge.store.reader import open_run
-from forge.views.report.learned import TERMS
+from forge.views.report.run_charts import TERMS
 from forge.views.sql.named_queries import QUERIES
 from forge.views.sql.sql import render_found, run_sql
 from tests.store.storefactory import (

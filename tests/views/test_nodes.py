@@ -13,7 +13,7 @@ from forge.records import ProcessEnd, ProcessStart
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.report.write import write_report
-from forge.views.run.nodes import load_nodes, render_nodes
+from forge.views.run_state import load_nodes, render_nodes
 from tests.store.storefactory import attempt, write_run
 
 if TYPE_CHECKING:

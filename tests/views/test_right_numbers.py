@@ -24,13 +24,12 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.tui.widgets.run_lines import figures
 from forge.views.api import open_run as open_api
+from forge.views.curves import Curves, load_activity
 from forge.views.report.asking import Asker
+from forge.views.report.contents import describe, tables
 from forge.views.report.facts import Facts
-from forge.views.report.tables import describe, tables
-from forge.views.run.monitor import Curves, load_activity
-from forge.views.run.show import load_show, render_show
-from forge.views.run.standing import load_standing
-from forge.views.run.steps import load_played_steps
+from forge.views.run_state import load_played_steps, load_standing
+from forge.views.show import load_show, render_show
 from tests.store.storefactory import attempt, evaluation, group, problem, write_run
 
 CORRECT, WRONG = [Status.CORRECT], [Status.WRONG]

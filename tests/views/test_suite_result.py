@@ -19,8 +19,7 @@ from forge.statistics.evaluation import evaluate_groups
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.write.writer import open_writer
-from forge.views.suite.leaderboard import leaderboard, render_result
-from forge.views.suite.result import load_result
+from forge.views.suite import leaderboard, load_result, render_result
 from tests.store.storefactory import Options, attempt, group, make_root, problem, timing, write_run
 
 EXPERIMENT = """\

@@ -15,9 +15,9 @@ from forge.runner.outlets.best_kernels import Bests
 from forge.statistics.evaluation import evaluate_groups
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
+from forge.views import show
 from forge.views.report.facts import PROBLEMS
-from forge.views.run import show
-from forge.views.run.standing import load_standing
+from forge.views.run_state import load_standing
 from forge.views.sql.named_queries import QUERIES
 from tests.store.storefactory import attempt, group, problem, write_run
 from tests.views.terminals import shown

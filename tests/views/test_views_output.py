@@ -23,8 +23,8 @@ from forge.records import AttemptEnd, Metrics, Purpose, Status
 from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
-from forge.views.run import rollouts, runs, show
-from forge.views.run.standing import load_idle, load_standing
+from forge.views import rollouts, runs, show
+from forge.views.run_state import load_idle, load_standing
 from forge.views.sql import sql
 from forge.views.sql.named_queries import QUERIES
 from forge.views.text.terminal import printable
@@ -401,7 +401,7 @@ def test_a_failed_run_prints_its_reason(
 
 def test_reading_a_run_loads_neither_torch_nor_pandas_nor_numpy() -> None:
     code = (
-        "import sys, forge; from forge.views.run import show, rollouts, runs, standing\n"
+        "import sys, forge; from forge.views import show, rollouts, runs, run_state\n"
         "from forge.views.sql import sql\n"
         "from forge.store import open_run\n"
         "bad = {'torch', 'numpy', 'pandas', 'sqlite_utils', 'rich', 'transformers'} & "

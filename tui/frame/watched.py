@@ -21,7 +21,7 @@ from forge.control.client import TIMEOUT_S
 from forge.errors import ForgeError
 from forge.store.ownership import is_owned, read_status
 from forge.store.reader import BadColumn, RunReader
-from forge.views.run.standing import Standing, load_standing
+from forge.views.run_state import Standing, load_standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import shown_code, spark
 from forge.tui.widgets.verdicts import path_of_statuses
-from forge.views.run.problem_history import ProblemAttempt, ProblemHistory, load_history
+from forge.views.problems import ProblemAttempt, ProblemHistory, load_history
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from forge.store.reader import RunReader
     from forge.tui.frame.watched import Watched
-    from forge.views.run.problem_list import ProblemRow
+    from forge.views.problems import ProblemRow
 
 ORDERS = {
     "latest": lambda attempt: (-attempt.group_id, attempt.rollout),

@@ -20,7 +20,7 @@ from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import copy_code, shown_code
 from forge.tui.widgets.verdicts import kernel_facts
-from forge.views.run.kernels import (
+from forge.views.kernels import (
     Kernel,
     KernelList,
     file_name,

@@ -15,7 +15,7 @@ from textual.widgets import Input, Log, Static, Tab, Tabs
 
 from forge.errors import ConfigError
 from forge.tui.frame.asking import AskingScreen, following
-from forge.views.run.logs import Level, LogBook, LogFilter, LogLine, compile_pattern
+from forge.views.logs import Level, LogBook, LogFilter, LogLine, compile_pattern
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from forge.tui.dialogs.questions import FilterLine
 from forge.tui.frame.asking import PacedScreen, following
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import spark
-from forge.views.run.problem_list import ORDERS, ProblemFilter, ProblemList, load_problems
+from forge.views.problems import ORDERS, ProblemFilter, ProblemList, load_problems
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
 

@@ -21,7 +21,7 @@ from forge.tui.widgets.search import lines_with, marked
 from forge.tui.widgets.siblings import SiblingsPane
 from forge.tui.widgets.texts import copy_code, shown_code
 from forge.tui.widgets.verdicts import verdict_panel
-from forge.views.run.conversation import Conversation, PlayedTurn, load_conversation, parse_address
+from forge.views.rollouts import Conversation, PlayedTurn, load_conversation, parse_address
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:

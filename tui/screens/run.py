@@ -21,10 +21,9 @@ from forge.tui.widgets.histories import Histories
 from forge.tui.widgets.ladder import draw_ladder, ladder_line
 from forge.tui.widgets.processes import ProcessTable, row_of_component, row_of_store
 from forge.tui.widgets.run_lines import ENDED, best_kernels, figures, health, mix
-from forge.views.outcome.gains import load_gains
-from forge.views.outcome.ladder import EVALUATIONS, Rung, load_ladder
-from forge.views.run.monitor import Activity, Curve, Curves, load_activity
-from forge.views.run.standing import load_stages
+from forge.views.curves import Activity, Curve, Curves, load_activity
+from forge.views.gains import load_gains
+from forge.views.run_state import EVALUATIONS, Rung, load_ladder, load_stages
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from forge.control import LiveStatus
     from forge.store.reader import RunReader
     from forge.tui.frame.watched import Watched
-    from forge.views.run.standing import Standing
+    from forge.views.run_state import Standing
 
 BEST_KERNELS = """
 SELECT problem_id, speedup_low, speedup, num_launches, turn_id FROM v_best_kernels

@@ -20,7 +20,7 @@ from forge.tui.frame.asking import AskingScreen
 from forge.tui.frame.heading import STATE_SIGNS
 from forge.tui.screens.compare import CompareScreen
 from forge.tui.widgets.row_table import Column, RowTable
-from forge.views.run.runs import load_run
+from forge.views.runs import load_run
 from forge.views.text.numbers import NONE, percent
 from forge.views.text.terminal import printable
 

@@ -11,14 +11,14 @@ from rich.text import Text
 
 from forge.tui.widgets.texts import MAX_SHOWN, shown_code, shown_diff, shown_text
 from forge.tui.widgets.verdicts import signed, speedup, verdict_word
-from forge.views.run.conversation import AnswerPart, diff_codes, split_answer
+from forge.views.rollouts import AnswerPart, diff_codes, split_answer
 from forge.views.text.numbers import number
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from forge.views.run.conversation import Conversation, PlayedTurn
+    from forge.views.rollouts import Conversation, PlayedTurn
 
 MAX_THINKING = 12
 """Lines of folded thinking."""

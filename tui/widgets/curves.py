@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
 
-    from forge.views.run.monitor import Curve
+    from forge.views.curves import Curve
 
 MAX_CURVES = 8
 MOST_TICKS, TICK_COLUMNS = 5, 14

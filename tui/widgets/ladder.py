@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from forge.views.outcome.ladder import Rung, RungState
+from forge.views.run_state import Rung, RungState
 from forge.views.text.numbers import bar, duration, percent
 from forge.views.text.terminal import printable
 

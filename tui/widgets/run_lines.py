@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from forge.control import LiveStatus
-    from forge.views.run.monitor import Activity
-    from forge.views.run.standing import Standing
-    from forge.views.run.steps import PlayedSteps
+    from forge.views.curves import Activity
+    from forge.views.run_state import PlayedSteps, Standing
 
 IDLE_BAR = 8
 MIX_BAR = 12

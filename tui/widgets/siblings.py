@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
 
-    from forge.views.run.conversation import Conversation, Sibling
+    from forge.views.rollouts import Conversation, Sibling
 
 MAX_COLUMNS = 8
 """Number of codes shown at once, around the current sibling."""

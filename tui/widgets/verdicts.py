@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from forge.views.run.conversation import MENTIONED_QUEUE_S
+from forge.views.rollouts import MENTIONED_QUEUE_S
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forge.views.run.conversation import PlayedTurn
-    from forge.views.run.kernels import Kernel
+    from forge.views.kernels import Kernel
+    from forge.views.rollouts import PlayedTurn
 
 SIGNS = {
     "correct": ("✔", "green"), "wrong": ("✘", "red"),

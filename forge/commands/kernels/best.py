@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
-from forge.views.run.kernels import load_kernel
+from forge.views.kernels import load_kernel
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader

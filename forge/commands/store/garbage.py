@@ -23,7 +23,7 @@ from forge.store.layout import FOLDERS, RUN_NAME, RunPaths, list_runs
 from forge.store.ownership import is_owned, open_run_lock
 from forge.store.reader import open_run
 from forge.train.checkpoints import MANIFEST, checkpoints
-from forge.views.run.standing import run_state
+from forge.views.run_state import run_state
 from forge.views.text.numbers import size
 from forge.views.text.terminal import printable
 

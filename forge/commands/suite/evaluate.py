@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.commands.suite.experiment import make_experiment
 from forge.runner.run import run_experiment
-from forge.views.suite.result import RESULTS
+from forge.views.suite import RESULTS
 
 if TYPE_CHECKING:
     from forge.commands.suite.request import EvalRequest

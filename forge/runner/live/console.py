@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import anyio
 
-from forge.views.run.steps import describe_steps
+from forge.views.run_state import describe_steps
 from forge.views.text.numbers import clock, number, share
-from forge.views.text.streams import redirect_to_null
+from forge.views.text.terminal import redirect_to_null
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

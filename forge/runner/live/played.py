@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from forge.errors import ForgeError
 from forge.store.reader import RunReader
-from forge.views.run.steps import load_played_steps
+from forge.views.run_state import load_played_steps
 
 if TYPE_CHECKING:
     from forge.runner.live.progress import Progress

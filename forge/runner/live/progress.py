@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.views.run.steps import PlayedSteps
+from forge.views.run_state import PlayedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

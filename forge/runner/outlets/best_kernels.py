@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader
-from forge.views.run.evaluations import JUDGED, is_judged_in_part, judged_label, trained_label
+from forge.views.run_state import JUDGED, is_judged_in_part, judged_label, trained_label
 from forge.views.text.numbers import percent
 
 if TYPE_CHECKING:

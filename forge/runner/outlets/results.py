@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from forge.runner.weights.resume import sha256_of_weights
 from forge.store.layout import write_file
 from forge.store.reader import open_run
-from forge.views.suite.leaderboard import LEADERBOARD, leaderboard, render_result
-from forge.views.suite.result import RESULTS, load_result
+from forge.views.suite import LEADERBOARD, RESULTS, leaderboard, load_result, render_result
 
 if TYPE_CHECKING:
     from forge.config.schema import ModelTable

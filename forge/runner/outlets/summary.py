@@ -22,7 +22,7 @@ def show_summary(paths: RunPaths, console: Console, placement: Placement | None 
     """Prints the summary as `forge show` does, and the peak GPU memory of trainers."""
     if console.quiet:
         return
-    from forge.views.run.show import render_best_kernel, render_evaluations, show_run
+    from forge.views.show import render_best_kernel, render_evaluations, show_run
 
     shown = show_run(paths)
     if shown["evaluations"]:

@@ -21,9 +21,12 @@ import anyio
 import anyio.to_thread
 
 from forge.control.records import ComponentStatus
-from forge.runner.status.health import Fill, HealthFacts, Queue, judge_health
 from forge.runner.status.observed import (
     Component,
+    Fill,
+    HealthFacts,
+    Queue,
+    judge_health,
     observe_judges,
     observe_serving,
     observe_supervisor,

@@ -5,8 +5,7 @@ by `forge compare A B`, the monitor and notebooks. What cannot be compared is a 
 `Comparison.notes`: never an error, and never a number with another meaning.
 """
 
-from forge.views.compare.records import By, Comparison
-from forge.views.compare.render import render_comparison
-from forge.views.compare.whole import compare
+from forge.views.compare.comparison import By, Comparison, render_comparison
+from forge.views.compare.runs import compare
 
 __all__ = ["By", "Comparison", "compare", "render_comparison"]

@@ -12,26 +12,32 @@ from typing import TYPE_CHECKING, Any
 
 import tomli
 
-from forge.views.outcome.before_after import BeforeAfter, load_before_after
-from forge.views.outcome.gains import Gain, load_gains
-from forge.views.report.learned import Training
-from forge.views.report.measured import (
+from forge.views.gains import BeforeAfter, Gain, load_before_after, load_gains
+from forge.views.report.run_charts import (
     EVALUATIONS,
     MOST_EVALUATIONS,
+    TimeSpent,
+    Training,
     evaluation_chart,
     fast_p_chart,
     load_parts,
     pass_at_k_chart,
 )
-from forge.views.report.setup import kinds_of
-from forge.views.report.spent import TimeSpent
-from forge.views.run.duration import LAST_OF_ATTEMPT, LAST_ROW, total_seconds
-from forge.views.run.nodes import NODES
-from forge.views.run.standing import load_stages, run_state, stage_name
+from forge.views.run_state import (
+    LAST_OF_ATTEMPT,
+    LAST_ROW,
+    NODES,
+    load_stages,
+    run_state,
+    stage_name,
+    total_seconds,
+)
 from forge.views.text.numbers import NONE
 from forge.views.text.secrets import hide_in_diff, hide_secrets
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from forge.views.report.asking import Asker
     from forge.views.report.charts import Chart
 
@@ -196,3 +202,8 @@ def _settings(config: str) -> dict[str, Any]:
         return tomli.loads(config)
     except tomli.TOMLDecodeError:  # a run made by hand
         return {}
+
+
+def kinds_of(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Kind of each stage."""
+    return [str(stage.get("kind")) for stage in stages]

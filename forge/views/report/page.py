@@ -18,11 +18,9 @@ from pygments.formatters.html import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from pygments.styles import get_style_by_name
 
-from forge.views.report.draw import GRID, INK, PAPER, SERIES
-from forge.views.report.inline import inline_svg
-from forge.views.report.kernel_list import kernels_by_family, launches, short_problem
-from forge.views.report.tables import describe, tables
-from forge.views.text.numbers import without_empty
+from forge.views.report.contents import describe, kernels_by_family, short_problem, tables
+from forge.views.report.draw import GRID, INK, PAPER, SERIES, inline_svg
+from forge.views.text.numbers import launches, without_empty
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:

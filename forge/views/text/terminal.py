@@ -7,13 +7,18 @@ letters. Rich markup is never parsed: texts are wrapped in `rich.text.Text`.
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import unicodedata
-from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 from forge.views.text.numbers import finite
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _KEPT = "\n\t"
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -59,3 +64,13 @@ def _visible(character: str) -> str:
     if code == 0x7F:
         return "\u2421"
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def redirect_to_null(stream: TextIO) -> None:
+    """Drops everything written to the stream from now on, Python's own flush at exit included."""
+    with suppress(io.UnsupportedOperation):  # a stream without a descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, stream.fileno())
+        finally:
+            os.close(null)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forge.runner.status.health import Fill, HealthFacts, Queue, judge_health
+from forge.runner.status.observed import Fill, HealthFacts, Queue, judge_health
 
 
 @pytest.mark.parametrize(

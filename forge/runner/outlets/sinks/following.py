@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.views.run.standing import load_stages
+from forge.views.run_state import load_stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,21 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
-from forge.views.run.evaluations import (
+from forge.views.run_state import (
+    NOT_CHAT,
+    describe_steps,
     is_judged_in_part,
     judged_label,
     judged_share,
-    trained_share,
-)
-from forge.views.run.standing import (
-    NOT_CHAT,
     load_idle_by_stage,
     load_stages,
     load_standing,
     stage_name,
+    trained_share,
     why_lines,
 )
-from forge.views.run.steps import describe_steps
 from forge.views.text.numbers import NONE, factor, launches, percent, without_empty
 from forge.views.text.terminal import printable_values
 

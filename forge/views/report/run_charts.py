@@ -1,20 +1,20 @@
-"""Charts of training by step: reward, pass rate, speed-up, length, KL, entropy, staleness, loss,
-failures.
-
-Each stage has its own lines, labelled by kind and index if there are several.
-"""
+"""Charts of a run: evaluations, training by step, and time."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.views.report.asking import Asker, label
-from forge.views.report.charts import Chart, Kind, Line, make_line
+from forge.views.report.charts import Chart, Kind, Line, make_line, spread
+from forge.views.rollouts import MENTIONED_QUEUE_S
+from forge.views.run_state import IDLE_BY_STAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 NUM_ERRORS = 2
 """Standard errors on each side of a band."""
@@ -297,3 +297,232 @@ def _held_out(
     after = [row for row in placed if row["stage_index"] > stage][:1]
     within = [(row["step"], row) for row in placed if row["stage_index"] == stage]
     return [*((0, row) for row in before), *within, *((last_step, row) for row in after)]
+
+
+MOST_CURVES = 6
+"""Evaluations in one chart of curves: the first, the last, and some between."""
+MOST_EVALUATIONS = 400
+
+EVALUATIONS = """
+SELECT stage, stage_index, step, policy_version, num_problems, num_samples, max_turns, pass_at_1,
+    ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate, num_trained_problems,
+    num_judged_problems, unjudgeable
+FROM v_evaluations ORDER BY at DESC, stage LIMIT :most
+"""
+
+PASS_AT_K = """
+SELECT stage, step, policy_version, k, pass_at_k, ci_low, ci_high FROM v_pass_at_k
+"""
+
+FAST_P = """
+SELECT stage, step, p, fast_p, ci_low, ci_high FROM v_fast_p ORDER BY stage, step, p
+"""
+
+PARTS = """
+SELECT part, name, num, pass_at_1, compile_rate FROM v_eval_parts
+WHERE stage = :stage AND step = :step AND policy_version = :policy_version
+    AND part IN ('family', 'level', 'turn')
+LIMIT 400
+"""
+
+
+def load_parts(asker: Asker, evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last evaluation by family, level and turn."""
+    if not evaluations:
+        return []
+    last = {name: evaluations[-1][name] for name in ("stage", "step", "policy_version")}
+    return asker.rows("the evaluation by family and level", PARTS, last)
+
+
+def evaluation_chart(evaluations: Sequence[dict[str, Any]]) -> Chart:
+    """pass@1 with its interval, and the other rates, by evaluation."""
+    xs = list(range(len(evaluations)))
+
+    def column(name: str) -> list[float | None]:
+        return [row[name] for row in evaluations]
+
+    lines = [
+        Line(
+            label="pass@1", x=xs, y=column("pass_at_1"), low=column("ci_low"),
+            high=column("ci_high"),
+        ),
+        Line(label="greedy", x=xs, y=column("pass_at_1_greedy")),
+        Line(label="any turn", x=xs, y=column("pass_at_1_multi")),
+        Line(label="compiles", x=xs, y=column("compile_rate")),
+    ]  # fmt: skip
+    return Chart(
+        name="evaluations", title="Evaluations", x_label="evaluation",
+        y_label="share of judged problems",
+        kind=Kind.DOTS, names=tuple(label(row["stage"]) for row in evaluations),
+        lines=tuple(line for line in lines if line.points), is_share=True,
+        note="pass@1: first turns at temperature 1, with the 95 % interval over problems. Greedy: "
+        "first turns at temperature 0. Any turn: rollouts with a correct turn. Compiles: first "
+        "turns whose own kernel launched.",
+    )  # fmt: skip
+
+
+def pass_at_k_chart(asker: Asker) -> Chart:
+    """pass@k with its interval, one line per evaluation with enough samples."""
+    rows = asker.rows("pass@k", PASS_AT_K)
+    lines = [
+        Line(
+            label=label(name), x=[row["k"] for row in of], y=[row["pass_at_k"] for row in of],
+            low=[row["ci_low"] for row in of], high=[row["ci_high"] for row in of],
+        )
+        for name, of in _chosen(rows) if len(of) > 1
+    ]  # fmt: skip
+    return Chart(
+        name="pass-at-k", title="pass@k", x_label="k", y_label="share of judged problems",
+        lines=tuple(lines), is_share=True,
+        note="The chance that one of k first turns is correct (unbiased), over the judged problems "
+        "with k samples; the band is the 95 % interval over problems.",
+    )  # fmt: skip
+
+
+def fast_p_chart(asker: Asker, evaluations: Sequence[dict[str, Any]]) -> Chart:
+    """Share of first turns that are correct and more than p times as fast, one line per
+    evaluation.
+    """
+    names = {(row["stage_index"], row["step"]): row["stage"] for row in evaluations}
+    rows = asker.rows("fast_p", FAST_P)
+    for row in rows:
+        fallback = f"stage {row['stage']} step {row['step']}"
+        row["stage"] = names.get((row["stage"], row["step"]), fallback)
+    timed = [row for row in rows if row["fast_p"] is not None]
+    lines = [
+        Line(
+            label=label(name),
+            x=[r["p"] for r in of],
+            y=[r["fast_p"] for r in of],
+            low=[r["ci_low"] for r in of if has_intervals],
+            high=[r["ci_high"] for r in of if has_intervals],
+        )
+        for name, of in _chosen(timed)
+        for has_intervals in [all(r["ci_low"] is not None for r in of)]
+        if len(of) > 1 and any(row["fast_p"] for row in of)
+    ]
+    return Chart(
+        name="fast-p", title="fast_p", x_label="p, times as fast as the baseline",
+        y_label="share of first turns", lines=tuple(lines), is_share=True,
+        note="First turns of evaluations that are correct and more than p times as fast; the band "
+        "is the 95 % interval over problems.",
+    )  # fmt: skip
+
+
+def _chosen(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Rows by evaluation, in order; if there are many, the first, the last and some between."""
+    by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_name[row["stage"]].append(row)
+    names = [each[0] for each in spread([[name] for name in by_name], MOST_CURVES)]
+    return [(name, by_name[name]) for name in names]
+
+
+IDLE = """
+SELECT stage, step, role, idle_share FROM v_idle WHERE step_s > 0 ORDER BY stage, step, role
+"""
+
+PHASES = """
+SELECT phase, sum(num_turns) AS num_turns, sum(total_s) AS total_s,
+    sum(total_s) / sum(num_turns) AS mean_s, max(max_s) AS max_s
+FROM v_phases GROUP BY phase ORDER BY total_s DESC LIMIT 20
+"""
+
+QUEUED = """
+SELECT (sum(judge_s) - (SELECT sum(total_s) FROM v_phases WHERE purpose = 'train'))
+    / sum(num_turns) AS mean_s
+FROM v_steps
+"""
+
+STEP_PARTS = {
+    "step/wall/seconds": "whole step",
+    "train/step/seconds": "trainer steps",
+    "train/wait/seconds": "trainer waits for a batch",
+    "train/publish_wait/seconds": "trainer waits for a publish",
+    "weights/publish/seconds": "weights to the replicas",
+}
+"""Metric to its label."""
+
+STEP_SECONDS = f"""
+SELECT stage, step, key, value FROM v_metrics
+WHERE key IN ({", ".join(f"'{key}'" for key in STEP_PARTS)}) AND value IS NOT NULL
+ORDER BY stage, step
+"""
+
+STAGES = """
+SELECT message, json_extract(data, '$.stage') AS stage, json_extract(data, '$.seconds') AS seconds
+FROM v_events WHERE kind = 'stage_end' ORDER BY event_id LIMIT 100
+"""
+
+NUM_SLOWEST = 8
+
+
+class TimeSpent:
+    """Seconds of a run by role, stage, step and phase."""
+
+    def __init__(self, asker: Asker) -> None:
+        self.idle = asker.rows("idle shares", IDLE_BY_STAGE)
+        self._idle_by_step = asker.rows("idle shares by step", IDLE)
+        self.phases = asker.rows("phases of judging", PHASES)
+        self._queued_s = asker.one("the queue of the judges", QUEUED).get("mean_s")
+        self.stages = asker.rows("time by stage", STAGES)
+        seconds = asker.rows("seconds by step", STEP_SECONDS)
+        self._steps: dict[tuple[int, int], dict[str, float]] = {}
+        for row in seconds:
+            self._steps.setdefault((row["stage"], row["step"]), {})[row["key"]] = row["value"]
+
+    def slowest(self) -> list[dict[str, Any]]:
+        """The steps that took longest, with their parts in seconds."""
+        wall = "step/wall/seconds"
+        timed = [(place, parts) for place, parts in self._steps.items() if wall in parts]
+        timed.sort(key=lambda item: (-item[1][wall], item[0]))
+        return [
+            {"stage": stage, "step": step} | {name: parts.get(k) for k, name in STEP_PARTS.items()}
+            for (stage, step), parts in timed[:NUM_SLOWEST]
+        ]
+
+    def charts(self) -> list[Chart]:
+        """All charts of time, including empty ones."""
+        return [self._idle_chart(), self._step_chart(), self._phase_chart()]
+
+    def _idle_chart(self) -> Chart:
+        stage = max((row["stage"] for row in self._idle_by_step), default=None)
+        rows = [row for row in self._idle_by_step if row["stage"] == stage]
+        roles = sorted({row["role"] for row in rows})
+        lines = [
+            make_line(
+                label(role),
+                [(row["step"], row["idle_share"]) for row in rows if row["role"] == role],
+            )
+            for role in roles
+        ]
+        return Chart(
+            name="idle", title="Idle share", x_label=f"step of stage {stage}",
+            y_label="share of the step", lines=tuple(lines), is_share=True,
+            note="A replica or judge is idle without a request, the trainer while it waits for a "
+            "batch.",
+        )  # fmt: skip
+
+    def _step_chart(self) -> Chart:
+        stage = max((place[0] for place in self._steps), default=None)
+        places = [place for place in self._steps if place[0] == stage]
+        lines = [
+            make_line(name, [(step, self._steps[stage, step].get(key)) for stage, step in places])
+            for key, name in STEP_PARTS.items()
+        ]
+        return Chart(
+            name="step-time", title="Seconds per step", x_label=f"step of stage {stage}",
+            y_label="seconds", lines=tuple(line for line in lines if line.points),
+        )  # fmt: skip
+
+    def _phase_chart(self) -> Chart:
+        names = tuple(label(row["phase"]) for row in self.phases)
+        seconds = [row["total_s"] for row in self.phases]
+        queued_s = self._queued_s or 0.0  # belongs to no phase
+        note = f"Before these, a training turn waited {queued_s:.1f} s for a judge (mean)."
+        return Chart(
+            name="phases", title="Slowest phases of judging", x_label="phase",
+            y_label="seconds, all judges together", kind=Kind.BARS, names=names,
+            lines=(Line(label="seconds", x=list(range(len(names))), y=seconds),),
+            note=note if queued_s >= MENTIONED_QUEUE_S else "",
+        )  # fmt: skip

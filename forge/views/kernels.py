@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
-from forge.views.run.standing import load_stages, stage_name
+from forge.views.run_state import load_stages, stage_name
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forge.store.reader import RunReader
 
 MAX_NAME = 100

@@ -1,5 +1,5 @@
 """Data of the monitor's Run screen: curves by step, recent verdicts, processes, rates. The run's
-state is in `forge.views.run.standing`.
+state is in `forge.views.run_state`.
 
 Polled while a run is written: `Curves` keeps what it has read and queries the last steps only;
 every other query is bounded by an index and a LIMIT.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from forge.views.run.standing import RATE_WINDOW_S, load_idle, load_stages
+from forge.views.run_state import RATE_WINDOW_S, load_idle, load_stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ForgeError
@@ -13,12 +12,13 @@ from forge.store.identity import read_identity
 from forge.store.layout import RunPaths, list_runs
 from forge.store.reader import RunReader
 from forge.store.statements import RowTable
-from forge.views.run.duration import load_seconds
-from forge.views.run.standing import count_turns, load_stages, run_state
+from forge.views.run_state import count_turns, load_seconds, load_stages, run_state
 from forge.views.text.numbers import NONE, duration, percent
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Group as RichGroup
 
 UNREADABLE = "unreadable"

@@ -1,1 +1,0 @@
-"""Views of one run: standing, monitor, rollouts, kernels, conversations, logs."""

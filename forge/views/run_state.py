@@ -1,0 +1,604 @@
+"""State of a run from its records: state, stage, step, rates, idle shares, duration, evaluations,
+nodes.
+
+The one model that `forge status`, `forge show`, `forge runs`, the monitor and the report read; the
+live supervisor adds its own numbers (`control.LiveStatus`). `load_standing` runs a handful of
+indexed queries (1 ms), so it may be polled.
+
+An idle share is the part of its steps in which a role (trainer, replicas, judges) had no work; the
+supervisor records the seconds at each publish (`runner/stages/plug.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import tomli
+from rich.table import Table
+
+from forge.store.ownership import is_owned
+from forge.views.text.numbers import NONE, duration, number, percent
+from forge.views.text.terminal import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from forge.store.reader import RunReader
+
+RATE_WINDOW_S = 30.0
+"""Rates are over the turns of this many seconds."""
+ETA_STEPS = 10
+"""Steps whose mean duration predicts the rest of a stage."""
+
+NOT_CHAT = "group_id NOT IN (SELECT group_id FROM groups WHERE stage < 0)"
+"""Condition on rows of the run. An earlier version stored chats in the run itself, at stage -1; now
+they have stores of their own."""
+
+_TRAINED = """
+SELECT a.attempt, (
+    SELECT max((SELECT m.step FROM metrics m WHERE m.key = k.value AND m.stage = :stage
+        AND m.attempt = a.attempt ORDER BY m.step DESC LIMIT 1))
+    FROM json_each('["train/loss/mean", "train/learning_rate/value"]') k) AS step
+FROM attempts a WHERE step IS NOT NULL ORDER BY a.attempt DESC LIMIT 1
+"""
+"""Last attempt that trained in the stage, and its last step. Rollouts record metrics too, up to
+max_staleness + 1 steps ahead. Found by index: a search for `train/%` would read all steps."""
+
+_LAST_TRAINED = """
+SELECT step, at FROM metrics WHERE key = 'train/loss/mean' AND stage = :stage AND attempt = :attempt
+ORDER BY step DESC LIMIT :num_steps
+"""
+
+IDLE_BY_STAGE = """
+SELECT i.stage, substr(i.key, 6, length(i.key) - 13) AS role, sum(w.value) AS step_s,
+    sum(i.value) / sum(w.value) AS idle_share
+FROM metrics i CROSS JOIN metrics w ON w.stage = i.stage AND w.step = i.step
+    AND w.attempt = i.attempt AND w.key = 'step/wall/seconds'
+WHERE i.key BETWEEN 'idle/' AND 'idle0' AND i.key LIKE 'idle/%/seconds'
+    AND NOT EXISTS (SELECT 1 FROM metrics l WHERE l.key = i.key AND l.stage = i.stage
+        AND l.step = i.step AND l.attempt > i.attempt)
+GROUP BY i.stage, role HAVING sum(w.value) > 0 ORDER BY i.stage, role
+"""
+"""Sums over v_idle, which would sort all of its rows: 0.6 s instead of 0.9 s for 54,000 steps."""
+
+_LAST_STEPS = """
+WITH steps AS (
+    SELECT step, key, value, max(attempt) FROM metrics WHERE stage = :stage AND step > (
+        SELECT step FROM metrics WHERE stage = :stage AND key = 'step/wall/seconds'
+        ORDER BY step DESC LIMIT 1) - :num_steps
+    AND (key LIKE 'idle/%/seconds' OR key = 'step/wall/seconds') GROUP BY step, key)
+SELECT substr(i.key, 6, length(i.key) - 13) AS role, sum(i.value) / sum(w.value)
+FROM steps i JOIN steps w ON w.step = i.step AND w.key = 'step/wall/seconds'
+WHERE i.key <> w.key GROUP BY role HAVING sum(w.value) > 0
+"""
+"""Same shares as v_idle, which would read every step of the stage: 88 ms for 2000 steps, this
+takes 0.2 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Snapshot of a run. A field that is not known yet is None."""
+
+    run: str
+    state: str
+    """running, done, stopped, failed or killed."""
+    reason: str | None
+    """Reason why the last attempt ended; None while it runs, or if it ended without one."""
+    attempt: int
+    stage: int | None
+    stage_kind: str | None
+    num_stages: int
+    step: int | None
+    """Last step of the stage that was trained."""
+    num_steps: int | None
+    """Number of steps of a training stage."""
+    played: PlayedSteps
+    """Means of the last step whose groups have all finished, and the open steps."""
+    num_turns: int
+    tokens_per_s: float | None
+    """Completion tokens per second."""
+    turns_per_s: float | None
+    """Turns per second, judged or not: a turn without a candidate or with a cached verdict
+    counts."""
+    idle: dict[str, float]
+    """Role to its idle share in the last published step."""
+    policy_version: int | None
+    pass_at_1: float | None
+    """Result of the latest evaluation."""
+    judged: str
+    """`95 of 100 problems judged; 5 unjudgeable (5 reference_failed)`: of the latest evaluation;
+    empty without one."""
+    is_judged_in_part: bool
+    """True if the latest evaluation did not judge all of its problems."""
+    trained_on: str
+    """`3 of 64` if the run had trained on 3 of its problems; empty for none."""
+    eta_s: float | None
+    """Seconds until the end of this stage."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The state's part of what `forge status --json` prints."""
+        plain = asdict(self)
+        del plain["played"]
+        return {**plain, **self.played.to_json()}
+
+    def to_lines(self) -> list[str]:
+        """First lines of `forge status`."""
+        lines = [f"{self.run}: {self.state}, attempt {self.attempt}", *why_lines(self.reason)]
+        if self.state == "killed":
+            lines.append(f'"forge resume {self.run}" continues it')
+        if self.pass_at_1 is not None:
+            lines.append(f"latest evaluation: pass@1 {percent(self.pass_at_1)}, {self.judged}")
+        return lines
+
+
+def load_standing(reader: RunReader, *, now: float) -> Standing:
+    """Reads the current state. `now` is Unix seconds: a silent run has no rates instead of its last
+    ones.
+    """
+    stages = load_stages(reader)
+    stage = _current_stage(reader)
+    known = stages[stage] if stage is not None and stage < len(stages) else {}
+    trained = reader.one(_TRAINED, {"stage": stage}) or {"attempt": None, "step": None}
+    rates = _rates(reader, now=now)
+    evaluated = reader.one(
+        f"SELECT pass_at_1, num_problems, {NUM_TRAINED} AS num_trained_problems, {JUDGED} "
+        "FROM evaluations ORDER BY at DESC, evaluation_id DESC LIMIT 1"
+    )
+    return Standing(
+        run=reader.paths.name,
+        state=run_state(reader),
+        reason=end_reason(reader),
+        attempt=reader.value("SELECT coalesce(max(attempt), 0) FROM attempts"),
+        stage=stage,
+        stage_kind=known.get("kind"),
+        num_stages=len(stages),
+        step=trained["step"],
+        num_steps=known.get("steps"),
+        played=load_played_steps(reader, stage=stage),
+        num_turns=count_turns(reader),
+        tokens_per_s=rates[0],
+        turns_per_s=rates[1],
+        idle=load_idle(reader, stage=stage),
+        policy_version=reader.value("SELECT max(version) FROM policies"),
+        pass_at_1=None if evaluated is None else evaluated["pass_at_1"],
+        judged="" if evaluated is None else judged_label(evaluated),
+        is_judged_in_part=evaluated is not None and is_judged_in_part(evaluated),
+        trained_on="" if evaluated is None else trained_share(evaluated),
+        eta_s=_eta_s(reader, stage=stage, num_steps=known.get("steps"), **trained),
+    )
+
+
+def count_turns(reader: RunReader) -> int:
+    """Turns of the run; see NOT_CHAT."""
+    return reader.value(
+        "SELECT (SELECT count(*) FROM turns) - (SELECT count(*) FROM groups g CROSS JOIN turns t "
+        "ON t.group_id = g.group_id WHERE g.stage < 0)"
+    )
+
+
+def load_stages(reader: RunReader) -> list[dict[str, Any]]:
+    """The `[[stage]]` tables of the run's resolved experiment."""
+    text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
+    try:
+        return tomli.loads(text).get("stage", [])
+    except tomli.TOMLDecodeError:  # a run made by hand; the rest of it can be shown
+        return []
+
+
+def stage_name(stages: Sequence[Any], index: int) -> str:
+    """`grpo-2`, as in events, commands and evaluations."""
+    known = stages[index] if 0 <= index < len(stages) else None
+    kind = known.get("kind") if isinstance(known, dict) else None
+    return f"{kind or 'stage'}-{index}"
+
+
+def run_state(reader: RunReader) -> str:
+    """running, done, stopped, failed, killed (no recorded end) or new."""
+    if is_owned(reader.paths):
+        return "running"
+    last = reader.one("SELECT ended_at, exit_code FROM attempts ORDER BY attempt DESC LIMIT 1")
+    if last is None:
+        return "new"
+    if last["ended_at"] is None:
+        return "killed"
+    return {0: "done", 130: "stopped"}.get(last["exit_code"], "failed")
+
+
+def end_reason(reader: RunReader) -> str | None:
+    """Recorded reason of the last attempt's end: `done`, or an error message."""
+    if is_owned(reader.paths):
+        return None
+    return reader.value("SELECT reason FROM attempts ORDER BY attempt DESC LIMIT 1")
+
+
+def why_lines(reason: str | None) -> list[str]:
+    """One line if the reason needs to be shown."""
+    return [] if reason in (None, "", "done") else [f"why: {printable(reason)}"]
+
+
+def load_idle(reader: RunReader, *, stage: int | None, num_steps: int = 1) -> dict[str, float]:
+    """Role to idle share over the last steps of a stage that were published."""
+    return dict(reader.query(_LAST_STEPS, {"stage": stage, "num_steps": num_steps}).rows)
+
+
+def load_idle_by_stage(reader: RunReader) -> dict[int, dict[str, float]]:
+    """Stage to role to idle share. Stages stay separate: a role that has no work while a model is
+    made says nothing about a step of training.
+    """
+    found: dict[int, dict[str, float]] = {}
+    for row in reader.rows(IDLE_BY_STAGE):
+        found.setdefault(row["stage"], {})[row["role"]] = row["idle_share"]
+    return found
+
+
+def _current_stage(reader: RunReader) -> int | None:
+    started = reader.value(
+        "SELECT json_extract(data, '$.stage') FROM events WHERE kind = 'stage_start' ORDER BY "
+        "event_id DESC LIMIT 1"
+    )
+    if started is not None:
+        return started
+    return reader.value("SELECT max(stage) FROM groups")
+
+
+def _rates(reader: RunReader, *, now: float) -> tuple[float | None, float | None]:
+    """(completion tokens, turns) per second over the last window."""
+    row = reader.one(
+        "SELECT count(*) AS turns, sum(num_completion_tokens) AS tokens, min(recorded_at) AS since "
+        "FROM "
+        "(SELECT * FROM turns ORDER BY turn_row DESC LIMIT 4096) WHERE recorded_at > ?",
+        (now - RATE_WINDOW_S,),
+    )
+    if row is None or row["turns"] < 2:
+        return None, None
+    span = max(now - row["since"], 1e-3)
+    return row["tokens"] / span, row["turns"] / span
+
+
+def _eta_s(
+    reader: RunReader,
+    *,
+    stage: int | None,
+    attempt: int | None,
+    step: int | None,
+    num_steps: int | None,
+) -> float | None:
+    if step is None or num_steps is None:
+        return None
+    asked = {"stage": stage, "attempt": attempt, "num_steps": ETA_STEPS + 1}
+    rows = reader.rows(_LAST_TRAINED, asked)
+    if len(rows) < 2:
+        return None
+    new, old = rows[0], rows[-1]
+    return max(0.0, (new["at"] - old["at"]) / (new["step"] - old["step"]) * (num_steps - step))
+
+
+BACK = 32
+"""Steps before the newest one that are read: more than a slow group stays open."""
+
+MEANS = ("reward", "pass_rate", "flat_share")
+
+_STEPS = """
+SELECT step, is_open, num_groups, num_expected_groups, num_flat_groups, reward, pass_rate
+FROM v_steps WHERE stage = :stage AND step >= (SELECT step FROM groups
+    WHERE stage = :stage AND purpose = 'train' ORDER BY step DESC LIMIT 1) - :back
+ORDER BY step
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStep:
+    """A step whose groups have not all finished."""
+
+    step: int
+    num_groups: int
+    """Groups that have finished."""
+    num_expected_groups: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedSteps:
+    """The last finished step with its means, None before it, and the open steps."""
+
+    step: int | None = None
+    reward: float | None = None
+    pass_rate: float | None = None
+    flat_share: float | None = None
+    open_steps: tuple[OpenStep, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers by the names that `forge status --json` and `forge show --json` print."""
+        plain = asdict(self)
+        return {"played_step": plain.pop("step"), **plain}
+
+
+def describe_steps(data: Mapping[str, Any]) -> list[str]:
+    """`step 12: reward 0.388 pass_rate 0.41 flat_share 0.1`, `step 13 open (5 of 8 groups)`.
+
+    Args:
+        data: an object with the numbers of `PlayedSteps.to_json`.
+    """
+    means = [f"{name} {number(data[name])}" for name in MEANS if data[name] is not None]
+    played = [f"step {data['played_step']}: {' '.join(means)}"] if means else []
+    return played + [
+        f"step {each['step']} open ({each['num_groups']} of {each['num_expected_groups']} groups)"
+        for each in data["open_steps"]
+    ]
+
+
+def load_played_steps(reader: RunReader, *, stage: int | None) -> PlayedSteps:
+    """The steps of a stage; empty for one that plays none."""
+    rows = reader.rows(_STEPS, {"stage": stage, "back": BACK})
+    last = next((row for row in reversed(rows) if not row["is_open"]), None)
+    open_steps = tuple(
+        OpenStep(**{name: row[name] for name in OpenStep.__dataclass_fields__})
+        for row in rows
+        if row["is_open"]
+    )
+    if last is None:
+        return PlayedSteps(open_steps=open_steps)
+    return PlayedSteps(
+        step=last["step"],
+        reward=last["reward"],
+        pass_rate=last["pass_rate"],
+        flat_share=(last["num_flat_groups"] or 0) / last["num_groups"],
+        open_steps=open_steps,
+    )
+
+
+NUM_TRAINED = "coalesce(json_extract(detail, '$.num_trained_problems'), 0)"
+"""SQL for a row of `evaluations`; 0 in runs of earlier versions, which did not count."""
+JUDGED = """coalesce(json_extract(detail, '$.num_judged_problems'), num_problems)
+        AS num_judged_problems,
+    coalesce(json_extract(detail, '$.unjudgeable'), '{}') AS unjudgeable"""
+"""SQL columns for a row of `evaluations`; all problems in runs of earlier versions, which did not
+count."""
+
+
+def judged_share(row: Mapping[str, Any]) -> str:
+    """`95 of 100`: the denominator of the rates; empty if all problems were judged.
+
+    Args:
+        row: an evaluation with num_problems and num_judged_problems.
+    """
+    if not is_judged_in_part(row):
+        return ""
+    return f"{row['num_judged_problems']} of {row['num_problems']}"
+
+
+def unjudgeable_reasons(row: Mapping[str, Any]) -> str:
+    """`5 (3 reference_failed, 2 problem_too_large)`; empty if none.
+
+    Args:
+        row: an evaluation with unjudgeable: number of problems by reason, also as JSON.
+    """
+    found = row["unjudgeable"]
+    reasons: dict[str, int] = json.loads(found) if isinstance(found, str) else found
+    if not reasons:
+        return ""
+    ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f"{count} {reason}" for reason, count in ordered)
+    return f"{sum(reasons.values())} ({listed})"
+
+
+def is_judged_in_part(row: Mapping[str, Any]) -> bool:
+    """True if some of the problems of an evaluation were not judged."""
+    return row["num_judged_problems"] < row["num_problems"]
+
+
+def judged_label(row: Mapping[str, Any]) -> str:
+    """`95 of 100 problems judged; 5 unjudgeable (5 reference_failed)`."""
+    judged = f"{row['num_judged_problems']} of {row['num_problems']} problems judged"
+    found = unjudgeable_reasons(row)
+    number, _, reasons = found.partition(" ")
+    return f"{judged}; {number} unjudgeable {reasons}" if found else judged
+
+
+def trained_share(row: Mapping[str, Any]) -> str:
+    """`3 of 64`; empty if no problem was trained on.
+
+    Args:
+        row: an evaluation with num_problems and num_trained_problems.
+    """
+    num = row["num_trained_problems"]
+    return f"{num} of {row['num_problems']}" if num else ""
+
+
+def trained_label(row: Mapping[str, Any]) -> str:
+    """`trained on 3 of 64 problems`; empty if none."""
+    share = trained_share(row)
+    return share and f"trained on {share} problems"
+
+
+LAST_ROW = """
+SELECT max(coalesce((SELECT at FROM events ORDER BY event_id DESC LIMIT 1), 0),
+    coalesce((SELECT recorded_at FROM turns ORDER BY turn_row DESC LIMIT 1), 0)) AS at
+"""
+LAST_OF_ATTEMPT = """
+CASE WHEN ended_at IS NULL THEN nullif(max(
+    coalesce((SELECT max(e.at) FROM events e WHERE e.attempt = attempts.attempt), 0),
+    coalesce((SELECT max(g.recorded_at) FROM groups g WHERE g.attempt = attempts.attempt), 0),
+    coalesce((SELECT max(m.at) FROM metrics m
+        WHERE m.key = 'train/loss/mean' AND m.attempt = attempts.attempt), 0)
+), 0) END AS last_at
+"""
+"""Column of a query of `attempts`: time of the last row of a killed one, else NULL."""
+
+
+def load_seconds(reader: RunReader, *, now: float) -> float | None:
+    """Duration of all attempts; None if the run was never started."""
+    attempts = reader.rows(
+        f"SELECT started_at, ended_at, {LAST_OF_ATTEMPT} FROM attempts ORDER BY attempt"
+    )
+    end = now if is_owned(reader.paths) else reader.value(LAST_ROW)
+    return total_seconds(attempts, end)
+
+
+def total_seconds(attempts: Sequence[Mapping[str, Any]], end: float | None) -> float | None:
+    """The same from rows of attempts with LAST_OF_ATTEMPT, oldest first.
+
+    Args:
+        end: end of the last attempt, if it has none.
+    """
+    if not attempts:
+        return None
+    starts = [each["started_at"] for each in attempts]
+    total = 0.0
+    for attempt, after in zip(attempts, [*starts[1:], None], strict=True):
+        ended = attempt["ended_at"] or (end if after is None else attempt["last_at"]) or 0.0
+        total += max(0.0, ended - attempt["started_at"])
+    return total
+
+
+MOST_WITHIN = 3
+"""Evaluations within one stage that are shown: the last ones."""
+
+_EVENTS = """
+SELECT kind, json_extract(data, '$.stage') AS stage, json_extract(data, '$.seconds') AS seconds
+FROM events WHERE kind IN ('stage_start', 'stage_end') ORDER BY event_id
+"""
+_LAST_STEP = "SELECT max(step) FROM metrics WHERE key = 'train/loss/mean' AND stage = ?"
+EVALUATIONS = """
+SELECT stage, stage_index, step, policy_version, num_problems, num_samples, pass_at_1, ci_low,
+    ci_high
+FROM v_evaluations ORDER BY at, stage
+"""
+
+
+class RungState(StrEnum):
+    """Progress of a stage."""
+
+    WAITING = "waiting"
+    """It has not begun."""
+    RUNNING = "running"
+    DONE = "done"
+    CUT = "cut"
+    """It began, and its run ended before it did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One stage, or one evaluation within a stage. A number that is not known is None."""
+
+    name: str
+    """`grpo-3`, or `@10` for an evaluation at step 10 of the stage above it."""
+    kind: str
+    state: RungState
+    step: int | None = None
+    """Last step that was trained."""
+    num_steps: int | None = None
+    seconds: float | None = None
+    """Duration, once it is done."""
+    pass_at_1: float | None = None
+    low: float | None = None
+    """Lower end of the 95 % interval."""
+    high: float | None = None
+    size: str = ""
+    """Problems and samples of the evaluation: `64×4`."""
+
+
+def load_ladder(
+    reader: RunReader, stages: Sequence[Mapping[str, Any]], *, is_running: bool
+) -> list[Rung]:
+    """The stages in order, each followed by the evaluations within it.
+
+    Args:
+        stages: `[[stage]]` tables of the experiment.
+    """
+    begun: set[int] = set()
+    seconds: dict[int, float | None] = {}
+    for row in reader.rows(_EVENTS):
+        if row["kind"] == "stage_start":
+            begun.add(row["stage"])
+            seconds.pop(row["stage"], None)
+        else:
+            seconds[row["stage"]] = row["seconds"]
+    evaluations = reader.rows(EVALUATIONS)
+    found: list[Rung] = []
+    for index, stage in enumerate(stages):
+        of = [row for row in evaluations if row["stage_index"] == index]
+        state = _state(index, begun, seconds, is_running=is_running)
+        found.append(_rung(reader, index, stage, state, seconds.get(index), of))
+        found += [_within(row) for row in of if "@" in row["stage"]][-MOST_WITHIN:]
+    return found
+
+
+def _state(index: int, begun: set[int], ended: Iterable[int], *, is_running: bool) -> RungState:
+    if index in set(ended):
+        return RungState.DONE
+    if index not in begun:
+        return RungState.WAITING
+    return RungState.RUNNING if is_running else RungState.CUT
+
+
+def _rung(
+    reader: RunReader,
+    index: int,
+    stage: Mapping[str, Any],
+    state: RungState,
+    seconds: float | None,
+    evaluations: Sequence[Mapping[str, Any]],
+) -> Rung:
+    kind = str(stage.get("kind") or "stage")
+    own = next((row for row in reversed(evaluations) if "@" not in row["stage"]), None)
+    steps = stage.get("steps") or None
+    return Rung(
+        name=f"{kind}-{index}", kind=kind, state=state, seconds=seconds,
+        step=None if kind == "eval" else reader.value(_LAST_STEP, (index,)),
+        num_steps=steps if isinstance(steps, int) else None, **_measured(own),
+    )  # fmt: skip
+
+
+def _within(row: Mapping[str, Any]) -> Rung:
+    name = f"@{row['step']}"
+    return Rung(name=name, kind="eval", state=RungState.DONE, **_measured(row))
+
+
+def _measured(row: Mapping[str, Any] | None) -> dict[str, Any]:
+    if row is None:
+        return {}
+    return {
+        "pass_at_1": row["pass_at_1"], "low": row["ci_low"], "high": row["ci_high"],
+        "size": f"{row['num_problems']}×{row['num_samples']}",
+    }  # fmt: skip
+
+
+NODES = """
+SELECT attempt, node, roles, num_children, num_gpus, num_running, num_lost, joined_at, left_at,
+    state, reason
+FROM v_nodes
+"""
+LAST_ATTEMPT = "WHERE attempt = (SELECT max(attempt) FROM attempts)"
+
+
+def load_nodes(
+    reader: RunReader, *, judged: Iterable[tuple[str, int]] = ()
+) -> list[dict[str, Any]]:
+    """Nodes of the last attempt.
+
+    Args:
+        judged: node and verdicts of each judge that runs now.
+    """
+    found = [{**row, "num_judged": None} for row in reader.rows(f"{NODES} {LAST_ATTEMPT}")]
+    for node, num in judged:
+        for row in found:
+            if row["node"] == node:
+                row["num_judged"] = (row["num_judged"] or 0) + num
+    return found
+
+
+def render_nodes(nodes: Sequence[Mapping[str, Any]], *, now: float) -> Table:
+    """One row per node."""
+    table = Table("node", "roles", "GPUs", "judged", "lost", "state", box=None, pad_edge=False)
+    for row in nodes:
+        is_up = row["state"] == "up"
+        since = row["joined_at"] if is_up else row["left_at"]
+        ago = duration(max(0.0, now - since)) if since else NONE
+        state = f"up, joined {ago} ago" if is_up else f"{row['state']} {ago} ago: {row['reason']}"
+        judged = NONE if row["num_judged"] is None else str(row["num_judged"])
+        cells = (row["node"], row["roles"], str(row["num_gpus"]), judged, str(row["num_lost"]))
+        table.add_row(*(printable(cell) for cell in (*cells, state)))
+    return table
