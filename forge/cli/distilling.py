@@ -13,7 +13,7 @@ from forge.cli.printing import print_json, print_rich, print_text, say
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forge.commands.distill.request import Price
+    from forge.commands.distill import Price
 
 Problems = Annotated[
     Path,
@@ -100,8 +100,8 @@ def distill(
     again continues."""
     require_linux()
     from forge.adapters.settings import JudgeSettings
-    from forge.commands.distill.distill import distill as run_distillation
-    from forge.commands.distill.request import DistillRequest
+    from forge.commands.distill import DistillRequest
+    from forge.commands.distill import distill as run_distillation
     from forge.serve.remote.teacher import TeacherSettings
 
     request = DistillRequest(
@@ -126,7 +126,7 @@ def distill(
 
 
 def _parse_price(text: str | None) -> Price | None:
-    from forge.commands.distill.request import Price
+    from forge.commands.distill import Price
 
     if text is None:
         return None

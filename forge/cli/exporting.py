@@ -123,7 +123,7 @@ def _export_model(
     tables: str | None,
     as_json: bool,
 ) -> None:
-    from forge.commands.export_model.export import ModelExport, ModelForm, export_model
+    from forge.commands.export_model import ModelExport, ModelForm, export_model
 
     if len(kinds) > 1:
         raise ConfigError(

@@ -95,7 +95,7 @@ def check_nodes(file: ExperimentFile, overrides: Overrides = None, as_json: Json
     """Check the nodes of an experiment's Ray cluster, and name the fix for each problem."""
     import anyio
 
-    from forge.commands.cluster.check import find_all, survey_cluster
+    from forge.commands.cluster_check import find_all, survey_cluster
     from forge.commands.doctor.finding import can_run, render, to_json
     from forge.config.load import load_experiment
 

@@ -26,8 +26,8 @@ def build(
 ) -> None:
     """Build training rows from a data set: filter, check, remove duplicates, split."""
     require_linux()
-    from forge.commands.data import build as view
-    from forge.commands.data.show import steps_table
+    from forge.commands import data_build as view
+    from forge.commands.data_show import steps_table
     from forge.config.load_build import load_build
 
     given = [*(overrides or ()), *(["input.strict=true"] if strict else [])]
@@ -50,7 +50,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show samples of a file of rows, their lengths, and the steps of its build."""
-    from forge.commands.data import show as view
+    from forge.commands import data_show as view
 
     found = view.look(path, num=num, tokenizer=tokenizer)
     print_json(found.to_json()) if as_json else print_rich(view.render(found))

@@ -38,7 +38,7 @@ def prompt(
     as_json: Json = False,
 ) -> None:
     """Print exactly what a model is sent about a problem."""
-    from forge.commands.prompts.view import PromptRequest, show_prompt
+    from forge.commands.data_prompt import PromptRequest, show_prompt
 
     request = PromptRequest(
         problem=problem,

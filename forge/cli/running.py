@@ -192,7 +192,7 @@ def train(
         raise ConfigError(
             'forge train: found no --replay RUN:STEP; "forge run X.toml" trains an experiment'
         )
-    from forge.commands.replay.replay import replay
+    from forge.commands.replay import replay
 
     with waiting("training the step", is_shown=not as_json):
         report = replay(

@@ -1,35 +1,41 @@
 """`forge chat RUN[@step]`: asks a run's model for a kernel, judges every turn and stores it.
 
 The same loop as in training plays one rollout; only its Generate port differs, which streams the
-text. The run is only read: a chat has a store of its own (`chat_store`). `forge.solve` and
+text. The run is only read, also while it trains: a chat has a store of its own, the run directory
+`<store>/chats/<run>-<n>/`, whose event names the run and the policy version that answered. Any
+number of chats may go on at once, and every command that reads a run reads them. `forge.solve` and
 `forge.asolve` are the same from Python.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 
-from forge.commands.chat_store import ChatStore, open_chat_store
 from forge.commands.engine_placement import place_on, small
 from forge.config.load import load_experiment
 from forge.data.chat import ChatTemplate
 from forge.data.problems import from_source
 from forge.errors import ConfigError
 from forge.evalpool.pool import open_pool
+from forge.exits import INTERRUPTED, Ending, ending_of, iter_leaves
 from forge.process.gpu_claim import claim
 from forge.process.sockets import open_socket_dir
-from forge.records import Completion, Problem, Prompt, Purpose, Trajectory, Turn
+from forge.records import AttemptEnd, Completion, Event, Problem, Prompt, Purpose, Trajectory, Turn
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.ports import Ports
 from forge.rollout.prompter import TemplatePrompter
+from forge.runner.attempt import describe_attempt
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank
 from forge.runner.prepare.prompt_facts import prompts_of_run
@@ -37,18 +43,26 @@ from forge.runner.weights.resume import find_weights
 from forge.scoring.scorer import open_own_scorer
 from forge.serve.client import ReplicaClient
 from forge.serve.replicas import open_replicas
-from forge.store.layout import RunPaths, find_run
+from forge.store.identity import read_identity
+from forge.store.layout import RunPaths, create_run, find_run
+from forge.store.ownership import open_run_lock
+from forge.store.write.writer import open_writer
 
 if TYPE_CHECKING:
-    from forge.config.schema import Experiment
+    from forge.config.schema import Experiment, StoreTable
     from forge.data.prompts.prompt_set import PromptSet
+    from forge.process.devices import Gpu
     from forge.runner.plan.placement import Placement
     from forge.serve.weights import Weights
+    from forge.store.write.writer import Writer
 
 Say = Callable[[str], None]
 
 PLACE = GroupPlace(group_id=0, purpose=Purpose.CHAT, stage=0, step=0)
 """The only group of its store."""
+
+FOLDER = "chats"
+ATTEMPT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,3 +307,83 @@ class _SayingSink:
                 self.said.add(record.turn_id)
                 self.say(f"\n{record.feedback}\n\n")
         await self.sink.put(*records)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatStore:
+    """An open store."""
+
+    paths: RunPaths
+    writer: Writer
+    work_dir: Path
+    """Place for whole models that an engine converts, too large for the /tmp of sockets; deleted at
+    the end."""
+
+    @property
+    def log_dir(self) -> Path:
+        """Logs of engine and judge."""
+        return self.paths.logs(ATTEMPT)
+
+
+@asynccontextmanager
+async def open_chat_store(
+    asked: RunPaths,
+    weights: Weights,
+    table: StoreTable,
+    *,
+    store_dir: Path,
+    seed: int,
+    gpus: Sequence[Gpu],
+) -> AsyncGenerator[ChatStore]:
+    """Creates the store of a chat with a run, and records how the chat ended: also one that Ctrl-C
+    or a closed pipe cuts off.
+
+    Raises:
+        MachineError: `store_dir` cannot be written.
+    """
+    paths = create_run(asked.name, store_dir=store_dir / FOLDER)
+    with open_run_lock(paths):
+        async with open_writer(paths, table) as writer:
+            await writer.put(
+                await anyio.to_thread.run_sync(
+                    lambda: describe_attempt(ATTEMPT, seed=seed, gpus=gpus)
+                ),
+                _event(asked, weights),
+            )
+            try:
+                with TemporaryDirectory(prefix=".chat-", dir=paths.root) as work_dir:
+                    yield ChatStore(paths=paths, writer=writer, work_dir=Path(work_dir))
+            except BaseException as error:
+                await _end(writer, _ending(error))
+                raise
+            await _end(writer, Ending(code=0, message="done"))
+
+
+def _event(asked: RunPaths, weights: Weights) -> Event:
+    identity = read_identity(asked)
+    return Event(
+        at=time.time(),
+        kind="chat",
+        message=f"with {asked.name}, policy version {weights.version}",
+        data={
+            "run": asked.name,
+            "run_id": None if identity is None else identity.id,
+            "path": str(asked.root),
+            "policy_version": weights.version,
+            "weights": weights.to_json(),
+        },
+    )
+
+
+def _ending(error: BaseException) -> Ending:
+    if all(isinstance(leaf, BrokenPipeError) for leaf in iter_leaves(error)):  # chat | head
+        return Ending(code=INTERRUPTED, message="the reader of its output went away")
+    return ending_of(error)
+
+
+async def _end(writer: Writer, ending: Ending) -> None:
+    row = AttemptEnd(
+        attempt=ATTEMPT, ended_at=time.time(), exit_code=ending.code, reason=ending.message
+    )
+    with anyio.CancelScope(shield=True):
+        await writer.put(row)

@@ -7,11 +7,13 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
 
 PLAIN_EVERY_S = 30.0
 

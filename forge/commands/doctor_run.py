@@ -1,4 +1,3 @@
-# pyright: strict
 """`forge doctor RUN`: checks a run's databases, rows and files, and says what a resume would do.
 
 Reads only, also beside the run's supervisor. An error means that a resume could not start; a
@@ -10,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +28,8 @@ from forge.views.run_state import run_state
 from forge.views.text.numbers import size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from forge.config.schema import Experiment
     from forge.runner.prepare.missing_rows import HeldRows
     from forge.store.layout import RunPaths

@@ -1,4 +1,3 @@
-# pyright: strict
 """A stored program as text. Called by `forge judge --explain` and `forge show --turn`.
 
 The bytes are a candidate's: they are read within the bounds of the format, and the text must be

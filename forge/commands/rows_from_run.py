@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
@@ -21,6 +19,9 @@ from forge.records import Message, Problem, Split, Status
 from forge.runner.prepare.prompt_facts import prompts_by_hash
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
     from forge.data.prompts.prompt_set import PromptSet
     from forge.store.reader import RunReader
 

@@ -8,7 +8,7 @@ import pytest
 
 from forge.cluster.connection import Node
 from forge.cluster.survey import RANKS_NEED
-from forge.commands.cluster.check import find_all
+from forge.commands.cluster_check import find_all
 from forge.config.load import load_experiment
 from forge.errors import pip_install
 from forge.origin import installed_versions, source_digest

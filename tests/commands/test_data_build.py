@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from forge.cli import run_command
-from forge.commands.data import build as building
-from forge.commands.data import judging, preparing
+from forge.commands import data_build, data_worker
 from forge.config.load_build import load_build
 from forge.config.schema import DataTable, Experiment
 from forge.config.schema.build import DataBuild
@@ -49,7 +48,7 @@ def build(folder: Path, rows: Sequence[Any], **tables: dict[str, Any]) -> Mappin
     """The manifest of a build of these rows, in one process."""
     folder.mkdir(exist_ok=True)
     write_jsonl(folder / "rows.jsonl", list(rows))
-    return building.build_rows(build_of(folder, **tables), workers=1, is_shown=False).manifest
+    return data_build.build_rows(build_of(folder, **tables), workers=1, is_shown=False).manifest
 
 
 def written(folder: Path, name: str = "train.jsonl") -> list[dict[str, Any]]:
@@ -168,8 +167,8 @@ def test_two_builds_have_the_same_bytes_also_with_several_processes(
         settings = build_of(folder, split={"heldout_share": 0.1})
         with monkeypatch.context() as patch:
             if workers == 1:
-                patch.setattr(preparing, "FEW", 100)
-            building.build_rows(settings, workers=workers, is_shown=False)
+                patch.setattr(data_worker, "FEW", 100)
+            data_build.build_rows(settings, workers=workers, is_shown=False)
         seen.append(contents(folder / "out"))
     assert seen[0] == seen[1]
     assert set(seen[0]) == {
@@ -234,7 +233,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> FakePool:
     async def open_fake(*_: Any, **__: Any) -> AsyncGenerator[FakePool]:
         yield fake
 
-    monkeypatch.setattr(judging, "open_pool", open_fake)
+    monkeypatch.setattr(data_build, "open_pool", open_fake)
     return fake
 
 
@@ -253,7 +252,7 @@ def test_a_build_that_ended_while_judging_judges_no_answer_twice(
 ) -> None:
     rows = [kernelbook_row(op) for op in ("relu", "exp", "sin")]
     with monkeypatch.context() as patch:
-        patch.setattr(building, "open_sinks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(data_build, "open_sinks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path, rows, filters={"judged": True})
     log = tmp_path / "out/.build/verdicts.jsonl"
@@ -320,7 +319,7 @@ def test_a_killed_build_continues_with_its_shards(
     build(tmp_path / "whole", rows)
     folder = tmp_path / "killed"
     with monkeypatch.context() as patch:
-        patch.setattr(building, "open_sinks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(data_build, "open_sinks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             build(folder, rows)
     (folder / "out/.build/000001.facts").unlink()
@@ -328,7 +327,7 @@ def test_a_killed_build_continues_with_its_shards(
     kept = folder / "out/.build/000000.facts"
     before = kept.stat().st_mtime_ns
     with monkeypatch.context() as patch:
-        patch.setattr(building.shutil, "rmtree", lambda path: None)
+        patch.setattr(data_build.shutil, "rmtree", lambda path: None)
         build(folder, rows)
     assert kept.stat().st_mtime_ns == before
     whole, continued = contents_of_files(tmp_path / "whole/out"), contents_of_files(folder / "out")
@@ -338,8 +337,11 @@ def test_a_killed_build_continues_with_its_shards(
 def test_files_of_an_unfinished_build_with_other_settings_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def interrupt(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(building, "write_whole", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(data_build, "dropped_lines", interrupt)
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path, make_rows(4), split={"heldout_share": 0.5})
     assert (tmp_path / "out/heldout.jsonl").is_file()

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from forge.cli import run_command
-from forge.commands.prompts import problem as asked_problem
+from forge.commands import data_prompt as asked_problem
 from forge.config.load import dump_experiment, load_experiment
 from forge.data import chat
 from forge.data.chat import ChatTemplate

@@ -14,7 +14,7 @@ from time import time as real_time
 import pytest
 
 from forge.cli import run_command
-from forge.commands.store.garbage import OLD_S, find_garbage, remove
+from forge.commands.garbage import OLD_S, find_garbage, remove
 from forge.store.layout import RunPaths, create_run
 from forge.store.ownership import open_run_lock, write_status
 from tests.report.made_runs import make_run

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from forge.cli import run_command
-from forge.commands.export_model import export as exporting
+from forge.commands import export_model as exporting
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, PolicyVersion
 from forge.serve.weights import Weights

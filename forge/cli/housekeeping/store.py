@@ -13,7 +13,7 @@ from forge.cli.printing import print_json, print_lines, print_rich, say
 @app.command()
 def ps(store: Store = RUNS, as_json: Json = False) -> None:
     """List the runs that are running now."""
-    from forge.commands.store.running import load_running, render_running
+    from forge.commands.running import load_running, render_running
 
     found = load_running(store)
     if as_json:
@@ -41,7 +41,7 @@ def gc(
     """List what killed commands left in a store directory, and remove it with --yes."""
     import time
 
-    from forge.commands.store.garbage import describe, find_garbage, remove
+    from forge.commands.garbage import describe, find_garbage, remove
     from forge.views.text.numbers import size
 
     found = find_garbage(store, now=time.time(), with_checkpoints=with_checkpoints)

@@ -73,8 +73,7 @@ def evaluate(
     """Evaluate a checkpoint or a server on a suite: pass@k, fast_p, speed-ups. "forge resume"
     continues an interrupted one."""
     require_linux()
-    from forge.commands.suite.evaluate import evaluate_suite
-    from forge.commands.suite.request import EvalRequest
+    from forge.commands.suite import EvalRequest, evaluate_suite
 
     request = EvalRequest(
         source=source, suite=suite, protocol=protocol, baseline=baseline, samples=samples,

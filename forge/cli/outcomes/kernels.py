@@ -37,7 +37,7 @@ def export(
 ) -> None:
     """Write the best kernel of each problem with problem, verdict, times, a test and a note about
     licences."""
-    from forge.commands.kernels.export import export_kernels
+    from forge.commands.kernels import export_kernels
 
     found = export_kernels(find(run, store), layout=layout, out=out, license=license)
     if as_json:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.commands.doctor.finding import Finding, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 RELEASED = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 """No clock of a machine with this release is right before that."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,8 @@ from forge.commands.doctor.finding import Finding, error, warning
 from forge.evalpool.judge.sandbox.enter import advice
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from forge.commands.doctor.probe import Outcome
 
 CAP_SYS_ADMIN = 1 << 21

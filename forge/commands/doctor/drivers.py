@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.commands.doctor.container import docker
 from forge.commands.doctor.finding import Finding, Severity, warning
 from forge.commands.doctor.software import TorchBuild
 from forge.process.devices import Gpu, Vendor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
 MIN_DRIVER = {11: 450, 12: 525, 13: 580}
 """Oldest driver by major version of CUDA, for all its minor versions."""

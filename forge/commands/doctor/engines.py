@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,8 @@ from forge.serve.installed.versions import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from forge.process.devices import Gpu
 
 LLAMA_FOR_GPUS = "make setup LLAMA=cuda (or hip, vulkan)"

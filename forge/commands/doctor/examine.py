@@ -11,11 +11,11 @@ Each probe is a child process with a deadline, so this takes as long as the slow
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -37,6 +37,9 @@ from forge.process.gpu_claim import holders
 from forge.process.sockets import open_socket_dir
 from forge.runner.plan.machine import Machine, this_machine
 from forge.serve.installed.versions import read_interpreter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding]:

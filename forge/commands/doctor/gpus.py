@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,8 @@ from forge.commands.doctor.probe import Outcome
 from forge.views.text.numbers import size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from forge.process.devices import Gpu
     from forge.process.gpu_users import GpuUser
 

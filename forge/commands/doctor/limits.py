@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.commands.doctor.container import docker
 from forge.commands.doctor.finding import Finding, Severity, error, warning
 from forge.process.machine import cpu_quota, max_tasks
 from forge.views.text.numbers import size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MIN_FILES, GOOD_FILES = 256, 1024
 """A candidate's own limit is 256 open files; a supervisor with many judges and engines has more."""

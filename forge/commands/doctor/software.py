@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from forge.exits import EXTRAS
 from forge.serve.installed.versions import PYTHON_AT_LEAST
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 PACKAGES = {

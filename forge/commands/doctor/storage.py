@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.commands.doctor.finding import Finding, error
 from forge.store.filesystem import MOUNTINFO, find_mount
 from forge.views.text.numbers import gigabytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 MIN_MEMORY_BYTES = 4 << 30
 """Memory for the quickstart, with a reserve."""

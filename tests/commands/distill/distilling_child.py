@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.commands.distill.distill import adistill
-from forge.commands.distill.request import DistillRequest
+from forge.commands.distill import DistillRequest, adistill
 from forge.serve.remote.teacher import TeacherSettings
 from tests.commands.distill.teaching import WordJudge
 

@@ -14,8 +14,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from forge.commands.distill.distill import adistill
-from forge.commands.distill.request import DistillRequest, Price
+from forge.commands.distill import DistillRequest, Price, adistill
 from forge.process.server.serving import serve_task
 from forge.records import Problem, Status, Timing, Verdict
 from forge.serve.remote.teacher import TeacherSettings
@@ -23,7 +22,7 @@ from forge.serve.remote.teacher import TeacherSettings
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from forge.commands.distill.report import Distilled
+    from forge.commands.distill import Distilled
 
 PROBLEM = """import torch
 # {name}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from forge.commands.distill.journal import ACCEPTED, ANSWERS, REJECTED
+from forge.commands.distill_journal import ACCEPTED, ANSWERS, REJECTED
 from forge.config.schema import DataTable
 from forge.data.pairs.files import read_pairs
 from forge.errors import ChildDied, ConfigError, MachineError

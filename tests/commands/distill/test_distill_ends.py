@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from forge.commands.distill.journal import ACCEPTED, ANSWERS, REJECTED
+from forge.commands.distill_journal import ACCEPTED, ANSWERS, REJECTED
 from forge.errors import ConfigError, ForgeError, MachineError, Stalled
 from tests.cli.relu_kernel import KERNEL
 from tests.commands.distill.teaching import (

@@ -14,8 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from forge.commands.suite.experiment import make_experiment
-from forge.commands.suite.request import EvalRequest
+from forge.commands.suite import EvalRequest, make_experiment
 from forge.config.load import load_experiment
 from forge.data.problems import load_problems
 from forge.data.splits import in_split

@@ -12,13 +12,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.commands.doctor.probes.answer import AnswerFile, end_with, gpus_held, run_probe
 from forge.process.environment import RANKS_PARENT_VARIABLE, rank_envs
 from forge.process.lease import die_with_parent, hold_lease
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NUM_VALUES = 1 << 20
 

@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from forge.process.gpu_lease import GpuLease
 from forge.process.lease import hold_lease
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
 LEASE_S = 20.0
 """Maximum wait for a judge that times kernels on the GPU."""

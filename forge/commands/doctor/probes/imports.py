@@ -11,11 +11,13 @@ import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.commands.doctor.probes.answer import AnswerFile, describe, run_probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 
 def import_all(config: Mapping[str, Any], answer: AnswerFile) -> None:

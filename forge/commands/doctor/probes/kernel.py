@@ -8,10 +8,12 @@ Triton's IR and evaluated, as in a judge.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.commands.doctor.probes.answer import AnswerFile, gpus_held, run_probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 def run_kernel(config: Mapping[str, Any], answer: AnswerFile) -> None:

@@ -6,11 +6,13 @@ With a wrong IOMMU or ACS setting such copies arrive damaged, without an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.commands.doctor.probes.answer import AnswerFile, gpus_held, run_probe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NUM_VALUES = 1 << 20
 

@@ -5,11 +5,13 @@ Each level is tried in a process of one thread, as a judge's launcher does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.commands.doctor.probes.answer import AnswerFile, run_probe
 from forge.evalpool.judge.sandbox import levels
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def find_sandbox(config: Mapping[str, Any], answer: AnswerFile) -> None:

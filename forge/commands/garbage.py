@@ -6,17 +6,15 @@ the best of their stage. A running run is never touched: the lock of a run is he
 are removed.
 """
 
-# pyright: strict
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.store.layout import FOLDERS, RUN_NAME, RunPaths, list_runs
@@ -26,6 +24,10 @@ from forge.train.checkpoints import MANIFEST, checkpoints
 from forge.views.run_state import run_state
 from forge.views.text.numbers import size
 from forge.views.text.terminal import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
 
 OLD_S = 3600.0
 """Minimum age of a leftover: a command that begins writes such files too."""

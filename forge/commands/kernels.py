@@ -1,16 +1,29 @@
-"""The best correct kernel of each problem of a run, with all that its export says about it."""
+"""`forge kernels export`: the best correct kernel of each problem of a run, as files.
+
+Called by the command line. Reads a run, writes a directory (`kernels_layouts` has its contents),
+which is complete or absent: it is written beside its place and renamed. Starts nothing.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import tomllib
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.errors import ConfigError
+from forge.commands.kernels_layouts import check_license, hub_files, plain_files
+from forge.errors import ConfigError, MachineError
+from forge.store.reader import open_run
 from forge.views.kernels import load_kernel
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forge.store.layout import RunPaths
     from forge.store.reader import RunReader
 
 MAX_NAME = 60
@@ -23,6 +36,62 @@ SELECT b.turn_id, p.problem_id, p.entry_point, p.precision,
 FROM v_best_kernels b JOIN problems p USING (problem_id) ORDER BY b.rank
 """
 _COMMIT = "SELECT code_commit FROM attempts ORDER BY attempt DESC LIMIT 1"
+
+
+class KernelLayout(StrEnum):
+    """Layout of exported kernels."""
+
+    FILES = "files"
+    """A directory for each kernel."""
+    HUB = "kernels-hub"
+    """One project for the kernel hub."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedKernels:
+    """A written directory."""
+
+    path: Path
+    kernels: Sequence[BestKernel]
+
+    def to_json(self) -> dict[str, Any]:
+        """The directory, and name, problem and speed-up of each kernel."""
+        rows = [
+            {
+                "name": each.name,
+                "problem_id": each.problem_id,
+                "speedup": each.verdict.get("speedup"),
+            }
+            for each in self.kernels
+        ]
+        return {"path": str(self.path), "kernels": rows}
+
+
+def export_kernels(
+    paths: RunPaths, *, layout: str, out: Path | None, license: str
+) -> ExportedKernels:
+    """Write the best kernel of each problem.
+
+    Args:
+        out: directory, absent or empty; None for `<run>-kernels` in the working directory.
+        license: identifier of a licence, as Hugging Face's hub has them.
+
+    Raises:
+        ConfigError: another layout, a directory with content, a run without correct kernels.
+        MachineError: the directory cannot be written.
+    """
+    if layout not in tuple(KernelLayout):
+        raise ConfigError(f"--layout {layout}: one of {', '.join(KernelLayout)}")
+    check_license(license)
+    target = (out or Path(f"{paths.name}-kernels")).expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"--out {target}: is not empty; a new or an empty directory")
+    with open_run(paths) as reader:
+        kernels, origin = load_best(reader), load_origin(reader, license=license)
+    is_hub = layout == KernelLayout.HUB
+    files = hub_files(kernels, origin) if is_hub else plain_files(kernels, origin)
+    _write(files, target)
+    return ExportedKernels(path=target, kernels=kernels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +179,18 @@ def _name(problem_id: str, taken: set[str]) -> str:
         name, number = f"{plain}_{number}", number + 1
     taken.add(name)
     return name
+
+
+def _write(files: Mapping[str, str], target: Path) -> None:
+    spare = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        for name, content in files.items():
+            path = spare / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8", errors="replace")
+        if target.is_dir():
+            target.rmdir()
+        spare.replace(target)
+    except OSError as error:
+        shutil.rmtree(spare, ignore_errors=True)
+        raise MachineError(f"{target}: cannot be written: {error.strerror}") from error

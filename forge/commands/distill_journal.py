@@ -15,15 +15,17 @@ import fcntl
 import json
 import os
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, MachineError
 from forge.records import Finish, Verdict
 from forge.serve.remote.teacher import TeacherAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping
+    from pathlib import Path
 
 ACCEPTED = "accepted.jsonl"
 REJECTED = "rejected.jsonl"

@@ -1,6 +1,5 @@
 """`forge ps`: the runs of a store directory that are running now, one line each."""
 
-# pyright: strict
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from forge.control.records import LiveStatus
     from forge.store.layout import RunPaths
     from forge.views.text.fitting import Fitting
+
 
 TIMEOUT_S = 2.0
 """Maximum wait for each supervisor."""

@@ -1,4 +1,3 @@
-# pyright: strict
 """`forge cluster check`: nodes of a Ray cluster, and whether each can work for a run.
 
 Each node but this one gets a host for a moment, which reports its installation, clock, cards and
@@ -7,8 +6,8 @@ bandwidth. An error means that the run could not start, or that it could not use
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 from forge.cluster.cluster import open_cluster
 from forge.cluster.connection import Node
 from forge.cluster.survey import NO_FORGE_LINE, RANKS_NEED
-from forge.commands.cluster.room import find_room
 from forge.commands.doctor.finding import Finding, error, warning
 from forge.errors import ConfigError, pip_install
 from forge.origin import installed_versions, source_digest
 from forge.process.sockets import open_socket_dir
 
 if TYPE_CHECKING:
-    from forge.config.schema import Experiment
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from forge.config.schema import ClusterTable, Experiment
+
 
 JUDGE_PACKAGES = ("torch", "triton")
 """Packages that each judge needs, and on whose versions verdicts depend."""
@@ -35,6 +36,8 @@ LEAST_STORE_BYTES = 512 << 20
 """Object store below which most of the weights go through a disk."""
 MAX_USED_BYTES = 2 << 30
 """Memory of a card that a display or a daemon may use."""
+
+_WANTED = re.compile(r"(?P<not>!?)(?:in\((?P<several>.*)\)|(?P<one>.*))")
 
 
 async def survey_cluster(experiment: Experiment) -> list[dict[str, Any]]:
@@ -158,3 +161,95 @@ def _card_faults(facts: Mapping[str, Any]) -> Iterator[tuple[Any, str, str]]:
         if card["used_bytes"] > MAX_USED_BYTES:
             found = f"{card['used_bytes'] / 1e9:.1f} GB of its GPU {number} are in use"
             yield warning, found, "nvidia-smi there shows by which process"
+
+
+def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """True if a node with `labels` may have a child that wants these. A label that is absent is
+    none of the named values."""
+    return all(_fits(labels.get(key), value) for key, value in wanted.items())
+
+
+def _fits(found: str | None, wanted: str) -> bool:
+    match = _WANTED.fullmatch(wanted)
+    assert match is not None
+    several = match["several"]
+    values = [match["one"]] if several is None else [each.strip() for each in several.split(",")]
+    return (found in values) is not bool(match["not"])
+
+
+def find_room(experiment: Experiment, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Room of the nodes for each role: engines need it at the start, judges now or later."""
+    table, serve = experiment.cluster, experiment.serve
+    living = [Node(**facts["node"]) for facts in nodes if "error" not in facts]
+    others = [node for node in living if not node.is_here]
+    room = Room(others, children_a_gpu=1 + table.share_gpus)
+    if table.train_nodes:
+        yield _find_ranks(table, others)
+    if table.serve:
+        each = serve.tensor_parallel if table.serve_on == "gpu" else serve.threads
+        # Engines that may be anywhere leave the judges' nodes to judges as far as they can.
+        found = room.take(
+            serve.replicas, each, table.serve_on, table.serve_labels, spared=table.judge_labels
+        )
+        size = each / room.children_of(table.serve_on)
+        text = _room_text(found, serve.replicas, size, table.serve_on, table.serve_labels)
+        fix = "more nodes, or cluster.serve_labels that they have"
+        is_error = found < serve.replicas
+        yield error("engines", text, fix=fix) if is_error else Finding(name="engines", found=text)
+    if table.judges:
+        found = room.take(table.judges, 1, table.judge_on, table.judge_labels)
+        size = 1 / room.children_of(table.judge_on)
+        text = _room_text(found, table.judges, size, table.judge_on, table.judge_labels)
+        fix = "more nodes, or cluster.judge_labels that they have"
+        if found == table.judges:
+            yield Finding(name="judges", found=text)
+        elif found:
+            yield warning("judges", f"{text}; the others start when nodes join", fix=fix)
+        else:
+            yield error("judges", text, fix=fix)
+
+
+def _find_ranks(table: ClusterTable, nodes: Sequence[Node]) -> Finding:
+    """Nodes for ranks of the trainer: each takes as many as this machine has."""
+    found = sum(has_labels(node.labels, table.train_labels) for node in nodes)
+    labels = ", ".join(f"{key}={value}" for key, value in table.train_labels.items())
+    text = f"{found} nodes{f' with {labels}' if labels else ''}, {table.train_nodes} wanted"
+    if found < table.train_nodes:
+        fix = "more nodes, or cluster.train_labels that they have"
+        return error("ranks", text, fix=fix)
+    return Finding(name="ranks", found=text)
+
+
+class Room:
+    """Free cores and cards of nodes."""
+
+    def __init__(self, nodes: Iterable[Node], *, children_a_gpu: int = 1) -> None:
+        self._nodes = list(nodes)
+        self._children_a_gpu = children_a_gpu
+        self._free = {
+            **{(node.node_id, "cpu"): int(node.cpus) for node in self._nodes},
+            **{(node.node_id, "gpu"): int(node.gpus * children_a_gpu) for node in self._nodes},
+        }
+
+    def children_of(self, kind: str) -> int:
+        """Children that may have one core, or one card."""
+        return self._children_a_gpu if kind == "gpu" else 1
+
+    def take(
+        self, wanted: int, each: int, kind: str, labels: Mapping[str, str],
+        *, spared: Mapping[str, str] | None = None,
+    ) -> int:  # fmt: skip
+        """Takes room for children that need `each` cores or cards of one node; returns their
+        number, at most `wanted`. Nodes with the labels `spared` are taken last."""
+        num_placed = 0
+        nodes = [node for node in self._nodes if has_labels(node.labels, labels)]
+        for node in sorted(nodes, key=lambda node: has_labels(node.labels, spared or {})):
+            fits = min(wanted - num_placed, self._free[node.node_id, kind] // each)
+            self._free[node.node_id, kind] -= fits * each
+            num_placed += fits
+        return num_placed
+
+
+def _room_text(found: int, wanted: int, each: float, kind: str, labels: Mapping[str, str]) -> str:
+    needs = [f"{each:g} {kind.upper()} each", *(f"{key}={value}" for key, value in labels.items())]
+    return f"{found} of {wanted} find room ({', '.join(needs)})"

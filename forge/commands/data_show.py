@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.config.schema import PromptTable
@@ -22,6 +21,8 @@ from forge.views.text.numbers import bar
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import RenderableType
 
     from forge.data.build.rows import Row, RowFile

@@ -1,0 +1,380 @@
+"""`forge export model RUN`: a run's weights, merged, as an adapter, or as a GGUF file.
+
+    weights of the run ── child ──▶ out: weights, verified by generating with them
+                                    out/lineage.json, out/README.md ──▶ hub, with --push
+
+The directory appears when it is complete and verified. Weights of quantized training are merged
+into the base in full precision. Child processes merge, convert and verify: nothing here imports
+torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.config.load import load_experiment
+from forge.config.schema import EvalStage
+from forge.data.chat import ChatTemplate
+from forge.errors import ConfigError, MachineError
+from forge.process.child import ChildSpec, open_child
+from forge.process.environment import child_env
+from forge.records import Message
+from forge.runner.plan.model_shape import model_type
+from forge.runner.weights.resume import find_weights
+from forge.serve.installed.engines import ENGINES, LLAMA_MODELS
+from forge.store.identity import read_identity
+from forge.store.reader import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping
+
+    from forge.config.schema import Experiment
+    from forge.serve.weights import Weights
+    from forge.store.layout import RunPaths
+
+PROMPT = "Write a Triton kernel that adds two vectors."
+"""Asked of the exported weights to verify them."""
+NUM_TOKENS = 16
+"""Maximum tokens of the answer."""
+
+TIMEOUT_S = 7200.0
+"""Maximum duration of a job: a large model is read, merged and written on the CPU."""
+QUIET = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
+EVALUATIONS = """
+SELECT stage, step, policy_version, num_problems, num_samples, max_turns, pass_at_1, ci_low,
+    ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate
+FROM evaluations WHERE policy_version <= ? ORDER BY evaluation_id
+"""
+POLICY = "SELECT stage, step, sha256 FROM policies WHERE version = ?"
+RUN = """
+SELECT name, created_at, forge_version, code_commit, code_diff != '' AS is_changed
+FROM runs, attempts ORDER BY attempt DESC LIMIT 1
+"""
+
+
+class ModelForm(StrEnum):
+    """Form of an export."""
+
+    MERGE = "merge"
+    """A whole model, as transformers loads it."""
+    ADAPTER = "adapter"
+    """A PEFT adapter."""
+    GGUF = "gguf"
+    """One file for llama.cpp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelExport:
+    """The export that is asked for."""
+
+    kind: ModelForm | None = None
+    """None for what was trained: the adapter, or the whole model."""
+    out: Path | None = None
+    """Directory to make; None for `RUN-KIND` here."""
+    checkpoint: str = ""
+    """Step whose published weights are exported; empty for the newest."""
+    push: str = ""
+    """Hub repository; empty for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedModel:
+    """A finished export."""
+
+    path: Path
+    num_bytes: int
+    answer: str
+    """Text that the exported weights generated."""
+    url: str = ""
+    """Address on the hub."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The output of `forge export model --json`."""
+        found = {"path": str(self.path), "bytes": self.num_bytes, "answer": self.answer}
+        return {**found, "url": self.url} if self.url else found
+
+
+def export_model(paths: RunPaths, wanted: ModelExport) -> ExportedModel:
+    """Export and verify weights, and push them if asked to.
+
+    Raises:
+        ConfigError: `out` exists, the run has no such weights or no adapter, or the llama engine
+            does not support the architecture.
+        MachineError: a package or the hub cannot be used, or the weights generate nothing.
+    """
+    weights = find_weights(paths, wanted.checkpoint)
+    kind = wanted.kind or (ModelForm.MERGE if weights.adapter is None else ModelForm.ADAPTER)
+    out = (wanted.out or Path(f"{paths.name}-{kind}")).absolute()
+    if out.exists():
+        raise ConfigError(f"--out {out}: it is there already; another directory")
+    _require(paths, kind, weights)
+    if wanted.push:
+        check_hub(wanted.push)
+    with _complete(out) as partial:
+        verified = _write(paths, kind, weights, partial)
+        lineage = lineage_of(paths, weights, kind=kind, verified=verified)
+        (partial / "lineage.json").write_text(json.dumps(lineage, indent=2) + "\n")
+        (partial / "README.md").write_text(render_card(lineage, name=wanted.push or out.name))
+    url = push(out, wanted.push) if wanted.push else ""
+    num_bytes = sum(each.stat().st_size for each in out.rglob("*") if each.is_file())
+    return ExportedModel(path=out, num_bytes=num_bytes, answer=verified["answer"], url=url)
+
+
+@contextmanager
+def _complete(out: Path) -> Generator[Path]:
+    """A directory to fill, which gets its name when the block ends without an error."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from error
+    with folder as name:
+        partial = Path(name, out.name)
+        partial.mkdir()
+        yield partial
+        partial.rename(out)
+
+
+def _require(paths: RunPaths, kind: ModelForm, weights: Weights) -> None:
+    if kind is ModelForm.ADAPTER and weights.adapter is None:
+        raise ConfigError(f"{paths.name}: it trained all weights and has no adapter; --merge")
+    if kind is ModelForm.GGUF:
+        for name in ("llama_cpp", "gguf"):
+            if importlib.util.find_spec(name) is None:
+                advice = ENGINES["llama"].advice
+                raise MachineError(f"--gguf needs {name}, which is not installed; {advice}")
+        if (found := model_type(weights.full)) not in LLAMA_MODELS:
+            allowed = ", ".join(sorted(LLAMA_MODELS))
+            raise ConfigError(f"--gguf: found a model of type {found}; {allowed}, or --merge")
+
+
+def _write(paths: RunPaths, kind: ModelForm, weights: Weights, out: Path) -> dict[str, Any]:
+    """Write the weights; returns the facts of their verification."""
+    chat = ChatTemplate.load(weights.full)
+    experiment = load_experiment(paths.experiment, is_here=False)
+    ask = {
+        "prompt_ids": list(chat.prompt([Message(role="user", content=PROMPT)]).ids),
+        "stop_ids": list(chat.stop_token_ids),
+        "num_tokens": NUM_TOKENS,
+    }
+    job: dict[str, Any] = {
+        **ask,
+        "model_dir": str(weights.full),
+        "adapter": weights.adapter and str(weights.adapter),
+        "base_name": experiment.model.path,
+        "trust_remote_code": experiment.model.trust_remote_code,
+    }
+    merged = out / ".merged" if kind is ModelForm.GGUF else out
+    form = "adapter" if kind is ModelForm.ADAPTER else "merge"
+    module = "forge.train.trainer.publish.export"
+    found = anyio.run(run_child, module, {**job, "kind": form, "out_dir": str(merged)})
+    if kind is ModelForm.GGUF:
+        job = {**ask, "model_dir": str(merged), "path": str(out / f"{paths.name}.gguf")}
+        found = anyio.run(run_child, "forge.serve.llama.export", job)
+        _keep_tokenizer(merged, out)
+    if not found["ids"]:
+        raise MachineError(f"{paths.name}: the exported weights generate nothing")
+    answer = chat.decode(found.pop("ids"), skip_special=False)
+    return {**found, "prompt": PROMPT, "answer": answer}
+
+
+def _keep_tokenizer(merged: Path, out: Path) -> None:
+    """Keep the tokenizer beside a GGUF file, which holds none."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (merged / name).is_file():
+            (merged / name).rename(out / name)
+    shutil.rmtree(merged)
+
+
+def check_hub(name: str) -> None:
+    """Raise MachineError if the hub cannot be reached or nobody is logged in. Call it before the
+    work that an upload would lose."""
+    from huggingface_hub import HfApi
+
+    api: Any = HfApi()
+    try:
+        api.whoami()
+    except Exception as error:  # network, proxy and token errors share no base class
+        raise _refused(name, error) from error
+
+
+def push(folder: Path, name: str) -> str:
+    """Upload a directory to a private repository, which is made if needed. Returns its address."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        made = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=made.repo_id, folder_path=folder)
+    except Exception as error:
+        raise _refused(name, error, saved=f"; the model is in {folder}") from error
+    return str(made)
+
+
+def _refused(name: str, error: Exception, *, saved: str = "") -> MachineError:
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")
+    return MachineError(f"--push {name}: the hub cannot be used: {line}{saved}")
+
+
+async def run_child(module: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Run `python -m MODULE` with a config; returns the JSON of its result file.
+
+    Raises:
+        ChildDied: it ended without a result; the message has the last lines of its log.
+        Stalled: it took longer than two hours.
+    """
+    name = module.rpartition(".")[2]
+    threads = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="forge-export-") as folder:
+        result = Path(folder, "result.json")
+        spec = ChildSpec(
+            name=name,
+            argv=(sys.executable, "-m", module),
+            log_path=Path(folder, f"{name}.log"),
+            env=child_env(threads=threads, extra=QUIET),
+            socket_path=None,
+            config={**job, "threads": threads, "result_path": str(result)},
+        )
+        async with open_child(spec) as child:
+            with anyio.move_on_after(TIMEOUT_S) as scope:
+                await child.wait()
+            if scope.cancelled_caught:
+                raise child.stalled(asked="an exported model", silent_s=TIMEOUT_S)
+            if not result.is_file():
+                raise child.died(doing="exporting the model")
+        return json.loads(result.read_text())
+
+
+def lineage_of(
+    paths: RunPaths, weights: Weights, *, kind: str, verified: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Origin of exported weights, for lineage.json."""
+    experiment = load_experiment(paths.experiment, is_here=False)
+    with open_run(paths) as reader:
+        (run,) = reader.rows(RUN)
+        policy = next(iter(reader.rows(POLICY, (weights.version,))), None)
+        evaluations = reader.rows(EVALUATIONS, (weights.version,))
+    identity = read_identity(paths)
+    return {
+        "kind": kind,
+        "base_model": experiment.model.path or "a random model made by the run",
+        "base_revision": experiment.model.revision,
+        "run": run["name"],
+        "run_id": identity.id if identity else None,
+        "created": _day(run["created_at"]),
+        "forge_version": run["forge_version"],
+        "commit": run["code_commit"],
+        "has_uncommitted_changes": bool(run["is_changed"]),
+        "policy_version": weights.version,
+        "weights_sha256": policy["sha256"] if policy else None,
+        "stage": policy["stage"] if policy else None,
+        "step": policy["step"] if policy else None,
+        "stages": list(_stages(experiment, last=policy["stage"] if policy else -1)),
+        "lora": experiment.model.lora and experiment.model.lora.model_dump(mode="json"),
+        "quantized_base_in_training": experiment.model.quantize is not None,
+        "evaluations": evaluations,
+        "verified": dict(verified),
+    }
+
+
+def render_card(lineage: Mapping[str, Any], *, name: str) -> str:
+    """The model card, README.md."""
+    return "\n".join([*_header(lineage), f"# {name}", "", *_origin(lineage), *_figures(lineage),
+                      *_notes(lineage)]) + "\n"  # fmt: skip
+
+
+def _header(lineage: Mapping[str, Any]) -> Iterator[str]:
+    """Metadata that the hub reads."""
+    yield "---"
+    if "/" in lineage["base_model"] and not lineage["base_model"].startswith((".", "/", "~")):
+        yield f"base_model: {lineage['base_model']}"
+    yield "library_name: " + ("peft" if lineage["kind"] == "adapter" else "transformers")
+    yield "tags: [triton, forge]"
+    yield "---"
+
+
+def _origin(lineage: Mapping[str, Any]) -> Iterator[str]:
+    forms = {"merge": "whole weights", "adapter": "a PEFT adapter", "gguf": "a GGUF file"}
+    changed = " with uncommitted changes" if lineage["has_uncommitted_changes"] else ""
+    yield f"This is {forms[lineage['kind']]} of a run of forge, which trains models to write Triton"
+    yield "kernels."
+    yield ""
+    yield f"- Base model: `{lineage['base_model']}`"
+    yield f"- Run: `{lineage['run']}`, id `{lineage['run_id'] or 'unknown'}`, {lineage['created']}"
+    yield f"- Policy version {lineage['policy_version']}, step {lineage['step'] or 0} of its stage"
+    commit = lineage["commit"] or "unknown"
+    yield f"- forge {lineage['forge_version']}, commit `{commit}`{changed}"
+    for each in lineage["stages"]:
+        rate = f"learning rate {each['learning_rate']:g}"
+        yield f"- Stage {each['index']}: {each['kind']}, {each['length']}, {rate}"
+    yield ""
+
+
+def _figures(lineage: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Evaluation"
+    yield ""
+    if not lineage["evaluations"]:
+        yield "The run has not evaluated these weights or earlier ones."
+        yield ""
+        return
+    yield "| stage | step | problems × samples | pass@1 | 95 % | with feedback | compiles |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in lineage["evaluations"]:
+        size = f"{row['num_problems']} × {row['num_samples']}"
+        interval = f"{_percent(row['ci_low'])} to {_percent(row['ci_high'])}"
+        rates = (row["pass_at_1"], row["pass_at_1_multi"], row["compile_rate"])
+        first, multi, compiles = map(_percent, rates)
+        yield (
+            f"| {row['stage']} | {row['step']} | {size} | {first} | {interval} | {multi} "
+            f"| {compiles} |"
+        )
+    own = lineage["evaluations"][-1]["policy_version"] == lineage["policy_version"]
+    yield ""
+    yield "The last row is of these weights." if own else "All rows are of earlier weights."
+    yield ""
+
+
+def _notes(lineage: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Notes"
+    yield ""
+    if lineage["kind"] == "gguf":
+        yield "- The GGUF file holds no vocabulary: tokenise with tokenizer.json."
+    if lineage["quantized_base_in_training"]:
+        yield "- Trained on a base in 4 bits; these weights belong to the base in full precision."
+    yield f"- Verified by generating {lineage['verified']['num_tokens']} tokens with them."
+    yield "- Licence: that of the base model and of the training data applies; check both before"
+    yield "  you share these weights."
+    yield "- lineage.json has these facts for programs."
+
+
+def _stages(experiment: Experiment, *, last: int) -> Iterator[dict[str, Any]]:
+    """Training stages up to the one that made the weights."""
+    for index, stage in enumerate(experiment.stage[: last + 1]):
+        if isinstance(stage, EvalStage):
+            continue
+        epochs = getattr(stage, "epochs", None)
+        length = f"{stage.steps} steps" if epochs is None else f"{epochs:g} epochs"
+        rate = stage.learning_rate
+        yield {"index": index, "kind": stage.kind, "length": length, "learning_rate": rate}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).date().isoformat()

@@ -1,0 +1,427 @@
+"""`forge eval`: any checkpoint or server on a suite of problems, as a run of one evaluation.
+
+Makes an experiment of the model and the suite, as TOML, and gives it to the supervisor, so that the
+loop, the judge, the store and `forge resume` are those of every run. A suite is one of
+
+    kernelbench-l1 to -l4   a level of a checkout of KernelBench in the working directory
+    DIR                     every problem file below it
+    X.toml                  the held-out problems of an experiment, its judge and prompts
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+import anyio
+import tomli_w
+
+from forge.adapters.settings import JudgeSettings
+from forge.config.load import load_experiment
+from forge.config.schema import EvalStage
+from forge.config.schema.judge import JudgeTable, ProtocolName
+from forge.config.schema.problems import is_hub_name
+from forge.config.schema.serving import SERVE_URL
+from forge.data.directory import find_files
+from forge.errors import ConfigError, MachineError
+from forge.runner.run import run_experiment
+from forge.runner.weights.resume import find_weights
+from forge.serve.remote.teacher import TeacherSettings, open_teacher
+from forge.store.layout import find_run
+from forge.views.suite import RESULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.config.schema import Experiment
+    from forge.process.devices import Gpu
+    from forge.store.layout import RunPaths
+
+MAX_NAME = 56
+BOTH = "both"
+"""Value of `--baseline` for eager and compile."""
+PRESET = "standard"
+"""Prompts of a model without a run: it knows neither our rules nor our format of an answer."""
+SLOTS = {"gpu": 64, "cpu": 8, "server": 16}
+"""Rollouts in play, by the place of the model."""
+KEPT_TABLES = ("problems", "prompt", "devices", "serve", "judge", "reward", "rollout", "eval")
+"""Tables of a model's run that its evaluation has. Trackers, notifications and training are not
+among them."""
+NAMED = re.compile(r"kernelbench-l([1-4])")
+CHECKOUTS = (Path("KernelBench/KernelBench"), Path("KernelBench"), Path())
+"""Folders that may have `level1`, relative to the working directory."""
+CLONE = "git clone https://github.com/ScalingIntelligence/KernelBench"
+TABLES = ("problems", "judge", "prompt")
+"""Tables of an experiment that a suite of its problems has."""
+CONTEXT_TOKENS = 24576
+"""Default context of a model that has so many positions; a server's is not known."""
+ANSWER_TOKENS = 8192
+"""Default length of an answer; half of the context of a model that has fewer than twice this."""
+CONNECT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteRun:
+    """A finished evaluation."""
+
+    paths: RunPaths
+    result: dict[str, Any]
+    """`results.json`."""
+
+
+def evaluate_suite(request: EvalRequest, *, quiet: bool, wait_s: float | None = None) -> SuiteRun:
+    """Evaluates the model in a new run. Raises ForgeError; an interrupted run can be resumed."""
+    text = make_experiment(request)
+    with tempfile.TemporaryDirectory(prefix="forge-eval-") as folder:
+        file = Path(folder) / "eval.toml"
+        file.write_text(text, encoding="utf-8")
+        paths = run_experiment(file, overrides=request.overrides, quiet=quiet, wait_s=wait_s)
+    return SuiteRun(paths=paths, result=json.loads((paths.root / RESULTS).read_text()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRequest:
+    """A model, a suite, and settings that replace those of the model's run or the defaults."""
+
+    source: str
+    """A run, `RUN` or `RUN:STEP`; a directory with a model or an adapter; a hub name; a URL."""
+    suite: str | None = None
+    """A named suite, a directory, or an experiment file; None for the held-out problems of the
+    run."""
+    protocol: str | None = None
+    baseline: str | None = None
+    """eager, compile or both; None as in the judge's settings."""
+    samples: int | None = None
+    turns: int | None = None
+    greedy: bool | None = None
+    device: str = "auto"
+    seed: int | None = None
+    limit: int | None = None
+    """Maximum number of problems, at even distances in the suite; None for all."""
+    model_name: str | None = None
+    """Model of the server; None for the only one there."""
+    api_key_env: str | None = None
+    overrides: Sequence[str] = ()
+    """`--set` of the experiment that is made."""
+    store: Path = Path("runs")
+
+
+def make_experiment(request: EvalRequest) -> str:
+    """The experiment as TOML.
+
+    Raises:
+        ConfigError: a model, a suite or an option that cannot be used.
+        MachineError: no server answers, or this machine does not have the device.
+    """
+    _check(request)
+    gpus = JudgeSettings(device=request.device).gpus()
+    source = find_source(request)
+    if request.suite is None and source.base is None:
+        raise ConfigError(
+            f"--suite is absent, and {request.source} is no run with held-out problems of its own; "
+            "kernelbench-l1 to kernelbench-l4, a directory, or an experiment file"
+        )
+    suite = find_suite(request.suite) if request.suite else Suite(name="heldout")
+    values = _base(source, gpus) | suite.tables
+    seed = source.base.seed if source.base is not None else 0
+    values |= {
+        "name": _name(source.label, suite.name),
+        "seed": seed if suite.seed is None else suite.seed,  # which generates its problems
+        "model": {**values.get("model", {}), **source.model},
+        "store": {"dir": str(request.store), **_store(source)},
+        "stage": [{**_own_stage(request, source), **_stage(request), "kind": "eval"}],
+    }
+    if request.device != "auto":
+        values["devices"] = _devices(gpus, is_remote=source.is_remote)
+    values["judge"] = {**values.get("judge", {}), **_judge(request)}
+    values["eval"] = {
+        "seed": seed,
+        **values.get("eval", {}),
+        **({} if request.seed is None else {"seed": request.seed}),
+        **({"both_baselines": True} if request.baseline == BOTH else {}),
+        "suite": suite.name,
+        "label": source.label,
+    }
+    return tomli_w.dumps(values)
+
+
+def _check(request: EvalRequest) -> None:
+    baselines = (*get_args(JudgeTable.model_fields["baseline"].annotation), BOTH)
+    for option, value, allowed in (
+        ("protocol", request.protocol, get_args(ProtocolName)),
+        ("baseline", request.baseline, baselines),
+    ):
+        if value is not None and value not in allowed:
+            raise ConfigError(f"--{option} {value}: one of {', '.join(allowed)}")
+
+
+def _base(source: ModelSource, gpus: Sequence[Gpu]) -> dict[str, Any]:
+    """The tables of the model's run, or those for any model."""
+    if source.base is not None:
+        values = source.base.model_dump(mode="json", exclude_none=True)
+        lora = {"lora": values["model"]["lora"]} if "lora" in values["model"] else {}
+        kept = {name: values[name] for name in KEPT_TABLES}
+        kept["devices"]["train"] = 0
+        return {**kept, "model": {**lora, "trust_remote_code": source.base.model.trust_remote_code}}
+    place = "server" if source.is_remote else "gpu" if gpus else "cpu"
+    return {
+        "prompt": {"preset": PRESET},
+        "devices": _devices(gpus, is_remote=source.is_remote),
+        "serve": {"slots": SLOTS[place], "precision": "fast" if gpus else "exact", **source.serve},
+        "judge": {"compile_timeout_s": 60.0, "correct_timeout_s": 60.0},
+        "rollout": {"max_completion_tokens": source.answer_tokens},
+        "eval": {"greedy": False},
+    }
+
+
+def _devices(gpus: Sequence[Gpu], *, is_remote: bool) -> dict[str, Any]:
+    if not gpus:
+        return {}
+    serve = 0 if is_remote else "auto"
+    return {"gpus": [gpu.uuid for gpu in gpus], "serve": serve, "judge": "auto", "share": "auto"}
+
+
+def _store(source: ModelSource) -> dict[str, Any]:
+    return {} if source.base is None else {"texts": source.base.store.texts}
+
+
+def _judge(request: EvalRequest) -> dict[str, Any]:
+    baseline = "eager" if request.baseline == BOTH else request.baseline
+    options = {"protocol": request.protocol, "baseline": baseline}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _own_stage(request: EvalRequest, source: ModelSource) -> dict[str, Any]:
+    """Keys of the last evaluation of the model's run, whose figures are then repeated; for another
+    suite without the number of problems."""
+    stages = source.base.stage if source.base is not None else ()
+    found = [stage for stage in stages if isinstance(stage, EvalStage)]
+    if not found:
+        return {}
+    exclude = None if request.suite is None else {"num_problems"}
+    return found[-1].model_dump(mode="json", exclude_none=True, exclude=exclude)
+
+
+def _stage(request: EvalRequest) -> dict[str, Any]:
+    options = {
+        "samples": request.samples, "max_turns": request.turns, "greedy": request.greedy,
+        "num_problems": request.limit,
+    }  # fmt: skip
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _name(label: str, suite: str) -> str:
+    """Name of the run: letters, digits, . _ and -."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", f"eval-{label.rpartition('/')[2]}-{suite}")
+    return plain[:MAX_NAME].rstrip("-.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """Problems to evaluate on."""
+
+    name: str
+    """Name in results."""
+    tables: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Tables that replace those of the experiment."""
+    seed: int | None = None
+    """Seed that generates the problems; None if none are generated."""
+
+
+def find_suite(text: str) -> Suite:
+    """The suite of a name, a directory or an experiment file. Raises ConfigError if there is none,
+    or no problem in it."""
+    if found := NAMED.fullmatch(text):
+        return _directory(_checkout(text, level=int(found[1])), name=text)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _directory(path, name=path.resolve().name)
+    if path.suffix == ".toml" and path.is_file():
+        experiment = load_experiment(path, is_here=False)
+        values = experiment.model_dump(mode="json", exclude_none=True)
+        tables = {name: values[name] for name in TABLES}
+        return Suite(name=experiment.name, tables=tables, seed=experiment.seed)
+    raise ConfigError(
+        f"--suite {text}: no such suite; kernelbench-l1 to kernelbench-l4, a directory of "
+        "problems, or an experiment file"
+    )
+
+
+def _checkout(name: str, *, level: int) -> Path:
+    for folder in CHECKOUTS:
+        path = folder / f"level{level}"
+        if path.is_dir():
+            return path
+    raise ConfigError(
+        f"--suite {name}: found no KernelBench/KernelBench/level{level} in {Path.cwd()}; {CLONE}"
+    )
+
+
+def _directory(path: Path, *, name: str) -> Suite:
+    """All files below a directory, every one held out. Ids are relative to its parent for a level,
+    as in `level1/19_ReLU`."""
+    path = path.resolve()
+    is_level = re.fullmatch(r"level\d+", path.name) is not None
+    root, include = (path.parent, [f"{path.name}/*.py"]) if is_level else (path, [])
+    files = find_files(root, include=include)
+    if not files:
+        raise ConfigError(
+            f"--suite {path}: found no *.py below it; problems in KernelBench's layout"
+        )
+    problems = {
+        "source": "dir",
+        "path": str(root),
+        "include": include,
+        "num_heldout": len(files),
+    }
+    return Suite(name=name, tables={"problems": problems})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model to evaluate."""
+
+    label: str
+    """Name in results."""
+    model: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Keys of `[model]`; empty for a server."""
+    serve: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Keys of `[serve]`: those of a server, or the context of a model."""
+    base: Experiment | None = None
+    """The experiment of its run, whose settings the evaluation has; None without a run."""
+    answer_tokens: int = ANSWER_TOKENS
+
+    @property
+    def is_remote(self) -> bool:
+        """True if a server has the model."""
+        return bool(self.serve.get("url"))
+
+
+def find_source(request: EvalRequest) -> ModelSource:
+    """The model that `request.source` names.
+
+    Raises:
+        ConfigError: there is none; a step without weights; a server without this model.
+        MachineError: no server answers, or weights that a run needs are not there.
+    """
+    text = request.source
+    if "://" in text or SERVE_URL.fullmatch(text):
+        return _server(request)
+    for option, value in (("model", request.model_name), ("api-key-env", request.api_key_env)):
+        if value is not None:
+            raise ConfigError(
+                f"--{option} {value}: for a server (http://HOST:PORT), and {text} is none"
+            )
+    folder = Path(text).expanduser()
+    if (folder / "adapter_config.json").is_file():
+        return _adapter(folder.resolve())
+    if (folder / "config.json").is_file():
+        path = folder.resolve()
+        return _local(path, label=text, model={"path": str(path)})
+    if is_hub_name(text) and not folder.is_dir() and folder.parent != request.store:
+        return ModelSource(
+            label=text, model={"path": text}, serve={"context_tokens": CONTEXT_TOKENS}
+        )
+    return _run(request)
+
+
+def _server(request: EvalRequest) -> ModelSource:
+    """A server that answers now, and its model."""
+    settings = TeacherSettings(
+        url=request.source,
+        model=request.model_name,
+        api_key_env=request.api_key_env,
+        timeout_s=CONNECT_S,
+    )
+    if not SERVE_URL.fullmatch(settings.url):
+        raise ConfigError(f"{settings.url}: a server is http://HOST:PORT[/PATH] or unix:/PATH")
+    try:
+        model = anyio.run(partial(_ask_for_model, settings))
+    except MachineError as error:
+        raise MachineError(str(error).removeprefix("--url: ")) from error
+    serve = {
+        "url": [settings.url],
+        "model_name": model,
+        "context_tokens": CONTEXT_TOKENS,
+        "request_timeout_s": 900.0,
+    }
+    if settings.api_key_env is not None:
+        serve["api_key_env"] = settings.api_key_env
+    return ModelSource(label=model, serve=serve)
+
+
+async def _ask_for_model(settings: TeacherSettings) -> str:
+    async with open_teacher(settings) as teacher:
+        return teacher.model
+
+
+def _local(path: Path, *, label: str, model: dict[str, Any]) -> ModelSource:
+    """A model whose `config.json` is in `path`."""
+    positions = _positions(path / "config.json")
+    context = min(CONTEXT_TOKENS, positions or CONTEXT_TOKENS)
+    return ModelSource(
+        label=label,
+        model=model,
+        serve={"context_tokens": context},
+        answer_tokens=min(ANSWER_TOKENS, context // 2),
+    )
+
+
+def _adapter(path: Path) -> ModelSource:
+    """An adapter on the model that its configuration names."""
+    file = path / "adapter_config.json"
+    base = _read_json(file).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ConfigError(f"{file}: found no base_model_name_or_path; the model of the adapter")
+    model = {"path": base, "adapter": str(path), "lora": {"r": _read_json(file).get("r", 16)}}
+    return _local(Path(base).expanduser(), label=path.name, model=model)
+
+
+def _positions(file: Path) -> int | None:
+    """Positions that a model knows; None if they are unknown."""
+    if not file.is_file():
+        return None
+    config = _read_json(file)
+    inner: dict[str, Any] = config.get("text_config") or {}
+    found = config.get("max_position_embeddings") or inner.get("max_position_embeddings")
+    return found if isinstance(found, int) else None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: found no JSON object")
+    return cast("dict[str, Any]", found)
+
+
+def _run(request: EvalRequest) -> ModelSource:
+    """A run's model: its newest weights, or those of a step."""
+    name, _, step = request.source.rpartition(":")
+    if not name or not step.isdecimal():
+        name, step = request.source, ""
+    try:
+        paths = find_run(name, store_dir=request.store)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; a model is also a directory with config.json, a hub name (owner/name) or "
+            "http://HOST:PORT"
+        ) from error
+    base = load_experiment(paths.experiment, is_here=False)
+    if base.serve.url:
+        raise ConfigError(
+            f"{paths.name}: a server has its model; forge eval {base.serve.url[0]} evaluates it"
+        )
+    weights = find_weights(paths, step)
+    model = {"path": str(weights.full)}
+    if weights.adapter is not None:
+        model["adapter"] = str(weights.adapter)
+    label = f"{paths.name}:{step}" if step else paths.name
+    return ModelSource(label=label, model=model, base=base)
