@@ -82,12 +82,11 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
-        "evalpool.judge.ttir.memory", "evalpool.judge.estimate", "evalpool.judge.execute",
-        "evalpool.judge.plain", "evalpool.judge.trial.draws",
+        "evalpool.judge.ttir.memory", "evalpool.judge.execute", "evalpool.judge.plain",
+        "evalpool.judge.trial.draws",
     },
     "evalpool.judge.trial.draws": {"evalpool.judge.channel", "evalpool.judge.numbers"},
     "evalpool.judge.plain": set(),
-    "evalpool.judge.estimate": set(),
     "evalpool.judge.trial.gpu": {
         "config.schema", "process", "evalpool", "evalpool.judge.channel",
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
@@ -243,8 +242,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "forge/adapters/answering.py": {"evalpool.judge.channel", "evalpool.judge.trial"},
     # A stored program is read where it is printed; that takes neither torch nor a judge.
     "forge/commands/explained.py": {"evalpool.judge.program", "evalpool.judge.program.wire"},
-    # Prompts state the tolerances and the card's peaks that judges know.
-    "forge/runner/prepare/prompt_facts.py": {"evalpool.judge.estimate", "evalpool.judge.numbers"},
+    # Prompts state the tolerances that judges know.
+    "forge/runner/prepare/prompt_facts.py": {"evalpool.judge.numbers"},
     # The doctor says what a machine must allow for the sandbox.
     "forge/commands/doctor/container.py": {"evalpool.judge.sandbox"},
     "forge/commands/doctor/examine.py": {"evalpool.judge.sandbox"},

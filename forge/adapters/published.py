@@ -14,7 +14,6 @@ from forge.config.mistakes import found_mistakes
 from forge.config.schema import RewardTable, dotted
 from forge.errors import ConfigError
 from forge.records import Status, Timing, Verdict
-from forge.records.estimate import TimeEstimate
 from forge.records.verdict import TIMING_FIELDS
 from forge.rewards import reward_terms
 
@@ -67,22 +66,15 @@ def publish(
 
 def for_reward(verdict: PublicVerdict) -> Verdict:
     """The fields of a published verdict that rewards depend on, as the judge's record."""
-    timing = estimate = None
+    timing = None
     if verdict.speedup is not None:
         timing = Timing(**{name: getattr(verdict, name) for name in TIMING_FIELDS})
-    if verdict.estimated_candidate_us is not None and verdict.estimated_baseline_us is not None:
-        estimate = TimeEstimate(
-            card=verdict.estimated_card or "",
-            candidate_us=verdict.estimated_candidate_us,
-            baseline_us=verdict.estimated_baseline_us,
-        )
     return Verdict(
         status=Status(verdict.status),
         reason=verdict.reason,
         detail=verdict.detail,
         is_compiled=verdict.compiled,
         timing=timing,
-        estimate=estimate,
     )
 
 
@@ -101,15 +93,10 @@ def _publish_shape(shape: ShapeVerdict) -> ShapeResult:
 
 
 def _times(verdict: Verdict) -> dict[str, Any]:
-    """Measured and estimated times; those that are missing have their default, None."""
-    found: dict[str, Any] = {}
-    if verdict.timing is not None:
-        found = {name: getattr(verdict.timing, name) for name in TIMING_FIELDS}
-    if verdict.estimate is not None:
-        found["estimated_card"] = verdict.estimate.card
-        found["estimated_candidate_us"] = verdict.estimate.candidate_us
-        found["estimated_baseline_us"] = verdict.estimate.baseline_us
-    return found
+    """Measured times; nothing for a verdict without."""
+    if verdict.timing is None:
+        return {}
+    return {name: getattr(verdict.timing, name) for name in TIMING_FIELDS}
 
 
 def reward_of(verdict: PublicVerdict, table: RewardTable) -> Reward:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import ValidationError
 
 from forge.config.mistakes import found_mistakes
-from forge.config.schema import JudgeTable, ModelCardName, dotted
+from forge.config.schema import JudgeTable, dotted
 from forge.config.schema.problems import RowFormat
 from forge.errors import ConfigError, MachineError, pip_install
 from forge.evalpool.site_packages import OPTION, require_installed
@@ -46,8 +46,6 @@ class JudgeSettings:
     policy: str = "own"
     also: tuple[str, ...] = ()
     """Further protocols."""
-    model_card: str | None = None
-    """Card for which times are estimated on a CPU."""
     site_packages: tuple[str, ...] = ()
     """Distributions that references may import."""
     workers: int | None = None
@@ -77,9 +75,6 @@ class JudgeSettings:
         }
         for name, value in chosen.items():
             _require(f"{self.prefix}{name}", value, allowed=_allowed(name))
-        if self.model_card is not None:
-            _require("--model-card", self.model_card, allowed=get_args(ModelCardName))
-            chosen["model_card"] = self.model_card
         for name in self.also:
             _require("--also", name, allowed=_allowed("protocol"))
         workers = len(os.sched_getaffinity(0)) if self.workers is None else self.workers

@@ -126,12 +126,6 @@ class Verdict:
     """1e12 FLOPs a second."""
     roofline_share: float | None = None
     """Achieved over peak rate, 0 to 1, of memory or compute: the one that bounds the problem."""
-    estimated_card: str | None = None
-    """Card for which the times below are estimated, with the setting `model_card` on a CPU."""
-    estimated_candidate_us: float | None = None
-    """Estimated time in microseconds; no measurement."""
-    estimated_baseline_us: float | None = None
-    """Estimated time in microseconds; no measurement."""
     num_launches: int = 0
     """Kernel launches in one call."""
     torch_share: float | None = None
@@ -149,13 +143,6 @@ class Verdict:
     def scored(self) -> bool:
         """True if it says something about the answer, so that it may be rewarded."""
         return self.status not in UNSCORED
-
-    @property
-    def estimated_speedup(self) -> float | None:
-        """Estimated speed-up; no measurement. None without an estimate."""
-        if self.estimated_candidate_us is None or self.estimated_baseline_us is None:
-            return None
-        return self.estimated_baseline_us / self.estimated_candidate_us
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with all fields."""

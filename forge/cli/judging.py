@@ -66,10 +66,6 @@ Also = Annotated[
     list[str] | None, typer.Option(help="Further protocol, for comparison. Repeatable.")
 ]
 JudgePolicy = Annotated[str, typer.Option(help="Work of torch: own or hybrid, as judge.policy.")]
-ModelCard = Annotated[
-    str | None,
-    typer.Option(metavar="CARD", help="Card to estimate times for on a CPU: H100, A100, RTX4090."),
-]
 Workers = Annotated[int | None, typer.Option(min=1, help="Number of judges; absent: one per core.")]
 IsTimed = Annotated[
     bool, typer.Option("--timing/--no-timing", help="Time correct candidates on a GPU.")
@@ -105,7 +101,6 @@ def judge(
     protocol: Protocol = "forge",
     policy: JudgePolicy = "own",
     also: Also = None,
-    model_card: ModelCard = None,
     site_packages: SitePackages = None,
     workers: Workers = None,
     timeout: Timeout = None,
@@ -130,8 +125,7 @@ def judge(
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
         protocol=protocol, policy=policy, also=tuple(also or ()),
-        site_packages=tuple(site_packages or ()), model_card=model_card,
-        workers=workers, timeout=timeout, url=url,
+        site_packages=tuple(site_packages or ()), workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
     if is_openenv and not is_serving:
         raise ConfigError("--openenv: belongs to --serve")

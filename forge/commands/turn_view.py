@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from forge.commands.explained import explain_packed
 from forge.errors import ConfigError
-from forge.records.estimate import TimeEstimate
 from forge.views.rollouts import parse_address
 from forge.views.text.terminal import printable
 
@@ -25,7 +24,6 @@ COLUMNS = (
     "turn_id, problem_id, stage, step, purpose, status, reason, detail, reward, reward_terms, "
     "speedup, num_launches, torch_share, device, phase_s, harness, code"
 )
-ESTIMATE_COLUMNS = "card, estimated_us, estimated_baseline_us, estimated_speedup"
 AGAIN_COLUMNS = "judging, protocol, policy, device, status, reason, detail, speedup"
 SHAPE_COLUMNS = "name, status, speedup, speedup_low, candidate_us, baseline_us"
 NO_PROGRAM = "no program is stored: the answer failed before one was captured, or it was too large"
@@ -33,8 +31,8 @@ NO_PROGRAM = "no program is stored: the answer failed before one was captured, o
 
 def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
     """A turn as JSON: columns of v_turns; `also`, the verdicts of further protocols; `again`, those
-    of later passes (`forge judge --run`); `shapes`, results by shape; `estimate` or null; `program`
-    as text or null, and `note` where it is null.
+    of later passes (`forge judge --run`); `shapes`, results by shape; `program` as text or null,
+    and `note` where it is null.
 
     Raises:
         ConfigError: the id is not one of a turn, or the run has no such turn.
@@ -53,9 +51,6 @@ def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
     again = f"SELECT {AGAIN_COLUMNS} FROM v_judged_again {where} ORDER BY judging"
     row["again"] = reader.rows(again, key)
     row["shapes"] = reader.rows(f"SELECT {SHAPE_COLUMNS} FROM v_shapes {where} ORDER BY shape", key)
-    row["estimate"] = next(
-        iter(reader.rows(f"SELECT {ESTIMATE_COLUMNS} FROM v_estimates {where}", key)), None
-    )
     packed = reader.value(
         "SELECT body FROM programs WHERE program_id = "
         f"(SELECT program_id FROM turn_programs {where})",
@@ -91,13 +86,6 @@ def render_turn(turn: dict[str, Any]) -> RichGroup:
     for shape in turn["shapes"]:
         times = "" if shape["speedup"] is None else f", speed-up {shape['speedup']:.2f}"
         parts.append(Text(printable(f"{shape['name']}: {shape['status']}{times}")))
-    if (found := turn["estimate"]) is not None:
-        estimate = TimeEstimate(
-            card=found["card"],
-            candidate_us=found["estimated_us"],
-            baseline_us=found["estimated_baseline_us"],
-        )
-        parts += [Text(printable(line)) for line in estimate.lines()]
     parts += [Text(""), Syntax(printable(turn["code"] or ""), "python")]
     parts += [Text(""), Text(printable(turn["program"] or turn["note"]))]
     return RichGroup(*parts)

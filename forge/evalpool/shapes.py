@@ -17,7 +17,6 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forge.records.estimate import TimeEstimate
 from forge.records.examination import Examination, Flag
 from forge.records.reason import Status
 from forge.records.verdict import OtherVerdict, ShapeVerdict, Timing, Verdict
@@ -50,29 +49,14 @@ def fold_verdicts(names: Sequence[str], verdicts: Sequence[Verdict]) -> Verdict:
     )
     if not last.is_correct:
         place = f"{describe_place(names, len(verdicts) - 1)}: "
-        return replace(
-            folded, timing=None, estimate=None, detail=(place + last.detail)[:MAX_DETAIL_CHARACTERS]
-        )
+        return replace(folded, timing=None, detail=(place + last.detail)[:MAX_DETAIL_CHARACTERS])
     timings = [each.timing for each in verdicts if each.timing is not None]
     shares = [each.torch_share for each in verdicts if each.torch_share is not None]
     return replace(
         folded,
         timing=mean_timing(timings) if len(timings) == len(verdicts) else None,
-        estimate=mean_estimate([each.estimate for each in verdicts]),
         num_launches=max(each.num_launches for each in verdicts),
         torch_share=max(shares, default=None),
-    )
-
-
-def mean_estimate(estimates: Sequence[TimeEstimate | None]) -> TimeEstimate | None:
-    """Geometric means of several estimates; None if one is missing."""
-    known = [each for each in estimates if each is not None]
-    if len(known) < len(estimates) or not known:
-        return None
-    return TimeEstimate(
-        card=known[0].card,
-        candidate_us=_mean([each.candidate_us for each in known]),
-        baseline_us=_mean([each.baseline_us for each in known]),
     )
 
 

@@ -107,9 +107,6 @@ def _checked(verdict: Verdict) -> Verdict:
     require_types(verdict)
     if verdict.timing is not None:
         require_types(verdict.timing)
-    if verdict.estimate is not None:
-        for part in (verdict.estimate, *verdict.estimate.nodes):
-            require_types(part)
     for name, other in verdict.also.items():
         require_types(other)
         str.encode(name)

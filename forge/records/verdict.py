@@ -6,7 +6,6 @@ from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge.records.estimate import TimeEstimate
 from forge.records.policy import policy_of
 from forge.records.reason import Status
 
@@ -145,8 +144,6 @@ class Verdict:
     """Hash of the judge's source and of the versions of torch and triton."""
     profile: Profile | None = None
     """Only if requested."""
-    estimate: TimeEstimate | None = None
-    """Only with `judge.model_card`, of a correct candidate without a GPU."""
     program: bytes | None = None
     """The captured program, a zstd frame of what `judge.program.wire` reads; only if requested, and
     None for a source that was refused, or a program larger than `MAX_PROGRAM_BYTES`."""
@@ -169,15 +166,14 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """A flat JSON object; `timing` is `none` or `measured`, and the timing fields are null if
-        nothing was timed. A program is in base64. Without a profile, an estimate, a program, other
+        nothing was timed. A program is in base64. Without a profile, a program, other
         protocols or several shapes, there is no such key."""
         out = asdict(self)
         out["status"] = str(self.status)
         out["phase_s"] = dict(self.phase_s)
         timing = out.pop("timing")
-        for name in ("profile", "estimate"):
-            if out[name] is None:
-                del out[name]
+        if out["profile"] is None:
+            del out["profile"]
         program = out.pop("program")
         if program is not None:
             out["program"] = b64encode(program).decode()
@@ -199,8 +195,6 @@ class Verdict:
             timing = Timing(**{name: data[name] for name in TIMING_FIELDS})
         if "profile" in rest:
             rest["profile"] = Profile.from_json(rest["profile"])
-        if "estimate" in rest:
-            rest["estimate"] = TimeEstimate.from_json(rest["estimate"])
         if "program" in rest:
             rest["program"] = _program(rest["program"])
         if "also" in rest:

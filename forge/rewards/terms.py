@@ -3,8 +3,7 @@
     r = compiled · [kernel compiled and launched]  +  correct · [correct]
         + speedup · ln(min(s, cap)) · [correct and timed]  +  rejected, compile_error (penalties)
 
-    s                    lower end of the interval of the speed-up; with `estimated_speed`, where
-                         nothing was measured, the estimate (`judge.model_card`)
+    s                    lower end of the interval of the speed-up
     cap                  speedup_cap
     compiled, speedup …  weights of the table [reward]
 
@@ -38,10 +37,8 @@ def reward_terms(verdict: Verdict, table: RewardTable) -> dict[str, float] | Non
         terms["compiled"] = table.compiled
     if verdict.is_correct:
         terms["correct"] = table.correct
-        speedup = _speedup(verdict, table)
-        if speedup is not None:
-            name = "estimated_speedup" if verdict.timing is None else "speedup"
-            terms[name] = table.speedup * _log_speedup(speedup, table)
+        if verdict.timing is not None:
+            terms["speedup"] = table.speedup * _log_speedup(verdict.timing.speedup_low, table)
     if verdict.status is Status.REJECTED and table.rejected:
         terms["rejected"] = table.rejected
     if verdict.status is Status.COMPILE_ERROR and table.compile_error:
@@ -53,17 +50,7 @@ def is_good_enough(verdict: Verdict, table: RewardTable) -> bool:
     """True if a rollout may stop here: correct, and fast enough if it was timed."""
     if not verdict.is_correct:
         return False
-    speedup = _speedup(verdict, table)
-    return speedup is None or speedup >= table.stop_at_speedup
-
-
-def _speedup(verdict: Verdict, table: RewardTable) -> float | None:
-    """The speed-up that counts; None for a candidate without a time."""
-    if verdict.timing is not None:
-        return verdict.timing.speedup_low
-    if table.estimated_speed and verdict.estimate is not None:
-        return verdict.estimate.speedup
-    return None
+    return verdict.timing is None or verdict.timing.speedup_low >= table.stop_at_speedup
 
 
 def _log_speedup(speedup_low: float, table: RewardTable) -> float:

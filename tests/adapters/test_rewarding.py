@@ -12,7 +12,6 @@ from forge.adapters.published import publish
 from forge.config.schema import RewardTable
 from forge.errors import ConfigError
 from forge.records import Status, Timing, Verdict
-from forge.records.estimate import TimeEstimate
 from forge.records.problem import ReferenceModule
 from forge.rewards import reward_terms
 
@@ -21,16 +20,14 @@ TIMING = Timing(
     baseline_spread_us=0.7, achieved_gbps=900.0,
 )  # fmt: skip
 CORRECT = Verdict(status=Status.CORRECT, reason="ok", detail="", is_compiled=True, timing=TIMING)
-ESTIMATE = TimeEstimate(card="H100", candidate_us=10.0, baseline_us=20.0)
 VERDICTS = [
     CORRECT,
     replace(CORRECT, timing=None),
-    replace(CORRECT, timing=None, estimate=ESTIMATE),
     replace(CORRECT, status=Status.WRONG, timing=None),
     replace(CORRECT, status=Status.REJECTED, timing=None, is_compiled=False),
     replace(CORRECT, status=Status.COMPILE_ERROR, timing=None, is_compiled=False),
 ]
-WEIGHTS = {"speedup": 0.5, "rejected": -0.25, "compile_error": -0.125, "estimated_speed": True}
+WEIGHTS = {"speedup": 0.5, "rejected": -0.25, "compile_error": -0.125}
 
 
 def published(verdict: Verdict) -> forge.Verdict:
@@ -54,8 +51,7 @@ def test_times_have_their_unit_in_the_name() -> None:
     verdict = published(CORRECT)
     assert (verdict.speedup, verdict.speedup_low) == (3.0, 2.5)
     assert (verdict.candidate_us, verdict.baseline_us) == (10.0, 30.0)
-    assert published(VERDICTS[2]).estimated_speedup == 2.0
-    assert published(VERDICTS[2]).speedup is None
+    assert published(VERDICTS[1]).speedup is None
 
 
 @pytest.mark.parametrize("status", [Status.INFRA_ERROR, Status.UNJUDGEABLE])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forge.records import Message, Problem, Split, Status, Timing, Verdict
-from forge.records.estimate import NodeEstimate, TimeEstimate
 from forge.records.verdict import ShapeVerdict
 
 SOURCE = """
@@ -43,14 +42,6 @@ TIMING = Timing(
     roofline_share=0.25,
 )
 FAST = replace(TIMING, speedup=2.5, speedup_low=2.4, candidate_us=4.0, roofline_share=0.9)
-ESTIMATE = TimeEstimate(
-    card="H100",
-    candidate_us=12.0,
-    baseline_us=18.0,
-    nodes=(
-        NodeEstimate(name="kernel", line=9, us=9.1, bound="memory", num_bytes=1 << 24, flops=1e6),
-    ),
-)
 TRACE = "line 12: offs = tl.arange(0, N)\nValueError: arange's range must be a power of 2"
 
 
@@ -89,7 +80,6 @@ VERDICTS: dict[str, Verdict] = {
     "slow": replace(CORRECT, timing=TIMING),
     "fast": replace(CORRECT, timing=FAST),
     "several shapes": replace(CORRECT, timing=replace(TIMING, speedup=2.0), shapes=SHAPES),
-    "estimated": replace(CORRECT, estimate=ESTIMATE),
     "unjudgeable": verdict(Status.UNJUDGEABLE, "reference_failed", "Model raises"),
     "judge failed": verdict(Status.INFRA_ERROR, "judge_lost"),
 }

@@ -134,7 +134,7 @@ def test_no_example_and_no_hardware_are_stated_if_switched_off() -> None:
 
 def test_without_the_baseline_a_message_has_the_speed_up_alone() -> None:
     told, untold = prompts_with(), prompts_with(baseline=False)
-    for name in ("slow", "fast", "several shapes", "estimated"):
+    for name in ("slow", "fast", "several shapes"):
         assert "baseline" in told.feedback_message(VERDICTS[name]).content
         content = untold.feedback_message(VERDICTS[name]).content
         assert "baseline" not in content

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,11 +10,9 @@ from hypothesis import strategies as st
 
 from forge.config.schema import RewardTable
 from forge.records import Status, Timing, Verdict
-from forge.records.estimate import TimeEstimate
 from forge.rewards import (
     group_advantages,
     is_flat,
-    is_good_enough,
     reward_terms,
     turn_returns,
 )
@@ -63,20 +60,6 @@ def test_speedup_is_logarithmic_capped_and_never_negative_by_default() -> None:
     assert reward(verdict(Status.CORRECT, compiled=True, speedup_low=0.5)) == pytest.approx(base)
     strict = RewardTable(slower_penalty=True)
     assert reward(verdict(Status.CORRECT, compiled=True, speedup_low=0.5), strict) < base
-
-
-def test_an_estimate_is_rewarded_only_if_asked_for_and_nothing_was_measured() -> None:
-    estimate = TimeEstimate(card="H100", candidate_us=10.0, baseline_us=40.0)
-    estimated = replace(verdict(Status.CORRECT, compiled=True), estimate=estimate)
-    base = reward(verdict(Status.CORRECT, compiled=True))
-    assert reward(estimated) == base
-    assert is_good_enough(estimated, TABLE)
-    table = RewardTable(estimated_speed=True, stop_at_speedup=5.0)
-    assert reward(estimated, table) - base == pytest.approx(0.2 * math.log(4))
-    assert set(reward_terms(estimated, table) or ()) == {"compiled", "correct", "estimated_speedup"}
-    assert not is_good_enough(estimated, table)
-    measured = replace(verdict(Status.CORRECT, compiled=True, speedup_low=2.0), estimate=estimate)
-    assert reward(measured, table) - base == pytest.approx(0.2 * math.log(2))
 
 
 def test_returns_follow_the_formula() -> None:

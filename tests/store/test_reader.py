@@ -41,7 +41,6 @@ EMPTY_VIEWS = (
     "v_nodes",
     "v_rewinds",
     "v_shapes",
-    "v_estimates",
     "v_judged_again",
     "v_unjudgeable",
     "live_groups",

@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, Metrics, Sample, Status
-from forge.records.estimate import TimeEstimate
 from forge.store.codec import Encoder, decode_ids, decode_logprobs, decode_text
 from forge.store.reader import open_run
 from forge.store.schema.create import UNRELEASED_ID
@@ -64,24 +62,11 @@ async def test_every_record_type_has_rows(tmp_path: Path, texts: str) -> None:
     empty = [name for name, number in found.items() if not number and "open_" not in name]
     assert set(empty) == {
         *("rolled_noise", "programs", "turn_programs", "turn_protocols", "turn_shapes"),
-        *("turn_estimates", "judgings", "verdicts_again"),
+        *("judgings", "verdicts_again"),
     }
     assert found["turns"] == found["verdicts"] == 24
     with open_run(root) as reader:
         assert reader.value("SELECT count(*) FROM tokens.tokens") == 24
-
-
-async def test_an_estimate_has_a_view_of_its_own_and_is_no_measured_time(tmp_path: Path) -> None:
-    estimated = turn(0)
-    estimate = TimeEstimate(card="H100", candidate_us=4.0, baseline_us=10.0)
-    estimated = replace(estimated, verdict=replace(estimated.verdict, estimate=estimate))
-    root = await write_run(tmp_path / "toy-1", [attempt(), estimated, turn(1)])
-    with open_run(root) as reader:
-        rows = reader.rows("SELECT turn_id, card, estimated_us, estimated_speedup FROM v_estimates")
-        assert rows == [
-            {"turn_id": "g0.r0.t0", "card": "H100", "estimated_us": 4.0, "estimated_speedup": 2.5}
-        ]
-        assert reader.value("SELECT count(*) FROM v_turns WHERE speedup IS NOT NULL") == 0
 
 
 async def test_putting_the_same_records_again_changes_nothing_but_events(tmp_path: Path) -> None:

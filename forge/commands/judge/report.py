@@ -121,8 +121,6 @@ def _times(verdict: Verdict, request: JudgingRequest) -> Iterator[Text]:
         if verdict.status is Status.CORRECT:
             yield Text("")
             yield Text(f"not timed: {_why_untimed(verdict, request)}")
-        if verdict.estimate is not None:
-            yield from (Text(printable(line)) for line in verdict.estimate.lines())
         return
     yield Text("")
     mean = f", geometric mean of {len(verdict.shapes)} shapes" if len(verdict.shapes) > 1 else ""

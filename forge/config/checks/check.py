@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from forge.config.checks.cluster import check_cluster
 from forge.config.checks.environment import (
     check_devices,
-    check_estimated_speed,
     check_judge_url,
     check_outlets,
     check_pinning,
@@ -41,7 +40,6 @@ CHECKS = (
     check_devices,
     check_judge_url,
     check_cluster,
-    check_estimated_speed,
     check_function,
     check_serve_url,
     check_overlap,

@@ -53,13 +53,6 @@ def check_judge_url(experiment: Experiment) -> Iterator[Mistake]:
             yield mistake(f'found "{url}"; http://HOST:PORT or unix:/PATH', "judge", "url", index)
 
 
-def check_estimated_speed(experiment: Experiment) -> Iterator[Mistake]:
-    """An estimate is rewarded only where one is made."""
-    if experiment.reward.estimated_speed and experiment.judge.model_card is None:
-        text = "found true, and judge.model_card names no card to estimate for"
-        yield mistake(text, "reward", "estimated_speed")
-
-
 def check_serve_url(experiment: Experiment) -> Iterator[Mistake]:
     """Addresses of model servers, the keys that need one, and stages that they cannot serve."""
     serve = experiment.serve

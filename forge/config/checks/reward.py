@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from forge.config.schema import Experiment, RewardTable
 
 REPLACED = (
-    "compiled", "correct", "speedup", "speedup_cap", "slower_penalty", "estimated_speed",
-    "rejected", "compile_error",
+    "compiled", "correct", "speedup", "speedup_cap", "slower_penalty", "rejected",
+    "compile_error",
 )  # fmt: skip
 """Weights that a function replaces. `stop_at_speedup` ends rollouts with any reward."""
 OPTIONS = ("function_per", "function_timeout_s")

@@ -7,7 +7,7 @@ Imported by every room that takes settings. Never imports loading or checking.
 from forge.config.schema.base import KeyPath, TomlTable, TomlValue, dotted
 from forge.config.schema.cluster import CLUSTER_ADDRESS, ClusterTable, with_half_a_card
 from forge.config.schema.experiment import Experiment
-from forge.config.schema.judge import JUDGE_URL, JudgeTable, ModelCardName
+from forge.config.schema.judge import JUDGE_URL, JudgeTable
 from forge.config.schema.model import LoraTable, ModelTable, QuantizeTable, TinyModel
 from forge.config.schema.outlets import LimitsTable, StoreTable
 from forge.config.schema.problems import DataTable, ProblemSource, ProblemsTable, SourceTable
@@ -30,7 +30,6 @@ __all__ = [
     "KeyPath",
     "LimitsTable",
     "LoraTable",
-    "ModelCardName",
     "ModelTable",
     "ProblemSource",
     "ProblemsTable",

@@ -17,9 +17,6 @@ DistributionName = Annotated[
     Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$"),
 ]
 ProtocolName = Literal["forge", "kernelbench", "drkernel"]
-ModelCardName = Literal[
-    "A100", "H100", "H200", "B200", "L40S", "RTX3090", "RTX4090", "RTX5090", "MI300X"
-]  # fmt: skip
 
 
 class JudgeTable(Table):
@@ -59,10 +56,6 @@ class JudgeTable(Table):
     tf32: bool = True
     """Allow TF32 in fp32 matrix products on GPUs, for baseline and candidate alike. The tolerance
     of such problems widens by the error of eager with TF32."""
-    model_card: ModelCardName | None = None
-    """Card for which the times of correct candidates are estimated where there is no GPU: by the
-    bytes and FLOPs of each launch and the card's peaks (roofline). No measurement, said so
-    wherever it appears, and never a reward unless reward.estimated_speed is true."""
     timing: bool = True
     """Time correct candidates if there is a GPU."""
     baseline: Literal["eager", "compile"] = "eager"

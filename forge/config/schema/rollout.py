@@ -36,9 +36,6 @@ class RewardTable(Table):
     """Largest speed-up that counts; larger ones are rewarded as this one."""
     slower_penalty: bool = False
     """Let the speed-up term become negative for kernels slower than the baseline."""
-    estimated_speed: bool = False
-    """Reward the estimated speed-up (judge.model_card) as if it were measured, where nothing is
-    measured. An estimate knows bytes and FLOPs alone: a kernel may be slower than it says."""
     rejected: Annotated[float, Field(le=0)] = 0.0
     """Amount added for status rejected."""
     compile_error: Annotated[float, Field(le=0)] = 0.0

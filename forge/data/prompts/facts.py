@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """The card that kernels are judged on, or whose times are estimated."""
+    """The card that kernels are judged on."""
 
     name: str
     memory_gb: int | None = None

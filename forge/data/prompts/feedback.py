@@ -27,8 +27,6 @@ def report(verdict: Verdict, *, max_chars: int, has_baseline: bool = True) -> st
     lines = [head, *detail.splitlines()]
     if verdict.timing is not None:
         lines += _describe_shapes(verdict, has_baseline=has_baseline)
-    elif verdict.estimate is not None:
-        lines += verdict.estimate.lines()[0 if has_baseline else 1 :]
     return "\n".join(PREFIX + line for line in lines)
 
 

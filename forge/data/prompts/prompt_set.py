@@ -78,14 +78,12 @@ class PromptSet:
 
     def feedback_message(self, verdict: Verdict) -> Message:
         """The message about a verdict."""
-        measured = verdict.timing or verdict.estimate
         values = {
             **self._run_values,
             "status": str(verdict.status),
             "reason": verdict.reason,
             "report": report(verdict, max_chars=self.max_chars, has_baseline=self.has_baseline),
-            "speedup": None if measured is None else measured.speedup,
-            "is_estimated": verdict.timing is None and verdict.estimate is not None,
+            "speedup": None if verdict.timing is None else verdict.timing.speedup,
         }
         return Message(role="user", content=self._render("feedback", values))
 

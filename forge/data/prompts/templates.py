@@ -27,7 +27,7 @@ RUN_NAMES = frozenset(
 )  # fmt: skip
 """Values that are the same for all messages of a run."""
 PROBLEM_NAMES = frozenset({"source", "entry_point", "answer_name", "precision", "tolerance"})
-VERDICT_NAMES = frozenset({"status", "reason", "report", "speedup", "is_estimated"})
+VERDICT_NAMES = frozenset({"status", "reason", "report", "speedup"})
 NAMES: Mapping[str, frozenset[str]] = {
     "system": RUN_NAMES | PROBLEM_NAMES,
     "first": RUN_NAMES | PROBLEM_NAMES,
@@ -153,17 +153,14 @@ def _sample_verdicts() -> Iterator[dict[str, Any]]:
     for status in Status:
         yield {
             "status": str(status), "reason": "ok", "report": _REPORT, "speedup": None,
-            "is_estimated": False,
         }  # fmt: skip
     for reason in _NO_ANSWER:
         yield {
             "status": str(Status.REJECTED), "reason": reason, "report": _REPORT, "speedup": None,
-            "is_estimated": False,
         }  # fmt: skip
-    for speedup, is_estimated in product((0.5, 2.0), (False, True)):
+    for speedup in (0.5, 2.0):
         yield {
             "status": str(Status.CORRECT), "reason": "ok", "report": _REPORT, "speedup": speedup,
-            "is_estimated": is_estimated,
         }  # fmt: skip
 
 

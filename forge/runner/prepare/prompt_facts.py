@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.config.schema import PromptTable
@@ -14,7 +15,6 @@ from forge.data.prompts.facts import DeviceFacts, PromptFacts
 from forge.data.prompts.loading import make_prompts
 from forge.data.prompts.prompt_set import PromptSet
 from forge.errors import ConfigError
-from forge.evalpool.judge.estimate.cards import CARDS
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.numbers.tolerance import TOLERANCE
 from forge.records import Event
@@ -22,7 +22,7 @@ from forge.store.reader import open_run
 from forge.store.resume import events
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forge.config.schema import Experiment, JudgeTable
     from forge.process.devices import Gpu
@@ -36,6 +36,39 @@ SLOWER = {"PCIE", "NVL", "LAPTOP", "MOBILE", "D", "40GB", "MAXQ"}
 """Words in the name of a card that has other peaks than its namesake in `CARDS`."""
 UNITS = {"fp32": ("fp32",), "tf32": ("tf32",), "half": ("fp16", "bf16")}
 """Dtypes by the unit that computes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardPeaks:
+    """Peaks of a card, from its vendor's data sheet."""
+
+    num_sms: int
+    """Multiprocessors (AMD: compute units)."""
+    ghz: float
+    """Boost clock."""
+    gbps: float
+    """Memory rate, in 1e9 bytes a second."""
+    flops_per_clock: Mapping[str, int]
+    """Dense FLOPs of one multiprocessor in a clock, by unit."""
+
+
+_AMPERE = {"fp32": 128, "tf32": 1024, "half": 2048}
+_CONSUMER = {"fp32": 256, "tf32": 512, "half": 1024}
+_HOPPER = {"fp32": 256, "tf32": 2048, "half": 4096}
+_BLACKWELL = {"fp32": 256, "tf32": 4096, "half": 8192}
+_CDNA3 = {"fp32": 256, "tf32": 1024, "half": 2048}
+CARDS: Mapping[str, CardPeaks] = {
+    "A100": CardPeaks(num_sms=108, ghz=1.41, gbps=2039, flops_per_clock=_AMPERE),
+    "H100": CardPeaks(num_sms=132, ghz=1.83, gbps=3352, flops_per_clock=_HOPPER),
+    "H200": CardPeaks(num_sms=132, ghz=1.83, gbps=4800, flops_per_clock=_HOPPER),
+    "B200": CardPeaks(num_sms=148, ghz=1.86, gbps=8000, flops_per_clock=_BLACKWELL),
+    "L40S": CardPeaks(num_sms=142, ghz=2.52, gbps=864, flops_per_clock=_CONSUMER),
+    "RTX3090": CardPeaks(num_sms=82, ghz=1.695, gbps=936, flops_per_clock=_CONSUMER),
+    "RTX4090": CardPeaks(num_sms=128, ghz=2.52, gbps=1008, flops_per_clock=_CONSUMER),
+    "RTX5090": CardPeaks(num_sms=170, ghz=2.407, gbps=1792, flops_per_clock=_CONSUMER),
+    "MI300X": CardPeaks(num_sms=304, ghz=2.1, gbps=5300, flops_per_clock=_CDNA3),
+}
+"""By short name: the SXM and 80 GB versions where there are several."""
 
 
 def prompts_of(experiment: Experiment, judges: Sequence[Gpu]) -> PromptSet:
@@ -54,7 +87,7 @@ def prompts_for(prompt: PromptTable, judge: JudgeTable, judges: Sequence[Gpu]) -
         tolerances={name: tolerances[name] for name in PRECISIONS},
         is_timed=bool(judges) and judge.timing,
         reference_mode=judge.baseline,
-        device=_device(judges, model_card=judge.model_card),
+        device=_device(judges),
     )
     return make_prompts(prompt, facts)
 
@@ -121,10 +154,10 @@ def to_event(prompts: PromptSet, *, before: PromptSet | None) -> Event | None:
     return Event(at=time.time(), kind=KIND, message=message, data=prompts.to_json())
 
 
-def _device(judges: Sequence[Gpu], *, model_card: str | None) -> DeviceFacts | None:
-    if judges:
-        return card_facts(judges[0].name, memory_bytes=judges[0].memory_bytes)
-    return None if model_card is None else card_facts(model_card)
+def _device(judges: Sequence[Gpu]) -> DeviceFacts | None:
+    if not judges:
+        return None
+    return card_facts(judges[0].name, memory_bytes=judges[0].memory_bytes)
 
 
 def _card_name(name: str) -> str:

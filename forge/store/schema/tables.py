@@ -280,17 +280,6 @@ CREATE TABLE turn_shapes (
     PRIMARY KEY (group_id, rollout, turn, shape)
 ) WITHOUT ROWID;
 
-CREATE TABLE turn_estimates (
-    -- estimated times of each turn's candidate, by roofline: no measurement
-    group_id INTEGER NOT NULL,
-    rollout INTEGER NOT NULL,
-    turn INTEGER NOT NULL,
-    card TEXT NOT NULL,              -- judge.model_card: H100
-    estimated_us REAL NOT NULL,
-    estimated_baseline_us REAL NOT NULL,
-    PRIMARY KEY (group_id, rollout, turn)
-) WITHOUT ROWID;
-
 CREATE TABLE judgings (
     -- passes of forge judge --run over the stored answers
     judging INTEGER PRIMARY KEY,

@@ -387,14 +387,6 @@ CREATE VIEW v_shapes AS
     FROM turn_shapes s
     LEFT JOIN groups g USING (group_id);
 
-CREATE VIEW v_estimates AS
-    -- estimated times by roofline, never measured; filter by group_id, step or problem_id
-    SELECT 'g' || e.group_id || '.r' || e.rollout || '.t' || e.turn AS turn_id, e.group_id,
-        e.rollout, e.turn, g.stage, g.step, g.purpose, g.problem_id, e.card, e.estimated_us,
-        e.estimated_baseline_us, e.estimated_baseline_us / e.estimated_us AS estimated_speedup
-    FROM turn_estimates e
-    LEFT JOIN groups g USING (group_id);
-
 CREATE VIEW v_judged_again AS
     -- verdicts of forge judge --run beside the run's own; filter by judging, group_id or step
     SELECT a.judging, j.protocol, j.policy, j.ended_at IS NOT NULL AS is_whole,

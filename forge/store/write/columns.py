@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         Trajectory,
         Turn,
     )
-    from forge.records.estimate import TimeEstimate
     from forge.records.judged_again import JudgedAgain, Judging
     from forge.records.verdict import OtherVerdict
     from forge.store.write.rows import Record
@@ -143,15 +142,6 @@ def of_other_verdict(record: Turn, protocol: str, other: OtherVerdict) -> Row:
         "status": str(other.status),
         "reason": other.reason,
         "detail": other.detail,
-    }
-
-
-def of_estimate(record: Turn, estimate: TimeEstimate) -> Row:
-    """Columns of `turn_estimates`."""
-    return of_turn_key(record) | {
-        "card": estimate.card,
-        "estimated_us": estimate.candidate_us,
-        "estimated_baseline_us": estimate.baseline_us,
     }
 
 

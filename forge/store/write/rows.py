@@ -204,9 +204,6 @@ class RowWriter:
         for name, other in record.verdict.also.items():
             row = columns.of_other_verdict(record, name, other)
             self._put("turn_protocols", (*_TURN_KEY, "protocol"), row)
-        if record.verdict.estimate is not None:
-            row = columns.of_estimate(record, record.verdict.estimate)
-            self._put("turn_estimates", _TURN_KEY, row)
         for row in columns.of_shapes(record):
             self._put("turn_shapes", (*_TURN_KEY, "shape"), row)
         self._token_row(record, encoded.tokens)

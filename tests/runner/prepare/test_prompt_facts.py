@@ -75,12 +75,6 @@ def test_prompts_state_the_judges_card_and_whether_it_times() -> None:
     assert prompts_of(experiment_of(), []).values["hardware"] is None
 
 
-def test_prompts_state_the_card_that_times_are_estimated_for() -> None:
-    values = prompts_of(experiment_of("judge.model_card=A100"), []).values
-    assert values["hardware"]["bandwidth_gbps"] == 2039
-    assert values["is_timed"] is False
-
-
 def test_prompts_state_the_tolerance_of_the_protocol_in_force() -> None:
     assert prompts_of(experiment_of(), []).tolerances["fp32"] == 1e-4
     assert prompts_of(experiment_of("judge.protocol=drkernel"), []).tolerances["fp32"] == 1e-2

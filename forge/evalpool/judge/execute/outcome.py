@@ -1,5 +1,5 @@
 # pyright: strict
-"""Results of one section of a program: costs of its launches, memory errors, failures."""
+"""Results of one section of a program: its launches, memory errors, failures."""
 
 from __future__ import annotations
 
@@ -10,26 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forge.evalpool.judge.ttir.memory.storages import FaultKind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCost:
-    """Work of one launch or torch operation."""
-
-    name: str
-    """The kernel, or the operation."""
-    line: int
-    """Line of the candidate's source; 0 where unknown."""
-    tensor_bytes: int
-    """Bytes of its tensors: of a launch at most what it loads and stores."""
-    requested_bytes: int = 0
-    """Bytes that the program instances of a launch load and store."""
-    flops: dict[str, float] = field(default_factory=dict[str, float])
-    """By the unit that does them: `fp32`, `tf32` or `half`."""
-    contended: int = 0
-    """Atomic updates of one place, which a card does one after the other."""
-    num_programs: int | None = None
-    """Program instances; None for a torch operation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,28 +35,15 @@ class Suspicion:
 class Outcome:
     """One run of a section."""
 
-    costs: list[NodeCost] = field(default_factory=list[NodeCost])
+    num_launches: int = 0
+    """Launches so far."""
+    num_bytes: int = 0
+    """Bytes that their program instances load and store."""
     faults: list[FaultReport] = field(default_factory=list[FaultReport])
-
-    @property
-    def num_launches(self) -> int:
-        """Launches so far."""
-        return sum(one.num_programs is not None for one in self.costs)
 
     def body(self) -> dict[str, Any]:
         """As JSON of a frame."""
-        return {
-            "costs": [asdict(one) for one in self.costs],
-            "faults": [
-                {
-                    "kind": one.kind,
-                    "message": one.message,
-                    "line": one.line,
-                    "kernel": one.kernel,
-                }
-                for one in self.faults
-            ],
-        }
+        return {"num_bytes": self.num_bytes, "faults": [asdict(one) for one in self.faults]}
 
 
 class ExecutionFailed(Exception):

@@ -56,9 +56,6 @@ EXACT = {
 }
 """Operations that give elements of theirs, or an exact function of one: they round nothing."""
 
-MAX_CALLS = 2000
-"""Operations of one call that are listed; of a longer one, none is."""
-
 
 class OpCounter(TorchDispatchMode):
     """Within: `work` grows by the cost of every operation."""
@@ -78,8 +75,6 @@ class OpCounter(TorchDispatchMode):
         self._own = {one.data_ptr() for one in own if one.numel()}
         self._inputs = {one.untyped_storage().data_ptr() for one in inputs if one.numel()}
         self.work: dict[str, int] = {}
-        self.calls: list[tuple[int, int]] = []
-        """(bytes, FLOPs) of each operation, up to one beyond MAX_CALLS."""
         self.flops = 0
         """The part of the costs that TF32 may make inexact."""
         self.constants: set[float] = set()
@@ -93,11 +88,6 @@ class OpCounter(TorchDispatchMode):
         """True if floats were cast to integers, which is undefined for NaN."""
         self.halves: set[str] = set()
         """Half precisions that results were rounded to."""
-
-    @property
-    def listed(self) -> list[tuple[int, int]]:
-        """(bytes, FLOPs) of every operation; empty if there are more than MAX_CALLS."""
-        return self.calls if len(self.calls) <= MAX_CALLS else []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -127,10 +117,7 @@ class OpCounter(TorchDispatchMode):
                 self.halves |= _rounded_to(name, given, made)
                 flops = _flops(name, given, made)
                 num_bytes = sum(map(_num_bytes, [*given, *made]))
-                other = _other_cost(name, given, made)
-                cost = num_bytes + flops + other
-                if len(self.calls) <= MAX_CALLS:
-                    self.calls.append((num_bytes, flops + other))
+                cost = num_bytes + flops + _other_cost(name, given, made)
                 self.work[name] = self.work.get(name, 0) + cost
                 self.flops += flops
         return out

@@ -237,7 +237,6 @@ def _computed(
             "held": list(held),
             "rounding": terms.rounding,
             "flops": 0 if counted is None else counted.flops,
-            "operations": [] if counted is None else counted.listed,
             "names": [] if counted is None else sorted(counted.work),
             "form": sets[0].form,
             # A set without room was left out, as a failed one is: the judge asks for it once more,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import secrets
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,11 @@ from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.children.kept import KeptChildren
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
-from forge.evalpool.judge.estimate.program import estimate_program
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
-from forge.evalpool.judge.trial.evaluations import Evaluator, is_plain
+from forge.evalpool.judge.trial.evaluations import Evaluator
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.draws.reference import Reference
     from forge.evalpool.judge.trial.trial import Candidate, Finding, Stamp
     from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
-    from forge.records.estimate import TimeEstimate
 
 
 MAX_TURNS = 128
@@ -252,18 +250,17 @@ class CpuJudgement(Judgement):
     """Program and alternative of a further call."""
     _shift: int = field(default_factory=partial(secrets.randbelow, 1 << 16), init=False)
     _fusions: Iterator[Fusion] = field(default_factory=lambda: fusions(), init=False)
-    _costs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]], init=False)
-    """Costs of the nodes of a call on set 0."""
+    _num_bytes: int = field(default=0, init=False)
+    """Bytes that a call on set 0 loads and stores."""
 
     def finding(self) -> Finding:
         """The verdict's content. Raises Decided for a candidate that fails."""
         self.memory.load(0)
         self.first()
         try:
-            found = self.check()
+            return self.check()
         finally:
             self._checks = None  # it refers to this judgement, which holds the draw's memory
-        return found if self.table.model_card is None else replace(found, estimate=self._estimate())
 
     def _values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child, on the set that lies in the memory. Nothing that the prefix
@@ -299,7 +296,7 @@ class CpuJudgement(Judgement):
             turn = tried.next_turn()
             tried.ran.append((turn, number))
         with self._doubting(captured.program):
-            costs = self.evaluator.call(
+            num_bytes = self.evaluator.call(
                 captured,
                 number=number,
                 turn=(turn, self._shift),
@@ -308,7 +305,7 @@ class CpuJudgement(Judgement):
                 finding=self.report,
             )
         if number == 0:
-            self._costs = costs
+            self._num_bytes = num_bytes
 
     def _further(self) -> Iterator[int]:
         """Sets on which the alternatives run that have not run yet."""
@@ -329,21 +326,8 @@ class CpuJudgement(Judgement):
     def _num_further(self) -> int:
         """Most further calls of a program: an alternative that is wrong on one set of several must
         not pass for its number."""
-        num_bytes = sum(one["requested_bytes"] for one in self._costs)
-        return max(MAX_FURTHER, min(MAX_SMALL_FURTHER, FURTHER_BYTES // max(1, num_bytes)))
-
-    def _estimate(self) -> TimeEstimate | None:
-        """None where torch computes (policy hybrid): its FLOPs are not counted."""
-        if not is_plain(self.first().program):
-            return None
-        assert self.table.model_card is not None
-        return estimate_program(
-            self._costs,
-            self.reference.operations,
-            card=self.table.model_card,
-            precision=self.candidate.problem.precision,
-            is_tf32=self.table.tf32,
-        )
+        most = FURTHER_BYTES // max(1, self._num_bytes)
+        return max(MAX_FURTHER, min(MAX_SMALL_FURTHER, most))
 
     def _captured(self, number: int) -> Captured:
         captured = Judgement._captured(self, number)

@@ -138,7 +138,7 @@ class Evaluator:
         fusion: Fusion,
         slots: tuple[int, ...],
         finding: Report,
-    ) -> list[dict[str, Any]]:
+    ) -> int:
         """Runs a program once on the input set that lies in the memory.
 
         Args:
@@ -146,7 +146,7 @@ class Evaluator:
             fusion: which sums of a product are fused with it (`ttir.contraction`).
 
         Returns:
-            The costs of its nodes, as the child counted them (`Outcome.body`).
+            The bytes that its launches load and store, as the child counted them.
 
         Raises:
             Decided: the program failed, accessed memory wrongly or did not end in time.
@@ -154,7 +154,7 @@ class Evaluator:
         body = {"set": number, "turn": list(turn), "fusion": fusion, "slots": list(slots)}
         answer = self._ask(captured.program, captured.data, body)
         self._require_faultless(answer, finding)
-        return list(answer.get("costs", ()))
+        return int(answer.get("num_bytes", 0))
 
     def allow(self, share: float) -> None:
         """Gives all later calls together this share of the time for checked calls."""

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
-    from forge.records.estimate import TimeEstimate
     from forge.records.problem import ReferenceModule
 
 logger = logging.getLogger(__name__)
@@ -134,7 +133,6 @@ class Finding:
     torch_share: float | None = None
     timing: Timing | None = None
     profile: Profile | None = None
-    estimate: TimeEstimate | None = None
 
 
 class Decided(Exception):
@@ -226,7 +224,6 @@ class Trials(ABC):
             torch_share=finding.torch_share,
             timing=finding.timing,
             profile=finding.profile,
-            estimate=finding.estimate,
             isolation=self.stamp.isolation,
             caps=self.stamp.caps,
             device=self.stamp.device,

@@ -90,15 +90,10 @@ Argument: TypeAlias = Address | HostDescriptor | int | float | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Costs and suspicions of a launch."""
+    """Bytes and suspicions of a launch."""
 
-    bytes_loaded: int
-    """By all active lanes: bytes that a cache would save count, too."""
-    bytes_stored: int
-    flops: dict[str, float]
-    """By the unit that does them (`work`)."""
-    contended: int
-    """Atomic updates of the place that has most of them, about; 0 where they lie apart."""
+    num_bytes: int
+    """Loaded and stored by all active lanes."""
     suspicions: tuple[Fault, ...]
     """Races, orders and uninitialised reads that nobody has confirmed."""
 
@@ -166,13 +161,7 @@ def launch(
         one.suspect(_fault_of(plan.revealing, FaultKind.ADDRESS))
     for number in one.watched:
         memory.storages[number].settle()
-    return Report(
-        bytes_loaded=one.bytes_loaded,
-        bytes_stored=one.bytes_stored,
-        flops=one.flops,
-        contended=max(one.contended.values(), default=0),
-        suspicions=tuple(one.suspicions),
-    )
+    return Report(num_bytes=one.num_bytes, suspicions=tuple(one.suspicions))
 
 
 def _fault_of(operation: Operation, kind: FaultKind) -> Fault:

@@ -33,7 +33,6 @@ from forge.evalpool.judge.ttir.types import (
 )
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of, fixed
 from forge.evalpool.judge.ttir.verify import operations_of, uses_of, verify
-from forge.evalpool.judge.ttir.work import work_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
@@ -66,8 +65,6 @@ class BlockPlan:
     """Each with True for control flow, and the values that nothing reads after it."""
     is_straight: bool = True
     """True if no step is control flow."""
-    flops: dict[str, float] = field(default_factory=dict[str, float])
-    """Operations of one instance by unit (`work`), without nested regions."""
 
 
 @dataclass(slots=True)
@@ -172,9 +169,6 @@ class Planner:
                 continue
             planned.is_straight = planned.is_straight and not is_control
             planned.steps.append((step, is_control, last.get(operation.index, ())))
-            unit, flops = work_of(given)
-            if flops:
-                planned.flops[unit] = planned.flops.get(unit, 0.0) + flops
         return planned
 
     def _note(self, operation: Operation) -> None:

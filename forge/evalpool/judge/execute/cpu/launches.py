@@ -1,5 +1,5 @@
 # pyright: strict
-"""Runs launch nodes by the evaluator of `ttir`, and counts their work. Called by `sections`."""
+"""Runs launch nodes by the evaluator of `ttir`. Called by `sections`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.execute.dependent import used_storages
-from forge.evalpool.judge.execute.outcome import ExecutionFailed, NodeCost, Suspicion
+from forge.evalpool.judge.execute.outcome import ExecutionFailed, Suspicion
 from forge.evalpool.judge.execute.report import Place, fault_report
 from forge.evalpool.judge.program.format import ITEM_BYTES, Descriptor, TensorUse
 from forge.evalpool.judge.ttir.contraction import ALL, NONE
@@ -63,11 +62,12 @@ class Launches:
     def run(
         self, node: Launch, outcome: Outcome, conditions: Conditions, fusion: Fusion
     ) -> list[Suspicion]:
-        """Runs a launch and adds its cost to the outcome. Returns what may be wrong with it."""
+        """Runs a launch and counts it in the outcome. Returns what may be wrong with it."""
         place = Place(self.program, node, outcome.num_launches)
         plan = self.plan(node)
         report = self._evaluated(node, plan, place, conditions, fusion)
-        outcome.costs.append(self._cost_of(node, plan, report))
+        outcome.num_launches += 1
+        outcome.num_bytes += report.num_bytes
         return [Suspicion(one.kind, partial(fault_report, one, place)) for one in report.suspicions]
 
     def _evaluated(
@@ -106,30 +106,6 @@ class Launches:
             words = f"a cooperative launch of {math.prod(node.grid)} programs; a card holds {found}"
             raise Unsupported(words)
         return found
-
-    def _cost_of(self, node: Launch, plan: ModulePlan, report: Report) -> NodeCost:
-        kernel = self.program.kernels[node.kernel]
-        read, written = self._bytes_of(node, plan)
-        loaded, stored = report.bytes_loaded, report.bytes_stored
-        return NodeCost(
-            name=kernel.name,
-            line=node.line,
-            tensor_bytes=min(loaded, read) + min(stored, written),
-            requested_bytes=loaded + stored,
-            flops=report.flops,
-            contended=report.contended,
-            num_programs=math.prod(node.grid),
-        )
-
-    def _bytes_of(self, node: Launch, plan: ModulePlan) -> tuple[int, int]:
-        """Bytes of the storages that a launch may read, and of those that it may write to."""
-        uses = plan.uses(self.program.kernels[node.kernel].name)
-        read, written = used_storages(self.program, node, uses)
-        storages = self.program.storages
-        return (
-            sum(storages[number].num_bytes for number in read),
-            sum(storages[number].num_bytes for number in written),
-        )
 
     def _argument(self, argument: LaunchArgument) -> Argument:
         if isinstance(argument, TensorUse):

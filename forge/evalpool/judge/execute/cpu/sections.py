@@ -16,11 +16,7 @@ import numpy as np
 from forge.evalpool.judge.execute.cpu.choices import chosen_nodes
 from forge.evalpool.judge.execute.cpu.conditions import Poison, Terms
 from forge.evalpool.judge.execute.cpu.launches import Launches
-from forge.evalpool.judge.execute.cpu.operations import (
-    operation_cost,
-    reading_cost,
-    run_operation,
-)
+from forge.evalpool.judge.execute.cpu.operations import run_operation
 from forge.evalpool.judge.execute.cpu.storages import (
     bound_memory,
     contents,
@@ -154,10 +150,8 @@ class Sections:
             elif isinstance(node, Op):
                 unfinished.pass_by(node)
                 suspicions += run_operation(node, self.tensors)
-                outcome.costs.append(operation_cost(node, self.program))
             elif isinstance(node, Value):
                 self._check_value(node)
-                outcome.costs.append(reading_cost(node, self.program))
         return suspicions
 
     def _check_value(self, node: Value) -> None:

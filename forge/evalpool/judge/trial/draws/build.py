@@ -70,7 +70,6 @@ class Builder:
             sets=sets,
             is_sequence=is_sequence,
             nesting=nesting,
-            operations=tuple((int(size), int(work)) for size, work in layout["operations"]),
             names=(names := frozenset(str(name) for name in layout["names"])),
             has_products=not names or int(layout["flops"]) > 0 or _is_recurrent(names),
         )

@@ -43,8 +43,6 @@ class Reference:
     """True if it returns its outputs in a list or tuple."""
     nesting: str = ""
     """As of `Program`."""
-    operations: tuple[tuple[int, int], ...] = ()
-    """(bytes, FLOPs) of each operation of one call."""
     names: frozenset[str] = frozenset()
     """Names of torch's operations of one call that read or write data."""
     has_products: bool = True

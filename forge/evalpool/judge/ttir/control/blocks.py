@@ -28,8 +28,6 @@ def run_block(block: BlockPlan, env: Environment, group: Group) -> Run:
     """Runs a block's steps, up to its terminator."""
     launch = group.launch
     launch.spend(len(block.steps) + 1)
-    for unit, flops in block.flops.items():
-        launch.flops[unit] = launch.flops.get(unit, 0.0) + flops * group.size
     for step, is_control, dead in block.steps:
         work = step(env, group)
         if is_control:

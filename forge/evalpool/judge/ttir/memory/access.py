@@ -70,8 +70,7 @@ def load(
                 relays.check_load(group, part, operation, shape_of(kind), dtype.itemsize)
             if isinstance(part.places, Windows):
                 raw = raw.copy()
-        moved = part.places.moved_bytes(dtype.itemsize)
-        launch.bytes_loaded += int(moved * _count(raw, part.mask, group, part))
+        launch.num_bytes += dtype.itemsize * _count(raw, part.mask, group, part)
         results.append((part, decode(raw, element)))
     if len(results) == 1 and results[0][0].instances is None:
         part, values = results[0]
@@ -144,8 +143,7 @@ def store(
         if check is not None:
             check()
         mark_written(part, size)
-        moved = part.places.moved_bytes(size)
-        launch.bytes_stored += int(moved * _count(chosen, part.mask, group, part))
+        launch.num_bytes += size * _count(chosen, part.mask, group, part)
 
 
 def _write_any(group: Group, part: Part, operation: Operation, flat: Array, raw: Array) -> None:

@@ -177,11 +177,8 @@ def _turns(
         mark_written(part, dtype.itemsize)
         places, lanes = _lanes(part, full, dtype.itemsize)
         taken = [np.broadcast_to(one, full)[lanes] for one in values]
-        if len(places):
-            launch.note_updates(part.number, places)
         flat = launch.memory.elements(part.number, dtype)
-        launch.bytes_loaded += len(places) * dtype.itemsize
-        launch.bytes_stored += len(places) * dtype.itemsize
+        launch.num_bytes += 2 * len(places) * dtype.itemsize
         if at is not None:
             at.at(flat, places, encode(taken[0], element))
             continue

@@ -21,10 +21,6 @@ MAX_SUSPICIONS = 20
 """Suspicions of each kind that one launch reports: those of one kind never hide another."""
 
 
-MAX_SAMPLE, MIN_CONTENDED = 1024, 4
-"""Lanes of an atomic operation that are looked at, and those of one place that tell of more."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Launch:
     """State of one launch that its accesses share."""
@@ -44,12 +40,8 @@ class Launch:
     """True if of lanes that store to one place the first wins, not the last."""
     fusion: int
     """Sums of a product that are fused (`contraction`)."""
-    bytes_loaded: int = 0
-    bytes_stored: int = 0
-    flops: dict[str, float] = field(default_factory=dict[str, float])
-    """Floating-point operations so far, by unit (`work`)."""
-    contended: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    """Atomic updates of places that many lanes update at once, about."""
+    num_bytes: int = 0
+    """Bytes that active lanes have loaded and stored so far."""
     fuel: int
     """Steps that are left."""
     relayed: frozenset[int] = frozenset()
@@ -69,16 +61,6 @@ class Launch:
         self.fuel -= steps
         if self.fuel < 0:
             raise Unsupported("the kernel runs for too many steps, or waits for ever")
-
-    def note_updates(self, storage: int, places: NDArray[np.int64]) -> None:
-        """Counts atomic updates of the place that most lanes update, by a sample of them."""
-        sample = places[:: 1 + len(places) // MAX_SAMPLE]
-        values, counts = np.unique(sample, return_counts=True)
-        most = int(counts.argmax())
-        if counts[most] >= MIN_CONTENDED or len(sample) == 1:
-            at = storage, int(values[most])
-            found = int(counts[most]) * len(places) // len(sample)
-            self.contended[at] = self.contended.get(at, 0) + found
 
     def suspect(self, fault: Fault) -> None:
         """Notes a race or an uninitialised read: the first of each operation and kind."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.values import Array
 
 Offsets = NDArray[np.int64]
-SECTOR_BYTES = 32
-"""Least part of its memory that a card moves."""
 
 
 @dataclass(slots=True)
@@ -53,19 +51,6 @@ class Windows:
         if len(self.bases) == 2 or bool((np.diff(self.bases) == step).all()):
             return step
         return None
-
-    def moved_bytes(self, unit: int) -> float:
-        """Bytes that a card moves for each entry of `unit` bytes: whole sectors."""
-        run = unit
-        for stride, size in sorted(
-            (abs(stride), size) for stride, size in self._axes() if size > 1
-        ):
-            if stride > run:
-                if run == unit:
-                    return max(unit, min(SECTOR_BYTES, stride))
-                break
-            run += stride * (size - 1)
-        return unit * (-(-run // SECTOR_BYTES) * SECTOR_BYTES / run) if run > unit else unit
 
     def is_aligned(self, unit: int) -> bool:
         """True if all offsets are multiples of `unit`."""
@@ -148,10 +133,6 @@ class Scattered:
     """An offset in bytes for each lane: compact, `[n or 1, ...]`."""
 
     offsets: Offsets
-
-    def moved_bytes(self, unit: int) -> float:
-        """As of `Windows`, of lanes side by side: those that lie apart are not looked at."""
-        return unit
 
     def is_aligned(self, unit: int) -> bool:
         """True if all offsets are multiples of `unit`."""

@@ -1,1 +1,0 @@
-"""Times on a card that is not at hand, by roofline."""
