@@ -38,9 +38,8 @@ from forge.runner.outlets import summary
 from forge.runner.past import EarlierAttempts
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import grpo
-from forge.runner.weights.gate import TurnGate
 from forge.runner.weights.resume import StartingWeights
-from forge.runner.weights.sync import WeightSync
+from forge.runner.weights.sync import TurnGate, WeightSync
 from forge.runner.work import Work
 from forge.serve.weights import Weights
 from forge.store import RunPaths, create_run

@@ -16,7 +16,7 @@ from forge.evalpool.judge.program import limits, questions
 from forge.evalpool.judge.program.policy import facts
 from forge.evalpool.judge.timing import samples, store
 from forge.rollout import concurrency
-from forge.runner.weights import probe
+from forge.runner.weights import sync
 from forge.statistics import speed
 from forge.store.write import writer_thread
 
@@ -55,9 +55,9 @@ FIGURES = {
     "loop": (
         f"{concurrency.MORE} times as many",
         f"{concurrency.FEWER} times when",
-        f"{probe.PROBE_LIMIT['exact']:.0e}".replace("e-03", "e-3"),
-        f"({probe.PROBE_LIMIT_GPU:.0e} on a GPU)".replace("e-03", "e-3"),
-        f"{probe.PROBE_LIMIT['fast']} in fast",
+        f"{sync.PROBE_LIMIT['exact']:.0e}".replace("e-03", "e-3"),
+        f"({sync.PROBE_LIMIT_GPU:.0e} on a GPU)".replace("e-03", "e-3"),
+        f"{sync.PROBE_LIMIT['fast']} in fast",
         f"{RolloutTable().max_staleness} (the default)",
     ),
     "resume": (f"`restarts` times ({DEFAULTS['restarts'].default})",),

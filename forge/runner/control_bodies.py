@@ -1,4 +1,3 @@
-# pyright: strict
 """Bodies of requests to control.sock: what a trainer and `forge stop` send.
 
 Used by `control.py`. Strict: a value of another type, a step out of range, a number that is not
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forge.process.server.door import Refused
-from forge.runner.weights.probe import Probe
+from forge.runner.weights.sync import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

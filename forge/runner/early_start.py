@@ -1,4 +1,3 @@
-# pyright: strict
 """Engines that start while the SFT stage before their first use trains.
 
     sft trains ── share of its steps ──▶ engines start beside it ──▶ sft ends ──▶ its weights loaded

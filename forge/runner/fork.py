@@ -1,4 +1,3 @@
-# pyright: strict
 """`forge run --fork RUN:STEP`: a new run that continues a checkpoint of another one, its parent.
 
 The new directory gets what the stage needs: checkpoint, weights that it began with, prepared data,

@@ -1,4 +1,3 @@
-# pyright: strict
 """State that earlier attempts of a run left, and the return to one of its checkpoints (--from).
 
 Called by `run.py` before a run is resumed, and by `fork.py`.

@@ -22,9 +22,8 @@ from forge.runner.prepare.kept_files import delete_damaged
 from forge.runner.prepare.prepare import prepare_model, prepare_pairs
 from forge.runner.prepare.prompt_facts import prompts_of, recorded_prompts, to_event
 from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal
-from forge.runner.weights.gate import TurnGate
 from forge.runner.weights.resume import find_starting_weights
-from forge.runner.weights.sync import WeightSync
+from forge.runner.weights.sync import TurnGate, WeightSync
 from forge.serve.weights import Weights
 from forge.store.reader import open_run
 

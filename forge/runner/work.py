@@ -33,7 +33,7 @@ from forge.runner.reward_function import open_run_scorer
 from forge.runner.stages.evaluate import run_eval_stage
 from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.sft import run_sft_stage
-from forge.runner.weights.lost import find_lost_weights, without_stages
+from forge.runner.weights.resume import find_lost_weights, without_stages
 from forge.serve.replicas import open_replicas
 from forge.version import __version__
 from forge.views.run_state import judged_label, trained_label

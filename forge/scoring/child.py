@@ -1,4 +1,3 @@
-# pyright: strict
 """The child process that calls the user's function: `python -m forge.scoring.child CONFIG`.
 
     POST /load {} → {sha256, line}

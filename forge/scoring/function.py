@@ -1,4 +1,3 @@
-# pyright: strict
 """The user's function: loaded from a file, called, its result checked. Runs in the child alone.
 
     load ── the file is executed once ──▶ RewardFunction ── score(verdict) ──▶ terms

@@ -1,4 +1,3 @@
-# pyright: strict
 """The host's side of a reward function: a child that calls it, under a deadline for each call.
 
     verdict ─▶ score ─▶ POST /score ─▶ the user's function ─▶ terms

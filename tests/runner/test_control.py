@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from forge.runner.weights.probe import Probe
+    from forge.runner.weights.sync import Probe
 
 pytestmark = pytest.mark.anyio
 

@@ -1,4 +1,3 @@
-# pyright: strict
 """Brings kernels that one node's judge compiled to the caches of the others, by the supervisor.
 
 A task of a run with judges on nodes. A judge that starts later gets the latest ones too. Promise: a

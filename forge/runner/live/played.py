@@ -4,7 +4,6 @@ A grpo stage starts `follow_steps` beside its work; nothing waits for it. The st
 source, so that the console, `forge status` and the monitor show the same numbers.
 """
 
-# pyright: strict
 from __future__ import annotations
 
 import logging

@@ -1,4 +1,3 @@
-# pyright: strict
 """New bests of a run: evaluations and kernels that beat all earlier ones.
 
 Called by `notify` every few seconds in a worker thread; each look reads only new rows.

@@ -1,4 +1,3 @@
-# pyright: strict
 """`[notify]`: notifies a person how an attempt ended, and of each new best while it runs.
 
 Opened by the run beside its store. New bests are read from the store every few seconds, in a worker

@@ -1,4 +1,3 @@
-# pyright: strict
 """The child process that sends one notification: runs the command, posts to the webhook, and ends.
 
 Exits with 0 if both succeed in time, else with 1 and a line for each failure in its log. Processes

@@ -1,4 +1,3 @@
-# pyright: strict
 """The report that a run writes at any ending: `report.html` beside run.db.
 
 Called by `run.py` after the ending is recorded and lock and cards are released. A child process

@@ -1,4 +1,3 @@
-# pyright: strict
 """The child process that writes a run's report. Its last line is the path or the error."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """`results.json` and `leaderboard.md` at the end of a run with `eval.suite`.
 
 Called by `run.py` when the last stage has ended, and again for a run that has finished.

@@ -1,4 +1,3 @@
-# pyright: strict
 """Summary on the console at the end: evaluations, the best kernel, and further commands."""
 
 from __future__ import annotations

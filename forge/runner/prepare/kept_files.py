@@ -1,4 +1,3 @@
-# pyright: strict
 """Files of `data/` that a run makes once and reads at every resume: pairs and rows.
 
 A file of JSON lines has its digest beside it. One that was damaged since is deleted before anyone

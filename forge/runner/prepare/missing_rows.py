@@ -1,4 +1,3 @@
-# pyright: strict
 """Rows of run.db held against what proves that more were recorded: the acknowledged counts, the
 batch files and the checkpoints. Called at resume and by `forge doctor RUN`.
 

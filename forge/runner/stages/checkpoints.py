@@ -1,4 +1,3 @@
-# pyright: strict
 """The checkpoints of one training stage: which one its trainer continues, and which are kept.
 
     choose   newest whole one; what is wrong with newer ones and what is repeated is said once

@@ -33,7 +33,7 @@ from forge.runner.stages.midway import Midway, evaluated_steps
 from forge.runner.stages.plug import TrainerPlug, plugged_in
 from forge.runner.stages.trainer import own_trainer
 from forge.runner.stages.trainer_desk import TrainerDesk
-from forge.runner.weights.gate import choose_turnover
+from forge.runner.weights.sync import choose_turnover
 from forge.serve.port import PREFIX_CACHE
 from forge.store.reader import open_run
 from forge.train.durable import is_kept

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forge.runner.stages.midway import Midway
     from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
-    from forge.runner.weights.probe import Probe
+    from forge.runner.weights.sync import Probe
 
 SHOWN = {"train/loss/mean": "loss", "train/tokens/per_s": "trained tok/s"}
 """Metrics on the live line, with their names there."""

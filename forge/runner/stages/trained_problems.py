@@ -5,7 +5,6 @@ are compared by their text and by the normal form of their code, since rows of a
 names, sizes and prompts. What trained the model before this run is unknown.
 """
 
-# pyright: strict
 from __future__ import annotations
 
 from functools import lru_cache

@@ -12,7 +12,7 @@ import pytest
 from forge.runner.stages import trainer_desk as desk_module
 from forge.runner.stages.engine_sleep import alternate_with_training
 from forge.runner.stages.trainer_state import TrainerState
-from forge.runner.weights.gate import TurnGate
+from forge.runner.weights.sync import TurnGate
 from tests.runner.stages.desks import batch, make_desk
 
 if TYPE_CHECKING:

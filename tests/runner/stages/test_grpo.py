@@ -21,9 +21,8 @@ from forge.runner.stages.grpo import (
     _step_of,
     _training_ports,
 )
-from forge.runner.weights.gate import TurnGate, Turnover
 from forge.runner.weights.resume import StartingWeights
-from forge.runner.weights.sync import WeightSync
+from forge.runner.weights.sync import TurnGate, Turnover, WeightSync
 from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths

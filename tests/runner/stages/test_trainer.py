@@ -28,8 +28,8 @@ from forge.runner.stages.plug import TrainerPlug, plugged_in
 from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.trainer_state import TrainerState
 from forge.runner.weights import sync as weights
-from forge.runner.weights.gate import TurnGate
 from forge.runner.weights.resume import StartingWeights
+from forge.runner.weights.sync import TurnGate
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from forge.train.checkpoints import ResumePoint

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from forge.runner.weights.gate import TurnGate
-from forge.runner.weights.probe import Probe
 from forge.runner.weights.resume import StartingWeights
-from forge.runner.weights.sync import WeightSync
+from forge.runner.weights.sync import Probe, TurnGate, WeightSync
 from forge.serve.weights import Weights
 from tests.runner.stages.desks import Recorder
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from forge.errors import Stalled
-from forge.runner.weights.gate import TurnGate, Turnover, choose_turnover
+from forge.runner.weights.sync import TurnGate, Turnover, choose_turnover
 from forge.serve.port import LORA, OLD_ADAPTERS
 from tests.runner.weights.syncs import FakeServing, weight_sync
 

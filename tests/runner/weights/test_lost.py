@@ -9,8 +9,7 @@ import pytest
 
 from forge.errors import MachineError
 from forge.records import PolicyVersion
-from forge.runner.weights.lost import find_lost_weights, without_stages
-from forge.runner.weights.resume import sha256_of_weights
+from forge.runner.weights.resume import find_lost_weights, sha256_of_weights, without_stages
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from forge.store.resume import LastState

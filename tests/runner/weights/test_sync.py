@@ -11,8 +11,7 @@ import pytest
 from forge.errors import ChildDied
 from forge.records import Event, PolicyVersion
 from forge.runner.weights import sync as sync_module
-from forge.runner.weights.gate import Turnover
-from forge.runner.weights.probe import Probe
+from forge.runner.weights.sync import Probe, Turnover
 from forge.serve.weights import Weights
 from tests.runner.weights.syncs import PROBE, FakeServing, new_dir, weight_sync
 from tests.serve.made_up_replicas import Client, made_up_replicas

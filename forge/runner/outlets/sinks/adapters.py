@@ -1,3 +1,4 @@
+# pyright: standard
 """Adapters to tensorboard, trackio and wandb. Imported only by the children of sinks.
 
 Each group of points has its own steps, so trackio and wandb get `<group>/step` beside the numbers;

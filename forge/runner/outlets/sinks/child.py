@@ -1,4 +1,3 @@
-# pyright: strict
 """The child process of one sink: follows the run's store until its stop file exists, then writes
 the rest and ends. (A signal could arrive before its handler is installed.)
 

@@ -1,4 +1,3 @@
-# pyright: strict
 """Reads the new numbers of a store as points for a sink."""
 
 from __future__ import annotations

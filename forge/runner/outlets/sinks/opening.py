@@ -1,4 +1,3 @@
-# pyright: strict
 """Starts the child processes of sinks and reports those that fail."""
 
 from __future__ import annotations
