@@ -43,8 +43,8 @@ from forge.evalpool.pool import Pool, open_pool
 from forge.process.devices import inventory
 from forge.process.sockets import open_socket_dir
 from forge.records import Problem, Split
-from forge.rewards import reward_terms
 from forge.rollout.prompter import TemplatePrompter
+from forge.rollout.rewards import reward_terms
 from forge.runner.prepare.prompt_facts import prompts_of
 
 

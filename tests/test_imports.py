@@ -26,8 +26,6 @@ ROOMS: dict[str, set[str]] = {
     "config.checks": {"config.schema"},
     "config.schema": set(),
     "control": {"process"},
-    "rewards": {"config.schema"},
-    "scoring": {"config.schema", "process", "process.server"},
     "statistics": set(),
     "install": set(),
     "client": {"adapters"},
@@ -47,7 +45,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "data.prompts": {"config.schema", "data"},
     "data.sources": {"config.schema", "data", "data.pairs"},
-    "rollout": {"rewards", "data", "data.prompts", "rollout.sampling"},
+    "rollout": {"data", "data.prompts", "rollout.rewards", "rollout.sampling"},
+    "rollout.rewards": {"config.schema", "process", "process.server"},
     "rollout.sampling": set(),
     # serve: inference engines
     "serve": {"config.schema", "process", "process.server", "serve.installed", "serve.upload"},
@@ -193,10 +192,10 @@ ROOMS: dict[str, set[str]] = {
 """The rooms that each room may import, besides GROUND and itself."""
 
 PARTS = {
-    "config", "config.schema", "control", "rewards", "scoring", "statistics", "process",
+    "config", "config.schema", "control", "statistics", "process",
     "process.server", "cluster",
     "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
-    "rollout.sampling",
+    "rollout.rewards", "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.compare", "views.report", "exits", "origin",
 }  # fmt: skip

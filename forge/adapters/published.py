@@ -15,7 +15,7 @@ from forge.config.schema import RewardTable, dotted
 from forge.errors import ConfigError
 from forge.records import Status, Timing, Verdict
 from forge.records.verdict import TIMING_FIELDS
-from forge.rewards import reward_terms
+from forge.rollout.rewards import reward_terms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

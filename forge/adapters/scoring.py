@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.client import Judge, Unavailable
 from forge.errors import ConfigError
-from forge.rewards.returns import turn_returns
+from forge.rollout.rewards.formulas import turn_returns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

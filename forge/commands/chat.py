@@ -35,12 +35,12 @@ from forge.records import AttemptEnd, Completion, Event, Problem, Prompt, Purpos
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.ports import Ports
 from forge.rollout.prompter import TemplatePrompter
+from forge.rollout.rewards.scorer import open_own_scorer
 from forge.runner.attempt import describe_attempt
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank
 from forge.runner.prepare.prompt_facts import prompts_of_run
 from forge.runner.weights.resume import find_weights
-from forge.scoring.scorer import open_own_scorer
 from forge.serve.client import ReplicaClient
 from forge.serve.replicas import open_replicas
 from forge.store.identity import read_identity

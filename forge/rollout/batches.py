@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge.records import End, Event, Finish, Group, Sample
-from forge.rewards import group_advantages
+from forge.rollout.rewards import group_advantages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -42,7 +42,7 @@ from forge.records import (
     Turn,
     Verdict,
 )
-from forge.rewards import is_flat, is_good_enough, reward_terms, turn_returns
+from forge.rollout.rewards import is_flat, is_good_enough, reward_terms, turn_returns
 from forge.rollout.seeds import derive_seed
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import anyio
 import anyio.to_thread
 
 from forge.records import Event
+from forge.rollout.rewards.scorer import open_scorer, try_function
 from forge.runner.plan.needs import needs_serving
-from forge.scoring.scorer import open_scorer, try_function
 from forge.store.reader import open_run
 from forge.store.resume import events
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from forge.config.schema import Experiment
     from forge.rollout.ports import Scorer
+    from forge.rollout.rewards.scorer import FunctionFile
     from forge.runner.plan.placement import Placement
     from forge.runner.stages.run_context import RunContext
-    from forge.scoring.scorer import FunctionFile
     from forge.store.layout import RunPaths
 
 KIND = "reward_function"

@@ -13,7 +13,7 @@ from forge.config.schema import RewardTable
 from forge.errors import ConfigError
 from forge.records import Status, Timing, Verdict
 from forge.records.problem import ReferenceModule
-from forge.rewards import reward_terms
+from forge.rollout.rewards import reward_terms
 
 TIMING = Timing(
     speedup=3.0, speedup_low=2.5, candidate_us=10.0, baseline_us=30.0, candidate_spread_us=0.5,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.rewards import turn_returns
+from forge.rollout.rewards import turn_returns
 from tests.evalpool.judged import ROOT
 
 if TYPE_CHECKING:

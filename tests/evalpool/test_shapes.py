@@ -15,7 +15,7 @@ from forge.evalpool.shapes import fold_examinations, fold_verdicts, mean_timing
 from forge.records.examination import Examination, Flag
 from forge.records.reason import Status
 from forge.records.verdict import OtherVerdict, ShapeVerdict, Timing, Verdict
-from forge.rewards.terms import reward_terms
+from forge.rollout.rewards.formulas import reward_terms
 
 NAMES = ("N=1", "N=2", "N=3")
 CORRECT = Verdict(status=Status.CORRECT, reason="ok", detail="", phase_s={"correct": 1.0})

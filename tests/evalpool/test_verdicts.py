@@ -9,7 +9,7 @@ import pytest
 from forge.config.schema import JudgeTable, RewardTable
 from forge.evalpool.judge.trial import trial
 from forge.records.verdict import Status
-from forge.rewards import reward_terms
+from forge.rollout.rewards import reward_terms
 
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from forge.rollout.rewards.scorer import FunctionFile
 from forge.runner.reward_function import to_event
-from forge.scoring.scorer import FunctionFile
 
 FILE = FunctionFile(path=Path("/x/mine.py"), name="score", sha256="ab" * 32)
 

@@ -34,8 +34,8 @@ from forge.data.overrides import find_problem
 from forge.errors import ConfigError
 from forge.process.ask import LOOP_BYTES
 from forge.records import Reason, Status, Verdict
-from forge.rewards import is_good_enough, reward_terms
 from forge.rollout.play import verdict_without_code
+from forge.rollout.rewards import is_good_enough, reward_terms
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

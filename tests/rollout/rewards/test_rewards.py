@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forge.config.schema import RewardTable
 from forge.records import Status, Timing, Verdict
-from forge.rewards import (
+from forge.rollout.rewards import (
     group_advantages,
     is_flat,
     reward_terms,

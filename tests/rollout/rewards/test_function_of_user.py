@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.records import Reason, Status, Verdict
-from forge.scoring.function import MODULE, Fault, RewardFunction, load
+from forge.rollout.rewards.function import MODULE, Fault, RewardFunction, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable

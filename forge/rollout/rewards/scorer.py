@@ -161,7 +161,7 @@ async def open_scorer(
     socket_path = socket_dir / f"{CHILD}.sock"
     spec = ChildSpec(
         name=CHILD,
-        argv=(sys.executable, "-m", "forge.scoring.child"),
+        argv=(sys.executable, "-m", "forge.rollout.rewards.function"),
         log_path=log_dir / f"{CHILD}.log",
         env=child_env(threads=1),
         socket_path=socket_path,

@@ -15,7 +15,7 @@ from forge.config.schema import RewardTable
 from forge.errors import ChildDied, ConfigError, ForgeError, Stalled
 from forge.process.sockets import open_socket_dir
 from forge.records import Reason, Status, Verdict
-from forge.scoring.scorer import open_scorer, try_function
+from forge.rollout.rewards.scorer import open_scorer, try_function
 from tests.e2e.commands import is_alive, wait_for
 
 if TYPE_CHECKING:
