@@ -28,7 +28,7 @@ def build(
     require_linux()
     from forge.commands import data_build as view
     from forge.commands.data_show import steps_table
-    from forge.config.load_build import load_build
+    from forge.config.load import load_build
 
     given = [*(overrides or ()), *(["input.strict=true"] if strict else [])]
     built = view.build_rows(

@@ -1,11 +1,11 @@
 """Loads an experiment: reads the file, `extends` and `--set`, and returns a checked `Experiment`;
-writes a resolved one, the `experiment.toml` of a run.
+writes a resolved one, the `experiment.toml` of a run. Loads the settings of `forge data build`.
 
-Called by every command that takes an experiment file, and by resume with the run's resolved file.
+Called by every command that takes such a file, and by resume with the run's resolved experiment.
 Paths of inputs (model, problems, rows, adapter, interpreter, prompts, reward function) are relative
 to the file that contains them, or to the working directory if only that has them, or for `--set`.
 They become absolute, so that a resolved experiment means the same from any directory; `store.dir`
-stays relative.
+stays relative, and `output.dir` of a build is relative to the file, wherever the command runs.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import tomli_w
 from pydantic import ValidationError
 
+from forge.config.checks.build import PROMPT_FILES, check_build
 from forge.config.checks.check import check
 from forge.config.mistakes import found_mistakes, without
-from forge.config.removed import drop_removed
 from forge.config.schema import Experiment, dotted
+from forge.config.schema.build import DataBuild
 from forge.config.schema.problems import is_hub_name
 from forge.config.sources import Sources, read_sources
 from forge.errors import ConfigError
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from forge.config.checks.mistake import Mistake
-    from forge.config.schema import KeyPath, TomlTable
+    from forge.config.schema import KeyPath, TomlTable, TomlValue
 
 PATH_KEYS = (
     ("problems", "path"),
@@ -39,18 +40,23 @@ PATH_KEYS = (
     ("model", "adapter"),
     ("serve", "python"),
     ("model", "path"),
-    ("prompt", "system"),
-    ("prompt", "first"),
-    ("prompt", "feedback"),
-    ("prompt", "example"),
+    *(("prompt", key) for key in PROMPT_FILES),
 )
+BUILD_PATH_KEYS = (
+    ("input", "path"),
+    ("tokenizer", "path"),
+    ("heldout", "paths"),
+    *(("prompt", key) for key in PROMPT_FILES),
+)
+
+File = TypeVar("File", Experiment, DataBuild)
+"""The schema of a whole file."""
 
 
 def load_experiment(
     path: Path | str, *, overrides: Sequence[str] = (), is_here: bool = True
 ) -> Experiment:
-    """Reads and checks an experiment. Keys that a run's recorded one has from an earlier forge are
-    left out, with a warning.
+    """Reads and checks an experiment.
 
     Args:
         path: the TOML file.
@@ -61,20 +67,13 @@ def load_experiment(
         ConfigError: the experiment has mistakes; one line for each, in the order of the file.
     """
     sources = read_sources(Path(path), overrides=overrides)
-    drop_removed(sources)
     _make_absolute(sources)
-    experiment, mistakes = _validate(sources.values)
+    experiment, mistakes = _validate(Experiment, sources.values)
     if experiment is not None:
         mistakes += check(
             experiment, mistaken={mistake.path for mistake in mistakes}, is_here=is_here
         )
-    lines = [
-        line_of(mistake, sources) for mistake in sorted(mistakes, key=partial(place_of, sources))
-    ]
-    lines += sources.mistakes
-    if lines or experiment is None:
-        raise ConfigError("\n".join(lines))
-    return experiment
+    return _whole(experiment, mistakes, sources)
 
 
 def dump_experiment(experiment: Experiment, *, comment: str = "") -> str:
@@ -86,23 +85,47 @@ def dump_experiment(experiment: Experiment, *, comment: str = "") -> str:
     return head + tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
 
 
-def _validate(values: TomlTable) -> tuple[Experiment | None, list[Mistake]]:
-    """The experiment, if possible with defaults in place of mistakes, and the mistakes."""
+def load_build(path: Path, *, overrides: Sequence[str] = ()) -> DataBuild:
+    """Reads and checks the settings of a build.
+
+    Raises:
+        ConfigError: they have mistakes; one line for each, in the order of the file.
+    """
+    sources = read_sources(path, overrides=overrides)
+    _make_build_absolute(sources)
+    build, mistakes = _validate(DataBuild, sources.values)
+    if build is not None:
+        known = {found.path for found in mistakes}
+        mistakes += [found for found in check_build(build) if found.path not in known]
+    return _whole(build, mistakes, sources)
+
+
+def _validate(root: type[File], values: TomlTable) -> tuple[File | None, list[Mistake]]:
+    """The whole file, if possible with defaults in place of mistakes, and the mistakes."""
     try:
-        return Experiment.model_validate(values), []
+        return root.model_validate(values), []
     except ValidationError as error:
-        mistakes = found_mistakes(error, values)
+        mistakes = found_mistakes(error, values, root=root)
     try:
-        return Experiment.model_validate(without(values, mistakes)), mistakes
+        return root.model_validate(without(values, mistakes)), mistakes
     except ValidationError:
         return None, mistakes
+
+
+def _whole(value: File | None, mistakes: list[Mistake], sources: Sources) -> File:
+    """The value, if the file has no mistake. Raises ConfigError with all of them otherwise."""
+    ordered = sorted(mistakes, key=partial(_place_of, sources))
+    lines = [*(_line_of(mistake, sources) for mistake in ordered), *sources.mistakes]
+    if lines or value is None:
+        raise ConfigError("\n".join(lines))
+    return value
 
 
 def _make_absolute(sources: Sources) -> None:
     for path, owner in _owners(sources.values):
         value = owner.get(str(path[-1]))
         if isinstance(value, str) and value:
-            located = locate_input(value, sources.origin(path), key=dotted(path))
+            located = _locate_input(value, sources.origin(path), key=dotted(path))
             if located.exists() or not _may_be_hub_name(value, path, owner):
                 owner[str(path[-1])] = str(located)
     _locate_function(sources)
@@ -114,7 +137,7 @@ def _locate_function(sources: Sources) -> None:
     value = reward.get("function") if isinstance(reward, dict) else None
     if isinstance(reward, dict) and isinstance(value, str) and ":" in value:
         file, _, name = value.rpartition(":")
-        located = locate_input(file, sources.origin(key), key=dotted(key))
+        located = _locate_input(file, sources.origin(key), key=dotted(key))
         reward["function"] = f"{located}:{name}"
 
 
@@ -138,7 +161,32 @@ def _may_be_hub_name(value: str, path: KeyPath, owner: TomlTable) -> bool:
     return owner.get("source") == "file" and is_hub_name(value)
 
 
-def locate_input(value: str, place: str, *, key: str) -> Path:
+def _make_build_absolute(sources: Sources) -> None:
+    for table, key in BUILD_PATH_KEYS:
+        owner, place = sources.values.get(table), sources.origin((table, key))
+        if not isinstance(owner, dict):
+            continue
+        value = owner.get(key)
+        if isinstance(value, list):
+            owner[key] = [_absolute(one, place, f"{table}.{key}") for one in value]
+        elif value is not None:
+            owner[key] = _absolute(value, place, f"{table}.{key}")
+    out = sources.values.get("output")
+    folder = out.get("dir") if isinstance(out, dict) else None
+    if isinstance(out, dict) and isinstance(folder, str) and folder:
+        origin = sources.origin(("output", "dir"))
+        beside = Path() if origin == "--set" else Path(origin.rpartition(":")[0]).parent
+        out["dir"] = str((beside / Path(folder).expanduser()).absolute())
+
+
+def _absolute(value: TomlValue, place: str, key: str) -> TomlValue:
+    """The value as an absolute path; anything but a text is left to validation."""
+    if not isinstance(value, str) or not value:
+        return value
+    return str(_locate_input(value, place, key=key))
+
+
+def _locate_input(value: str, place: str, *, key: str) -> Path:
     """The absolute path of an input; of two that exist, the one beside the file."""
     path = Path(value).expanduser()
     here = path.absolute()
@@ -154,14 +202,14 @@ def locate_input(value: str, place: str, *, key: str) -> Path:
     return beside
 
 
-def place_of(sources: Sources, mistake: Mistake) -> tuple[bool, str, int]:
+def _place_of(sources: Sources, mistake: Mistake) -> tuple[bool, str, int]:
     """Sort key: the order of files and lines, `--set` last."""
     place = sources.origin(mistake.path)
     file, _, line = place.rpartition(":")
     return place == "--set", file, int(line) if line.isdecimal() else 0
 
 
-def line_of(mistake: Mistake, sources: Sources) -> str:
+def _line_of(mistake: Mistake, sources: Sources) -> str:
     place, key = sources.origin(mistake.path), dotted(mistake.path)
     if place == "--set":
         return f"--set {key}: {mistake.text}"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config.checks.mistake import Mistake, show
 from forge.config.keys import STAGES, all_keys, allowed, description, member_of, table_of
-from forge.config.removed import find_removed
 from forge.config.schema import Experiment
 
 if TYPE_CHECKING:
@@ -69,9 +68,6 @@ def _message(path: KeyPath, values: TomlTable, root: type[BaseModel]) -> str:
     found = _at(values, path) if path else None
     if len(path) == 2 and path[0] == "stage" and isinstance(found, dict):
         return _stage_message(found)
-    removed = find_removed(path) if root is Experiment else None
-    if removed is not None:
-        return f"removed ({removed.date}); {removed.instead}"
     if field is None and model is not None:
         known = [*model.model_fields, *(["extends"] if len(path) == 1 else [])]
         hint = _near(name, known) or (_elsewhere(name) if root is Experiment else "")

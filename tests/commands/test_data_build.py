@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 from forge.cli import run_command
 from forge.commands import data_build, data_worker
-from forge.config.load_build import load_build
+from forge.config.load import load_build
 from forge.config.schema import DataTable, Experiment
 from forge.config.schema.build import DataBuild
 from forge.data.build.rows import find_row_files, plan_chunks, read_chunks

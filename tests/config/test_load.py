@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forge.config.checks.environment import PINNING
+from forge.config.checks.machines import PINNING
 from forge.config.keys import all_keys
 from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import Experiment

@@ -9,7 +9,7 @@ import tomli
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from forge.config.positions import key_lines, split_key
+from forge.config.sources import key_lines, split_key
 
 DOCUMENT = '''\
 # [not.a.table]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 
 from forge.config.schema import PromptTable
-from forge.config.schema.prompt import PresetName
+from forge.config.schema.rollout import PresetName
 from forge.data.prompts.facts import DeviceFacts, PromptFacts
 from forge.data.prompts.loading import PRESETS, make_prompts
 from tests.data.prompt_cases import PROBLEM, VERDICTS, show

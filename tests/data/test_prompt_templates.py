@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
 from forge.config.schema import PromptTable
-from forge.config.schema.prompt import PresetName
+from forge.config.schema.rollout import PresetName
 from forge.data.answers import extract, fenced_blocks
 from forge.data.chat import ChatTemplate, _compile
 from forge.data.prompts.conversation import Exchange

@@ -10,19 +10,25 @@ from collections.abc import Set
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from forge.config.checks.cluster import check_cluster
-from forge.config.checks.environment import (
+from forge.config.checks.machines import (
+    check_cluster,
     check_devices,
     check_judge_url,
     check_outlets,
     check_pinning,
     check_serve_url,
 )
-from forge.config.checks.model import check_lengths, check_model, check_tiny
 from forge.config.checks.problems import check_data, check_problems
-from forge.config.checks.prompt import check_prompt
-from forge.config.checks.reward import check_function
-from forge.config.checks.stages import check_order, check_overlap, check_training
+from forge.config.checks.training import (
+    check_function,
+    check_lengths,
+    check_model,
+    check_order,
+    check_overlap,
+    check_prompt,
+    check_tiny,
+    check_training,
+)
 
 if TYPE_CHECKING:
     from forge.config.checks.mistake import Mistake

@@ -5,16 +5,28 @@ Imported by every room that takes settings. Never imports loading or checking.
 """
 
 from forge.config.schema.base import KeyPath, TomlTable, TomlValue, dotted
-from forge.config.schema.cluster import CLUSTER_ADDRESS, ClusterTable, with_half_a_card
-from forge.config.schema.experiment import Experiment
+from forge.config.schema.experiment import Experiment, LimitsTable, StoreTable
 from forge.config.schema.judge import JUDGE_URL, JudgeTable
-from forge.config.schema.model import LoraTable, ModelTable, QuantizeTable, TinyModel
-from forge.config.schema.outlets import LimitsTable, StoreTable
 from forge.config.schema.problems import DataTable, ProblemSource, ProblemsTable, SourceTable
-from forge.config.schema.prompt import PromptTable
-from forge.config.schema.rollout import EvalTable, RewardTable, RolloutTable
-from forge.config.schema.serving import SERVE_URL, ServeTable
-from forge.config.schema.stages import EvalStage, GrpoStage, SftStage, Stage, TrainStage
+from forge.config.schema.rollout import EvalTable, PromptTable, RewardTable, RolloutTable
+from forge.config.schema.serving import (
+    CLUSTER_ADDRESS,
+    SERVE_URL,
+    ClusterTable,
+    ServeTable,
+    with_half_a_card,
+)
+from forge.config.schema.training import (
+    EvalStage,
+    GrpoStage,
+    LoraTable,
+    ModelTable,
+    QuantizeTable,
+    SftStage,
+    Stage,
+    TinyModel,
+    TrainStage,
+)
 
 __all__ = [
     "CLUSTER_ADDRESS",

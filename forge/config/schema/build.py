@@ -8,7 +8,7 @@ from pydantic import Field
 
 from forge.config.schema.base import PathValue, Positive, Share, Table
 from forge.config.schema.judge import JudgeTable
-from forge.config.schema.prompt import PromptTable
+from forge.config.schema.rollout import PromptTable
 
 
 class InputTable(Table):

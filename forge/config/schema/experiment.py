@@ -1,21 +1,114 @@
-"""The whole of an experiment file: its tables and stages."""
+"""The whole of an experiment file. `[store]` and `[limits]`: storage and limits of a run.
+`[notify]` and `[sinks]`: messages to people and copies of the metrics; neither delays a run for
+long or fails it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forge.config.schema.base import NAME_RULE, Table
-from forge.config.schema.cluster import ClusterTable
+from forge.config.schema.base import NAME_RULE, PathValue, Positive, Table
 from forge.config.schema.judge import JudgeTable
-from forge.config.schema.model import ModelTable
-from forge.config.schema.outlets import LimitsTable, NotifyTable, SinksTable, StoreTable
 from forge.config.schema.problems import DataTable, ProblemsTable
-from forge.config.schema.prompt import PromptTable
-from forge.config.schema.rollout import EvalTable, RewardTable, RolloutTable
-from forge.config.schema.serving import DevicesTable, ServeTable
-from forge.config.schema.stages import Stage
+from forge.config.schema.rollout import EvalTable, PromptTable, RewardTable, RolloutTable
+from forge.config.schema.serving import ClusterTable, DevicesTable, ServeTable
+from forge.config.schema.training import ModelTable, Stage
+
+WEBHOOK = r"^https?://[^\s/]+(/\S*)?$"
+"""Pattern of a webhook's URL, in the file and in an environment variable."""
+
+DEFAULT_EVENTS = ("done", "failed", "stalled", "best")
+
+
+class StoreTable(Table):
+    """`[store]`: location and content of a run's storage."""
+
+    dir: PathValue = Path("runs")
+    """Parent of run directories, relative to the working directory."""
+    texts: Literal["plain", "zstd"] = "zstd"
+    """Storage of texts: compressed, or plain, which stock sqlite3 can read."""
+    keep_tokens: Annotated[
+        str,
+        Field(
+            pattern=r"^(all|untrained|last:[1-9]\d*)$",
+            json_schema_extra={"allowed": '"all", "untrained" or "last:N"'},
+        ),
+    ] = "all"
+    """Token ids and logprobs kept in tokens.db. all: every turn up to 20 GB, then as untrained.
+    untrained: only what a resume needs. last:N: the last N steps."""
+    min_free_bytes: Annotated[int, Field(ge=0)] = 500_000_000
+    """Free disk space below which a run saves and stops."""
+
+
+class LimitsTable(Table):
+    """`[limits]`: an attempt that reaches one saves and stops; each resume is a new attempt."""
+
+    hours: Annotated[float, Field(gt=0)] | None = None
+    """Maximum wall-clock time of an attempt."""
+    tokens: Positive | None = None
+    """Maximum number of generated tokens in an attempt."""
+
+
+class NotifyTable(Table):
+    """`[notify]`: messages to people."""
+
+    command: Annotated[str, Field(min_length=1)] | None = None
+    """Shell command for each message. Its environment has FORGE_RUN, FORGE_EVENT, FORGE_MESSAGE and
+    FORGE_RUN_DIR; its stdin has the same as JSON."""
+    webhook: Annotated[
+        str | None,
+        Field(pattern=WEBHOOK, json_schema_extra={"allowed": "http(s)://HOST[:PORT][/PATH]"}),
+    ] = None
+    """URL that receives each message as JSON; Slack, Mattermost and Discord show it. It is
+    stored with the run; use webhook_env for a secret URL."""
+    webhook_env: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+            json_schema_extra={"allowed": "the name of a variable"},
+        ),
+    ] = None
+    """Environment variable that holds the URL, instead of webhook."""
+    on: Annotated[
+        list[Literal["done", "failed", "stalled", "stopped", "best"]],
+        Field(
+            min_length=1,
+            json_schema_extra={
+                "allowed": 'a list of "done", "failed", "stalled", "stopped", "best"'
+            },
+        ),
+    ] = Field(default_factory=lambda: list(DEFAULT_EVENTS))
+    """Events that send a message. done, failed, stalled (exit 5), stopped (by a person or by
+    [limits]): the end of an attempt. best: an evaluation above all earlier ones of its size, or a
+    kernel at least 10% faster than any before."""
+    timeout_s: Annotated[float, Field(gt=0, le=300)] = 10.0
+    """Maximum time for the command and for the webhook, each. The end of a run waits no longer."""
+
+    @property
+    def is_configured(self) -> bool:
+        """True if there is a command or a webhook."""
+        return any((self.command, self.webhook, self.webhook_env))
+
+
+class SinksTable(Table):
+    """`[sinks]`: other destinations of each step's metrics, which the store has in any case."""
+
+    to: Annotated[
+        list[Literal["tensorboard", "trackio", "wandb"]],
+        Field(json_schema_extra={"allowed": 'a list of "tensorboard", "trackio", "wandb"'}),
+    ] = Field(default_factory=list[Literal["tensorboard", "trackio", "wandb"]])
+    """Destinations, each fed by a child process that reads the store. tensorboard and wandb write
+    below the run's directory, trackio to TRACKIO_DIR."""
+    project: Annotated[str, NAME_RULE] = "forge"
+    """Project of the runs in trackio and wandb."""
+    wandb_mode: Literal["online", "offline"] = "online"
+    """online: sends the metrics, and needs WANDB_API_KEY. offline: writes files that "wandb sync"
+    can send later."""
+    close_timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
+    """Maximum wait at the end of a run for what a sink has not written yet."""
 
 
 class Experiment(Table):

@@ -31,7 +31,7 @@ from forge.views.text.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
-    from forge.config.schema.outlets import NotifyTable
+    from forge.config.schema.experiment import NotifyTable
     from forge.runner.live.console import Console
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer

@@ -28,7 +28,7 @@ from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
     from forge.config.schema import ClusterTable, JudgeTable
-    from forge.config.schema.outlets import SinksTable
+    from forge.config.schema.experiment import SinksTable
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from forge.config.schema.outlets import NotifyTable
+from forge.config.schema.experiment import NotifyTable
 from forge.errors import MachineError
 from forge.runner.live.held_directory import hold_directory
 from forge.store.layout import RunPaths

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any
 
-from forge.config.schema.outlets import NotifyTable
+from forge.config.schema.experiment import NotifyTable
 from forge.runner.live.console import Console
 from forge.runner.outlets.notify import open_notifier
 from forge.store.write.writer import open_writer

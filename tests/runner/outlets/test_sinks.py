@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from forge.config.load import load_experiment
-from forge.config.schema.outlets import SinksTable
+from forge.config.schema.experiment import SinksTable
 from forge.errors import MachineError
 from forge.records import Metrics
 from forge.runner.live.console import Console
