@@ -11,11 +11,7 @@ import sys
 from io import TextIOWrapper
 
 # isort: off
-from forge.cli.housekeeping import starting
-from forge.cli import running, judging, asking, seeing, querying, watching, exporting, prompting
-from forge.cli import preparing, distilling, knowing
-from forge.cli.outcomes import evaluating, kernels
-from forge.cli.housekeeping import store, version
+from forge.cli import running, judging, engines, results, exporting, data, installation
 from forge.cli.options import app, opened
 
 # isort: on
@@ -23,10 +19,7 @@ from forge.errors import ConfigError, Stopped
 
 __all__ = ["app", "main", "run_command"]
 
-COMMANDS = (
-    starting, running, judging, asking, seeing, querying, watching, exporting, prompting,
-    preparing, distilling, knowing, evaluating, kernels, store, version,
-)  # fmt: skip
+COMMANDS = (running, judging, engines, results, exporting, data, installation)
 """Modules that add their commands to the app when imported, in the order of --help."""
 
 

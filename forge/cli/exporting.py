@@ -1,4 +1,4 @@
-"""Commands that write files from a run: report, archive, export, data from-run."""
+"""Commands that write files from a run: report, archive, export, kernels export."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from forge.views.text.numbers import size
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
-data_app = typer.Typer(
-    help="Commands for training rows.", no_args_is_help=True, rich_markup_mode=None
+kernels_app = typer.Typer(
+    help="Commands for kernels of a run.", no_args_is_help=True, rich_markup_mode=None
 )
-app.add_typer(data_app, name="data")
 
 
 @app.command()
@@ -163,34 +162,33 @@ def _export_tables(
     print_rich(render_table(RowTable(columns=("file", "rows", "bytes"), rows=rows)))
 
 
-@data_app.command("from-run")
-def from_run(
+app.add_typer(kernels_app, name="kernels")
+
+
+@kernels_app.command("export")
+def export_best(
     run: RunName = "last",
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="Layout: files, or kernels-hub (a project for Hugging Face's kernel-builder)."
+        ),
+    ] = "files",
     out: Annotated[
-        Path, typer.Option(metavar="FILE.jsonl", help="File to write, one row per line.")
-    ] = ...,  # type: ignore[assignment]
-    status: Annotated[str, typer.Option(help="Status of the answers to keep.")] = "correct",
-    best_per_problem: Annotated[
-        int | None, typer.Option(metavar="N", help="Keep the N best per problem; absent: all.")
+        Path | None,
+        typer.Option(metavar="DIR", help="New or empty directory; absent: RUN-kernels."),
     ] = None,
-    min_speedup: Annotated[float | None, typer.Option(help="Minimum speed-up.")] = None,
-    only_first_turns: Annotated[
-        bool, typer.Option("--first-turns", help="Leave out conversations that repair an answer.")
-    ] = False,
-    includes_heldout: Annotated[
-        bool, typer.Option("--include-heldout", help="Include held-out problems (leaks them).")
-    ] = False,
+    license: Annotated[
+        str, typer.Option(metavar="ID", help="Licence that you give the kernels: mit, apache-2.0.")
+    ] = "other",
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Write a run's answers as SFT rows: [data] source = "file", format = "messages"."""
-    from forge.commands.rows_from_run import AnswerFilter, write_rows
-    from forge.store.reader import open_run
+    """Write the best kernel of each problem with problem, verdict, times, a test and a note about
+    licences."""
+    from forge.commands.kernels import export_kernels
 
-    wanted = AnswerFilter(
-        status=status, best_per_problem=best_per_problem, min_speedup=min_speedup,
-        only_first_turns=only_first_turns, includes_heldout=includes_heldout,
-    )  # fmt: skip
-    with open_run(find(run, store)) as reader:
-        written = write_rows(reader, wanted, out=out)
-    print_json(written.to_json()) if as_json else print_text(written.describe())
+    found = export_kernels(find(run, store), layout=layout, out=out, license=license)
+    if as_json:
+        return print_json(found.to_json())
+    print_text(f"{found.path}: {len(found.kernels)} kernels")

@@ -20,7 +20,7 @@ from forge.cli.options import (
     Timeout,
     app,
     find,
-    problems_app,
+    group,
     require_linux,
 )
 from forge.cli.printing import print_json, print_rich, waiting
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forge.adapters.settings import JudgeSettings
     from forge.commands.judge.judge import JudgingRequest
 
+problems_app = group("problems", "Commands for problem files.")
 
 Problem = Annotated[
     Path | None, typer.Argument(metavar="PROBLEM", help="Problem file, directory, or file of rows.")

@@ -21,34 +21,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-problems_app = typer.Typer(
-    help="Commands for problem files.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(problems_app, name="problems")
-cluster_app = typer.Typer(
-    help="Commands for other machines.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(cluster_app, name="cluster")
+RUNS = Path("runs")
+opened = ExitStack()
+"""Resources of the command, released at its end."""
 
 
-def _complete_run(incomplete: str) -> list[str]:
-    """Names of runs in runs/ for the shell's completion, the newest first."""
-    from forge.store.layout import list_runs
-
-    names = [paths.name for paths in reversed(list_runs(RUNS))]
-    return [name for name in (*names, "last") if name.startswith(incomplete)]
+def group(name: str, help: str) -> typer.Typer:
+    """A group of commands, `forge NAME ...`."""
+    made = typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(made, name=name)
+    return made
 
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="X.toml", help="Experiment file.")]
-RunName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="Run: directory, archive, name, name-n or `last`.",
-        autocompletion=_complete_run,
-    ),
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. rollout.group_size=4."),
@@ -94,11 +79,24 @@ Wait = Annotated[
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Store = Annotated[Path, typer.Option("--store", help="Parent of run directories.")]
-RUNS = Path("runs")
 
 
-opened = ExitStack()
-"""Resources of the command, released at its end."""
+def _complete_run(incomplete: str) -> list[str]:
+    """Names of runs in runs/ for the shell's completion, the newest first."""
+    from forge.store.layout import list_runs
+
+    names = [paths.name for paths in reversed(list_runs(RUNS))]
+    return [name for name in (*names, "last") if name.startswith(incomplete)]
+
+
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Run: directory, archive, name, name-n or `last`.",
+        autocompletion=_complete_run,
+    ),
+]
 
 
 def find(run: str, store: Path) -> RunPaths:

@@ -84,7 +84,7 @@ def test_a_bug_in_the_monitor_ends_with_70(canned_run: RunPaths, monkeypatch):
             pass
 
     monkeypatch.setattr("forge.tui.app.WatchApp", Broken)
-    monkeypatch.setattr("forge.cli.watching._require_terminal", lambda: None)
+    monkeypatch.setattr("forge.cli.results._require_terminal", lambda: None)
     monkeypatch.setattr("logging.basicConfig", lambda **_: None)
     assert run_command(["tui", str(canned_run.root)]) == 70
 

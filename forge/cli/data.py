@@ -1,4 +1,4 @@
-"""The command that asks a teacher for traces: data distill."""
+"""Commands for training rows: data from-run, prompt, build, show, distill."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from forge.cli.exporting import data_app
-from forge.cli.options import Device, Json, Overrides, require_linux
-from forge.cli.printing import print_json, print_rich, print_text, say
+from forge.cli.options import (
+    RUNS,
+    Device,
+    Json,
+    Overrides,
+    RunName,
+    Store,
+    find,
+    group,
+    require_linux,
+)
+from forge.cli.printing import print_json, print_rich, print_text, say, waiting
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from forge.commands.distill import Price
+
+data_app = group("data", "Commands for training rows.")
 
 Problems = Annotated[
     Path,
@@ -69,6 +80,130 @@ Preset = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Number of judges without a GPU.")]
 JudgeUrl = Annotated[str | None, typer.Option(help="Use a served pool of judges instead.")]
+
+
+@data_app.command("from-run")
+def from_run(
+    run: RunName = "last",
+    out: Annotated[
+        Path, typer.Option(metavar="FILE.jsonl", help="File to write, one row per line.")
+    ] = ...,  # type: ignore[assignment]
+    status: Annotated[str, typer.Option(help="Status of the answers to keep.")] = "correct",
+    best_per_problem: Annotated[
+        int | None, typer.Option(metavar="N", help="Keep the N best per problem; absent: all.")
+    ] = None,
+    min_speedup: Annotated[float | None, typer.Option(help="Minimum speed-up.")] = None,
+    only_first_turns: Annotated[
+        bool, typer.Option("--first-turns", help="Leave out conversations that repair an answer.")
+    ] = False,
+    includes_heldout: Annotated[
+        bool, typer.Option("--include-heldout", help="Include held-out problems (leaks them).")
+    ] = False,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Write a run's answers as SFT rows: [data] source = "file", format = "messages"."""
+    from forge.commands.rows_from_run import AnswerFilter, write_rows
+    from forge.store.reader import open_run
+
+    wanted = AnswerFilter(
+        status=status, best_per_problem=best_per_problem, min_speedup=min_speedup,
+        only_first_turns=only_first_turns, includes_heldout=includes_heldout,
+    )  # fmt: skip
+    with open_run(find(run, store)) as reader:
+        written = write_rows(reader, wanted, out=out)
+    print_json(written.to_json()) if as_json else print_text(written.describe())
+
+
+@data_app.command("prompt")
+def prompt(
+    problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="Problem: an id, a file or -.")],
+    experiment: Annotated[
+        Path | None,
+        typer.Option(metavar="X.toml", help="Prompts of an experiment; absent: the default ones."),
+    ] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="Prompts of a run.")] = None,
+    attempts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--attempt",
+            metavar="FILE",
+            help="An answer of a model: judged, with the next turn's prompt. Repeatable.",
+        ),
+    ] = None,
+    is_ids: Annotated[bool, typer.Option("--ids", help="Print token ids.")] = False,
+    assumed: Annotated[
+        str | None,
+        typer.Option("--assume", metavar="MACHINE", help='Another machine, e.g. "8xH100-80GB".'),
+    ] = None,
+    overrides: Overrides = None,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Print exactly what a model is sent about a problem."""
+    from forge.commands.data_prompt import PromptRequest, show_prompt
+
+    request = PromptRequest(
+        problem=problem,
+        experiment=experiment,
+        run=None if run is None else find(run, store),
+        overrides=overrides or (),
+        assumed=assumed,
+        attempts=attempts or (),
+    )
+    with waiting("prompt", is_shown=bool(attempts) and not as_json):
+        shown = show_prompt(request)
+    if as_json:
+        return print_json(shown.to_json())
+    if shown.note and not is_ids:
+        say(f"messages without a chat template: {shown.note}")
+    if shown.unknown and not is_ids:
+        say(f"not in a first message: {shown.unknown}")
+    print_text(shown.ids() if is_ids else shown.text())
+
+
+@data_app.command("build")
+def build(
+    path: Annotated[Path, typer.Argument(metavar="X.toml", help="Settings of the build.")],
+    overrides: Overrides = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with the first broken row, as input.strict.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes; absent: one per core.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Build training rows from a data set: filter, check, remove duplicates, split."""
+    require_linux()
+    from forge.commands import data_build as view
+    from forge.commands.data_show import steps_table
+    from forge.config.load import load_build
+
+    given = [*(overrides or ()), *(["input.strict=true"] if strict else [])]
+    built = view.build_rows(
+        load_build(path, overrides=given), workers=workers, is_shown=not as_json
+    )
+    if as_json:
+        return print_json(built.manifest)
+    print_rich(steps_table(built.manifest["steps"]))
+    print_text(built.describe())
+
+
+@data_app.command("show")
+def show(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File of rows, or directory.")],
+    num: Annotated[int, typer.Option("--num", min=0, help="Number of samples.")] = 1,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Model whose tokens count as length.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show samples of a file of rows, their lengths, and the steps of its build."""
+    from forge.commands import data_show as view
+
+    found = view.look(path, num=num, tokenizer=tokenizer)
+    print_json(found.to_json()) if as_json else print_rich(view.render(found))
 
 
 @data_app.command("distill")

@@ -1,4 +1,6 @@
-"""Commands that describe this installation and others: keys, doctor, cluster check."""
+"""Commands about this installation and its runs as a whole: keys, doctor, cluster check, ps, gc,
+--version.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,11 @@ from typing import Annotated
 
 import typer
 
-from forge.cli.options import (
-    RUNS,
-    ExperimentFile,
-    Json,
-    Overrides,
-    Store,
-    app,
-    cluster_app,
-    find,
-)
-from forge.cli.printing import print_json, print_rich, print_text, waiting
+from forge.cli.options import RUNS, ExperimentFile, Json, Overrides, Store, app, find, group
+from forge.cli.printing import print_json, print_lines, print_rich, print_text, say, waiting
+from forge.version import __version__
+
+cluster_app = group("cluster", "Commands for other machines.")
 
 
 @app.command()
@@ -108,3 +104,70 @@ def check_nodes(file: ExperimentFile, overrides: Overrides = None, as_json: Json
         print_rich(render(findings))
     if not can_run(findings):
         raise typer.Exit(3)
+
+
+@app.command()
+def ps(store: Store = RUNS, as_json: Json = False) -> None:
+    """List the runs that are running now."""
+    from forge.commands.running import load_running, render_running
+
+    found = load_running(store)
+    if as_json:
+        return print_json(found)
+    if not found:
+        return say(f"{store}/: no run is running")
+    print_rich(render_running(found))
+
+
+@app.command()
+def gc(
+    with_checkpoints: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoints",
+            help="Also checkpoints of done runs, except the newest and the best of each stage.",
+        ),
+    ] = False,
+    is_confirmed: Annotated[
+        bool, typer.Option("--yes", help="Remove them; otherwise they are only listed.")
+    ] = False,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """List what killed commands left in a store directory, and remove it with --yes."""
+    import time
+
+    from forge.commands.garbage import describe, find_garbage, remove
+    from forge.views.text.numbers import size
+
+    found = find_garbage(store, now=time.time(), with_checkpoints=with_checkpoints)
+    if not found and not as_json:
+        return say(f"{store}/: nothing to remove")
+    if not as_json:
+        print_lines(describe(found))
+    freed, kept = remove(found) if is_confirmed else (0, [])
+    if as_json:
+        items = [each.to_json() for each in found]
+        return print_json({"found": items, "removed": is_confirmed, "kept": kept})
+    for line in kept:
+        say(line)
+    say(f"removed: {size(freed)}" if is_confirmed else "nothing was removed; --yes removes it")
+
+
+def _show(is_asked: bool) -> None:
+    if not is_asked:
+        return
+    from forge.origin import read_origin
+
+    print_text(f"forge {__version__}{read_origin()}")
+    raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show, is_eager=True, help="Show version and commit."),
+    ] = False,
+) -> None:
+    """Options of forge itself."""

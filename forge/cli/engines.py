@@ -1,0 +1,158 @@
+"""Commands that start engines for a model: chat, serve, eval."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forge.cli.options import RUNS, Device, Json, Overrides, Store, Wait, app, require_linux
+from forge.cli.printing import print_json, print_text, say, waiting, write
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|URL",
+        help="RUN[:STEP], a directory with a model or an adapter, a hub name (owner/name), or an "
+        "OpenAI-compatible server (http://HOST:PORT).",
+    ),
+]
+SuiteName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SUITE",
+        help="kernelbench-l1 to kernelbench-l4, a directory of problems, or an experiment file; "
+        "absent: the held-out problems of RUN.",
+    ),
+]
+Protocol = Annotated[
+    str | None, typer.Option(help="Protocol: forge, kernelbench or drkernel, as in judge.protocol.")
+]
+Baseline = Annotated[
+    str | None, typer.Option(help="Baseline of speed-ups: eager, compile or both.")
+]
+Samples = Annotated[
+    int | None, typer.Option(min=1, help="Answers to each problem at temperature 1.")
+]
+Turns = Annotated[int | None, typer.Option(min=1, max=16, help="Turns of an answer.")]
+Greedy = Annotated[
+    bool | None, typer.Option("--greedy/--no-greedy", help="One more answer at temperature 0.")
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the answers, as in eval.seed.")]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Number of problems, spread over the suite; absent: all.")
+]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="Model of the server; absent: the only one there.")
+]
+ApiKeyEnv = Annotated[
+    str | None, typer.Option(metavar="VARIABLE", help="Environment variable with the API key.")
+]
+
+
+@app.command()
+def chat(
+    run: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="Run, optionally at a step.")],
+    problem: Annotated[
+        str, typer.Option(help="File with a problem or a function; - is stdin.")
+    ] = "-",
+    turns: Annotated[int, typer.Option(min=1, max=16, help="Maximum attempts.")] = 3,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0 is greedy.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Ask a run's model for a kernel; each turn is judged, and stored beside the run."""
+    require_linux()
+    from forge.adapters.subjects import STDIN, read_source
+    from forge.commands import chat as view
+
+    if problem == "-" and sys.stdin is not None and sys.stdin.isatty():
+        say("enter a problem or a function of tensors, then Ctrl-D; or name a file with --problem")
+    name = "stdin" if problem == STDIN else Path(problem).stem
+    request = view.ChatRequest(
+        run=run, source=read_source(problem), name=name, turns=turns, temperature=temperature,
+        seed=seed,
+    )  # fmt: skip
+    with waiting("engine and judge start", is_shown=not as_json) as end_waiting:
+
+        def say_more(text: str) -> None:
+            end_waiting()
+            write(text)
+
+        played = view.chat(request, store_dir=store, say=None if as_json else say_more)
+    if as_json:
+        return print_json(played.to_json())
+    say(f'stored: "forge show {played.shown_path}" shows it')
+
+
+@app.command()
+def serve(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="X.toml|RUN[@STEP]", help="Experiment or run whose model is served."
+        ),
+    ],
+    socket: Annotated[Path | None, typer.Option(help="Unix socket to create.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on.")
+    ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Accept new weights from a run that trains.")
+    ] = False,
+    overrides: Overrides = None,
+    store: Store = RUNS,
+) -> None:
+    """Serve a model to other runs and to OpenAI clients. Runs name the address in serve.url."""
+    require_linux()
+    from forge.commands import serve as serving
+
+    request = serving.ServeRequest(
+        source=source, overrides=overrides or (), socket=socket, listen=listen,
+        accepts_weights=weights,
+    )  # fmt: skip
+    with waiting("engines start", is_shown=True) as end_waiting:
+
+        def say_ready(text: str) -> None:
+            end_waiting()
+            say(text)
+
+        serving.serve(request, store_dir=store, say=say_ready)
+
+
+@app.command("eval")
+def evaluate(
+    source: Model,
+    suite: SuiteName = None,
+    protocol: Protocol = None,
+    baseline: Baseline = None,
+    samples: Samples = None,
+    turns: Turns = None,
+    greedy: Greedy = None,
+    device: Device = "auto",
+    seed: Seed = None,
+    limit: Limit = None,
+    model_name: ModelName = None,
+    api_key_env: ApiKeyEnv = None,
+    overrides: Overrides = None,
+    wait_s: Wait = None,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a checkpoint or a server on a suite: pass@k, fast_p, speed-ups. "forge resume"
+    continues an interrupted one."""
+    require_linux()
+    from forge.commands.suite import EvalRequest, evaluate_suite
+
+    request = EvalRequest(
+        source=source, suite=suite, protocol=protocol, baseline=baseline, samples=samples,
+        turns=turns, greedy=greedy, device=device, seed=seed, limit=limit, model_name=model_name,
+        api_key_env=api_key_env, overrides=tuple(overrides or ()), store=Path(store),
+    )  # fmt: skip
+    found = evaluate_suite(request, quiet=as_json, wait_s=wait_s)
+    print_json(found.result) if as_json else print_text(str(found.paths.root))
