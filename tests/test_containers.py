@@ -16,7 +16,7 @@ from forge.commands.doctor.gpus import CAPABILITIES
 from forge.config.recipes import list_recipes
 from forge.install.machine import HostMachine, find_faults
 from forge.install.torch_build import TORCH_INDEX
-from forge.serve.installed.versions import TESTED_VLLM
+from forge.serve.engines import TESTED_VLLM
 
 ROOT = Path(__file__).parents[1]
 FILES = {path.name.partition(".")[0]: path for path in (ROOT / "containers").iterdir()}

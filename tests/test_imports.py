@@ -49,10 +49,9 @@ ROOMS: dict[str, set[str]] = {
     "rollout.rewards": {"config.schema", "process", "process.server"},
     "rollout.sampling": set(),
     # serve: inference engines
-    "serve": {"config.schema", "process", "process.server", "serve.installed", "serve.upload"},
-    "serve.installed": {"config.schema", "process"},
-    "serve.remote": {"config.schema", "process", "serve", "serve.upload"},
-    "serve.upload": {"config.schema", "process", "process.server", "serve"},
+    "serve": {"config.schema", "process", "process.server", "serve.upload"},
+    "serve.remote": {"config.schema", "process", "serve"},
+    "serve.upload": {"config.schema", "process", "process.server", "serve", "serve.remote"},
     "serve.engine": {"process", "process.server", "serve"},
     "serve.hf": {"process", "serve", "serve.engine"},
     "serve.llama": {"process", "serve", "serve.engine"},
@@ -149,7 +148,7 @@ ROOMS: dict[str, set[str]] = {
     # cluster: judges, engines and ranks of a trainer on other machines
     "cluster": {
         "config.schema", "origin", "process", "process.server", "evalpool", "serve",
-        "serve.installed", "train",
+        "train",
     },
     # children of `forge doctor`
     "commands.doctor.probes": {
@@ -196,7 +195,7 @@ PARTS = {
     "process.server", "cluster",
     "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
     "rollout.rewards", "rollout.sampling",
-    "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
+    "serve", "serve.remote", "serve.upload", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.compare", "views.report", "exits", "origin",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""
@@ -217,7 +216,7 @@ SUPERVISOR: dict[str, set[str]] = {
     },
     "commands": {
         "runner", "runner.plan", "runner.prepare", "runner.stages", "runner.weights",
-        "adapters", "commands.doctor", "commands.judge", "serve.upload",
+        "adapters", "commands.doctor", "commands.judge",
     },
     "commands.judge": {"adapters", "commands"},
     "adapters": {"client"},
@@ -234,7 +233,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     # The reward's settings pass through a rollout on their way to rewards.
     "forge/rollout/play.py": {"config.schema"},
     # An engine renders a chat with the same template code as training.
-    "forge/serve/engine/chat.py": {"data"},
+    "forge/serve/engine/formats.py": {"data"},
     # The store's public names.
     "forge/store/__init__.py": {"store.write"},
     # A source with a fault of its own needs no judge.

@@ -31,7 +31,7 @@ from forge.install.torch_build import (
     is_reachable,
     read_rocm_version,
 )
-from forge.serve.installed import versions
+from forge.serve import engines
 
 ROOT = Path(__file__).resolve().parents[1]
 WHOLE = HostMachine(
@@ -129,7 +129,7 @@ def test_other_systems_and_old_pythons_are_refused_at_once() -> None:
 def test_the_minimum_python_is_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["requires-python"] == ">={}.{}".format(*PYTHON_AT_LEAST)
-    assert versions.PYTHON_AT_LEAST == PYTHON_AT_LEAST
+    assert engines.PYTHON_AT_LEAST == PYTHON_AT_LEAST
 
 
 def test_the_entry_point_of_setup_loads_under_an_old_python() -> None:
@@ -390,8 +390,8 @@ def test_a_checkouts_earlier_distribution_is_removed_before_the_new_one_is_insta
 
 def test_the_changelog_has_the_sections_of_keep_a_changelog() -> None:
     lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
-    versions = [line for line in lines if line.startswith("## ")]
+    engines = [line for line in lines if line.startswith("## ")]
     kinds = [line.removeprefix("### ") for line in lines if line.startswith("### ")]
-    assert versions[0] == "## [Unreleased]"
+    assert engines[0] == "## [Unreleased]"
     assert kinds
     assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

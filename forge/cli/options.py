@@ -117,6 +117,6 @@ def require_linux() -> None:
         raise MachineError(
             f"forge runs on Linux only, and this is {sys.platform}; commands that read runs work"
         )
-    from forge.process.limits import require_limits
+    from forge.process.machine import require_limits
 
     require_limits()

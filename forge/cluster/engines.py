@@ -16,7 +16,7 @@ from forge.cluster.judges import MARGIN_S
 from forge.cluster.order import Role
 from forge.serve.client import ReplicaClient
 from forge.serve.elsewhere import settings_elsewhere
-from forge.serve.installed.engines import start_timeout_s
+from forge.serve.engines import start_timeout_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -29,7 +29,7 @@ from forge.errors import ForgeError, MachineError
 from forge.origin import source_digest
 from forge.process.child import open_child, thread_for_children
 from forge.process.devices import inventory
-from forge.process.gpu_claim import claim
+from forge.process.gpu_locks import claim
 from forge.process.server.network import port_file
 from forge.process.sockets import open_private_dir
 from forge.train.handle import FAILURE

@@ -29,7 +29,7 @@ from forge.data.problems import from_source
 from forge.errors import ConfigError
 from forge.evalpool.pool import open_pool
 from forge.exits import INTERRUPTED, Ending, ending_of, iter_leaves
-from forge.process.gpu_claim import claim
+from forge.process.gpu_locks import claim
 from forge.process.sockets import open_socket_dir
 from forge.records import AttemptEnd, Completion, Event, Problem, Prompt, Purpose, Trajectory, Turn
 from forge.rollout.play import GroupPlace, Rules, play_group

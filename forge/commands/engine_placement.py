@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from forge.config.schema import EvalStage
 from forge.runner.plan.model_shape import model_type
 from forge.runner.plan.placement import place
-from forge.serve.installed.engines import choose_engine
+from forge.serve.engines import choose_engine
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -35,7 +35,7 @@ from forge.process.environment import child_env
 from forge.records import Message
 from forge.runner.plan.model_shape import model_type
 from forge.runner.weights.resume import find_weights
-from forge.serve.installed.engines import ENGINES, LLAMA_MODELS
+from forge.serve.engines import ENGINES, LLAMA_MODELS
 from forge.store.identity import read_identity
 from forge.store.reader import open_run
 

@@ -31,7 +31,7 @@ from forge.runner.prepare.locate_model import locate_model
 from forge.runner.weights.resume import find_weights
 from forge.serve.front import Front
 from forge.serve.replicas import open_replicas
-from forge.serve.upload.endpoints import WeightEndpoints
+from forge.serve.upload.receiving import WeightEndpoints
 from forge.serve.weights import Weights
 from forge.store.layout import ARCHIVE_SUFFIX, find_run
 from forge.version import __version__

@@ -1,3 +1,4 @@
+# pyright: strict
 """HTTP requests to other processes and machines. Every client of forge sends through this file.
 
 `send` is for an event loop (engines, judges, servers behind a URL; `client`, https by httpx),
@@ -9,8 +10,6 @@ larger than MAX_ANSWER_BYTES.
 `send_blocking` uses the standard library: importing httpx takes 50 to 100 ms, which a person who
 types `forge status` would wait for. httpx and anyio are imported on first use.
 """
-
-# pyright: strict
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ import anyio
 from forge.errors import ChildDied, MachineError, Stalled
 from forge.process import lease
 from forge.process.ask import open_client, send
-from forge.process.limits import limit_behind
 from forge.process.logtail import read_last_lines
+from forge.process.machine import limit_behind
 from forge.process.sockets import check_socket_path
 
 if TYPE_CHECKING:

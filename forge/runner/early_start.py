@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import Stage
     from forge.runner.live.progress import Progress
-    from forge.serve.publishing import Publishing
-    from forge.serve.weights import Weights
+    from forge.serve.weights import Publishing, Weights
 
     OpenEngines = Callable[[], AbstractAsyncContextManager[Publishing[Any]]]
 

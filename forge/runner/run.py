@@ -26,7 +26,7 @@ import anyio
 from forge.config.load import dump_experiment, load_experiment
 from forge.errors import ForgeError, MachineError
 from forge.exits import Ending, ending_of
-from forge.process.limits import collect_less_often, use_one_heap
+from forge.process.machine import collect_less_often, use_one_heap
 from forge.process.sockets import open_socket_dir, remove_left_dirs, remove_socket_dir
 from forge.runner.attempt import describe_attempt
 from forge.runner.background import keep_status, log_to, record_end, record_status
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.config.schema import Experiment
-    from forge.process.gpu_claim import Claim
+    from forge.process.gpu_locks import Claim
     from forge.runner.plan.placement import Placement
 
 log = logging.getLogger(__name__)

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from forge.runner.past import EarlierAttempts
     from forge.runner.stages.run_context import RunContext
     from forge.serve.elsewhere import OpenEngineElsewhere
-    from forge.serve.publishing import Publishing
     from forge.serve.remote.remote import Remote
+    from forge.serve.weights import Publishing
 
 
 @dataclass(slots=True, kw_only=True)
@@ -181,7 +181,7 @@ class Work:
         run = self.run
         table = run.placement.settled(run.experiment.serve)
         if table.url and needs_training(run.experiment):
-            from forge.serve.remote.taking import open_takers
+            from forge.serve.upload.sending import open_takers
 
             return open_takers(
                 table, weights=run.weights.current, chat=run.prompter.chat,
@@ -236,7 +236,7 @@ class Work:
         """Raise, before anything is trained, if a server would not take the weights."""
         table = self.run.experiment.serve
         if table.url and needs_training(self.run.experiment):
-            from forge.serve.remote.taking import check_takers
+            from forge.serve.upload.sending import check_takers
 
             await check_takers(table, owner=self._owner, forge=__version__)
 

@@ -1,26 +1,26 @@
-"""The weights of a checkpoint's directory: its files, and their tensors without torch.
+"""The weights of a checkpoint or an adapter on disk: their files, their tensors without torch, and
+the checks that every engine makes before it loads a published directory.
 
-Called by `llama.checkpoint` and `vllm.weights`. Promise: a truncated or malformed file is a
+Called by the weight loading of llama, hf and vllm. Promise: a truncated or malformed file is a
 ConfigError before any tensor is read.
 
-The safetensors library is not used here. Its numpy side fails on bfloat16, and it maps the file,
-so that a file rewritten while it is read kills the process with SIGBUS. The format: 8 bytes of
-header length (little endian), JSON header, bytes of tensors.
+The safetensors library is not used here. Its numpy side fails on bfloat16, and it maps the file, so
+that a file rewritten while it is read kills the process with SIGBUS. The format: 8 bytes of header
+length (little endian), JSON header, bytes of tensors.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAX_HEADER_BYTES = 100_000_000
 """Limit of the reference implementation."""
@@ -141,3 +141,36 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: not a JSON object")
     return data
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def holds_adapter(path: Path) -> bool:
+    """True for a PEFT adapter, False for a full checkpoint. Raises ConfigError if there is no such
+    directory."""
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such directory of weights")
+    return (path / ADAPTER_CONFIG).exists()
+
+
+def read_lora_config(path: Path) -> dict[str, Any]:
+    """The adapter's config. Raises ConfigError unless it is a LoRA adapter."""
+    where = path / ADAPTER_CONFIG
+    config = read_json(where)
+    if (kind := config.get("peft_type")) != "LORA":
+        raise ConfigError(f"{where}: peft_type is {kind!r}; allowed is 'LORA'")
+    return config
+
+
+def check_names(path: Path, *, found: Set[str], needed: Set[str]) -> None:
+    """Raise ConfigError unless a directory holds exactly the tensors that are needed."""
+    if missing := sorted(needed - found):
+        raise ConfigError(f"{path}: {len(missing)} tensors missing, the first is {missing[0]}")
+    if extra := sorted(found - needed):
+        raise ConfigError(f"{path}: {len(extra)} tensors have no place, the first is {extra[0]}")
+
+
+def one_line(error: Exception) -> str:
+    """The beginning of a library's error message, in one line."""
+    return " ".join(str(error).split())[:300]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.config.schema import ServeTable, with_half_a_card
 from forge.process.child import ChildSpec
-from forge.serve.installed.engines import check_engine, resolve
+from forge.serve.engines import check_engine, resolve
 from forge.serve.replicas import engine_spec
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import anyio
 from forge.errors import ChildDied, ForgeError, Stalled
 from forge.process.ask import named_errors, open_client
 from forge.process.server.door import CLIENT_CLOSED, Door, parse_object, read_body
-from forge.serve.refusal import MAX_BODY_BYTES, openai_error
+from forge.serve.wire import MAX_BODY_BYTES, openai_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from forge.serve.replicas import Replicas
-    from forge.serve.upload.endpoints import WeightEndpoints
+    from forge.serve.upload.receiving import WeightEndpoints
 
 logger = logging.getLogger(__name__)
 

@@ -1,23 +1,25 @@
 # pyright: strict
-"""The contract of an engine, as the endpoints around it use it.
+"""The contract of an engine, as the endpoints around it use it: requests, samples, status.
 
 Implemented by `forge.serve.engine.worker.Worker` (llama and hf, stepped by a thread of forge) and
-by `forge.serve.vllm.engine.VllmEngine`; used by `engine.app` and `engine.events`.
+by `forge.serve.vllm.engine.VllmEngine`; requests are made by `engine.formats`. Promise: a request
+that passes `check` cannot make an engine abort its process.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import numpy as np
-
     from forge.records import Finish
-    from forge.serve.request import Request
 
 PREFIX_CACHE = "prefix_cache"
 """Feature: the common prefix with an earlier prompt is not evaluated again."""
@@ -119,3 +121,97 @@ class EnginePort(Protocol):
     def status(self) -> EngineStatus:
         """Numbers as of the last step."""
         ...
+
+
+MAX_SAMPLES = 4096
+"""Maximum samples of one request: bounds the work that one line of JSON can queue."""
+MAX_STOP_IDS = 16
+"""Capacity of a row in the slot table."""
+SEED_MASK = (1 << 64) - 1
+
+
+@dataclass(slots=True, eq=False)
+class EngineSample:
+    """One continuation of a request. Its outputs are set when it leaves its slot."""
+
+    request: Request
+    index: int
+    """Position in the request, from 0; part of the random counter."""
+    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    logprobs_t1: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    """Log probabilities at temperature 1 over the whole vocabulary; empty if not reported."""
+    versions: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Policy version of each token."""
+    finish: Finish | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """A prompt and the settings of its continuations."""
+
+    prompt: np.ndarray
+    """Token ids as int64; the engine narrows them after the check. [P]"""
+    n: int
+    max_tokens: int
+    temperature: float
+    seed: int
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    samples: list[EngineSample] = field(init=False, default_factory=list[EngineSample])
+    error: str = ""
+    """Reason if its samples were given up."""
+
+    @property
+    def is_done(self) -> bool:
+        """True once all samples are finished."""
+        return all(sample.finish is not None for sample in self.samples)
+
+    def check(self, *, num_vocab: int, context_tokens: int) -> None:
+        """Raise ConfigError, with found and allowed, for a request that cannot be served."""
+        check_tokens("prompt", self.prompt, num_vocab=num_vocab)
+        _check_range("n", self.n, 1, MAX_SAMPLES)
+        _check_range("max_tokens", self.max_tokens, 1, context_tokens)
+        check_length(self.prompt.size, self.max_tokens, context_tokens=context_tokens)
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check_range("top_k", self.top_k, 0, 1 << 31)
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"top_p: found {self.top_p}; allowed is above 0 up to 1")
+        _check_range("stop_token_ids: count", len(self.stop_token_ids), 0, MAX_STOP_IDS)
+        if self.stop_token_ids:
+            check_tokens("stop_token_ids", np.asarray(self.stop_token_ids), num_vocab=num_vocab)
+
+
+def check_tokens(name: str, tokens: np.ndarray, *, num_vocab: int) -> None:
+    """Raise ConfigError unless there are tokens and all are in the vocabulary."""
+    if tokens.size == 0:
+        raise ConfigError(f"{name}: found no token; at least one is needed")
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= num_vocab:
+        raise ConfigError(
+            f"{name}: found token {low if low < 0 else high}; allowed is 0 to {num_vocab - 1}"
+        )
+
+
+def check_score(
+    prompt: np.ndarray, completion: np.ndarray, *, num_vocab: int, context_tokens: int
+) -> None:
+    """Raise ConfigError for tokens that cannot be scored."""
+    check_tokens("prompt_ids", prompt, num_vocab=num_vocab)
+    check_tokens("completion_ids", completion, num_vocab=num_vocab)
+    check_length(prompt.size, completion.size, context_tokens=context_tokens)
+
+
+def check_length(prompt: int, completion: int, *, context_tokens: int) -> None:
+    """Raise ConfigError unless both fit into one sequence."""
+    if prompt + completion > context_tokens:
+        raise ConfigError(
+            f"found {prompt} prompt + {completion} completion tokens = {prompt + completion};"
+            f" allowed is {context_tokens} together (serve.context_tokens)"
+        )
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name}: found {value}; allowed is {low} to {high}")

@@ -26,7 +26,7 @@ from forge.errors import ChildDied, ConfigError, MachineError, NoRoom, Stalled
 from forge.process.busy import BusyClock
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
 from forge.serve.client import ReplicaClient
-from forge.serve.publishing import drain
+from forge.serve.weights import drain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence

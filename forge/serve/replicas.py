@@ -2,7 +2,7 @@
 """All replicas of a stage: kept alive, asked through a router, given new weights together.
 
 Opened by the runner; `generate` is the loop's port Generate (`forge.serve.served`), `publish` is
-that of `forge.serve.publishing`.
+that of `forge.serve.weights`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import anyio
 
 from forge.process.child import ChildSpec, ProcessObserver
 from forge.process.environment import child_env
-from forge.serve.installed.engines import (
+from forge.serve.engines import (
     check_adapters,
     check_engine,
     engine_argv,
@@ -22,8 +22,8 @@ from forge.serve.installed.engines import (
     start_timeout_s,
 )
 from forge.serve.port import SLEEP
-from forge.serve.publishing import Publishing
 from forge.serve.replica import Replica
+from forge.serve.weights import Publishing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -1,9 +1,10 @@
 # pyright: strict
-"""Binary format of completions: 8 bytes per token, where JSON takes 70 and blocks the event loop.
+"""Formats that engines and `forge serve` send: completions in binary, and errors as clients of
+OpenAI read them.
 
-Packed by `engine.app` for requests with `Accept: COMPACT`, unpacked by `client`. Promises: a round
-trip changes nothing but the precision of log probabilities (float32); invalid bytes raise
-MachineError and nothing else.
+A token takes 8 bytes, where JSON takes 70 and blocks the event loop. Packed by `engine.endpoints`
+for requests with `Accept: COMPACT`, unpacked by `client`. Promises: a round trip changes nothing
+but the precision of log probabilities (float32); invalid bytes raise MachineError and nothing else.
 
     b"FS1\\0" │ u32: bytes of header │ header │ u32 ids of all │ f32 logprobs of all
     header: JSON, [{n, finish, min_version, max_version}], one entry per completion
@@ -14,6 +15,7 @@ All little endian.
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -25,6 +27,8 @@ from forge.records import Completion, Finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from starlette.responses import Response
 
 COMPACT = "application/x-forge-samples"
 """Media type for Accept and Content-Type."""
@@ -82,3 +86,19 @@ def unpack(content: bytes) -> list[Completion]:
         struct.error,
     ) as error:
         raise MachineError(f"an answer in {COMPACT} is damaged: {error}") from error
+
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 64 << 20
+"""Eight times a prompt of a million tokens."""
+
+
+def openai_error(status: int, message: str) -> Response:
+    """An error answer, as clients of OpenAI's API read it."""
+    from starlette.responses import JSONResponse
+
+    message = " ".join(message.split())
+    logger.info("refused with %d: %s", status, message)
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return JSONResponse({"error": {"message": message, "type": kind}}, status_code=status)

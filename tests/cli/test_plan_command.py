@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from forge import cli
-from forge.process.devices import Gpu, Vendor
-from forge.process.gpu_claim import claim
-from forge.process.gpu_users import GpuUser, Occupancy
+from forge.process.devices import Gpu, GpuUser, Occupancy, Vendor
+from forge.process.gpu_locks import claim
 from forge.runner.plan import claiming
 from forge.runner.plan import machine as machine_module
 

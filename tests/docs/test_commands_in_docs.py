@@ -18,7 +18,7 @@ import typer.main
 
 from forge.adapters.http.models import JudgeCall
 from forge.cli import app, run_command
-from forge.serve.installed.versions import TESTED_VLLM
+from forge.serve.engines import TESTED_VLLM
 from tests.docs.pages import PAGES, ROOT, file_name, read_blocks, read_commands
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ CPUS = 3
 STOPPED_S = 2.0
 OUTAGE_S = 30.0
 JUDGE = "forge.evalpool.judge.app"
-ENGINE = "forge.serve.llama.app"
+ENGINE = "forge.serve.llama"
 TRAINER = "forge.train.trainer"
 
 

@@ -20,8 +20,7 @@ from pathlib import Path
 import pytest
 
 from forge.errors import MachineError
-from forge.process.devices import Gpu, inventory
-from forge.process.gpu_users import occupancies
+from forge.process.devices import Gpu, inventory, occupancies
 from tests.e2e.commands import children_of_run, forge, start, wait_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]

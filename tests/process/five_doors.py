@@ -28,8 +28,8 @@ from forge.records.examination import Examination
 from forge.records.verdict import Status, Verdict
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.stopping import StopRequest
-from forge.serve.engine.app import Endpoints
-from forge.serve.engine.chat import Texts
+from forge.serve.engine.endpoints import Endpoints
+from forge.serve.engine.formats import Texts
 from forge.serve.front import Front
 from forge.serve.served import Served
 from tests.runner.stages.desks import Recorder, make_desk

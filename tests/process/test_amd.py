@@ -16,9 +16,8 @@ from forge.config.schema import JudgeTable, ServeTable
 from forge.evalpool.judge.sandbox import gpu_files
 from forge.evalpool.links import judge_spec
 from forge.process import devices
-from forge.process.devices import BLOCKING_VARIABLES, Gpu, Vendor
+from forge.process.devices import BLOCKING_VARIABLES, Gpu, Vendor, occupancies
 from forge.process.environment import child_env
-from forge.process.gpu_users import occupancies
 from forge.serve import replicas
 from forge.train.handle import QUIET
 
@@ -106,7 +105,7 @@ def test_used_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = devices.inventory()
     assert occupancies(cards)[cards[5].uuid].users == (), "a driver's own 283 MB"
     busy = [replace(card, free_bytes=100 << 30) for card in cards]
-    monkeypatch.setattr("forge.process.gpu_users.amd_gpus", lambda: busy)
+    monkeypatch.setattr("forge.process.devices.amd_gpus", lambda: busy)
     found = occupancies(cards)[cards[5].uuid]
     assert found.free_bytes == 100 << 30
     assert [user.memory_bytes for user in found.users] == [(196_592 << 20) - (100 << 30)]

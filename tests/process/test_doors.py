@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forge.process.limits import require_limits
+from forge.process.machine import require_limits
 from forge.process.server import connections, door, serving
 from tests.examples import examples
 from tests.process.five_doors import DOORS, OpenDoor, open_door, read_answer

@@ -14,14 +14,14 @@ import pytest
 
 from forge.errors import MachineError
 from forge.process.devices import Gpu, Vendor
-from forge.process.gpu_claim import claim, claimed, holders
+from forge.process.gpu_locks import claim, claimed, holders
 
 ROOT = Path(__file__).parents[2]
 HOLDS = """
 import sys, time
 from pathlib import Path
 from forge.process.devices import Gpu, Vendor
-from forge.process.gpu_claim import claim
+from forge.process.gpu_locks import claim
 
 card = Gpu(vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1)
 with claim([card], run="first-1", folder=Path(sys.argv[1])):

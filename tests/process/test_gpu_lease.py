@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forge.errors import MachineError, Stalled
-from forge.process.gpu_lease import GpuLease
+from forge.process.gpu_locks import GpuLease
 
 
 def test_readers_share_the_gpu_and_block_the_writer(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_gpus_are_locked_independently(tmp_path: Path) -> None:
 
 def test_the_end_of_a_holder_frees_the_gpu(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from forge.process.gpu_lease import GpuLease\n"
+        "import sys, time; from pathlib import Path; from forge.process.gpu_locks import GpuLease\n"
         "with GpuLease('GPU-1', folder=Path(sys.argv[1])).exclusive(timeout_s=1):\n"
         "    print('held', flush=True); time.sleep(60)"
     )

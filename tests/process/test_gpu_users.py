@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from forge.process import devices, gpu_users
-from forge.process.devices import Gpu, Vendor, why_hidden
-from forge.process.gpu_users import GpuUser, occupancies, users_of
+from forge.process import devices
+from forge.process.devices import Gpu, GpuUser, Vendor, occupancies, users_of, why_hidden
 
 
 def make_card(index: int = 0, **changes: Any) -> Gpu:
@@ -23,7 +22,7 @@ def test_bytes_of_no_visible_process_belong_to_an_unknown_one(monkeypatch):
     assert users_of([], used_bytes=600 << 20) == (), "a driver's own"
     (unseen,) = users_of([], used_bytes=50 << 30)
     assert str(unseen) == "53.7 GB are held by processes that are not visible here"
-    monkeypatch.setattr(gpu_users, "_is_on_a_card", lambda pid: pid == os.getpid())
+    monkeypatch.setattr(devices, "_is_on_a_card", lambda pid: pid == os.getpid())
     seen, rest = users_of([(os.getpid(), 10 << 30), (1, 20 << 30)], used_bytes=30 << 30)
     assert seen.pid == os.getpid()
     assert str(seen).startswith(f"pid {os.getpid()} (")

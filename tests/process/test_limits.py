@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from forge.process import limits
-from forge.process.limits import limit_behind
+from forge.process import machine
+from forge.process.machine import limit_behind
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def test_a_limit_that_no_run_can_live_with_is_one_line_and_exit_3(
 
 def test_the_soft_limit_of_open_files_is_raised() -> None:
     code = (
-        "import resource as r; from forge.process.limits import require_limits;"
+        "import resource as r; from forge.process.machine import require_limits;"
         "hard = r.getrlimit(r.RLIMIT_NOFILE)[1]; r.setrlimit(r.RLIMIT_NOFILE, (100, hard));"
         "require_limits(); print(r.getrlimit(r.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert int(done.stdout) >= limits.MIN_OPEN_FILES
+    assert int(done.stdout) >= machine.MIN_OPEN_FILES
 
 
 @pytest.mark.parametrize(
@@ -60,20 +60,20 @@ def test_the_limit_behind_a_failure_is_named(
     words: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {resource.RLIMIT_AS: 9 << 30, resource.RLIMIT_NOFILE: 700}
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: (found[kind], found[kind]))
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (found[kind], found[kind]))
     assert said in limit_behind(words)
     assert bool(limit_behind(words)) is bool(said)
 
 
 def test_without_a_limit_nothing_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     endless = resource.RLIM_INFINITY
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: (endless, endless))
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (endless, endless))
     assert limit_behind("MemoryError") == ""
 
 
 def test_the_threads_of_a_supervisor_allocate_from_one_heap() -> None:
     code = (
-        "import ctypes, threading; from forge.process.limits import use_one_heap;"
+        "import ctypes, threading; from forge.process.machine import use_one_heap;"
         "use_one_heap();"
         "threads = [threading.Thread(target=lambda: bytes(9999)) for _ in range(3)];"
         "[(each.start(), each.join()) for each in threads];"
@@ -86,7 +86,7 @@ def test_the_threads_of_a_supervisor_allocate_from_one_heap() -> None:
 TABLES = """
 import ctypes
 from pathlib import Path
-from forge.process.limits import use_one_heap
+from forge.process.machine import use_one_heap
 
 use_one_heap()
 libc = ctypes.CDLL(None)
@@ -120,7 +120,7 @@ def test_a_large_block_goes_back_to_the_system_when_it_is_freed() -> None:
 def test_the_collector_passes_seldom_and_still_frees_cycles() -> None:
     code = """
 import gc, weakref
-from forge.process.limits import COLLECT_AFTER, collect_less_often
+from forge.process.machine import COLLECT_AFTER, collect_less_often
 class Node: pass
 collect_less_often()
 passes = []

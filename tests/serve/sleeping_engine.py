@@ -14,9 +14,8 @@ import numpy as np
 
 from forge.process.lease import hold_lease
 from forge.records import Finish
-from forge.serve.engine.main import serve_engine
-from forge.serve.port import FULL, SCORE, SLEEP, Chunk, EngineStatus
-from forge.serve.request import EngineSample, Request
+from forge.serve.engine.endpoints import serve_engine
+from forge.serve.port import FULL, SCORE, SLEEP, Chunk, EngineSample, EngineStatus, Request
 
 
 class Sleeper:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.serve.request import Request
+from forge.serve.port import Request
 
 if TYPE_CHECKING:
     from conftest import Reference

@@ -18,12 +18,18 @@ from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.ask import JSON_TYPE
 from forge.process.server.serving import serve_task
 from forge.records import Finish
-from forge.serve.engine import app
-from forge.serve.engine.app import Endpoints
-from forge.serve.engine.chat import Texts
-from forge.serve.engine.completions import request_from
-from forge.serve.port import ADAPTER, COMPACT_WIRE, SCORE, SLEEP, Chunk, EngineStatus
-from forge.serve.request import EngineSample, Request
+from forge.serve.engine.endpoints import Endpoints
+from forge.serve.engine.formats import Texts, request_from
+from forge.serve.port import (
+    ADAPTER,
+    COMPACT_WIRE,
+    SCORE,
+    SLEEP,
+    Chunk,
+    EngineSample,
+    EngineStatus,
+    Request,
+)
 from forge.serve.wire import COMPACT, unpack
 
 pytestmark = pytest.mark.anyio
@@ -214,7 +220,7 @@ async def test_sleep_waits_for_an_engine_that_still_aborts() -> None:
 
 
 async def test_an_engine_sleeps_only_when_idle_and_able(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "ABORTED_S", 0.05)
+    monkeypatch.setattr("forge.serve.engine.endpoints.ABORTED_S", 0.05)
     busy, unable = FakeEngine(), FakeEngine(features=frozenset())
     busy.now = EngineStatus(version=0, running=1, waiting=2)
     for engine, status, said in ((busy, 503, "3 samples"), (unable, 400, "no sleep")):

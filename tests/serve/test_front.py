@@ -29,9 +29,9 @@ from forge.config.schema import ServeTable
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError, MachineError
 from forge.records import Prompt
-from forge.serve.remote.openai_wire import Dialect
+from forge.serve.remote.dialects import Dialect
 from forge.serve.remote.remote import open_remote
-from forge.serve.remote.taking import check_takers, open_takers
+from forge.serve.upload.sending import check_takers, open_takers
 from forge.serve.weights import Weights
 
 if TYPE_CHECKING:

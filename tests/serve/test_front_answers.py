@@ -22,7 +22,7 @@ from forge.process.busy import BusyClock
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.serve.front import Front
-from forge.serve.remote.openai_wire import Dialect
+from forge.serve.remote.dialects import Dialect
 from forge.serve.remote.remote import open_remote
 from forge.serve.served import Served
 

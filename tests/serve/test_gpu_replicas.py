@@ -20,11 +20,10 @@ import pytest
 
 from forge.config.schema import ServeTable
 from forge.errors import MachineError
-from forge.process.devices import Gpu, inventory
-from forge.process.gpu_users import occupancies
+from forge.process.devices import Gpu, inventory, occupancies
 from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
-from forge.serve.installed.engines import check_engine
+from forge.serve.engines import check_engine
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
 

@@ -28,7 +28,7 @@ from tests.serve.stepped import gap, request, run
 if TYPE_CHECKING:
     from conftest import Reference
 
-    from forge.serve.request import Request
+    from forge.serve.port import Request
 
 GAP = 1e-4
 """Allowed mean |Δ logprob| in exact mode."""

@@ -11,10 +11,10 @@ import pytest
 
 from forge.errors import ConfigError
 from forge.records import Finish
-from forge.serve.llama.convert import Precision
+from forge.serve.llama.checkpoint import Precision
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
-from forge.serve.request import Request
+from forge.serve.port import Request
 from tests.serve.stepped import gap, request, run
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from forge.process.ask import open_client
 from forge.process.sockets import open_socket_dir
 from forge.records import Finish, Prompt
 from forge.serve.client import ReplicaClient
-from forge.serve.installed.engines import check_engine
+from forge.serve.engines import check_engine
 from forge.serve.replica import Restarts
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights

@@ -16,7 +16,7 @@ from forge.config.schema import ServeTable
 from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
 from forge.serve.client import ReplicaClient
-from forge.serve.installed.engines import ENGINES, EngineKind
+from forge.serve.engines import ENGINES, EngineKind
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from tests.serve.made_up_replicas import Client, come_up, go_down, made_up_replicas

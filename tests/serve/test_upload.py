@@ -16,18 +16,24 @@ import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
-import forge.serve.upload.sender
+import forge.serve.upload.sending
 from forge.config.schema import ServeTable
 from forge.errors import ConfigError, ForgeError, MachineError, Stalled
 from forge.process.ask import open_url_client
 from forge.process.server.door import Door
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
-from forge.serve.upload.claims import SILENT_S, Claims, PublishClaim
-from forge.serve.upload.endpoints import WeightEndpoints
-from forge.serve.upload.held import RESERVE_BYTES, HeldFiles, LostPlace
-from forge.serve.upload.manifest import Digests, read_manifest
-from forge.serve.upload.sender import LostClaim, WeightSender
+from forge.serve.upload.files import Digests, read_manifest
+from forge.serve.upload.receiving import (
+    CLAIM_SILENT_S,
+    RESERVE_BYTES,
+    Claims,
+    HeldFiles,
+    LostPlace,
+    PublishClaim,
+    WeightEndpoints,
+)
+from forge.serve.upload.sending import LostClaim, WeightSender
 from forge.serve.weights import Weights
 
 pytestmark = pytest.mark.anyio
@@ -175,7 +181,7 @@ async def test_only_files_that_the_server_lacks_are_sent(tmp_path: Path) -> None
 async def test_an_upload_that_was_cut_off_continues_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forge.serve.upload.sender, "PIECE_BYTES", 50_000)
+    monkeypatch.setattr(forge.serve.upload.sending, "PIECE_BYTES", 50_000)
     wanted = weights(tmp_path, "a", version=1)
     async with hosting(tmp_path) as (host, _), sending(host) as sender:
         await sender.claim()
@@ -212,7 +218,7 @@ async def test_bytes_that_arrive_changed_are_sent_again(tmp_path: Path) -> None:
 async def test_a_network_that_goes_away_and_returns_delays_a_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forge.serve.upload.sender, "RETRY_PAUSE_S", 0.05)
+    monkeypatch.setattr(forge.serve.upload.sending, "RETRY_PAUSE_S", 0.05)
     wanted = weights(tmp_path, "a", version=1)
     async with hosting(tmp_path) as (host, tasks), sending(host) as sender:
         await sender.claim()
@@ -319,13 +325,13 @@ def test_a_silent_run_loses_its_claim_and_a_living_one_keeps_it() -> None:
     claims = Claims()
     first = claims.take("a", now=0.0)
     assert isinstance(first, PublishClaim)
-    assert claims.refusal(first.key, now=SILENT_S - 1) == ""
-    assert isinstance(claims.take("b", now=2 * SILENT_S - 2), str)
-    second = claims.take("b", now=2 * SILENT_S)
+    assert claims.refusal(first.key, now=CLAIM_SILENT_S - 1) == ""
+    assert isinstance(claims.take("b", now=2 * CLAIM_SILENT_S - 2), str)
+    second = claims.take("b", now=2 * CLAIM_SILENT_S)
     assert isinstance(second, PublishClaim)
-    assert claims.refusal(first.key, now=2 * SILENT_S) == "b publishes here now"
+    assert claims.refusal(first.key, now=2 * CLAIM_SILENT_S) == "b publishes here now"
     claims.release(first.key)
-    assert isinstance(claims.take("a", now=2 * SILENT_S), str)
+    assert isinstance(claims.take("a", now=2 * CLAIM_SILENT_S), str)
 
 
 def test_a_manifest_is_checked_entry_by_entry() -> None:

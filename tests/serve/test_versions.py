@@ -12,20 +12,18 @@ import pytest
 from forge.config.schema import ServeTable
 from forge.errors import MachineError
 from forge.process.devices import Gpu, Vendor
-from forge.serve.installed.engines import (
+from forge.serve.engines import (
     ENGINES,
+    TESTED_VLLM,
+    Interpreter,
     check_engine,
     choose_engine,
     find_fault,
-    installed_engines,
-    resolve,
-)
-from forge.serve.installed.versions import (
-    TESTED_VLLM,
-    Interpreter,
     find_mismatch,
+    installed_engines,
     is_tested_vllm,
     read_interpreter,
+    resolve,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +87,7 @@ def test_a_llama_built_for_another_vendors_gpus_is_refused(
     monkeypatch: pytest.MonkeyPatch, vendor: Vendor, backend: str, fits: bool
 ) -> None:
     card = Gpu(vendor=vendor, index=0, uuid="GPU-1", name="x", memory_bytes=1, free_bytes=1)
-    monkeypatch.setattr("forge.serve.installed.versions.inventory", lambda: (card,))
+    monkeypatch.setattr("forge.serve.engines.inventory", lambda: (card,))
     built = replace(LLAMA, llama_backends=frozenset({"cpu", backend}))
     said = find_fault("llama", built, num_gpus=1)
     if fits:
@@ -117,10 +115,10 @@ def test_auto_is_the_fastest_engine_for_model_and_devices(
     assert chosen(()) == "llama", "whose advice says how to install it"
     assert chosen(gpu, *ALL) == "vllm"
     assert chosen(gpu, "llama", "hf", model_type="qwen3_moe") == "hf"
-    monkeypatch.setattr("forge.serve.installed.engines.read_interpreter", lambda _table: LLAMA)
+    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: LLAMA)
     assert chosen(gpu, "llama", "hf") == "hf"
     built = replace(LLAMA, llama_backends=frozenset({"cpu", "vulkan"}))
-    monkeypatch.setattr("forge.serve.installed.engines.read_interpreter", lambda _table: built)
+    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: built)
     assert chosen(gpu, "llama", "hf") == "llama"
     assert choose_engine(ServeTable(engine="hf"), gpus=gpu, installed=ALL)[0] == "hf"
 

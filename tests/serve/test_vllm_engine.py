@@ -18,11 +18,10 @@ import pytest
 
 from forge.errors import ConfigError, MachineError
 from forge.records import Finish
-from forge.serve.port import Chunk
-from forge.serve.request import Request
-from forge.serve.vllm.app import count_no_tokens, make_app
+from forge.serve.port import Chunk, Request
+from forge.serve.vllm.__main__ import make_app
 from forge.serve.vllm.engine import VllmEngine
-from forge.serve.vllm.flight import Counters, Vllm
+from forge.serve.vllm.library import Counters, Vllm, count_no_tokens
 from forge.serve.vllm.settings import MAX_LORAS, read_settings
 
 if TYPE_CHECKING:
@@ -412,8 +411,8 @@ async def test_the_child_answers_once_the_engine_is_ready_and_stops_it_with_the_
         "stop_token_ids": [7],
     }  # fmt: skip
     vllm = make_vllm(llm)
-    monkeypatch.setattr("forge.serve.vllm.app.open_vllm", lambda _settings: vllm)
-    monkeypatch.setattr("forge.serve.vllm.app.gc.freeze", lambda: None)
+    monkeypatch.setattr("forge.serve.vllm.__main__.open_vllm", lambda _settings: vllm)
+    monkeypatch.setattr("forge.serve.vllm.__main__.gc.freeze", lambda: None)
     child = make_app(config, read_settings(config))
     async with child.router.lifespan_context(child):
         assert llm.calls == [("forge_start", []), ("forge_gpu_bytes",)]
@@ -439,8 +438,8 @@ async def test_a_vllm_that_does_not_start_logs_the_reason_in_one_line(
     def fail(_settings: object) -> None:
         raise ValueError("Free memory on device\n(1 GiB) is too little")
 
-    monkeypatch.setattr("forge.serve.vllm.app.open_vllm", fail)
-    monkeypatch.setattr("forge.serve.vllm.app.os._exit", end)
+    monkeypatch.setattr("forge.serve.vllm.__main__.open_vllm", fail)
+    monkeypatch.setattr("forge.serve.vllm.__main__.os._exit", end)
     config = {
         "model_dir": str(tied.path), "context_tokens": 64, "slots": 8, "precision": "fast",
     }  # fmt: skip

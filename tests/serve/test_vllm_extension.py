@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from forge.serve.engine.card import card_turns
+from forge.process.gpu_locks import card_turns
 from forge.serve.vllm.extension import ForgeWorker, bare_layers, in_turns
 
 
@@ -172,7 +172,7 @@ def test_turns_hold_every_named_gpu_and_nothing_without_names(
             yield
             did.append(f"-{self.uuid}")
 
-    monkeypatch.setattr("forge.serve.engine.card.GpuLease", FakeLease)
+    monkeypatch.setattr("forge.process.gpu_locks.GpuLease", FakeLease)
     with card_turns([])():
         assert did == []
     with card_turns(["b", "a"])():

@@ -27,13 +27,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from forge.config.schema import ServeTable
 from forge.errors import ConfigError, MachineError
-from forge.process.devices import inventory
-from forge.process.gpu_lease import GpuLease
-from forge.process.gpu_users import occupancies
+from forge.process.devices import inventory, occupancies
+from forge.process.gpu_locks import GpuLease
 from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
 from forge.serve.client import ReplicaClient
-from forge.serve.installed.engines import check_engine
+from forge.serve.engines import check_engine
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
 from tests.serve.observed import Pids

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from forge.errors import ConfigError
 from forge.serve.engine.draws import sample_seed
-from forge.serve.request import Request
-from forge.serve.vllm.app import note_step
-from forge.serve.vllm.flight import Counters, sampled_logprobs
+from forge.serve.port import Request
+from forge.serve.vllm.engine import check_weights, checkpoint_shapes, sampled_logprobs
+from forge.serve.vllm.library import Counters, note_step
 from forge.serve.vllm.settings import (
     engine_arguments,
     environment,
@@ -27,7 +27,6 @@ from forge.serve.vllm.settings import (
     read_settings,
     sampling_arguments,
 )
-from forge.serve.vllm.weights import check_weights, checkpoint_shapes
 
 if TYPE_CHECKING:
     from conftest import Reference

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from forge.errors import MachineError
 from forge.records import Completion, Finish
-from forge.serve.engine.completions import choice, completion
-from forge.serve.request import EngineSample, Request
+from forge.serve.engine.formats import choice, completion
+from forge.serve.port import EngineSample, Request
 from forge.serve.wire import pack, unpack
 
 IDS = st.integers(0, 2**32 - 1)

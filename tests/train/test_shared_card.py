@@ -11,7 +11,7 @@ import pytest
 
 from forge.config.schema import GrpoStage, SftStage
 from forge.errors import Stalled
-from forge.process.gpu_lease import GpuLease
+from forge.process.gpu_locks import GpuLease
 from forge.train.trainer.child import card
 from tests.train.samples import make_samples
 from tests.train.trained import OneBatch, grpo_trainer, settings_of

@@ -112,7 +112,7 @@ def test_lines_of_vllm_are_sorted_too(tmp_path: Path):
     (folder.parent / "latest").symlink_to("attempt-1")
     (folder / "serve-0.log").write_text(
         "INFO 11-21 18:08:01 [model.py:5] first\n"
-        f"{STAMP} INFO forge.serve.engine.app: second\n"
+        f"{STAMP} INFO forge.serve.engine.endpoints: second\n"
         "(EngineCore pid=7) WARNING 11-21 18:08:31 [core.py:1] third\n"
         "INFO 11-21 18:09:44 [core.py:2] last\n"
     )

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from forge.commands.doctor.finding import Finding, Severity, warning
 from forge.commands.doctor.software import Imported
 from forge.config.schema import ServeTable
-from forge.serve.installed.engines import ENGINES, choose_engine
-from forge.serve.installed.versions import (
+from forge.serve.engines import (
+    ENGINES,
     TESTED_VLLM,
     Interpreter,
+    choose_engine,
     find_mismatch,
     is_tested_vllm,
 )

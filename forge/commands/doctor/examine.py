@@ -33,10 +33,10 @@ from forge.config.schema import ServeTable
 from forge.errors import ForgeError, MachineError
 from forge.evalpool.judge.sandbox.enter import read_sysctls
 from forge.process.devices import nvidia_driver
-from forge.process.gpu_claim import holders
+from forge.process.gpu_locks import holders
 from forge.process.sockets import open_socket_dir
 from forge.runner.plan.machine import Machine, this_machine
-from forge.serve.installed.versions import read_interpreter
+from forge.serve.engines import read_interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

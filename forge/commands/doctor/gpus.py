@@ -19,8 +19,7 @@ from forge.views.text.numbers import size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from forge.process.devices import Gpu
-    from forge.process.gpu_users import GpuUser
+    from forge.process.devices import Gpu, GpuUser
 
 NEEDED_BYTES = 3 << 30
 """Free memory of a GPU that is tried: three processes with a context each."""

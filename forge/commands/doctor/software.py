@@ -15,7 +15,7 @@ from forge.commands.doctor.finding import Finding, error, warning
 from forge.commands.doctor.probe import run_probe
 from forge.errors import pip_install
 from forge.exits import EXTRAS
-from forge.serve.installed.versions import PYTHON_AT_LEAST
+from forge.serve.engines import PYTHON_AT_LEAST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ import anyio
 from forge.commands.doctor.engines import TARGETS, EngineFacts
 from forge.commands.doctor.probe import Outcome, run_probe
 from forge.commands.doctor.software import NEEDS, PACKAGES, Imports, import_packages
-from forge.serve.installed.engines import ENGINES
+from forge.serve.engines import ENGINES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -58,7 +58,7 @@ from forge.evalpool.wire import (
 )
 from forge.process.busy import BusyClock
 from forge.process.lease import hold_lease
-from forge.process.limits import limit_behind, use_one_heap
+from forge.process.machine import limit_behind, use_one_heap
 from forge.process.server.door import Door
 from forge.process.server.serving import serve
 

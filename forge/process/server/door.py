@@ -1,3 +1,4 @@
+# pyright: strict
 """The guard of every server of forge: who may ask, and the shape and bounds of a request.
 
 Around every server: control.sock, engines, judges, reward functions, `forge judge --serve`, `forge
@@ -13,8 +14,6 @@ served.
 Starlette's TrustedHostMiddleware is not used: it compares names, so it knows neither 127.0.0.2 nor
 other forms of ::1, and it answers in plain text, which no client of ours or of OpenAI's reads.
 """
-
-# pyright: strict
 
 from __future__ import annotations
 

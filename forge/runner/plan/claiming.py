@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from forge.process.gpu_claim import Claim, claim
+from forge.process.gpu_locks import Claim, claim
 from forge.runner.plan.gpu_fit import CardBusy
 
 if TYPE_CHECKING:

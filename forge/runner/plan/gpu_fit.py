@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from forge.config.schema import Experiment
-    from forge.process.devices import Gpu
-    from forge.process.gpu_users import GpuUser
+    from forge.process.devices import Gpu, GpuUser
     from forge.runner.plan.gpu_costs import ServeBytes
     from forge.runner.plan.model_shape import ModelShape
     from forge.runner.plan.placement import Placement

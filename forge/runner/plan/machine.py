@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError
-from forge.process.devices import Gpu, Vendor, hidden_gpus, inventory
-from forge.process.gpu_claim import claimed
-from forge.process.gpu_users import GpuUser, occupancies
+from forge.process.devices import Gpu, GpuUser, Vendor, hidden_gpus, inventory, occupancies
+from forge.process.gpu_locks import claimed
 from forge.process.machine import free_bytes, total_memory_bytes
-from forge.serve.installed.engines import ENGINES, installed_engines
+from forge.serve.engines import ENGINES, installed_engines
 
 if TYPE_CHECKING:
     from pathlib import Path

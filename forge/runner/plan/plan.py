@@ -31,7 +31,7 @@ from forge.runner.plan.requirements import (
     require_site_packages,
     require_trainer,
 )
-from forge.serve.installed.engines import ENGINES, choose_engine
+from forge.serve.engines import ENGINES, choose_engine
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from forge.records import Split
 from forge.runner.plan.attention import PACKAGE, flash_refusal
 from forge.runner.plan.model_shape import lora_rank, model_shape
 from forge.runner.plan.needs import needs_serving, num_ranks
-from forge.serve.installed.engines import ENGINES, check_adapters, check_engine
+from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.refusals import refusals
 from forge.views.text.numbers import gigabytes
 

@@ -22,8 +22,8 @@ from forge.runner.stages.trainer_state import Engines, TrainerState
 if TYPE_CHECKING:
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.runner.weights.sync import TurnGate
-    from forge.serve.publishing import Publishing
     from forge.serve.remote.remote import Remote
+    from forge.serve.weights import Publishing
 
 
 async def alternate_with_training(

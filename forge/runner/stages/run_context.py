@@ -12,7 +12,7 @@ from forge.data.splits import in_split
 from forge.records import Split
 from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
-from forge.serve.remote.url_client import RefusedRequest
+from forge.serve.remote.remote import RefusedRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from forge.runner.stages.plug import TrainerPlug
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.runner.weights.sync import WeightSync
-    from forge.serve.publishing import Publishing
     from forge.serve.remote.remote import Remote
+    from forge.serve.weights import Publishing
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer
 

@@ -24,7 +24,7 @@ from forge.process.child import describe_exit
 from forge.records import Event
 from forge.runner.plan.attention import resolve_attention
 from forge.runner.plan.prefix_sharing import share_prefixes
-from forge.serve.installed.engines import ENGINES
+from forge.serve.engines import ENGINES
 from forge.train.handle import TrainerJob, open_trainer
 from forge.views.text.numbers import gigabytes
 

@@ -20,8 +20,8 @@ from forge.evalpool.seat import State
 from forge.runner.live.observer import Seen
 from forge.runner.stages.trainer_state import TrainerState
 from forge.serve.remote.remote import Remote
-from forge.serve.remote.taking import RemoteReplicas
 from forge.serve.replicas import Replicas
+from forge.serve.upload.sending import RemoteReplicas
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

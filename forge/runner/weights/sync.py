@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.runner.weights.resume import StartingWeights
-    from forge.serve.publishing import Publishing
     from forge.serve.remote.remote import Remote
+    from forge.serve.weights import Publishing
     from forge.store.write.writer import Writer
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forge.serve.request import SEED_MASK
+from forge.serve.port import SEED_MASK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from forge.serve.port import Chunk, EngineStatus
 if TYPE_CHECKING:
     import numpy as np
 
-    from forge.serve.request import EngineSample, Request
+    from forge.serve.port import EngineSample, Request
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,17 @@ from forge.serve.engine.draws import uniforms
 from forge.serve.hf.model import HfModel
 from forge.serve.hf.rows import Row, RowCache, counters_of, knobs_of
 from forge.serve.hf.sampler import draw
-from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, SLEEP, EngineStatus
-from forge.serve.request import EngineSample, Request, check_score
+from forge.serve.port import (
+    COMPACT_WIRE,
+    FULL,
+    LORA,
+    SCORE,
+    SLEEP,
+    EngineSample,
+    EngineStatus,
+    Request,
+    check_score,
+)
 
 SCORE_TOKENS = 512
 """Tokens scored in one forward pass: their logits over a vocabulary of 150k take 300 MB in f32."""

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from forge.errors import ConfigError
-from forge.serve.engine.weight_files import check_names, holds_adapter, one_line, read_lora_config
+from forge.serve.checkpoint_files import check_names, holds_adapter, one_line, read_lora_config
 from forge.serve.hf.rows import RowCache
 from forge.serve.port import ADAPTER, FULL
 

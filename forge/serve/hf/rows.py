@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer
 
 from forge.records import Finish
 from forge.serve.engine.draws import Draw, Knobs
-from forge.serve.request import SEED_MASK, EngineSample
+from forge.serve.port import SEED_MASK, EngineSample
 
 if TYPE_CHECKING:
     from transformers import DynamicCache

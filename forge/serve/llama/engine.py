@@ -27,12 +27,17 @@ import numpy as np
 from forge.errors import ConfigError
 from forge.records import Finish
 from forge.serve.engine.draws import uniforms
-from forge.serve.llama.batch import DecodeBatch, score
-from forge.serve.llama.model import BATCH_TOKENS, MAX_SEQUENCES, LlamaModel, ModelSettings
+from forge.serve.llama.model import (
+    BATCH_TOKENS,
+    MAX_SEQUENCES,
+    DecodeBatch,
+    LlamaModel,
+    ModelSettings,
+    score,
+)
 from forge.serve.llama.sampler import TokenSampler
 from forge.serve.llama.slots import Counts, Fork, Prefill, Slots, Starts
-from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, EngineStatus
-from forge.serve.request import EngineSample, Request
+from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, EngineSample, EngineStatus, Request
 
 MAX_SLOTS = MAX_SEQUENCES - 1
 """One sequence id is reserved for scoring."""

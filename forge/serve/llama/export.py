@@ -16,10 +16,8 @@ import numpy as np
 
 from forge.process.lease import hold_lease
 from forge.serve.checkpoint_files import read_json
-from forge.serve.llama.batch import DecodeBatch
-from forge.serve.llama.checkpoint import Checkpoint, open_weights
-from forge.serve.llama.convert import Precision, write_model
-from forge.serve.llama.model import BATCH_TOKENS, LlamaModel, ModelSettings
+from forge.serve.llama.checkpoint import Checkpoint, Precision, open_weights, write_model
+from forge.serve.llama.model import BATCH_TOKENS, DecodeBatch, LlamaModel, ModelSettings
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from forge.records import Finish
 from forge.serve.engine.draws import Draw, Knobs
-from forge.serve.request import MAX_STOP_IDS, SEED_MASK, EngineSample
+from forge.serve.port import MAX_STOP_IDS, SEED_MASK, EngineSample
 
 NO_TOKEN = -1
 

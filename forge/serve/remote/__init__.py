@@ -1,5 +1,6 @@
-"""Engines behind a URL that forge did not start: `[serve] url`.
+"""Engines that forge did not start, and teachers: servers behind a URL, for evaluations (`[serve]
+url`) and for `forge data distill`.
 
-Called by the runner: `remote` for evaluations, `taking` for runs that train, whose weights are sent
-by `forge.serve.upload`. Never starts a process.
+Called by the runner and by commands. Runs that train send their weights by `forge.serve.upload`.
+Never starts a process.
 """

@@ -3,8 +3,9 @@
 
 Opened by the runner for evaluations. Promises: a server's dialect is found before anything is
 sampled, and reported; a server that hung up gets no request until it answers again; no weights are
-sent. Not promised: that it serves the model of `[model]`, whose tokenizer and template forge uses;
-a server that reports a different tokenization is asked by messages.
+sent; every call ends with an answer or with an error that names the URL. Not promised: that it
+serves the model of `[model]`, whose tokenizer and template forge uses; a server that reports a
+different tokenization is asked by messages.
 """
 
 from __future__ import annotations
@@ -19,16 +20,29 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.process.ask import open_url_client, parse_content
+from forge.process.ask import (
+    Answer,
+    error_message,
+    open_url_client,
+    parse_content,
+    retry_pause_s,
+    send,
+)
 from forge.process.busy import BusyClock
-from forge.serve.remote.discovery import SPLIT_ME, RemoteModel, discover
-from forge.serve.remote.openai_wire import PATHS, Dialect, read_answer, request_body
-from forge.serve.remote.url_client import UrlClient
+from forge.serve.remote.dialects import (
+    PATHS,
+    SPLIT_ME,
+    Dialect,
+    RemoteModel,
+    discover,
+    read_answer,
+    request_body,
+)
 from forge.serve.served import SampleRequest, Served
 from forge.serve.wire import COMPACT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from pathlib import Path
 
     import httpx
@@ -259,3 +273,101 @@ def _key(variable: str | None) -> str | None:
     if not (key := os.environ.get(variable)):
         raise ConfigError(f'serve.api_key_env: found "{variable}", which is not set or empty')
     return key
+
+
+SHORT_TIMEOUT_S = 20.0
+"""Maximum wait for answers without samples."""
+BUSY = frozenset({429, 503})
+BUSY_ATTEMPTS = 8
+"""Maximum attempts while the server is busy."""
+BUSY_PAUSE_S = 1.0
+"""First pause before another attempt without Retry-After. Doubles up to LONGEST_PAUSE_S."""
+LONGEST_PAUSE_S = 30.0
+SILENT = 504
+"""A gateway got no answer from the server in time."""
+KEY_REFUSED = frozenset({401, 403})
+CLAIM_LOST = 409
+"""`forge serve --weights`: it was started again, or another run publishes there."""
+CONTENT_REFUSED = frozenset({400, 413, 422})
+"""Refusals of one request, mostly as too long: the server may answer others."""
+
+
+class RefusedRequest(ConfigError):
+    """The server refuses the content of a request."""
+
+
+class OtherWeights(MachineError):
+    """The server does not have the weights that this run published."""
+
+
+class UrlClient:
+    """A client of one server. The caller closes `http`."""
+
+    def __init__(
+        self, url: str, http: httpx.AsyncClient, *, timeout_s: float,
+        key_setting: str = "serve.api_key_env",
+    ) -> None:  # fmt: skip
+        """`timeout_s`: maximum wait for one answer to `post`. `key_setting`: name, in messages, of
+        the setting that holds the key's variable."""
+        self.url = url
+        self.is_up = True
+        """True if it answered the last request, with any status."""
+        self._http = http
+        self._timeout_s = timeout_s
+        self._key_setting = key_setting
+
+    async def post(self, path: str, body: Mapping[str, Any], *, accept: str = "") -> bytes:
+        """Content of a 200. Repeats the request while the server is busy; raises ConfigError if it
+        refuses."""
+        headers = {"Accept": accept} if accept else {}
+        pause_s = BUSY_PAUSE_S
+        for attempt in range(BUSY_ATTEMPTS):
+            response = await self._send("POST", path, body, self._timeout_s, headers)
+            if response.status == 200:
+                return response.content
+            if response.status not in BUSY or attempt == BUSY_ATTEMPTS - 1:
+                raise self._refusal(response)
+            await anyio.sleep(retry_pause_s(response, default_s=pause_s, longest_s=LONGEST_PAUSE_S))
+            pause_s *= 2
+        raise AssertionError("the loop returns or raises")
+
+    async def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """JSON of a 200; None for other answers. Raises ConfigError if the key is refused."""
+        response = await self._send(method, path, body, SHORT_TIMEOUT_S, {})
+        if response.status in KEY_REFUSED or response.status == CLAIM_LOST:
+            raise self._refusal(response)
+        try:
+            return response.json() if response.status == 200 else None
+        except ValueError:
+            return None
+
+    async def look(self) -> None:
+        """Check that the server answers. Raises ChildDied or Stalled."""
+        await self._send("GET", "/health", None, SHORT_TIMEOUT_S, {})
+        self.is_up = True
+
+    def _refusal(self, response: Answer) -> ForgeError:
+        status, said = response.status, error_message(response.content)
+        if status in KEY_REFUSED:
+            return ConfigError(f"{self.url}: {said}; {self._key_setting} names the key's variable")
+        if status == SILENT:
+            return Stalled(f"{self.url}: {status}: {said}")
+        if status == CLAIM_LOST:
+            return OtherWeights(f"{self.url}: {said}")
+        if status in CONTENT_REFUSED:
+            return RefusedRequest(f"{self.url}: {status}: {said}")
+        kind = ConfigError if 400 <= status < 500 and status not in BUSY else MachineError
+        return kind(f"{self.url}: {status}: {said}")
+
+    async def _send(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float,
+        headers: Mapping[str, str],
+    ) -> Answer:  # fmt: skip
+        try:
+            return await send(
+                self._http, method, path, body,
+                server=self.url, timeout_s=timeout_s, headers=headers,
+            )  # fmt: skip
+        except ChildDied:
+            self.is_up = False
+            raise

@@ -1,3 +1,4 @@
+# pyright: strict
 """A teacher: an OpenAI-compatible server that is asked by messages, without a tokenizer of ours.
 
 Opened by `forge data distill`. Unlike `remote`, it keeps the server's own sampling defaults,
@@ -12,7 +13,6 @@ returns the thinking apart from the answer, and counts tokens as the server does
 Promise: `ask` ends with an answer or with an error of one line that names the URL.
 """
 
-# pyright: strict
 from __future__ import annotations
 
 import difflib
@@ -31,9 +31,8 @@ from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.ask import open_url_client
 from forge.process.strict_json import parse_json
 from forge.records import Finish
-from forge.serve.remote.openai_wire import PATHS, REASONING, SEED_LIMIT, Dialect
-from forge.serve.remote.remote import NEWER_LIMIT
-from forge.serve.remote.url_client import UrlClient
+from forge.serve.remote.dialects import PATHS, REASONING, SEED_LIMIT, Dialect
+from forge.serve.remote.remote import NEWER_LIMIT, UrlClient
 
 if TYPE_CHECKING:
     from forge.records import Message

@@ -1,7 +1,5 @@
-"""Weights over HTTP: the files of a directory of weights, the run that may publish, and the files
-that a server was sent.
+"""Weights over HTTP: `sending` is the side of the run, `receiving` that of `forge serve --weights`,
+and `files` what both know about a directory of weights.
 
-`held`, `claims` and `endpoints` are the server's side (`forge serve --weights`), `sender` is the
-run's; `manifest` and `protocol` are used by both. Called by `commands.serve` and by
-`serve.remote.taking`. Never imports an engine.
+Called by the runner and by `commands.serve`. Never imports an engine.
 """

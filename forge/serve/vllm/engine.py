@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
@@ -28,15 +29,48 @@ from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.busy import BusyClock
 from forge.records import Finish
 from forge.serve import port
-from forge.serve.engine.weight_files import one_line
+from forge.serve.checkpoint_files import (
+    ADAPTER_CONFIG,
+    check_names,
+    holds_adapter,
+    list_tensors,
+    one_line,
+    read_json,
+    read_lora_config,
+    weight_files,
+)
 from forge.serve.engine.worker import FAULT_EXIT
-from forge.serve.port import Chunk, EngineStatus
-from forge.serve.request import EngineSample, Request, check_score
-from forge.serve.vllm.flight import Flight, Vllm, sampled_logprobs
+from forge.serve.port import ADAPTER, FULL, Chunk, EngineSample, EngineStatus, Request, check_score
 from forge.serve.vllm.settings import MAX_LORAS, VllmSettings, sampling_arguments, scoring_arguments
-from forge.serve.vllm.weights import check_weights, checkpoint_shapes
+
+if TYPE_CHECKING:
+    from forge.serve.vllm.library import Vllm
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Flight:
+    """A sample that vLLM generates."""
+
+    sample: EngineSample
+    lora: Any
+    """The sample's LoRARequest, or None."""
+    version: int
+    """Policy version of its newest tokens."""
+    queue: Any = None
+    """vLLM's queue of outputs."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    """Pairs of (number of tokens until a change of weights, version before it), in order."""
+
+    def versions(self) -> np.ndarray:
+        """Policy version of each token. [T]"""
+        out = np.full(len(self.tokens), self.version, np.int64)
+        for end, version in reversed(self.marks):
+            out[:end] = version
+        return out
 
 
 class VllmEngine:
@@ -279,3 +313,55 @@ def die() -> None:
     """End this process: EngineCore is gone, and all requests with it."""
     logger.error("vLLM's EngineCore died; this process ends and is started again")
     os._exit(FAULT_EXIT)
+
+
+def sampled_logprobs(found: Any) -> list[float]:
+    """Log probability of the sampled token at each position. It is the first entry, in vLLM's flat
+    form and in its tables by position."""
+    if hasattr(found, "start_indices"):
+        return [found.logprobs[start] for start in found.start_indices]
+    return [next(iter(table.values())).logprob for table in found]
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def checkpoint_shapes(path: Path) -> Shapes:
+    """Shapes of a checkpoint's tensors by name, read from the headers of its files. A head that is
+    the embedding is left out. Raises ConfigError."""
+    shapes: Shapes = {}
+    for file in weight_files(path):
+        shapes.update({name: tensor.shape for name, tensor in list_tensors(file).items()})
+    if read_json(path / "config.json").get("tie_word_embeddings"):
+        shapes.pop("lm_head.weight", None)
+    return shapes
+
+
+def check_weights(path: Path, *, served: Mapping[str, tuple[int, ...]], max_lora_rank: int) -> str:
+    """Return ADAPTER or FULL. Raises ConfigError, in one line, for weights that cannot be
+    served."""
+    if holds_adapter(path):
+        _check_adapter(path, max_lora_rank=max_lora_rank)
+        return ADAPTER
+    found = checkpoint_shapes(path)
+    check_names(path, found=found.keys(), needed=served.keys())
+    for name, shape in found.items():
+        if shape != served[name]:
+            raise ConfigError(f"{path}: {name} is {list(shape)}, {list(served[name])} is served")
+    return FULL
+
+
+def _check_adapter(path: Path, *, max_lora_rank: int) -> None:
+    where = path / ADAPTER_CONFIG
+    if not max_lora_rank:
+        raise ConfigError(f"{path}: the engine was started without room for adapters")
+    config = read_lora_config(path)
+    if type(rank := config.get("r")) is not int:
+        raise ConfigError(f"{where}: r is {rank!r}; allowed is an integer")
+    if rank > max_lora_rank:
+        raise ConfigError(f"{where}: rank {rank}; the engine has room for {max_lora_rank}")
+    for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern"):
+        if config.get(key):
+            raise ConfigError(f"{where}: {key} is {config[key]!r}; the vllm engine needs it off")
+    if not list_tensors(path / "adapter_model.safetensors"):
+        raise ConfigError(f"{path}: the adapter holds no tensors")

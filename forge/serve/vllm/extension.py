@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.process.gpu_locks import card_turns
 from forge.process.lease import die_with_parent
-from forge.serve.engine.card import card_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

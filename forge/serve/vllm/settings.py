@@ -17,7 +17,7 @@ from forge.serve.checkpoint_files import read_json
 from forge.serve.engine.draws import sample_seed
 
 if TYPE_CHECKING:
-    from forge.serve.request import Request
+    from forge.serve.port import Request
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM has kernels for; 1 is left out, since 8 costs no more."""

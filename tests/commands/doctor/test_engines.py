@@ -9,8 +9,7 @@ from forge.commands.doctor.finding import Finding, Severity
 from forge.commands.doctor.software import Imported
 from forge.config.schema import ServeTable
 from forge.process.devices import Gpu, Vendor
-from forge.serve.installed.engines import ENGINES
-from forge.serve.installed.versions import Interpreter
+from forge.serve.engines import ENGINES, Interpreter
 
 if TYPE_CHECKING:
     import pytest
@@ -89,7 +88,7 @@ def test_a_gpu_machine_without_a_fast_engine_gets_install_advice(
     plain = Interpreter(
         python="", modules=ALL - {"vllm"}, llama_backends=frozenset({"base", "cpu"})
     )
-    monkeypatch.setattr("forge.serve.installed.engines.read_interpreter", lambda _table: plain)
+    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: plain)
     found = check(plain, gpus=[CARD])
     assert found["engine llama"].found == "installed, built for cpu"
     assert "make setup LLAMA=cuda" in found["engine llama"].fix
@@ -105,7 +104,7 @@ def test_a_llama_for_gpus_is_the_engine_of_a_gpu_machine(monkeypatch: pytest.Mon
     built = Interpreter(
         python="", modules=ALL - {"vllm"}, llama_backends=frozenset({"base", "cpu", "cuda"})
     )
-    monkeypatch.setattr("forge.serve.installed.engines.read_interpreter", lambda _table: built)
+    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: built)
     found = check(built, gpus=[CARD])
     assert found["engine llama"].found == "installed, built for cpu, cuda"
     assert found["engine of runs"].found == "llama: vllm is not installed; llama is built for GPUs"

@@ -14,9 +14,8 @@ import pytest
 from forge.commands.doctor.examine import examine
 from forge.commands.doctor.finding import Finding, Severity
 from forge.commands.doctor.probe import Outcome, run_probe
-from forge.process.devices import inventory
-from forge.process.gpu_claim import claim
-from forge.process.gpu_users import occupancies
+from forge.process.devices import inventory, occupancies
+from forge.process.gpu_locks import claim
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 RIGHT = "the result is right"

@@ -16,8 +16,7 @@ from forge.commands.doctor.gpus import (
     find_fix,
 )
 from forge.commands.doctor.probe import Outcome
-from forge.process.devices import Gpu, Vendor
-from forge.process.gpu_users import GpuUser
+from forge.process.devices import Gpu, GpuUser, Vendor
 
 RAN = Outcome(answers=({"is_right": True, "seconds": 1.25},))
 

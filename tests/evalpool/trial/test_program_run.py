@@ -33,7 +33,7 @@ from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
 from forge.evalpool.judge.trial.gpu.trial import GpuTrials
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
 from forge.evalpool.judge.trial.trial import Decided, Stamp
-from forge.process.gpu_lease import GpuLease
+from forge.process.gpu_locks import GpuLease
 from forge.records.verdict import Status
 from tests.evalpool.benches import RELU_KERNEL, make_problem
 from tests.evalpool.execute.host_card import KERNELS, Block

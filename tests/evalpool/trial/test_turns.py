@@ -13,7 +13,7 @@ import pytest
 from forge.errors import Stalled
 from forge.evalpool.judge.trial.gpu import turns as gpu_turns
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
-from forge.process.gpu_lease import GpuLease
+from forge.process.gpu_locks import GpuLease
 
 if TYPE_CHECKING:
     from collections.abc import Callable

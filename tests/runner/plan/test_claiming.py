@@ -12,8 +12,8 @@ import pytest
 
 from forge.config.load import load_experiment
 from forge.errors import MachineError
-from forge.process.gpu_claim import claim, claimed
-from forge.process.gpu_users import GpuUser
+from forge.process.devices import GpuUser
+from forge.process.gpu_locks import claim, claimed
 from forge.runner.plan import claiming
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.gpu_fit import CardBusy

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
-from forge.process.gpu_users import GpuUser
+from forge.process.devices import GpuUser
 from forge.runner.plan.machine import Machine, assume
 from forge.runner.plan.placement import Placement, place
 from tests.examples import examples

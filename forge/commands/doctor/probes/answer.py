@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import Stalled
-from forge.process.gpu_lease import GpuLease
+from forge.process.gpu_locks import GpuLease
 from forge.process.lease import hold_lease
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import SIGNALS, clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.trial.trial import count
 from forge.evalpool.site_packages import with_advice
-from forge.process.gpu_lease import GpuLease
+from forge.process.gpu_locks import GpuLease
 from forge.records.examination import Examination, Flag
 from forge.records.problem import MAX_SHAPES
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forge.process.gpu_lease import GpuLease
+from forge.process.gpu_locks import GpuLease
 
 if TYPE_CHECKING:
     from forge.train.trainer.child.control import SupervisorClient

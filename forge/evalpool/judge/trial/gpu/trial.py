@@ -48,7 +48,7 @@ from forge.evalpool.judge.trial.gpu.references import GpuReferences
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
 from forge.evalpool.judge.trial.oracles import Oracles
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided, Finding, Trials
-from forge.process.gpu_lease import GpuLease
+from forge.process.gpu_locks import GpuLease
 from forge.records.reason import Reason, Status
 from forge.records.verdict import KernelTime, Profile, Timing
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
 
-    from forge.process.gpu_lease import GpuLease
+    from forge.process.gpu_locks import GpuLease
 
 Turn: TypeAlias = "Callable[[], AbstractContextManager[None]]"
 """Takes a turn on the GPU."""

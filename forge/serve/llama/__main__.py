@@ -1,4 +1,4 @@
-"""`python -m forge.serve.llama.app CONFIG.json`: the process of a llama.cpp replica.
+"""`python -m forge.serve.llama CONFIG.json`: the process of a llama.cpp replica.
 
 Started by `forge.serve.replicas`.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from forge.process.lease import hold_lease
-from forge.serve.engine.main import log_to_stderr, serve_stepped
-from forge.serve.llama.convert import Precision
+from forge.serve.engine.endpoints import log_to_stderr, serve_stepped
+from forge.serve.llama.checkpoint import Precision
 from forge.serve.llama.engine import MAX_SLOTS, LlamaEngine
 from forge.serve.llama.model import ModelSettings
 

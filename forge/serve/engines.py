@@ -1,28 +1,37 @@
 # pyright: strict
-"""The engines: the module of each child, and the checks whether this machine can run it.
+"""The engines: the module of each child, the modules and versions of their interpreter, and the
+checks whether this machine can run one.
 
-Called by `replicas`, `forge plan` and `forge doctor`. A new engine needs an entry here and a module
-that serves the same endpoints (see `forge.serve.engine.app`).
+Called by `replicas`, `forge plan` and `forge doctor` before anything starts. Imports nothing heavy
+and no engine; another interpreter runs `interpreter.py`, once per process. A new engine needs an
+entry here and a module that serves the same endpoints (see `forge.serve.engine.endpoints`).
 """
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, MachineError, pip_install
-from forge.serve.installed.versions import TESTED_VLLM, Interpreter, find_mismatch, read_interpreter
+from forge.process.devices import Vendor, inventory
+from forge.process.environment import child_env
+from forge.serve import interpreter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forge.config.schema import ServeTable
 
 HTTP = ("anyio", "starlette", "uvicorn", "httptools", "numpy", "tokenizers", "jinja2")
 """Modules that the endpoints of every engine need."""
 LLAMA_MODELS = frozenset({"qwen3"})
 """Values of model_type in config.json that `forge.serve.llama` can convert."""
+TESTED_VLLM = "0.24"
+"""Minor version that `forge.serve.vllm` was tested with; pyproject.toml requires it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +51,21 @@ class EngineKind:
 
 ENGINES: dict[str, EngineKind] = {
     "llama": EngineKind(
-        module="forge.serve.llama.app",
+        module="forge.serve.llama",
         requires=("llama_cpp", "gguf"),
         advice=f"`make setup` or {pip_install('llama')} builds it; that needs a C++ compiler "
         "(apt install g++)",
         start_timeout_s=120.0,
     ),
     "vllm": EngineKind(
-        module="forge.serve.vllm.app",
+        module="forge.serve.vllm",
         requires=("vllm", *HTTP),
         advice=f'install "vllm=={TESTED_VLLM}.*" in a separate interpreter, serve.python',
         start_timeout_s=300.0,
         needs_gpu=True,
     ),
     "hf": EngineKind(
-        module="forge.serve.hf.app",
+        module="forge.serve.hf",
         requires=("torch", "transformers", "peft", *HTTP),
         advice=f"`make setup` or {pip_install('train')} installs it",
         start_timeout_s=180.0,
@@ -168,3 +177,122 @@ def find_fault(engine: str, found: Interpreter, *, num_gpus: int) -> str | None:
 
 def _missing(kind: EngineKind, found: Interpreter) -> list[str]:
     return [name for name in kind.requires if name not in found.modules]
+
+
+PYTHON_AT_LEAST = (3, 11)
+"""The same as in pyproject.toml and in forge.install, which must load under older versions."""
+ASK_TIMEOUT_S = 60.0
+"""Maximum wait for another interpreter's answer."""
+GPU_BACKENDS = {
+    Vendor.NVIDIA: frozenset({"cuda", "vulkan"}),
+    Vendor.AMD: frozenset({"hip", "vulkan"}),
+}
+"""Backends of llama.cpp for GPUs, as `make setup LLAMA=` names them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """Modules and versions of an interpreter."""
+
+    python: str
+    """Its path for messages; empty for this process's interpreter."""
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    modules: frozenset[str] = frozenset()
+    """Installed modules among those that engines need."""
+    vllm_requires: Sequence[str] = ()
+    """vLLM's requirements, as `torch==2.11.0`."""
+    llama_backends: frozenset[str] = frozenset()
+    """cpu, cuda, hip, vulkan, and libraries that are no devices."""
+
+    @property
+    def where(self) -> str:
+        """ " in PATH" for messages; empty for this process's interpreter."""
+        return f" in {self.python}" if self.python else ""
+
+    @property
+    def has_gpu_llama(self) -> bool:
+        """True if llama.cpp was built for this machine's GPUs, or for any if it has none."""
+        vendors = {gpu.vendor for gpu in inventory()} or set(Vendor)
+        return any(self.llama_backends & GPU_BACKENDS[vendor] for vendor in vendors)
+
+
+def read_interpreter(table: ServeTable | None = None) -> Interpreter:
+    """The interpreter of `serve.python`, or else this one. Raises MachineError if it fails."""
+    if table is None or (table.python is None and "PYTHONPATH" not in table.env):
+        python, found = "", interpreter.describe()
+    else:
+        python = str(table.python or sys.executable)
+        found = _ask(python, tuple(sorted(table.env.items())))
+    return Interpreter(
+        python=python,
+        versions=found["versions"],
+        modules=frozenset(found["modules"]),
+        vllm_requires=found["vllm_requires"],
+        llama_backends=frozenset(found["llama_backends"]),
+    )
+
+
+@cache
+def _ask(python: str, env: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
+    # child_env keeps the file's folder off sys.path, so that no module of ours shadows theirs.
+    argv = [python, str(interpreter.__file__)]
+    try:
+        done = subprocess.run(
+            argv, env=child_env(threads=1, extra=dict(env)), capture_output=True, text=True,
+            timeout=ASK_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        if done.returncode == 0:
+            return _checked(json.loads(done.stdout), python=python)
+        said = (done.stderr.strip().splitlines() or [f"exit {done.returncode}, no message"])[-1]
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    raise MachineError(f'serve.python = "{python}" is not a working Python: {said}')
+
+
+def _checked(found: Mapping[str, Any], *, python: str) -> Mapping[str, Any]:
+    """Raises MachineError if no engine of forge can run in it."""
+    major, minor = found["python"]
+    if (major, minor) < PYTHON_AT_LEAST:
+        needs = "forge needs {}.{} or newer".format(*PYTHON_AT_LEAST)
+        raise MachineError(f'serve.python = "{python}" is Python {major}.{minor}; {needs}')
+    if "forge" not in found["modules"]:
+        raise MachineError(
+            f'serve.python = "{python}" has no forge, and this forge is not a checkout: install'
+            " its wheel there too, with --no-deps"
+        )
+    return found
+
+
+def find_mismatch(found: Interpreter) -> str | None:
+    """The error line if torch is not the version that vLLM was compiled against, or None.
+
+    vLLM's libraries are linked against one torch: with another they do not load, or crash.
+    """
+    wanted = _pinned("torch", found.vllm_requires)
+    torch, vllm = found.versions.get("torch"), found.versions.get("vllm")
+    if wanted is None or vllm is None or torch is None or _public(torch) == _public(wanted):
+        return None
+    return (
+        f"vllm {vllm}{found.where} needs torch {wanted}; found torch {torch}. Give vLLM an"
+        " interpreter of its own: python3 -m venv vllm-env, then vllm-env/bin/pip install"
+        f' "vllm=={TESTED_VLLM}.*", then serve.python = "vllm-env/bin/python"'
+    )
+
+
+def is_tested_vllm(version: str) -> bool:
+    """True for the minor version of vLLM that forge was tested with."""
+    return re.match(re.escape(TESTED_VLLM) + r"(\.|$)", version) is not None
+
+
+def _pinned(name: str, requirements: Sequence[str]) -> str | None:
+    """`2.11.0` of `torch==2.11.0; marker`; None without an exact version."""
+    for line in requirements:
+        found = re.match(rf"{name}\s*\(?==\s*([^\s;,)]+)", line)
+        if found and "extra" not in line:
+            return found.group(1)
+    return None
+
+
+def _public(version: str) -> str:
+    """`2.11.0` of `2.11.0+cu130`."""
+    return version.partition("+")[0]

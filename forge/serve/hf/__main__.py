@@ -1,4 +1,4 @@
-"""`python -m forge.serve.hf.app CONFIG.json`: the process of a transformers replica.
+"""`python -m forge.serve.hf CONFIG.json`: the process of a transformers replica.
 
 Started by `forge.serve.replicas`. It serves on the first visible GPU, or else on the CPU.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.process.lease import collector_paused, hold_lease
-from forge.serve.engine.main import log_to_stderr, serve_stepped
+from forge.serve.engine.endpoints import log_to_stderr, serve_stepped
 
 with collector_paused():
     import torch

@@ -1,22 +1,25 @@
-"""The HTTP endpoints of an engine child, around any EnginePort.
+# pyright: strict
+"""The HTTP endpoints of an engine child, around any EnginePort, and serving them until SIGTERM.
 
-Made by `main`. Promises: no request ends the process (`forge.process.server.door`); sequences of a
-client that hangs up are aborted; refused weights leave the old ones serving; while the engine
-sleeps, requests that need it are answered with 503.
+Called by the `__main__` modules of the engine packages. Promises: no request ends the process
+(`forge.process.server.door`); sequences of a client that hangs up are aborted; refused weights
+leave the old ones serving; while the engine sleeps, requests that need it are answered with 503.
 
     POST /v1/completions        token ids in; token ids and logprobs out: JSON, `wire`, or a stream
     POST /v1/chat/completions   messages in, text out
     POST /weights               {path, version} -> {version, seconds, kind}
     POST /score                 {prompt_ids, completion_ids}: their log probabilities
     POST /sleep, /wake          {}: release GPU memory and take it back
-    GET  /health                EngineStatus, the engine's name and features
+    GET  /health                EngineStatus, the name and features of the engine
 """
 
 from __future__ import annotations
 
+import gc
+import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,26 +32,32 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from forge.errors import ConfigError, MachineError, Stalled
+from forge.errors import ConfigError, ForgeError, MachineError, Stalled
 from forge.process.busy import BusyClock
+from forge.process.gpu_locks import card_turns
 from forge.process.server.door import Door, Refused, read_object
 from forge.process.server.hanging_up import unless_hung_up
-from forge.serve.engine.chat import Deltas, Texts, chat_answer, chat_request
-from forge.serve.engine.completions import (
+from forge.process.server.serving import serve
+from forge.serve.engine.formats import (
+    Deltas,
+    Texts,
     answer,
+    chat_answer,
+    chat_request,
     choice,
     completion,
     request_from,
     token_ids,
     usage,
 )
-from forge.serve.engine.events import EventStream
+from forge.serve.engine.worker import StepEngine, Worker
 from forge.serve.port import SLEEP, Chunk, EnginePort
-from forge.serve.refusal import MAX_BODY_BYTES, openai_error
-from forge.serve.wire import COMPACT, pack
+from forge.serve.wire import COMPACT, MAX_BODY_BYTES, openai_error, pack
 
 if TYPE_CHECKING:
-    from forge.serve.request import Request
+    from starlette.types import Receive, Scope, Send
+
+    from forge.serve.port import Request
 
 logger = logging.getLogger(__name__)
 
@@ -221,3 +230,109 @@ def _answered(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
             raise Refused(503, str(error)) from error
 
     return endpoint
+
+
+HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+
+
+class EventStream(Response):
+    """Generates a request and sends `event(chunk)` for each chunk, then `last()`, then [DONE]."""
+
+    def __init__(
+        self,
+        engine: EnginePort,
+        request: Request,
+        *,
+        event: Callable[[Chunk], dict[str, Any]],
+        last: Callable[[], dict[str, Any]],
+    ) -> None:
+        super().__init__()
+        self._engine = engine
+        self._request = request
+        self._event = event
+        self._last = last
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events as they come, until the client hangs up."""
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        async with anyio.create_task_group() as group:
+
+            async def produce() -> None:
+                await self._produce(send)
+                group.cancel_scope.cancel()
+
+            group.start_soon(produce)
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+    async def _produce(self, send: Send) -> None:
+        offer, chunks = anyio.create_memory_object_stream[Chunk](float("inf"))
+        error: list[ForgeError] = []
+
+        def offer_chunk(chunk: Chunk) -> None:
+            try:
+                offer.send_nowait(chunk)
+            except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+                logger.debug("a chunk arrived after its client had gone")
+
+        async def generate() -> None:
+            with offer:
+                try:
+                    await self._engine.generate(self._request, on_chunk=offer_chunk)
+                except ForgeError as failure:
+                    error.append(failure)
+
+        async with anyio.create_task_group() as group, chunks:
+            group.start_soon(generate)
+            async for chunk in chunks:
+                await _send_line(send, json.dumps(self._event(chunk)))
+        last = {"error": {"message": str(error[0])}} if error else self._last()
+        await _send_line(send, json.dumps(last))
+        await _send_line(send, "[DONE]")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_line(send: Send, data: str) -> None:
+    body = f"data: {data}\n\n".encode()
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def log_to_stderr() -> None:
+    """Log to stderr, which the supervisor writes into the child's log file."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def make_endpoints(engine: EnginePort, config: Mapping[str, Any]) -> Endpoints:
+    """The endpoints of an engine, with the supervisor's config."""
+    return Endpoints(
+        engine,
+        texts=Texts(Path(config["model_dir"])),
+        stop=config.get("stop_token_ids", ()),
+        context_tokens=config["context_tokens"],
+    )
+
+
+def serve_engine(engine: EnginePort, config: Mapping[str, Any]) -> None:
+    """Serve on the config's socket until SIGTERM."""
+    # Objects made at start live until the end: the collector need not visit them at every pass.
+    gc.freeze()
+    app = make_endpoints(engine, config).app()
+    serve(app, Path(config["socket_path"]), network=config.get("network"))
+
+
+def serve_stepped(
+    make_engine: Callable[[], StepEngine], config: Mapping[str, Any], *, name: str
+) -> int:
+    """Serve an engine that a Worker steps, until SIGTERM. Returns the process's exit code."""
+    worker = Worker(make_engine, name=name, turns=card_turns(config.get("shared_gpus", ())))
+    try:
+        worker.start()
+    except ForgeError as error:
+        logger.error("%s", error)
+        return error.exit_code
+    serve_engine(worker, config)
+    worker.stop()
+    return 0

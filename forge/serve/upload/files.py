@@ -1,8 +1,8 @@
 # pyright: strict
 """The files of a directory of weights, by content: what is sent to a server, and how it is checked.
 
-Used on both sides. Promise: a manifest from outside has only plain names of known types, so that a
-server writes nothing outside its folder and holds no program.
+Used on both sides of an upload. Promise: a manifest from outside has only plain names of known
+types, so that a server writes nothing outside its folder and holds no program.
 """
 
 from __future__ import annotations
@@ -100,3 +100,15 @@ def _read_file(found: Any) -> WeightFile:
     if type(size) is not int or size < 0:
         raise ConfigError(f"files: {name}: found {size!r}; num_bytes is an integer from 0")
     return WeightFile(name=name, sha256=digest, num_bytes=size)
+
+
+CLAIM = "X-Forge-Claim"
+"""Header with the key of a run's claim."""
+CONFLICT = 409
+"""Another run publishes, the claim is unknown, or an upload continues elsewhere."""
+DAMAGED = 422
+"""The bytes of a file are not those of its digest."""
+FULL = 507
+"""Insufficient storage: the client's run ends instead of trying again."""
+SAME = "install the same version on both"
+"""End of the refusal of another version of forge, which no waiting repairs."""

@@ -1,9 +1,12 @@
 # pyright: strict
-"""The endpoints by which a run on another machine publishes: part of `forge serve --weights`.
+"""The side of the server in an upload of weights: part of `forge serve --weights`.
 
-Added to `front`, behind the door, so that each request has the server's token. Promises: engines
-load only files that are complete and have their digest; refused weights leave the old ones serving;
-a request of a run that does not hold the claim is refused with the name of the one that does.
+`WeightEndpoints` is added to `front`, after the door, so that each request has the token of the
+server; `Claims` knows the one run that may publish, `HeldFiles` the files that were sent, by
+content. Promises: engines load only files that are complete and have their digest; refused weights
+leave the old ones serving; a second run is refused with the name of the first, and the same run,
+resumed, continues at once; an interrupted upload continues at the byte it had reached; of two
+writers of one file the last one to ask writes; no upload fills the disk.
 
     POST /weights/claim    {owner, forge} -> {claim, precision, context_tokens, features}
     POST /weights/release  {}
@@ -13,12 +16,21 @@ a request of a run that does not hold the claim is refused with the name of the 
     POST /weights/scores   {prompt_ids, completion_ids} -> {logprobs}: a list from each replica
 
 All but the first carry the claim in the header CLAIM.
+
+    blobs/<sha256>         whole files       blobs/<sha256>.part   partial ones
+    weights/<n>-v<version>/<name>            links to whole files: what an engine loads
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
+import secrets
+import shutil
+import threading
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +39,23 @@ import anyio.to_thread
 
 from forge.errors import ConfigError, ForgeError, MachineError, Stalled
 from forge.process.server.door import Refused, read_object
-from forge.serve.upload.claims import Claims
-from forge.serve.upload.held import HeldFiles, LostPlace, Upload
-from forge.serve.upload.manifest import DIGEST, Digests, read_manifest
-from forge.serve.upload.protocol import CLAIM, CONFLICT, DAMAGED, FULL, SAME
+from forge.serve.upload.files import (
+    CLAIM,
+    CONFLICT,
+    DAMAGED,
+    DIGEST,
+    FULL,
+    SAME,
+    Digests,
+    read_manifest,
+)
 from forge.serve.weights import Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+    from pathlib import Path
+
+    from forge.serve.upload.files import Manifest, WeightFile
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -280,3 +304,205 @@ def _place(request: Request) -> tuple[str, int, int]:
     if not DIGEST.fullmatch(digest) or not 0 <= offset <= size:
         raise Refused(400, "a SHA-256, and an offset from 0 to num_bytes")
     return digest, offset, size
+
+
+RESERVE_BYTES = 1 << 30
+"""Free bytes that no upload may take."""
+
+
+class LostPlace(ConfigError):
+    """A write at another byte than the next one, or by a writer that was replaced."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Upload:
+    """One file on its way."""
+
+    path: Path
+    digest: Any = field(default_factory=hashlib.sha256)
+    received: int = 0
+    writer: int = 0
+    """Number of the writer that may write."""
+
+
+class HeldFiles:
+    """The folder of one server process."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        free_bytes: Callable[[Path], int] = lambda p: shutil.disk_usage(p).free,
+    ) -> None:
+        self._blobs, self._weights = folder / "blobs", folder / "weights"
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        self._weights.mkdir(exist_ok=True)
+        self._free_bytes = free_bytes
+        self._elsewhere: dict[str, Path] = {}
+        self._uploads: dict[str, Upload] = {}
+        self._num_made = 0
+        self._lock = threading.Lock()
+
+    def know(self, directory: Path, manifest: Manifest) -> None:
+        """Files of a directory that is here anyway, which nobody has to send."""
+        with self._lock:
+            self._elsewhere |= {file.sha256: directory / file.name for file in manifest}
+
+    def missing(self, manifest: Manifest) -> dict[str, int]:
+        """Digests of the files that are not here, with the bytes of each that have arrived. Earlier
+        writers of these files may no longer write. Raises MachineError if the disk is too full."""
+        with self._lock:
+            wanted = {file.sha256: file for file in manifest if self._find(file) is None}
+            for digest in wanted:
+                if digest in self._uploads:
+                    self._uploads[digest].writer += 1
+            received = {
+                digest: self._uploads[digest].received if digest in self._uploads else 0
+                for digest in wanted
+            }
+            needed = sum(file.num_bytes for file in wanted.values()) - sum(received.values())
+            free = self._free_bytes(self._blobs) - RESERVE_BYTES
+        if needed > max(free, 0):
+            raise MachineError(
+                f"disk full: the upload needs {needed / 1e9:.2f} GB in {self._blobs}, "
+                f"{max(free, 0) / 1e9:.2f} GB are available"
+            )
+        return received
+
+    def begin(self, digest: str, *, offset: int) -> tuple[Upload, int]:
+        """An upload from byte `offset`, and the number of its writer. Raises LostPlace."""
+        with self._lock:
+            upload = self._uploads.get(digest)
+            if upload is None:
+                path = self._blobs / f"{digest}.part"
+                upload = self._uploads[digest] = Upload(path=path)
+                path.write_bytes(b"")
+            if upload.received != offset:
+                raise LostPlace(f"{digest[:12]}: found byte {offset}; next is {upload.received}")
+            upload.writer += 1
+            return upload, upload.writer
+
+    def write(self, upload: Upload, data: bytes, *, writer: int) -> None:
+        """The next bytes. Raises LostPlace, or MachineError if they cannot be written: what had
+        arrived stays."""
+        with self._lock:
+            if upload.writer != writer:
+                raise LostPlace("another connection continues this file")
+            try:
+                with upload.path.open("r+b") as file:
+                    file.seek(upload.received)  # over what an earlier write left, half done
+                    file.write(data)
+            except OSError as error:
+                raise MachineError(f"{upload.path.parent}: {error.strerror or error}") from error
+            upload.digest.update(data)
+            upload.received += len(data)
+
+    def finish(self, digest: str, upload: Upload, *, writer: int, num_bytes: int) -> bool:
+        """True if the file is whole and here now; False while bytes are missing. Raises ConfigError
+        for other content, which is dropped: it has to be sent again."""
+        with self._lock:
+            if upload.writer != writer or upload.received < num_bytes:
+                return False
+            del self._uploads[digest]
+            if upload.received != num_bytes or upload.digest.hexdigest() != digest:
+                upload.path.unlink(missing_ok=True)
+                raise ConfigError(f"{digest[:12]}: the bytes that arrived have another digest")
+            upload.path.rename(self._blobs / digest)
+            return True
+
+    def assemble(self, manifest: Manifest, *, version: int) -> Path:
+        """A directory with these files. Raises ConfigError if one is not here."""
+        with self._lock:
+            found = {file.name: self._find(file) for file in manifest}
+            if absent := [name for name, path in found.items() if path is None]:
+                raise ConfigError(f"{len(absent)} files were not sent, the first is {absent[0]}")
+            self._num_made += 1
+            directory = self._weights / f"{self._num_made}-v{version}"
+            directory.mkdir()
+            for name, path in found.items():
+                assert path is not None
+                os.symlink(path.absolute(), directory / name)
+            return directory
+
+    def keep_only(self, directories: Collection[Path]) -> None:
+        """Delete other directories, and the whole files that only they used."""
+        with self._lock:
+            for directory in self._weights.iterdir():
+                if directory not in directories:
+                    shutil.rmtree(directory, ignore_errors=True)
+            used = set(_targets(directories))
+            for blob in self._blobs.iterdir():
+                if blob.suffix != ".part" and str(blob.absolute()) not in used:
+                    blob.unlink(missing_ok=True)
+
+    def drop_partial(self) -> None:
+        """Delete the uploads that another run left."""
+        with self._lock:
+            for upload in self._uploads.values():
+                upload.writer += 1
+                upload.path.unlink(missing_ok=True)
+            self._uploads.clear()
+
+    def _find(self, file: WeightFile) -> Path | None:
+        for path in (self._blobs / file.sha256, self._elsewhere.get(file.sha256)):
+            if path is not None and path.is_file() and path.stat().st_size == file.num_bytes:
+                return path
+        return None
+
+
+def _targets(directories: Iterable[Path]) -> Iterable[str]:
+    for directory in directories:
+        for link in directory.iterdir() if directory.is_dir() else ():
+            if link.is_symlink():
+                yield os.readlink(link)
+
+
+CLAIM_SILENT_S = 120.0
+"""Silence after which another run may publish."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PublishClaim:
+    """The run that publishes."""
+
+    owner: str
+    """Run, machine and directory, for messages; the same after `forge resume`."""
+    key: str
+    """Secret of this attempt of the run, which every request repeats."""
+    seen_at: float
+
+
+class Claims:
+    """At most one claim."""
+
+    def __init__(self) -> None:
+        self._claim: PublishClaim | None = None
+
+    def take(self, owner: str, *, now: float) -> PublishClaim | str:
+        """A new claim, which ends the one before; or the reason why not."""
+        held = self._claim
+        if held is not None and held.owner != owner and now - held.seen_at < CLAIM_SILENT_S:
+            return (
+                f"{held.owner} publishes here (last seen {now - held.seen_at:.0f} s ago); one run "
+                f"at a time: stop it, use another server, or wait until it was silent for "
+                f"{CLAIM_SILENT_S:.0f} s"
+            )
+        self._claim = PublishClaim(owner=owner, key=secrets.token_hex(16), seen_at=now)
+        return self._claim
+
+    def refusal(self, key: str, *, now: float) -> str:
+        """Empty if `key` is that of the claim, whose time begins again; else the reason."""
+        held = self._claim
+        if held is not None and secrets.compare_digest(held.key.encode(), key.encode()):
+            held.seen_at = now
+            return ""
+        if held is None:
+            return "no run publishes here: claim the server first (it was started again)"
+        return f"{held.owner} publishes here now"
+
+    def release(self, key: str) -> None:
+        """End the claim, if it has this key."""
+        if self._claim is not None and secrets.compare_digest(
+            self._claim.key.encode(), key.encode()
+        ):
+            self._claim = None

@@ -1,5 +1,0 @@
-"""Engines that an interpreter can run, and their versions.
-
-Called by `replicas`, `forge plan` and `forge doctor` before anything starts. Never imports an
-engine.
-"""
