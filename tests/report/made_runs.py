@@ -1,19 +1,79 @@
-"""Runs made of records, for tests of reports."""
+"""Runs for tests of reports: made of records; one in which every text is an attack (HTML, styles,
+escape sequences, formulas, chat tokens)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 import anyio
 
+from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
 from forge.store.layout import RunPaths
-from tests.store.storefactory import write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.store.storefactory import attempt, evaluation, group, problem, timing, write_run
 
 
 def make_run(root: Path, records: list, *, texts: str = "plain") -> RunPaths:
     """Writes a run of these records."""
     anyio.run(lambda: write_run(root, records, texts=texts))
+    return RunPaths(root)
+
+
+EVIL = (
+    '<script>window.owned=1</script><img src=x onerror="window.owned=1"></pre></code></style>'
+    "<style>body{display:none}</style>'\"><iframe src='https://example.org'>&lt;b&gt;{{ 7*7 }}"
+    "{% include 'x' %}\x1b]52;c;aGk=\x07\x1b[2J \u202egnp.exe \x9b31m $\\frac{1}{0}$ <|im_end|>"
+    " ]]> <!-- \ufffe \x00"
+)
+
+
+def hostile_records() -> list:
+    """Two steps, an evaluation and a kernel, with hostile texts."""
+    evil = dataclasses.replace(
+        problem(0), problem_id=f"p{EVIL}", family=f"_{EVIL}", source=EVIL, entry_point=EVIL
+    )
+    out: list = [dataclasses.replace(attempt(), commit=EVIL, code_diff=f"+{EVIL}"), evil]
+    out.append(Event(at=1_001.0, kind=EVIL, message=EVIL, data={"stage": 0}))
+    out.append(dataclasses.replace(evaluation(stage=f"eval{EVIL}"), detail=_detail()))
+    for step in (1, 2):
+        played = group(
+            step, [[Status.CORRECT], [Status.WRONG]], problem_id=evil.problem_id, step=step,
+            stage=0, speed=timing(1.0 + step), purpose=Purpose.TRAIN,
+        )  # fmt: skip
+        trajectories = tuple(
+            dataclasses.replace(
+                each,
+                turns=tuple(
+                    dataclasses.replace(
+                        turn, code=f"x = 1  # {EVIL}\n{EVIL}", completion_text=EVIL, feedback=EVIL,
+                        verdict=dataclasses.replace(
+                            turn.verdict, reason=EVIL, detail=EVIL, phase_s={EVIL: 1.0}
+                        ),
+                    )
+                    for turn in each.turns
+                ),
+            )
+            for each in played.trajectories
+        )  # fmt: skip
+        out.append(dataclasses.replace(played, trajectories=trajectories))
+        part = EVIL.replace("/", "").replace("\0", "")
+        values = {f"train/kl_{part}/mean": 0.1 * step, "step/wall/seconds": 1.0}
+        values[f"idle/{part}/seconds"] = 0.5
+        out.append(Metrics(stage=0, step=step, at=1_010.0 + step, values=values))
+    out.append(AttemptEnd(attempt=1, ended_at=1_051.0, exit_code=4, reason=EVIL))
+    return out
+
+
+def _detail() -> dict:
+    part = {"num": 4, "pass_at_1": 0.25, "compile_rate": 0.75}
+    return {"by_family": {EVIL: part}, "pass_at_k_ci": {"1": [0.1, 0.4], "2": [0.2, 0.8]}}
+
+
+def write_hostile_run(root: Path) -> RunPaths:
+    """Writes the run; its experiment is hostile too, and no TOML."""
+    anyio.run(lambda: write_run(root, hostile_records()))
+    with closing(sqlite3.connect(root / "run.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE runs SET experiment = ?", (f"name = '''{EVIL}'''",))
     return RunPaths(root)

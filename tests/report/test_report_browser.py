@@ -12,7 +12,7 @@ import pytest
 
 from forge.views.report import write_report
 from tests.report.browser import Page, find_browser, open_page
-from tests.report.hostile import write_hostile_run
+from tests.report.made_runs import write_hostile_run
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths

@@ -1,24 +1,24 @@
-"""Charts as data, and their SVG embedded in a page."""
+"""Charts as data, their SVG embedded in a page, and the gains, bands and answers of a run."""
 
 from __future__ import annotations
 
 import math
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 
-from forge.views.report.asking import label
-from forge.views.report.charts import (
-    MOST_POINTS,
-    MOST_TABLE_ROWS,
-    Chart,
-    Kind,
-    Line,
-    make_line,
-)
+from forge.records import Metrics, Purpose, Status
+from forge.store.reader import open_run
+from forge.views.report.asking import Asker, label
+from forge.views.report.charts import MOST_POINTS, MOST_TABLE_ROWS, Chart, Kind, Line, make_line
+from forge.views.report.contents import describe
 from forge.views.report.draw import INK, draw_svg, inline_svg
+from forge.views.report.facts import Facts
 from forge.views.text.numbers import grouped
+from tests.report.made_runs import make_run
+from tests.store.storefactory import attempt, evaluation, group, problem, small_run
 
 
 def chart(*lines: Line, **keys: object) -> Chart:
@@ -113,3 +113,79 @@ def test_a_picture_of_a_page_has_ids_and_colours_of_the_page() -> None:
     assert '<title id="one-title">&lt;b&gt;</title><desc id="one-words">&amp;</desc>' in svg
     assert "DejaVu" not in svg
     assert "<style" not in svg
+
+
+SOLVED, FAILED = [[Status.CORRECT]] * 4, [[Status.WRONG]] * 4
+
+
+def facts_of(root: Path, records: list) -> Facts:
+    with open_run(make_run(root, records)) as reader:
+        return Facts(Asker(reader))
+
+
+def evaluated(stage: int, statuses: list, *, first_id: int, num: int = 12) -> list:
+    """An evaluation stage on `num` problems with these statuses for each."""
+    step = stage
+    groups = [
+        group(
+            first_id + i, statuses, purpose=Purpose.EVAL, stage=stage, step=step,
+            problem_id=f"softmax-{i:04d}",
+        )
+        for i in range(num)
+    ]  # fmt: skip
+    return [*groups, evaluation(f"eval-{stage}", step=step, at=stage)]
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Facts:
+    """Twelve problems: none solved before one step of GRPO, all after it."""
+    steps = [
+        group(100 + i, SOLVED if i < 2 else FAILED, stage=1, step=1, problem_id=f"softmax-{i:04d}")
+        for i in range(4)
+    ]
+    metrics = Metrics(stage=1, step=1, values={"train/loss/mean": 0.1}, at=5.0)
+    problems = [problem(i) for i in range(12)]
+    before, after = evaluated(0, FAILED, first_id=1), evaluated(2, SOLVED, first_id=200)
+    return facts_of(tmp_path / "r-1", [attempt(), *problems, *before, *steps, metrics, *after])
+
+
+def test_a_gain_is_paired_by_problem_and_has_an_interval(trained: Facts) -> None:
+    (gain,) = trained.gains
+    assert (gain.before, gain.after, gain.estimate.num_problems) == ("eval-0", "eval-2", 12)
+    assert gain.by == ("grpo-1",)
+    assert gain.is_clear
+    assert gain.points() == "+100.0 points (95 %: +100.0 to +100.0)"
+    (card, *_) = describe(trained)["cards"]
+    assert "grpo-1 +100.0 points (95 %: +100.0 to +100.0)" in card["about"]
+
+
+def test_the_pair_of_answers_is_of_one_problem(trained: Facts) -> None:
+    pair = trained.before_after
+    assert pair is not None
+    assert pair.before["problem_id"] == pair.after["problem_id"]
+    assert (pair.before["status"], pair.after["status"]) == ("wrong", "correct")
+    assert (pair.before["rate"], pair.after["rate"]) == ("0 of 4", "4 of 4")
+
+
+def test_the_pass_rate_has_points_of_held_out_problems(trained: Facts) -> None:
+    chart = next(each for each in trained.trained if each.name == "pass-rate")
+    (points,) = [line for line in chart.lines if line.is_points]
+    assert list(points.x) == [0, 1]
+    assert points.low[0] is not None
+
+
+def test_the_reward_has_a_band_over_the_groups_of_a_step(trained: Facts) -> None:
+    chart = next(each for each in trained.trained if each.name == "reward")
+    (line,) = chart.lines
+    low, mean, high = line.low[0], line.y[0], line.high[0]
+    assert low is not None
+    assert mean is not None
+    assert high is not None
+    # two groups of 0.8, two of 0.3: the standard error of the mean is 0.5 / sqrt(12)
+    assert mean == pytest.approx(0.55)
+    assert (high - low) / 4 == pytest.approx(0.5 / 12**0.5)
+
+
+def test_without_a_later_correct_answer_there_is_no_pair(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path / "s-1", small_run())
+    assert facts.before_after is None

@@ -1,20 +1,15 @@
-"""Words and tables of a report: opening paragraph, headline, cards, set-up, kernels by family,
-tables.
+"""Words and tables of a report: headline, cards with key numbers, set-up, tables.
 
 Pure; `page` renders and escapes them. Values come from the resolved experiment and the rows of the
-run, which one made by hand may lack or break: a missing value, and a sentence without its numbers,
-is left out.
+run, which one made by hand may lack or break: a missing value is left out.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from forge.views.gains import whole_evaluations
 from forge.views.report.facts import MOST_EVENTS, MOST_KERNELS, when
 from forge.views.report.run_charts import STEP_PARTS
 from forge.views.run_state import (
@@ -28,22 +23,26 @@ from forge.views.run_state import (
 from forge.views.text.numbers import (
     NONE,
     clock,
-    gigabytes,
     grouped,
-    launches,
     percent,
-    share,
     without_empty,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from forge.views.gains import Gain
     from forge.views.report.facts import Facts
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Head and rows."""
+SETTINGS = {
+    "problems": "source path num_problems num_heldout sizes families dtypes",
+    "rollout": "group_size groups_per_step max_turns gamma temperature max_completion_tokens",
+    "reward": "compiled correct speedup speedup_cap",
+    "judge": "policy protocol num_inputs compile baseline",
+    "serve": "engine replicas precision",
+}
+"""Table of the experiment to its keys in the set-up; the whole experiment is at the end."""
 REWARD_STEPS = 5
 """Steps in a mean of rewards: each step draws other problems, so that one says little."""
 
@@ -67,7 +66,6 @@ def describe(facts: Facts) -> dict[str, Any]:
         "about": "; ".join(part for part in about if part),
         "cards": [each for each in _cards(facts) if each is not None],
         "is_timed": any(row["speedup"] is not None for row in facts.kernels),
-        "opening": opening(facts),
         "kernels_about": f", at most {MOST_KERNELS} of them"
         if len(facts.kernels) == MOST_KERNELS
         else "",
@@ -106,6 +104,8 @@ def _pass_card(facts: Facts) -> dict[str, str] | None:
         about += f"; {label}"
     if len(facts.evaluations) > 1:
         about += f"; {percent(first['pass_at_1'])} in {first['stage']}"
+    for gain in facts.gains:
+        about += f"; {' and '.join(gain.by)} {gain.points()}"
     return _card("pass@1", percent(last["pass_at_1"]), about)
 
 
@@ -149,6 +149,7 @@ def tables(facts: Facts) -> dict[str, Table | None]:
         "setup": (["part", "setting"], setup_rows(facts)),
         "evaluations": _evaluations(facts),
         "gains": _gains(facts),
+        "kernels": _kernels(facts),
         **_outcomes(facts),
         **_times(facts),
         **_history(facts),
@@ -201,6 +202,19 @@ def _gains(facts: Facts) -> Table:
         for gain in facts.gains
     ]  # fmt: skip
     return ["by", "from", "to", "gain in pass@1", "clear of zero", "problems"], rows
+
+
+def _kernels(facts: Facts) -> Table:
+    """The best kernel of each problem, best first."""
+    head = ["problem", "family", "level", "at least", "speed-up", "µs", "baseline µs", "launches"]
+    rows = [
+        [row["problem_id"], row["family"] or NONE, str(row["level"]),
+         _digits(row["speedup_low"], 2, "×"), _digits(row["speedup"], 2, "×"),
+         _digits(row["candidate_us"], 1), _digits(row["baseline_us"], 1),
+         str(row["num_launches"]), str(row["policy_version"]), row["turn_id"]]
+        for row in facts.kernels
+    ]  # fmt: skip
+    return [*head, "policy", "turn"], rows
 
 
 def _digits(value: float | None, places: int, unit: str = "") -> str:
@@ -282,7 +296,7 @@ def _machine_table(facts: Facts) -> Table:
     if not facts.attempts:
         return [], []
     last = facts.attempts[-1]
-    machine, versions = unpack(last["machine"]), unpack(last["versions"])
+    machine, versions = _unpack(last["machine"]), _unpack(last["versions"])
     gpus = machine.get("gpus") or []
     rows = [
         ["commit", last["code_commit"] or "outside a checkout"],
@@ -300,193 +314,29 @@ def _value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-NUM_REASONS = 3
-"""Reasons of failure that are named."""
-VERBS = {"done": "trained", "running": "is training"}
-"""State of a run to the verb; any other run ended early."""
-
-
-def opening(facts: Facts) -> list[str]:
-    """The sentences, in order."""
-    found = [
-        _trained(facts), _from_where_to_where(facts), _gained(facts), _best_kernel(facts),
-        _failed(facts), _cost(facts),
-    ]  # fmt: skip
-    return [each for each in found if each]
-
-
-def _trained(facts: Facts) -> str:
-    """`This run trained … in 1,600 steps of SFT and 20 steps of GRPO on 60 problems.`"""
-    steps = [
-        f"{num:,} {'step' if num == 1 else 'steps'} of {kind.upper()}"
-        for kind, num in facts.trained_steps
+def setup_rows(facts: Facts) -> list[list[str]]:
+    """Rows of (name, value), without empty ones."""
+    rows = [
+        ("model", _model(facts.settings)),
+        ("stages", " → ".join(_stage(stage) for stage in facts.stages)),
+        *(
+            (name, _pairs(_table(facts.settings, name), keys.split()))
+            for name, keys in SETTINGS.items()
+        ),
     ]
-    model = model_words(facts.settings)
-    if not steps:
-        if not model:
-            return ""
-        if facts.evaluations:
-            return f"This run evaluated {model}."
-        return f"This run of {model} has trained and evaluated nothing."
-    verb = VERBS.get(facts.state, "trained, before it ended early,")
-    return f"This run {verb} {model or 'a model'} in {_listed(steps)}{problem_words(facts)}."
+    return [[name, value] for name, value in rows if value]
 
 
-def _from_where_to_where(facts: Facts) -> str:
-    chosen = whole_evaluations(facts.evaluations)
-    if not chosen:
-        return ""
-    first, last = chosen[0], chosen[-1]
-    on = "held-out problems" if not trained_label(last) else f"problems ({trained_label(last)})"
-    end = f"{percent(last['pass_at_1'])} in {last['stage']} ({_interval(last)}; {_of(last)})"
-    if len(chosen) == 1:
-        return f"pass@1 on {on} was {end}."
-    same = _of(first) == _of(last)
-    begin = f"{percent(first['pass_at_1'])} in {first['stage']}{'' if same else f' ({_of(first)})'}"
-    return f"pass@1 on {on} went from {begin} to {end}."
-
-
-def _gained(facts: Facts) -> str:
-    """The paired gain of each training stage."""
-    parts = [f"{_listed(list(gain.by))} {_verb(gain)} {gain.points()}" for gain in facts.gains]
-    return f"Paired by problem, {_listed(parts)}." if parts else ""
-
-
-def _verb(gain: Gain) -> str:
-    if not gain.is_clear:
-        return "shows no clear gain:"
-    return "gained" if gain.estimate.value > 0 else "made it worse:"
-
-
-def _best_kernel(facts: Facts) -> str:
-    if not facts.num_turns:
-        return ""
-    best = next((row for row in facts.kernels if row["speedup_low"] is not None), None)
-    if best is not None:
-        times = f"{best['candidate_us']:,.1f} µs against {best['baseline_us']:,.1f} µs"
-        return (
-            f"The best kernel, for {best['problem_id']}, is at least {best['speedup_low']:.2f} "
-            f"times as fast as the baseline ({times})."
-        )
-    if not facts.kernels:
-        return "No kernel was correct."
-    solved = next((row for row in facts.problems if row["purpose"] == "train"), None)
-    untimed = "nothing was timed, as on a machine without a GPU"
-    if solved is None:
-        return f"Kernels are ranked by launches and length: {untimed}."
-    of = f"{solved['num_solved']:,} of {solved['num_problems']:,} training problems"
-    return f"{of} were solved at least once; {untimed}."
-
-
-def _failed(facts: Facts) -> str:
-    total = sum(row["num_turns"] for row in facts.reasons)
-    if not total:
-        return ""
-    counts: dict[str, int] = {}
-    for row in facts.reasons:
-        name = f"{row['status']} ({row['reason']})"
-        counts[name] = counts.get(name, 0) + row["num_turns"]
-    worst = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:NUM_REASONS]
-    parts = [f"{name} {share(num / total)}" for name, num in worst]
-    return f"Of {total:,} failed turns, most were {_listed(parts)}."
-
-
-def _cost(facts: Facts) -> str:
-    seconds = facts.seconds
-    if seconds is None:
-        return ""
-    cards = gpu_names(facts)
-    spent = f"It took {clock(seconds)}"
-    if cards:
-        spent += f" on {_listed(cards)}"
-    else:
-        spent += " without a GPU"
-    attempts = f", in {len(facts.attempts)} attempts" if len(facts.attempts) > 1 else ""
-    played = f": {facts.num_rollouts:,} rollouts, {facts.num_turns:,} turns judged"
-    return f"{spent}{attempts}{played if facts.num_turns else ''}."
-
-
-def _interval(row: Mapping[str, Any]) -> str:
-    return f"95 %: {percent(row['ci_low'])} to {percent(row['ci_high'])}"
-
-
-def _of(row: Mapping[str, Any]) -> str:
-    samples = "sample" if row["num_samples"] == 1 else "samples"
-    return f"{row['num_problems']} problems × {row['num_samples']} {samples}"
-
-
-def _listed(parts: list[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join([*[", ".join(parts[:-1])] * (len(parts) > 1), *parts[-1:]])
-
-
-LONGEST_COMMIT = 12
-MAIN_VERSIONS = ("forge", "python", "torch", "triton", "trl", "vllm", "llama-cpp-python")
-
-
-def unpack(text: str) -> dict[str, Any]:
-    """A JSON object from a column; empty if it is none."""
-    try:
-        found = json.loads(text)
-    except (TypeError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def model_words(settings: Mapping[str, Any]) -> str:
+def _model(settings: Mapping[str, Any]) -> str:
     """`Qwen/Qwen3-0.6B with an adapter`, or `a random model of 2 layers`; empty if unknown."""
     model = _table(settings, "model")
     if path := model.get("path"):
         words = str(path)
     elif model.get("init") == "tiny":
-        layers = _table(model, "tiny").get("num_layers", "?")
-        words = f"a random model of {layers} layers"
+        words = f"a random model of {_table(model, 'tiny').get('num_layers', '?')} layers"
     else:
         return "a served model" if model else ""
     return f"{words} with an adapter" if _table(model, "lora") else words
-
-
-def problem_words(facts: Facts) -> str:
-    """` on 60 generated problems`: those that were played in training."""
-    row = next((row for row in facts.problems if row["purpose"] == "train"), None)
-    if row is None:
-        return ""
-    kind = "generated " if _table(facts.settings, "problems").get("source") == "generated" else ""
-    return f" on {row['num_problems']:,} {kind}problems"
-
-
-def gpu_names(facts: Facts) -> list[str]:
-    """`2 × NVIDIA H100` of the last attempt, without GPUs empty."""
-    gpus = _machine(facts).get("gpus")
-    names = Counter(
-        str(gpu.get("name", "GPU")) if isinstance(gpu, dict) else str(gpu)
-        for gpu in (gpus if isinstance(gpus, list) else [])
-    )
-    return [f"{num} × {name}" for name, num in names.items()]
-
-
-def setup_rows(facts: Facts) -> list[list[str]]:
-    """Rows of (name, value), without empty ones."""
-    settings = facts.settings
-    last = facts.attempts[-1] if facts.attempts else {}
-    stages = " → ".join(_stage(stage) for stage in facts.stages)
-    rows = [
-        ("model", model_words(settings)),
-        ("stages", stages),
-        ("problems", _pairs(_table(settings, "problems"), "source", "path", "num_problems",
-                            "num_heldout", "sizes", "families", "dtypes")),
-        ("rollouts", _pairs(_table(settings, "rollout"), "group_size", "groups_per_step",
-                            "max_turns", "gamma", "temperature", "max_completion_tokens")),
-        ("reward", _pairs(_table(settings, "reward"), "compiled", "correct", "speedup",
-                          "speedup_cap")),
-        ("judge", _pairs(_table(settings, "judge"), "policy", "protocol", "num_inputs", "compile",
-                         "baseline")),
-        ("engine", _pairs(_table(settings, "serve"), "engine", "replicas", "precision")),
-        ("machine", _machine_words(facts)),
-        ("code", _code_words(last, facts)),
-        ("versions", _versions(last)),
-    ]  # fmt: skip
-    return [[name, value] for name, value in rows if value]
 
 
 def _stage(stage: Mapping[str, Any]) -> str:
@@ -502,7 +352,7 @@ def _is_number(table: Mapping[str, Any], name: str) -> bool:
     return isinstance(table.get(name), int | float) and bool(table[name])
 
 
-def _pairs(table: Mapping[str, Any], *names: str) -> str:
+def _pairs(table: Mapping[str, Any], names: Sequence[str]) -> str:
     """`group_size 8, max_turns 3`, in this order, without absent keys."""
     found = [(name, table[name]) for name in names if table.get(name) not in (None, [], "")]
     return ", ".join(f"{name} {_shown(value)}" for name, value in found)
@@ -512,115 +362,15 @@ def _shown(value: Any) -> str:
     return "/".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _machine_words(facts: Facts) -> str:
-    machine = _machine(facts)
-    memory = machine.get("memory_bytes")
-    parts = [
-        str(machine.get("host", "")),
-        f"{machine['cores']} cores" if machine.get("cores") else "",
-        gigabytes(memory) if isinstance(memory, int | float) else "",
-        ", ".join(gpu_names(facts)) or ("no GPU" if machine else ""),
-    ]
-    return ", ".join(part for part in parts if part)
-
-
-def _code_words(last: Mapping[str, Any], facts: Facts) -> str:
-    if not last:
-        return ""
-    commit = str(last["code_commit"] or "")[:LONGEST_COMMIT] or "outside a checkout"
-    changed = ", changed" if facts.diff else ""
-    return f"commit {commit}{changed}; seed {last['seed']}"
-
-
-def _versions(last: Mapping[str, Any]) -> str:
-    versions = unpack(last["versions"]) if last else {}
-    return ", ".join(f"{name} {versions[name]}" for name in MAIN_VERSIONS if name in versions)
-
-
-def _machine(facts: Facts) -> dict[str, Any]:
-    return unpack(facts.attempts[-1]["machine"]) if facts.attempts else {}
-
-
 def _table(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = settings.get(name)
     return found if isinstance(found, dict) else {}
 
 
-CODES_PER_FAMILY = 2
-"""Kernels of a family whose source is shown."""
-MOST_CODES = 16
-NO_FAMILY = "other problems"
-
-TRAITS = {
-    "tl.dot": re.compile(r"\btl\.dot\("),
-    "autotuned": re.compile(r"@triton\.autotune"),
-    "loops": re.compile(r"^\s+(?:for|while)\b", re.MULTILINE),
-    "atomics": re.compile(r"\btl\.atomic_"),
-    "descriptors": re.compile(r"\btl\.(?:make_tensor_descriptor|make_block_ptr)\("),
-    "num_warps": re.compile(r"\bnum_warps\s*="),
-    "row blocks": re.compile(r"next_power_of_2\("),
-    "no mask": re.compile(r"\A(?!.*\bmask\s*=).*\btl\.load\(", re.DOTALL),
-}
-"""Feature of a kernel to a pattern of its source."""
-
-
-def kernels_by_family(kernels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Families in the order of their best kernel: name, note, head and rows of a table, and the
-    kernels whose source is shown.
-    """
-    families: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in kernels:
-        families[row["family"] or NO_FAMILY].append(row)
-    num_codes = 0
-    found: list[dict[str, Any]] = []
-    for name, rows in families.items():
-        codes = [row for row in rows if row["code"]][:CODES_PER_FAMILY][: MOST_CODES - num_codes]
-        num_codes += len(codes)
-        head, cells, shared = _told_apart(rows, name)
-        num = "1 kernel" if len(rows) == 1 else f"{len(rows)} kernels"
-        note = ", ".join([num, *shared])
-        found.append({"name": name, "note": note, "head": head, "rows": cells, "codes": codes})
-    return found
-
-
-def short_problem(problem_id: str, family: str) -> str:
-    """`sum-hardtanh-sin` of `reduction-sum-hardtanh-sin` in the family reduction."""
-    return problem_id.removeprefix(f"{family}-") if family else problem_id
-
-
-def traits_of(code: str | None) -> str:
-    """`loops, tl.dot`, a dash for none of them."""
-    found = [name for name, pattern in TRAITS.items() if pattern.search(code or "")]
-    return ", ".join(found) or NONE
-
-
-def _told_apart(
-    rows: Sequence[Mapping[str, Any]], family: str
-) -> tuple[list[str], list[list[str]], list[str]]:
-    """Head, rows, and the values that all rows share; columns of dashes are left out."""
-    columns = {
-        "problem": [short_problem(row["problem_id"], family) for row in rows],
-        "at least": [_digits(row["speedup_low"], 2, "×") for row in rows],
-        "speed-up": [_digits(row["speedup"], 2, "×") for row in rows],
-        "µs": [_digits(row["candidate_us"], 1) for row in rows],
-        "baseline µs": [_digits(row["baseline_us"], 1) for row in rows],
-        "level": [str(row["level"]) for row in rows],
-        "launches": [str(row["num_launches"]) for row in rows],
-        "uses": [traits_of(row["code"]) for row in rows],
-        "lines": [_num_lines(row["code"]) for row in rows],
-        "policy": [str(row["policy_version"]) for row in rows],
-        "turn": [row["turn_id"] for row in rows],
-    }
-    is_one = len(rows) == 1
-    same = {name for name, cells in columns.items() if len(set(cells)) == 1 and not is_one}
-    shared = [
-        launches(int(cells[0])) if name == "launches" else f"{name} {cells[0]}"
-        for name, cells in columns.items()
-        if name in same and cells[0] != NONE
-    ]
-    kept = [n for n, cells in columns.items() if n not in same and set(cells) != {NONE}]
-    return kept, [[columns[name][i] for name in kept] for i in range(len(rows))], shared
-
-
-def _num_lines(code: str | None) -> str:
-    return str(len(code.splitlines())) if code else NONE
+def _unpack(text: str) -> dict[str, Any]:
+    """A JSON object from a column; empty if it is none."""
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -18,9 +18,9 @@ from pygments.formatters.html import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from pygments.styles import get_style_by_name
 
-from forge.views.report.contents import describe, kernels_by_family, short_problem, tables
+from forge.views.report.contents import describe, tables
 from forge.views.report.draw import GRID, INK, PAPER, SERIES, inline_svg
-from forge.views.text.numbers import launches, without_empty
+from forge.views.text.numbers import launches
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LONGEST_CODE = 20_000
 """Maximum characters of one source, which bounds the lexer's time."""
+MOST_CODES = 16
+"""Kernels whose source is shown."""
 LONGEST_ANSWER = 8_000
 """Maximum characters of an answer in the pair of transcripts."""
 COLORS = {INK: "var(--ink)", GRID: "var(--line)", PAPER: "var(--paper)"} | {
@@ -78,7 +80,7 @@ def render_page(facts: Facts, *, name: str, svgs: Mapping[str, str]) -> str:
         missing=facts.missing,
         num_turns=facts.num_turns,
         state=facts.state,
-        families=[_family(family) for family in kernels_by_family(facts.kernels)],
+        codes=[_code(kernel) for kernel in facts.kernels[:MOST_CODES]],
         config=_highlight(facts.config, "toml"),
         diff=_highlight(facts.diff, "diff"),
         **describe(facts),
@@ -109,12 +111,6 @@ def _picture(chart: Chart, document: str) -> dict[str, Any]:
     }
 
 
-def _family(family: dict[str, Any]) -> dict[str, Any]:
-    codes = [_code(kernel) for kernel in family["codes"]]
-    table = without_empty(family["head"], family["rows"])
-    return {**family, "table": table, "codes": codes}
-
-
 def _code(kernel: Mapping[str, Any]) -> dict[str, Any]:
     if kernel["speedup"] is None:
         speed = f"{launches(kernel['num_launches'])}, {kernel['num_characters']:,} characters"
@@ -123,9 +119,8 @@ def _code(kernel: Mapping[str, Any]) -> dict[str, Any]:
             f"at least {kernel['speedup_low']:.2f} times as fast, {kernel['candidate_us']:.1f} µs"
         )
     left_out = len(kernel["code"]) - LONGEST_CODE
-    name = short_problem(kernel["problem_id"], kernel["family"] or "")
     return {
-        "title": f"{name}: {speed} ({kernel['turn_id']})",
+        "title": f"{kernel['problem_id']}: {speed} ({kernel['turn_id']})",
         "code": _highlight(kernel["code"], "python"),
         "note": f"{left_out:,} characters more are in the store." if left_out > 0 else "",
     }
