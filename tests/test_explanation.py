@@ -18,7 +18,7 @@ from forge.evalpool.judge.timing import samples, store
 from forge.rollout import concurrency
 from forge.runner.weights import sync
 from forge.statistics import speed
-from forge.store.write import writer_thread
+from forge.store.write import writer
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs/explanation"
@@ -62,8 +62,8 @@ FIGURES = {
     ),
     "resume": (f"`restarts` times ({DEFAULTS['restarts'].default})",),
     "store": (
-        f"{1000 * writer_thread.COMMIT_AFTER_S:g} ms",
-        f"{writer_thread.COMMIT_RECORDS:,} records",
+        f"{1000 * writer.COMMIT_AFTER_S:g} ms",
+        f"{writer.COMMIT_RECORDS:,} records",
     ),
 }
 

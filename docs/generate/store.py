@@ -16,9 +16,9 @@ from pathlib import Path
 
 import forge.store.schema
 from docs.generate.markdown import code, page, table, text
+from forge.store.read_only import SqlReader
 from forge.store.schema.create import RUN_SCHEMA, TOKEN_SCHEMA, create
 from forge.store.schema.views import VIEWS
-from forge.store.statements import SqlReader
 from forge.views.sql.sql import Relation, list_relations
 
 MEANINGS = Path(forge.store.schema.__file__).with_name("columns.toml")

@@ -146,8 +146,8 @@ def _export_tables(
 ) -> None:
     from dataclasses import asdict
 
+    from forge.store.read_only import RowTable
     from forge.store.reader import open_run
-    from forge.store.statements import RowTable
     from forge.views.sql import export as view
     from forge.views.sql.sql import render_table
 

@@ -18,7 +18,7 @@ from forge.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from forge.store.statements import SqlReader
+    from forge.store.read_only import SqlReader
 
 
 @app.command()
@@ -158,7 +158,7 @@ def sql(
     as_json: Json = False,
 ) -> None:
     """Query a run with read-only SQL. Without a query, list its tables and views."""
-    from forge.store.statements import explain_sql
+    from forge.store.read_only import explain_sql
     from forge.views.sql import sql as view
 
     if query is None and (runs is not None or " " in run) and run != "last":

@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, ForgeError
 from forge.process.sockets import open_private_dir
-from forge.store.archive import is_archive, list_archives, unpack_to_read
-from forge.store.archive_writer import WrittenArchive, write_archive
+from forge.store.archive import (
+    WrittenArchive,
+    is_archive,
+    list_archives,
+    unpack_to_read,
+    write_archive,
+)
 from forge.store.layout import ARCHIVE_SUFFIX, RunPaths
 from forge.views.runs import load_run, load_runs
 

@@ -9,7 +9,7 @@ from forge.control.client import ControlClient
 from forge.errors import ForgeError
 from forge.store.layout import list_runs
 from forge.store.ownership import is_owned, read_status
-from forge.store.statements import RowTable
+from forge.store.read_only import RowTable
 from forge.views.text.numbers import NONE, duration, memory
 
 if TYPE_CHECKING:

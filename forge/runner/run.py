@@ -51,8 +51,8 @@ from forge.runner.reward_function import require_function
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
 from forge.runner.work import Work
+from forge.store.durable import refuse_damage, restore_wals
 from forge.store.identity import settle_identity
-from forge.store.integrity import refuse_damage, restore_wals
 from forge.store.layout import RunPaths, create_run, next_attempt, write_file
 from forge.store.ownership import open_run_lock
 from forge.store.write.writer import open_writer

@@ -1,13 +1,14 @@
 """Reads a run, live or ended, through a read-only connection.
 
-Used by the views, `forge sql`, the TUI and notebooks.
-
-In SQL, `text(x)` decodes a stored body or looks up a text_id; the views and `texts` are decoded
-already (`store.opening`). Nothing here writes to a run.
+Used by the views, `forge sql`, the TUI and notebooks. Nothing here writes to a run: if texts are
+compressed or the run's views differ from this version's, temporary views of the same names hide
+them. In SQL, `text(x)` decodes a stored body or looks up a text_id; the views and `texts` are
+decoded already.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,14 +16,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from forge.errors import ConfigError, ForgeError
+from forge.errors import ConfigError, ForgeError, MachineError
 from forge.store.codec import Body, Lookup, decode_text
+from forge.store.durable import read_acknowledged
 from forge.store.layout import RunPaths, find_run
-from forge.store.opening import connect, open_read_only
-from forge.store.statements import SqlReader, authorize_pragma
+from forge.store.read_only import (
+    DAMAGED,
+    SqlReader,
+    authorize_pragma,
+    is_damage,
+    open_read_only,
+    uri_of,
+)
+from forge.store.schema.create import check_version, has_views, split_statements
+from forge.store.schema.views import VIEWS
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
+
+logger = logging.getLogger(__name__)
 
 SHOWN = 40
 """Maximum number of characters quoted from the bad value."""
@@ -48,7 +60,7 @@ class RunReader(SqlReader):
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
-        super().__init__(connect(paths), schema="main")
+        super().__init__(_connect(paths), schema="main")
         self._lookup = open_read_only(paths.run_db)[0]
         self._bodies = body_lookup(self._lookup)
         self._connection.create_function("text", 1, self._text, deterministic=True)
@@ -128,6 +140,70 @@ def open_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> R
         ConfigError: there is no such run, it is empty, or it is newer than this forge.
     """
     return RunReader(run if isinstance(run, RunPaths) else find_run(run, store_dir=store_dir))
+
+
+def _connect(paths: RunPaths) -> sqlite3.Connection:
+    """Opens run.db, with tokens.db attached as `tokens` if it can be read.
+
+    Raises:
+        ConfigError: it is no run, it is empty, or it cannot be read here.
+        MachineError: it is damaged.
+    """
+    if not paths.run_db.is_file():
+        raise ConfigError(f"{paths.root}: no run.db in it, so it is no run")
+    connection, mode = open_read_only(paths.run_db)
+    try:
+        if not check_version(connection, path=paths.run_db):
+            raise _empty(paths)
+        if paths.tokens_db.is_file():
+            _attach_tokens(connection, paths.tokens_db, mode)
+        _add_temporary_views(connection)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
+            raise MachineError(f"{paths.run_db}: {DAMAGED}: {error}") from error
+        raise
+    return connection
+
+
+def _empty(paths: RunPaths) -> ForgeError:
+    """The error of a run.db without a schema."""
+    lost = read_acknowledged(paths.acknowledged)
+    if not lost.turns:
+        return ConfigError(
+            f"{paths.root}: nothing is recorded in it yet, or its run.db-wal was not copied"
+        )
+    return MachineError(
+        f"{paths.run_db}: empty, but {lost.turns} turns were recorded in it; put a copy of it "
+        f'there, and "forge resume {paths.name}" says what the copy lacks'
+    )
+
+
+def _attach_tokens(connection: sqlite3.Connection, path: Path, mode: str) -> None:
+    """Attaches tokens.db; a damaged one is logged and skipped, since no view needs it."""
+    try:
+        connection.execute(f"ATTACH '{uri_of(path, mode)}' AS tokens")
+        connection.execute("SELECT count(*) FROM tokens.sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        logger.warning("%s: cannot be read, so its tokens are not shown: %s", path, error)
+
+
+def _add_temporary_views(connection: sqlite3.Connection) -> None:
+    """Hides the run's views by this version's, and `texts` by a decoding view.
+
+    Adds none if texts are plain and the run's views are this version's.
+    """
+    row = connection.execute("SELECT texts FROM main.runs").fetchone()
+    is_plain = row is None or row[0] == "plain"
+    if is_plain and has_views(connection, VIEWS):
+        return
+    if not is_plain:
+        connection.execute(
+            "CREATE TEMP VIEW texts AS SELECT text_id, sha256, num_bytes, text(body) AS body FROM "
+            "main.texts"
+        )
+    for sql in split_statements(VIEWS):
+        connection.execute(sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1))
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:

@@ -20,7 +20,7 @@ from forge.views.sql.sql import find_named, run_sql
 if TYPE_CHECKING:
     import pandas
 
-    from forge.store.statements import Params
+    from forge.store.read_only import Params
     from forge.views.compare import Comparison
 
 _ROLLOUTS = """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.records import Purpose, Status
-from forge.store.statements import RowTable
+from forge.store.read_only import RowTable
 from forge.views.run_state import load_stages, stage_name
 from forge.views.sql.sql import LARGEST
 from forge.views.text.numbers import at_least

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from forge.errors import ForgeError
 from forge.store.identity import read_identity
 from forge.store.layout import RunPaths, list_runs
+from forge.store.read_only import RowTable
 from forge.store.reader import RunReader
-from forge.store.statements import RowTable
 from forge.views.run_state import count_turns, load_seconds, load_stages, run_state
 from forge.views.text.numbers import NONE, duration, percent
 from forge.views.text.terminal import printable

@@ -188,7 +188,7 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     from rich.console import Group as RichGroup
     from rich.text import Text
 
-    from forge.store.statements import RowTable
+    from forge.store.read_only import RowTable
     from forge.views.text.fitting import Fitting
 
     rows = [_evaluation(row) for row in evaluations]

@@ -220,7 +220,7 @@ def render_result(result: dict[str, Any]) -> RichGroup:
     from rich.console import Group as RichGroup
     from rich.text import Text
 
-    from forge.store.statements import RowTable
+    from forge.store.read_only import RowTable
     from forge.views.text.fitting import Fitting
 
     known = tuple((name, cell) for name, cell in _cells(result).items() if cell != NONE)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.store.acknowledged import read_acknowledged
+from forge.store.durable import read_acknowledged
 from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
 from tests.e2e.experiments import GRPO_EXPERIMENT
 

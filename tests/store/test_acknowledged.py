@@ -14,17 +14,18 @@ import pytest
 
 from forge.errors import MachineError
 from forge.records import Event, Status
-from forge.store.acknowledged import (
+from forge.store.durable import (
     SLOT_BYTES,
     Acknowledged,
     AcknowledgedFile,
+    Acknowledger,
+    find_faults,
     read_acknowledged,
+    refuse_damage,
 )
-from forge.store.integrity import find_faults, refuse_damage
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.resume import last_state, untrained_groups
-from forge.store.write.acknowledger import Acknowledger
 from forge.store.write.writer import open_writer
 from tests.store.storefactory import (
     Options,

@@ -16,9 +16,8 @@ import anyio
 import pytest
 
 from forge.errors import ConfigError, ForgeError, MachineError
-from forge.store import archive_writer
-from forge.store.archive import MANIFEST, unpack_to_read, unpack_to_resume
-from forge.store.archive_writer import write_archive
+from forge.store import archive
+from forge.store.archive import MANIFEST, unpack_to_read, unpack_to_resume, write_archive
 from forge.store.identity import settle_identity
 from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock, write_status
@@ -139,7 +138,7 @@ def test_an_interrupted_archive_leaves_nothing(
     def stop(*given: object, **keys: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(archive_writer.os, "fsync", stop)
+    monkeypatch.setattr(archive.os, "fsync", stop)
     with pytest.raises(KeyboardInterrupt):
         write_archive(run, tmp_path / "toy.forge.zip", with_weights=True)
     assert os.listdir(tmp_path) == ["runs"]
@@ -159,12 +158,12 @@ def test_a_file_that_vanishes_fails_the_archive_unless_it_is_a_log(
     run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vanished = run.root / "logs" / "attempt-1" / "notify-1.json"
-    files = archive_writer._files
+    files = archive._files
 
     def with_vanished(root: Path) -> list[Path]:
         return [vanished, *files(root)]
 
-    monkeypatch.setattr(archive_writer, "_files", with_vanished)
+    monkeypatch.setattr(archive, "_files", with_vanished)
     write_archive(run, tmp_path / "a", with_weights=True)
     vanished = run.weights / "model.safetensors"
     with pytest.raises(MachineError, match=r"model\.safetensors: cannot be archived: No such file"):

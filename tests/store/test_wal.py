@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.store.wal import HEADER, count_unread_commits, restore_pages, wal_of
+from forge.store.durable import HEADER, count_unread_commits, restore_pages, wal_of
 
 STEP = 24 + 4096
 

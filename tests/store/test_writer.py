@@ -20,10 +20,9 @@ from forge.records import Event, Metrics, Sample, Status
 from forge.store.codec import Encoder, decode_ids, decode_logprobs, decode_text
 from forge.store.reader import open_run
 from forge.store.schema.create import UNRELEASED_ID
-from forge.store.write import writer_thread
-from forge.store.write.checkpointer import Checkpointer
-from forge.store.write.writer import open_writer
-from forge.store.write.writer_thread import COMMIT_AFTER_S
+from forge.store.write import writer as writing
+from forge.store.write.databases import Checkpointer
+from forge.store.write.writer import COMMIT_AFTER_S, open_writer
 from tests.examples import examples
 from tests.store.storefactory import (
     Options,
@@ -116,7 +115,7 @@ def test_any_text_survives(text: str, texts: str) -> None:
 async def test_an_empty_put_starts_no_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_thread, "settle_oldest", lambda _: False)  # when it is idle
+    monkeypatch.setattr(writing, "settle_oldest", lambda _: False)  # when it is idle
     monkeypatch.setattr(Checkpointer, "request", lambda _: None)  # an emptied WAL is a new version
     async with open_writer(tmp_path, Options()) as writer:
         await writer.put(*small_run())

@@ -16,8 +16,8 @@ import pytest
 from forge.cli import run_command
 from forge.errors import ConfigError
 from forge.store.layout import RunPaths
+from forge.store.read_only import RowStream, RowTable
 from forge.store.reader import open_run
-from forge.store.statements import RowStream, RowTable
 from forge.views.sql import sql
 from forge.views.sql.several import SeveralReader
 from tests.canned import unpack

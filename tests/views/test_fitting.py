@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from forge.store.statements import RowTable
+from forge.store.read_only import RowTable
 from forge.views.text.fitting import Fitting
 
 WIDE = RowTable(

@@ -33,7 +33,7 @@ from forge.process.sockets import open_socket_dir
 from forge.records import Status, Verdict
 from forge.records.judged_again import JudgedAgain, Judging
 from forge.records.problem import ReferenceModule
-from forge.store.integrity import refuse_damage, restore_wals
+from forge.store.durable import refuse_damage, restore_wals
 from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
 from forge.store.write.writer import open_writer

@@ -1,7 +1,7 @@
 """Rows of run.db held against what proves that more were recorded: the acknowledged counts, the
 batch files and the checkpoints. Called at resume and by `forge doctor RUN`.
 
-A run.db without its WAL, with a damaged one (`store.wal`), or copied back from an earlier day has
+A run.db without its WAL, with a damaged one (`store.durable`), or copied back from an earlier day has
 fewer rows than were acknowledged. The run continues from its checkpoints and batches, and no id is
 given out again.
 """
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import GrpoStage
 from forge.records import Event
-from forge.store.acknowledged import read_acknowledged
+from forge.store.durable import count_unread_commits, read_acknowledged
 from forge.store.resume import LastState, events, last_state
-from forge.store.wal import count_unread_commits
 from forge.train.batch import BadBatch, SampleHeader, read_headers
 from forge.train.checkpoints import checkpoints
 

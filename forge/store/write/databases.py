@@ -1,12 +1,17 @@
-"""run.db and tokens.db opened read-write: schema, pragmas, transactions over both, free space.
+"""run.db and tokens.db opened read-write: schema, pragmas, transactions over both, free space; and
+the thread that copies their WALs.
 
 Used on the writer's thread. Tokens are committed before the rows that name them, so each turn in
-run.db has its tokens, also after a power cut; then the commit is acknowledged (`acknowledger`).
+run.db has its tokens, also after a power cut; then the commit is acknowledged (`store.durable`).
 
 Retention of token arrays, `[store] keep_tokens`: `all` keeps every turn's while tokens.db is below
 20 GB, then acts as `untrained`. `untrained` keeps what a resume needs: groups being played, or
 offered and not yet used. `last:N` keeps those and the groups of the last N steps. Tokens of an
 unused sample are never dropped.
+
+A passive checkpoint runs while others write and read; on the writer's thread its fsync would delay
+commits. The WAL is emptied in a moment without a transaction: from copied pages that stay in it, a
+damaged WAL would put old ones back over newer ones. Nothing waits for that moment.
 """
 
 from __future__ import annotations
@@ -15,21 +20,24 @@ import logging
 import os
 import shutil
 import sqlite3
+import threading
+import time
 import tomllib
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.errors import MachineError
-from forge.store.opening import is_corrupt
+from forge.store.durable import Acknowledger
+from forge.store.read_only import is_corrupt
 from forge.store.schema.create import TOKEN_SCHEMA, create, create_run
 from forge.store.schema.rollups import reopen_if_torn
-from forge.store.write.acknowledger import Acknowledger
-from forge.store.write.checkpointer import Checkpointer
 from forge.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forge.store.layout import RunPaths
 
 logger = logging.getLogger(__name__)
@@ -109,7 +117,7 @@ class Databases:
                 connection.rollback()
 
     def checkpoint(self) -> None:
-        """Starts copying the WALs into the databases (`checkpointer`)."""
+        """Starts copying the WALs into the databases."""
         self._checkpointer.request()
 
     def drop_spent_tokens(self, keep_tokens: str) -> None:
@@ -193,3 +201,64 @@ def _connect(path: Path) -> sqlite3.Connection:
 def free_bytes(path: Path) -> int:
     """Bytes available to this user; 0 for a missing directory."""
     return shutil.disk_usage(path).free if os.path.isdir(path) else 0
+
+
+# pyright: strict
+
+
+EMPTY_TRIES = 20
+EMPTY_PAUSE_S = 0.01
+"""A WAL that is never free is emptied at the next request, or grows to its limit."""
+END_S = 60.0
+"""Maximum wait for a copy that is under way."""
+
+
+class Checkpointer:
+    """The thread. A request while it copies makes it copy once more."""
+
+    def __init__(self, *databases: Path, after: Callable[[], None]) -> None:
+        """`after` is called on the thread after each copy."""
+        self._databases, self._after = databases, after
+        self._wanted = threading.Event()
+        self._is_ending = False
+        self._thread = threading.Thread(target=self._main, name="store-checkpointer", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Copies what is committed by now, soon. Returns at once."""
+        self._wanted.set()
+
+    def end(self) -> None:
+        """Ends the thread."""
+        self._is_ending = True
+        self._wanted.set()
+        self._thread.join(END_S)
+
+    def _main(self) -> None:
+        with ExitStack() as opened:
+            # Kept open, as those of the writer: the directory may be moved.
+            connections = [opened.enter_context(closing(_open_to_copy(p))) for p in self._databases]
+            while self._wanted.wait() and not self._is_ending:
+                self._wanted.clear()
+                try:
+                    for connection in connections:
+                        self._copy(connection)
+                    self._after()
+                except (sqlite3.Error, OSError) as error:  # full disk: the WAL keeps what it has
+                    logger.warning("checkpoint: %s", error)
+
+    def _copy(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        for _ in range(EMPTY_TRIES):
+            if not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                return
+            if self._is_ending:
+                return
+            time.sleep(EMPTY_PAUSE_S)
+
+
+def _open_to_copy(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # finds the WAL
+    return connection

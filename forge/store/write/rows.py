@@ -1,15 +1,21 @@
-"""Rows of records: one method per record type. Used by the writer's thread in its transaction.
+"""Rows of records, and their columns. Used by the writer's thread in its transaction.
 
 Every write is an upsert on the record's key, so a resumed run may write again what it had written.
+JSON columns are compact; numbers that are not finite become null, which is all that SQLite's JSON
+functions can read.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from forge.records import (
     Attempt,
@@ -31,10 +37,11 @@ from forge.records import (
     Turn,
 )
 from forge.records.judged_again import JudgedAgain, Judging
-from forge.store.write import columns
+from forge.records.verdict import TIMING_FIELDS
 from forge.store.write.texts import ProgramTable, TextTable
 
 if TYPE_CHECKING:
+    from forge.records.verdict import OtherVerdict
     from forge.store.write.texts import EncodedTurn, TurnEncoder
 
 Record = (
@@ -147,12 +154,12 @@ class RowWriter:
         self._put("problems", ("problem_id",), row)
 
     def _group_start(self, record: GroupStart) -> None:
-        row = columns.of_group_start(record)
+        row = of_group_start(record)
         row |= {"attempt": self._attempt, "recorded_at": self._clock()}
         self._put("groups", ("group_id",), row)
 
     def _group(self, record: Group) -> None:
-        row = columns.of_group(record)
+        row = of_group(record)
         row |= {"attempt": self._attempt, "recorded_at": self._clock()}
         self._put("groups", ("group_id",), row)
         for trajectory in record.trajectories:
@@ -163,7 +170,7 @@ class RowWriter:
 
     def _trajectory(self, record: Trajectory) -> None:
         """Writes the end and the returns, and turns that were not put before."""
-        self._put("trajectories", ("group_id", "rollout"), columns.of_trajectory(record))
+        self._put("trajectories", ("group_id", "rollout"), of_trajectory(record))
         self._ended[record.group_id, record.rollout] = record
         values = record.returns or (None,) * len(record.turns)
         for turn, value in zip(record.turns, values, strict=True):
@@ -184,7 +191,7 @@ class RowWriter:
         encoded = self._encoder.turns([record])[0] if encoded is None else encoded
         completion_id = self._texts.put(encoded.completion)
         feedback_id = self._texts.put(encoded.feedback)
-        row = columns.of_turn(record)
+        row = of_turn(record)
         row |= {
             "attempt": self._attempt,
             "recorded_at": self._clock(),
@@ -194,17 +201,17 @@ class RowWriter:
             "feedback_id": feedback_id,
         }
         self._put("turns", _TURN_KEY, row)
-        row = columns.of_verdict(record)
+        row = of_verdict(record)
         row["detail_id"] = self._texts.put(encoded.detail, within_id=feedback_id)
         self._put("verdicts", _TURN_KEY, row)
         if encoded.program is not None:
-            row = columns.of_turn_key(record)
+            row = of_turn_key(record)
             row["program_id"] = self._programs.put(encoded.program)
             self._put("turn_programs", _TURN_KEY, row)
         for name, other in record.verdict.also.items():
-            row = columns.of_other_verdict(record, name, other)
+            row = of_other_verdict(record, name, other)
             self._put("turn_protocols", (*_TURN_KEY, "protocol"), row)
-        for row in columns.of_shapes(record):
+        for row in of_shapes(record):
             self._put("turn_shapes", (*_TURN_KEY, "shape"), row)
         self._token_row(record, encoded.tokens)
 
@@ -221,7 +228,7 @@ class RowWriter:
 
     def _sample(self, record: Sample) -> None:
         """Writes the offer, and the tokens only if the turn itself was never put."""
-        row = columns.of_fields(record, without=("prompt_ids", "completion_ids", "logprobs"))
+        row = of_fields(record, without=("prompt_ids", "completion_ids", "logprobs"))
         self._put("samples", ("sample_id",), row)
         key = (record.group_id, record.rollout, record.turn)
         query = "SELECT 1 FROM tokens WHERE group_id = ? AND rollout = ? AND turn = ?"
@@ -229,33 +236,33 @@ class RowWriter:
             self._token_row(record, self._encoder.tokens(record))
 
     def _sample_use(self, record: SampleUse) -> None:
-        row = columns.of_fields(record) | {"attempt": self._attempt}
+        row = of_fields(record) | {"attempt": self._attempt}
         self._put("sample_uses", ("sample_id", "attempt", "stage", "step"), row)
 
     def _policy(self, record: PolicyVersion) -> None:
-        row = columns.of_fields(record) | {"path": self._record_path(record.path)}
+        row = of_fields(record) | {"path": self._record_path(record.path)}
         self._put("policies", ("version",), row)
 
     def _metrics(self, record: Metrics) -> None:
-        for row in columns.of_metrics(record):
+        for row in of_metrics(record):
             self._put(
                 "metrics", ("stage", "step", "key", "attempt"), row | {"attempt": self._attempt}
             )
 
     def _evaluation(self, record: Evaluation) -> None:
-        row = columns.of_evaluation(record)
+        row = of_evaluation(record)
         self._put("evaluations", ("stage", "step", "policy_version"), row)
 
     def _judging(self, record: Judging) -> None:
-        self._put("judgings", ("judging",), columns.of_judging(record))
+        self._put("judgings", ("judging",), of_judging(record))
 
     def _judged_again(self, record: JudgedAgain) -> None:
-        row = columns.of_judged_again(record)
+        row = of_judged_again(record)
         self._put("verdicts_again", ("judging", *_TURN_KEY), row)
 
     def _attempt_start(self, record: Attempt) -> None:
         self._attempt = record.attempt
-        self._put("attempts", ("attempt",), columns.of_attempt(record))
+        self._put("attempts", ("attempt",), of_attempt(record))
 
     def _attempt_end(self, record: AttemptEnd) -> None:
         self._run.execute(
@@ -264,13 +271,13 @@ class RowWriter:
         )
 
     def _process(self, record: ProcessStart | ProcessEnd) -> None:
-        row = columns.of_fields(record)
+        row = of_fields(record)
         if isinstance(record, ProcessStart):
             row["log_path"] = self._record_path(record.log_path)
         self._put("processes", ("attempt", "name", "pid"), row)
 
     def _event(self, record: Event) -> None:
-        row = columns.of_event(record) | {"attempt": self._attempt}
+        row = of_event(record) | {"attempt": self._attempt}
         self._run.execute(
             f"INSERT INTO events ({', '.join(row)}) VALUES (?, ?, ?, ?, ?)", tuple(row.values())
         )
@@ -298,3 +305,183 @@ def _upsert(table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
         f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
         f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}"
     )
+
+
+_STAGE = re.compile(r"^[a-z]+-(\d+)")
+
+Row = dict[str, Any]
+
+
+def of_fields(record: Record, *, without: Sequence[str] = ()) -> Row:
+    """One column per field, but for fields that are no column of the record's table."""
+    return {name: getattr(record, name) for name in _names(type(record)) if name not in without}
+
+
+@cache
+def _names(kind: type[Record]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def of_group(record: Group) -> Row:
+    """Columns of `groups` but for attempt and recorded_at."""
+    return of_fields(record, without=("trajectories",)) | {
+        "purpose": str(record.purpose),
+        "num_rollouts": len(record.trajectories),
+    }
+
+
+def of_group_start(record: GroupStart) -> Row:
+    """Columns of `groups` while it is played, but for attempt and recorded_at."""
+    return of_fields(record) | {
+        "purpose": str(record.purpose),
+        "is_flat": False,
+        "num_rollouts": 0,
+    }
+
+
+def of_trajectory(record: Trajectory) -> Row:
+    """Columns of `trajectories`."""
+    return {
+        "group_id": record.group_id,
+        "rollout": record.rollout,
+        "problem_id": record.problem_id,
+        "ended": str(record.end),
+        "num_turns": len(record.turns),
+        "is_correct": any(turn.verdict.is_correct for turn in record.turns),
+    }
+
+
+def of_turn(record: Turn) -> Row:
+    """Columns of `turns` but for attempt, recorded_at, the return and the ids of its texts."""
+    completion = record.completion
+    prompt = {"prompt_hash": record.prompt_hash} if record.prompt_hash else {}
+    return prompt | {
+        "group_id": record.group_id,
+        "rollout": record.rollout,
+        "turn": record.turn,
+        "num_prompt_tokens": len(record.prompt_ids),
+        "num_completion_tokens": len(completion.token_ids),
+        "finish": str(completion.finish),
+        "min_version": completion.min_version,
+        "max_version": completion.max_version,
+        "reward": record.reward,
+        "reward_terms": _json(record.reward_terms),
+        "generate_s": record.generate_s,
+        "judge_s": record.judge_s,
+    }
+
+
+def of_verdict(record: Turn | JudgedAgain) -> Row:
+    """Columns of `verdicts` but for the id of the detail."""
+    verdict = record.verdict
+    return {
+        "group_id": record.group_id,
+        "rollout": record.rollout,
+        "turn": record.turn,
+        "status": str(verdict.status),
+        "reason": verdict.reason,
+        "is_compiled": verdict.is_compiled,
+        "num_launches": verdict.num_launches,
+        **{name: getattr(verdict.timing, name, None) for name in TIMING_FIELDS},
+        "torch_share": verdict.torch_share,
+        "isolation": verdict.isolation,
+        "caps": verdict.caps,
+        "device": verdict.device,
+        "phase_s": _json(verdict.phase_s),
+        "harness": verdict.harness,
+    }
+
+
+def of_judged_again(record: JudgedAgain) -> Row:
+    """Columns of `verdicts_again`."""
+    return of_verdict(record) | {
+        "judging": record.judging,
+        "judged_at": record.judged_at,
+        "detail": record.verdict.detail,
+    }
+
+
+def of_judging(record: Judging) -> Row:
+    """Columns of `judgings`."""
+    return of_fields(record) | {"settings": _json(record.settings)}
+
+
+def of_turn_key(record: Turn) -> Row:
+    """Columns that identify a turn."""
+    return {"group_id": record.group_id, "rollout": record.rollout, "turn": record.turn}
+
+
+def of_other_verdict(record: Turn, protocol: str, other: OtherVerdict) -> Row:
+    """Columns of `turn_protocols`."""
+    return of_turn_key(record) | {
+        "protocol": protocol,
+        "status": str(other.status),
+        "reason": other.reason,
+        "detail": other.detail,
+    }
+
+
+def of_shapes(record: Turn) -> Iterator[Row]:
+    """Columns of `turn_shapes`, one row per shape."""
+    for number, shape in enumerate(record.verdict.shapes):
+        yield of_turn_key(record) | {
+            "shape": number,
+            "name": shape.name,
+            "status": str(shape.status),
+            **{name: getattr(shape.timing, name, None) for name in TIMING_FIELDS},
+        }
+
+
+def of_metrics(record: Metrics) -> Iterator[Row]:
+    """Columns of `metrics` but for attempt, one row per metric."""
+    for key, value in record.values.items():
+        yield {
+            "stage": record.stage,
+            "step": record.step,
+            "key": key,
+            "value": float(value) if math.isfinite(value) else None,
+            "at": record.at,
+        }
+
+
+def of_evaluation(record: Evaluation) -> Row:
+    """Columns of `evaluations`; stage_index is the number in the stage's name."""
+    match = _STAGE.match(record.stage)
+    return of_fields(record) | {
+        "stage_index": int(match[1]) if match else None,
+        "pass_at_k": _json({str(k): value for k, value in record.pass_at_k.items()}),
+        "detail": _json(record.detail),
+    }
+
+
+def of_attempt(record: Attempt) -> Row:
+    """Columns of `attempts` at its start."""
+    return of_fields(record, without=("commit",)) | {
+        "code_commit": record.commit,
+        "versions": _json(record.versions),
+        "machine": _json(record.machine),
+    }
+
+
+def of_event(record: Event) -> Row:
+    """Columns of `events` but for attempt."""
+    return of_fields(record) | {"data": _json(record.data)}
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    """Compact JSON; the search for numbers that are not finite runs only if there is one."""
+    try:
+        return json.dumps(dict(value), allow_nan=False, separators=(",", ":"), default=str)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {str(key): _finite(item) for key, item in items}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in cast("list[Any] | tuple[Any, ...]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,6 +1,6 @@
 """Texts and token arrays of turns: encoded on one thread, written on the next.
 
-`TurnEncoder` hashes and compresses on the encoder's thread (`encoder_thread`), which takes longer
+`TurnEncoder` hashes and compresses on the encoder's thread (`writer`), which takes longer
 than writing all rows of a turn; `TextTable` finds or inserts each text on the writer's. Texts seen
 recently are neither compressed nor looked up again: a group's prompt occurs G times.
 """

@@ -6,31 +6,58 @@ change the state of the run. Guarantees: a row whose flush returned survives kil
 (WAL, synchronous=FULL); the event loop never waits for the disk; after a full disk or an I/O error
 every later put and flush raises MachineError, and committed rows stay.
 
-    put ──queue (bounded)──▶ threads: encode, upsert ──▶ tokens.db, then run.db   ──▶ flush returns
+    put ──queue (bounded)──▶ encoder thread ──bounded──▶ writer thread ──▶ tokens.db, then run.db
+
+All SQLite work happens on the writer's thread: it batches puts into transactions, commits, answers
+flushes, settles steps and has the WAL copied at each step end. All hashing and compression happens
+on the encoder's, in order; zstd and SHA-256 release Python's lock, so it runs in parallel with the
+event loop and with SQLite.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import queue
+import sqlite3
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import anyio
 import anyio.to_thread
 
-from forge.errors import Stalled
-from forge.records import AttemptEnd, Event, ProcessEnd
+from forge.errors import ForgeError, MachineError, Stalled
+from forge.records import (
+    AttemptEnd,
+    Event,
+    Group,
+    GroupStart,
+    Metrics,
+    Problem,
+    ProcessEnd,
+    Sample,
+    SampleUse,
+    Trajectory,
+    Turn,
+)
 from forge.store.layout import RunPaths
-from forge.store.write.writer_thread import SILENT_AFTER_S, StoreOptions, WriterThread
+from forge.store.read_only import is_corrupt
+from forge.store.schema.rollups import settle_oldest, settle_while
+from forge.store.write.databases import Databases, free_bytes
+from forge.store.write.rows import RECORD_TYPES, Record, RowWriter
+from forge.store.write.texts import EncodedTurn, TurnEncoder
 
-if TYPE_CHECKING:
-    from forge.store.write.rows import Record
+logger = logging.getLogger(__name__)
 
+Item = tuple[Record, ...] | Future[None] | None
+"""A put, a pending flush, or the end."""
 _FINAL = (AttemptEnd, Event, ProcessEnd)
 """Records still accepted when the disk is nearly full: how the run ended."""
 
@@ -106,3 +133,317 @@ async def open_writer(
             await writer.wait(thread.end, "close")
     if thread.failure is not None:
         raise thread.failure
+
+
+COMMIT_RECORDS = 2048
+"""Reached only above 20,000 records per second, where the two fsyncs of a commit dominate."""
+COMMIT_AFTER_S = 0.1
+QUEUE_PUTS = 1024
+"""Length of the queue, about 20 MB of turns. `put` waits, off the event loop, while it is full."""
+DRAIN_PAUSE_S = 0.002
+SILENT_AFTER_S = 60.0
+"""Maximum wait for a place in the queue or for a flush; beyond it the disk hangs."""
+IDLE_SETTLE_S = 0.2
+CLOSE_SETTLE_S = 5.0
+DISK_CHECK_S = 1.0
+"""Seconds between two checks of the free disk space."""
+CHECKPOINT_AFTER_S = 5.0
+"""Maximum age of rows that are in the WAL alone, outside of training steps."""
+
+_BULK = (Group, GroupStart, Metrics, Problem, Sample, Trajectory, Turn)
+"""Records that may wait for a commit; all others change the state of the run."""
+
+
+class StoreOptions(Protocol):
+    """The keys of `[store]` that the writer needs."""
+
+    @property
+    def texts(self) -> str:
+        """`plain` or `zstd`."""
+        ...
+
+    @property
+    def keep_tokens(self) -> str:
+        """`all`, `untrained` or `last:N` (`store.write.databases`)."""
+        ...
+
+    @property
+    def min_free_bytes(self) -> int:
+        """Free disk space below which the run stops."""
+        ...
+
+
+class WriterThread:
+    """The thread, its queue and its failure."""
+
+    def __init__(self, paths: RunPaths, table: StoreOptions, *, clock: Callable[[], float]) -> None:
+        self.paths = paths
+        self.queue: queue.Queue[Item] = queue.Queue(QUEUE_PUTS)
+        self.opened: Future[None] = Future()
+        self.failure: Exception | None = None
+        self._table = table
+        self._clock = clock
+        self._encoder = EncoderThread(self.queue, texts=table.texts)
+        self._thread = threading.Thread(target=self._main, name="store-writer", daemon=True)
+        self._disk_problem: str | None = None
+        self._disk_checked_at = 0.0
+        self._num_pending = 0
+        self._first_pending = 0.0
+        self._trained_something = False
+        self._checkpoint_at = math.inf
+        """Monotonic time at which the WALs are copied, at the latest."""
+
+    def start(self) -> None:
+        """Starts both threads; `opened` gets the result of opening the databases."""
+        self._encoder.start()
+        self._thread.start()
+
+    def end(self) -> None:
+        """Ends the thread after everything queued. Raises queue.Full if it hangs."""
+        self.queue.put(None, timeout=SILENT_AFTER_S)
+        self._thread.join(SILENT_AFTER_S)
+        if self._thread.is_alive():
+            raise queue.Full
+
+    def check(self, records: tuple[Record, ...]) -> None:
+        """Raises the error that stopped the writer, or TypeError for an object with no table."""
+        if self.failure is not None:
+            raise self.failure
+        for record in records:
+            if type(record) not in RECORD_TYPES:
+                raise TypeError(f"the store has no table for {type(record).__name__}")
+
+    def put_slowly(self, records: tuple[Record, ...]) -> None:
+        """Puts into a full queue and waits until a quarter is free, so the next puts need not wait.
+
+        Raises:
+            queue.Full: the thread hangs.
+        """
+        deadline = time.monotonic() + SILENT_AFTER_S
+        self.queue.put(records, timeout=SILENT_AFTER_S)
+        while self.queue.qsize() > QUEUE_PUTS * 3 // 4:
+            if time.monotonic() > deadline:
+                raise queue.Full
+            time.sleep(DRAIN_PAUSE_S)
+
+    def check_disk(self) -> None:
+        """Raises MachineError if the disk is nearly full."""
+        if self._disk_problem is not None:
+            raise MachineError(self._disk_problem)
+
+    # ---- on the thread
+
+    def _main(self) -> None:
+        try:
+            self._open()
+        except Exception as error:  # boundary: the opener raises it
+            self.queue.put(None)  # ends the encoder's thread
+            self.opened.set_exception(self._explain(error))
+            return
+        self.opened.set_result(None)
+        is_open = True
+        while is_open:
+            try:
+                is_open = self._step()
+            except Exception as error:  # boundary: the queue must be drained, or flushes would hang
+                self._fail(error)
+        self._settle_all(for_s=CLOSE_SETTLE_S)
+        self._databases.close()
+
+    def _open(self) -> None:
+        texts = self._table.texts
+        self._databases = Databases(self.paths, texts=texts, now=self._clock())
+        self._rows = RowWriter(
+            self._databases.run,
+            tokens=self._databases.tokens,
+            encoder=TurnEncoder(texts=texts),
+            clock=self._clock,
+            record_path=self.paths.record,
+        )
+
+    def _step(self) -> bool:
+        """Writes one batch of the queue, or commits if that is due; False at the end."""
+        self._measure_disk()
+        try:
+            batch = self._encoder.encoded.get(timeout=self._max_wait_s())
+        except queue.Empty:
+            self._commit() if self._num_pending else self._use_idle_time()
+            return True
+        for item in batch:
+            if isinstance(item, Encoded):
+                self._write(item)
+                continue
+            self._commit()
+            if item is None:
+                return False
+            item.set_exception(self.failure) if self.failure else item.set_result(None)
+        return True
+
+    def _measure_disk(self) -> None:
+        if time.monotonic() - self._disk_checked_at < DISK_CHECK_S:
+            return
+        self._disk_checked_at = time.monotonic()
+        root, least = self.paths.root, self._table.min_free_bytes
+        free = free_bytes(root)
+        self._disk_problem = None
+        if free < least:
+            self._disk_problem = (
+                f"{root}: disk nearly full: {free // 1_000_000} MB free, [store] "
+                f"min_free_bytes is {least // 1_000_000} MB; nothing is lost, "
+                f'"forge resume {root.name}" continues'
+            )
+
+    def _max_wait_s(self) -> float:
+        if not self._num_pending:
+            return DISK_CHECK_S
+        return max(0.0, self._first_pending + COMMIT_AFTER_S - time.monotonic())
+
+    def _write(self, put: Encoded) -> None:
+        records = put.records
+        if self.failure is not None or not records:
+            return
+        try:
+            if put.error is not None:
+                raise put.error
+            if not self._num_pending:
+                self._databases.begin()
+                self._first_pending = time.monotonic()
+            self._num_pending += len(records)
+            for record, encoded in zip(records, put.turns, strict=True):
+                self._rows.write(record, encoded=encoded)
+        except Exception as error:  # boundary: raised by the next put or flush
+            self._fail(error)
+            return
+        self._trained_something |= any(isinstance(record, SampleUse) for record in records)
+        if self._num_pending >= COMMIT_RECORDS or not all(isinstance(r, _BULK) for r in records):
+            self._commit()
+
+    def _commit(self) -> None:
+        if not self._num_pending or self.failure is not None:
+            return
+        try:
+            settle_oldest(self._databases.run)
+            self._databases.commit()
+            self._num_pending = 0
+            if self._trained_something:
+                self._databases.drop_spent_tokens(self._table.keep_tokens)
+            self._checkpoint_at = min(self._checkpoint_at, time.monotonic() + CHECKPOINT_AFTER_S)
+            self._checkpoint_if_due()
+        except Exception as error:  # boundary: raised by the next put or flush
+            self._fail(error)
+
+    def _checkpoint_if_due(self) -> None:
+        if self._trained_something or time.monotonic() >= self._checkpoint_at:
+            self._trained_something, self._checkpoint_at = False, math.inf
+            self._databases.checkpoint()
+
+    def _use_idle_time(self) -> None:
+        self._settle_all(for_s=IDLE_SETTLE_S)
+        if self.failure is None:
+            self._checkpoint_if_due()
+
+    def _settle_all(self, *, for_s: float) -> None:
+        """Rolls up open steps for about `for_s` seconds, until something is queued."""
+        deadline = time.monotonic() + for_s
+        try:
+            if self.failure is None:
+                settle_while(
+                    self._databases.run,
+                    is_wanted=lambda: time.monotonic() < deadline and self._encoder.is_idle,
+                )
+        except Exception as error:  # boundary: raised by the next put or flush
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = self._explain(error)
+        logger.error("%s", self.failure)
+        self._databases.rollback()
+        self._num_pending = 0
+
+    def _explain(self, error: Exception) -> Exception:
+        """Turns an error of disk or database into MachineError; our bugs stay as they are."""
+        if isinstance(error, ForgeError):
+            return error
+        if isinstance(error, sqlite3.DatabaseError | OSError) and not isinstance(
+            error, sqlite3.IntegrityError | sqlite3.ProgrammingError
+        ):
+            if is_corrupt(error):
+                return MachineError(
+                    f"{self.paths.root}: a database is damaged: {error}; "
+                    f'"forge doctor {self.paths.name}" says which'
+                )
+            return MachineError(
+                f"{self.paths.run_db}: cannot write: {error}; "
+                f"{free_bytes(self.paths.root) // 1_000_000} MB free; "
+                f'what was recorded is kept, "forge resume {self.paths.name}" continues'
+            )
+        return error
+
+
+BATCH_PUTS = 64
+"""Maximum number of puts encoded together: 5 ms of work, most of it without Python's lock."""
+AHEAD_BATCHES = 3
+"""Encoded batches queued for the writer, so that neither thread waits for the other. A queue entry
+is a batch, since waking the writer for each put would cost more than the put."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """One put, ready to be written."""
+
+    records: tuple[Record, ...]
+    turns: tuple[EncodedTurn | None, ...]
+    """One entry per record, None for a record that is not a turn."""
+    error: Exception | None = None
+    """Failure of the encoder; the writer fails as if the write had failed."""
+
+
+class EncoderThread:
+    """Moves items from the queue of puts to `encoded`, in the same order."""
+
+    def __init__(self, items: queue.Queue[Item], *, texts: str) -> None:
+        self._items = items
+        self._encoder = TurnEncoder(texts=texts)
+        self._thread = threading.Thread(target=self._main, name="store-encoder", daemon=True)
+        self.encoded: queue.Queue[list[Encoded | Future[None] | None]] = queue.Queue(AHEAD_BATCHES)
+
+    def start(self) -> None:
+        """Starts the thread, which ends at a None in the queue."""
+        self._thread.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if both queues are empty."""
+        return self._items.empty() and self.encoded.empty()
+
+    def _main(self) -> None:
+        is_open = True
+        while is_open:
+            items = [self._items.get()]
+            while len(items) < BATCH_PUTS and items[-1] is not None:
+                try:
+                    items.append(self._items.get_nowait())
+                except queue.Empty:
+                    break
+            is_open = items[-1] is not None
+            self._encode(items)
+
+    def _encode(self, items: list[Item]) -> None:
+        """Encodes the puts of all items together and queues the result as one batch."""
+        puts = [item for item in items if isinstance(item, tuple)]
+        turns = [record for put in puts for record in put if isinstance(record, Turn)]
+        error, done = None, iter(())
+        try:
+            done = iter(self._encoder.turns(turns))
+        except Exception as found:  # boundary: the writer's thread reports it
+            error = found
+        batch: list[Encoded | Future[None] | None] = []
+        for item in items:
+            if not isinstance(item, tuple):
+                batch.append(item)
+            elif error is not None:
+                batch.append(Encoded(records=item, turns=(), error=error))
+            else:
+                own = tuple(next(done) if isinstance(each, Turn) else None for each in item)
+                batch.append(Encoded(records=item, turns=own))
+        self.encoded.put(batch)

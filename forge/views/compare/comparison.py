@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from forge.store.statements import RowTable
+from forge.store.read_only import RowTable
 from forge.views.sql.sql import render_table
 from forge.views.text.numbers import NONE, digits, percent, without_empty
 from forge.views.text.terminal import printable

@@ -9,8 +9,8 @@ from forge.views.text.numbers import finite
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
+    from forge.store.read_only import Params
     from forge.store.reader import RunReader
-    from forge.store.statements import Params
 
 _LONGEST_LABEL = 48
 """Maximum characters of a label in a chart."""

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.store.codec import decode_text
-from forge.store.opening import open_read_only
+from forge.store.read_only import open_read_only
 from forge.store.reader import body_lookup
 from forge.views.sql.parquet import write_parquet
 from forge.views.sql.sql import csv_parts
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
+    from forge.store.read_only import RowStream
     from forge.store.reader import RunReader
-    from forge.store.statements import RowStream
 
 COPY_PAGES = 10_000
 """Pages of 4 kB copied between two callbacks into Python, which handle Ctrl-C."""

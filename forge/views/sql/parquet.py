@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import pyarrow
 
-    from forge.store.statements import RowStream
+    from forge.store.read_only import RowStream
 
 BATCH_ROWS = 2000
 """24 MB at 12 kB per turn."""

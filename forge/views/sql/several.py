@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 from forge.errors import ConfigError
 from forge.store.codec import Body, decode_text
+from forge.store.read_only import SqlReader, authorize_pragma
 from forge.store.reader import RunReader, body_lookup
-from forge.store.statements import SqlReader, authorize_pragma
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths

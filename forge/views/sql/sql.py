@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
-from forge.store.statements import Params, RowStream, RowTable, explain_sql
+from forge.store.read_only import Params, RowStream, RowTable, explain_sql
 from forge.views.sql.named_queries import QUERIES, NamedQuery
 from forge.views.text.numbers import finite
 from forge.views.text.terminal import json_text, printable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Group as RichGroup
     from rich.table import Table as RichTable
 
-    from forge.store.statements import SqlReader
+    from forge.store.read_only import SqlReader
 
 PLACE = "forge sql"
 MOST_ROWS = 1000

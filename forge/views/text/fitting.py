@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType
 
-    from forge.store.statements import RowTable
+    from forge.store.read_only import RowTable
 
 SHORT, LONG = 14, 40
 """Minimum width of a folded cell: for a name, and for a text of several lines."""
