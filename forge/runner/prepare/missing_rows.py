@@ -1,7 +1,7 @@
 """Rows of run.db held against what proves that more were recorded: the acknowledged counts, the
 batch files and the checkpoints. Called at resume and by `forge doctor RUN`.
 
-A run.db without its WAL, with a damaged one (`store.durable`), or copied back from an earlier day has
+A run.db without its WAL, with a damaged one (`store.durable`), or copied back from another day has
 fewer rows than were acknowledged. The run continues from its checkpoints and batches, and no id is
 given out again.
 """
