@@ -14,8 +14,8 @@ from forge.commands.doctor.container import ContainerFacts, sandbox_flags
 from forge.commands.doctor.drivers import AMD_FLAGS
 from forge.commands.doctor.gpus import CAPABILITIES
 from forge.config.recipes import list_recipes
-from forge.install.machine import HostMachine, find_faults
-from forge.install.torch_build import TORCH_INDEX
+from forge.install.builds import TORCH_INDEX
+from forge.install.setup import HostMachine, find_faults
 from forge.serve.engines import TESTED_VLLM
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forge.errors import MachineError
-from forge.install.llama_build import (
+from forge.install.builds import (
     COMMON_ARGS,
     INCLUDES,
     LINK_ARGS,
@@ -19,8 +19,7 @@ from forge.install.llama_build import (
     LlamaChoice,
     choose_llama,
 )
-from forge.install.project import load_project
-from forge.install.stamp import Stamp, fingerprint, is_done, write_stamp
+from forge.install.project import Stamp, fingerprint, is_done, load_project, write_stamp
 from forge.install.steps import Installer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,9 +47,9 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "targets/x86_64-linux/include/cublas_v2.h").touch()
     (home / "lib64").mkdir()
     (home / "lib64/libcublas.so").touch()
-    monkeypatch.setattr("forge.install.llama_build.CUDA_HOME", tmp_path / "absent")
-    monkeypatch.setattr("forge.install.llama_build.ROCM_HOME", tmp_path / "absent")
-    monkeypatch.setattr("forge.install.llama_build.INCLUDES", ())
+    monkeypatch.setattr("forge.install.builds.CUDA_HOME", tmp_path / "absent")
+    monkeypatch.setattr("forge.install.builds.ROCM_HOME", tmp_path / "absent")
+    monkeypatch.setattr("forge.install.builds.INCLUDES", ())
     return home
 
 
@@ -69,7 +68,7 @@ def test_cuda_is_built_for_the_gpus_of_this_machine(toolkit: Path, tmp_path: Pat
 def test_a_compiler_beside_the_toolkit_is_found_without_being_on_path(
     toolkit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forge.install.llama_build.CUDA_HOME", toolkit)
+    monkeypatch.setattr("forge.install.builds.CUDA_HOME", toolkit)
     env = {"PATH": "/nonexistent", "CMAKE_ARGS": "-DCMAKE_CUDA_ARCHITECTURES=90"}
     assert choose_llama("cuda", env).path == str(toolkit / "bin")
 

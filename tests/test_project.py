@@ -19,18 +19,26 @@ import pytest
 from forge.errors import MachineError
 from forge.exits import EXTRAS, ending_of
 from forge.install.__main__ import PYTHON_AT_LEAST, find_unsupported
-from forge.install.command import InstallProgress, describe, run_command
-from forge.install.llama_build import LlamaChoice
-from forge.install.machine import GIB, HostMachine, find_faults, read_machine
-from forge.install.project import Project, drop_triton, load_project, pin_torch
-from forge.install.stamp import Stamp, find_damaged, fingerprint, is_done, write_stamp
-from forge.install.steps import Installer
-from forge.install.torch_build import (
+from forge.install.builds import (
+    LlamaChoice,
     choose_torch,
     detect_accelerator,
     is_reachable,
     read_rocm_version,
 )
+from forge.install.project import (
+    Project,
+    Stamp,
+    drop_triton,
+    find_damaged,
+    fingerprint,
+    is_done,
+    load_project,
+    pin_torch,
+    write_stamp,
+)
+from forge.install.setup import GIB, HostMachine, find_faults, read_machine
+from forge.install.steps import Installer, InstallProgress, describe, run_command
 from forge.serve import engines
 
 ROOT = Path(__file__).resolve().parents[1]
