@@ -100,8 +100,7 @@ def run(
     elif detach:
         from forge.commands.detach import run_detached
         from forge.config.load import load_experiment
-        from forge.runner.prepare.locate_model import locate_model
-        from forge.runner.prepare.locate_rows import locate_rows
+        from forge.runner.prepare.hub import locate_model, locate_rows
 
         experiment = load_experiment(file, overrides=overrides or ())
         locate_model(experiment.model, say=None if as_json else say)  # while the user is watching

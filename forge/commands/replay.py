@@ -33,7 +33,7 @@ from forge.records import Sample
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.placement import place
-from forge.runner.prepare.locate_model import locate_model
+from forge.runner.prepare.hub import locate_model
 from forge.runner.stages.trainer import resolve_auto
 from forge.runner.weights.resume import check_there, load_stage_weights, on_model
 from forge.store.codec import decode_ids, decode_logprobs

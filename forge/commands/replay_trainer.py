@@ -20,7 +20,7 @@ from starlette.routing import Route
 from forge.errors import MachineError
 from forge.process.server.door import Door, read_object
 from forge.process.server.serving import serve_task
-from forge.runner.control_bodies import AtStep, MemoryFailure, Report, read_body_as
+from forge.runner.control import AtStep, MemoryFailure, Report, read_body_as
 from forge.runner.stages.trainer import memory_error
 from forge.train.handle import open_trainer
 

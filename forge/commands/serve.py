@@ -27,7 +27,7 @@ from forge.process.sockets import open_socket_dir
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank
-from forge.runner.prepare.locate_model import locate_model
+from forge.runner.prepare.hub import locate_model
 from forge.runner.weights.resume import find_weights
 from forge.serve.front import Front
 from forge.serve.replicas import open_replicas

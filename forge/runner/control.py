@@ -2,9 +2,10 @@
 `publish` and reports for the trainer.
 
 Served inside the supervisor's event loop, so every handler is short or waits; JSON bodies are small
-(samples are passed as files). The door and `control_bodies.py` refuse malformed requests, a handler
-impossible ones. Any other error in a handler is a bug of forge and ends the run instead of
-disappearing in a 500. A socket file that somebody removes is made again.
+(samples are passed as files). Bodies are strict: a value of another type, a step out of range, a
+number that is not finite are refused in one line, so that nothing impossible reaches the loop or
+the store. A handler refuses impossible requests. Any other error in a handler is a bug of forge and
+ends the run instead of disappearing in a 500. A socket file that somebody removes is made again.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
@@ -28,16 +30,11 @@ from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.server.door import Door, Refused, read_object
 from forge.process.server.serving import serve_task
 from forge.records import Event
-from forge.runner.control_bodies import (
-    AtStep,
-    MemoryFailure,
-    Publication,
-    Report,
-    StopBody,
-    read_body_as,
-)
+from forge.runner.weights.sync import Probe
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from anyio.abc import TaskGroup
     from starlette.requests import Request
 
@@ -45,17 +42,83 @@ if TYPE_CHECKING:
     from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
 
+Body = TypeVar("Body", bound=BaseModel)
+
+Step = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+MAX_REASON = 200
 MAX_BODY_BYTES = 1 << 20
 """Metrics and probe tokens of a step take a hundredth of it."""
 CHECK_EVERY_S = 0.5
 """Interval between two looks for the socket file. The trainer repeats a request for longer."""
 START_TIMEOUT_S = 10.0
 """Time to bind a Unix socket in this event loop."""
-
 log = logging.getLogger(__name__)
-
-Body = TypeVar("Body", bound=AtStep)
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class AtStep(_Strict):
+    """`/take`: the batch after a step. `/checkpoint`: one of a step is complete."""
+
+    step: Step
+
+
+class Report(AtStep):
+    """`/trained` and `/progress`: a step's metrics."""
+
+    metrics: dict[str, float]
+
+
+class ProbeBody(_Strict):
+    """Fields of `Probe`."""
+
+    prompt_ids: TokenIds
+    completion_ids: TokenIds
+    logprobs: list[float]
+    before: list[float] | None = None
+
+
+class Publication(AtStep):
+    """`/publish`: new weights."""
+
+    path: str
+    probe: ProbeBody | None = None
+
+    def to_probe(self) -> Probe | None:
+        """The probe, if there is one."""
+        return None if self.probe is None else Probe(**self.probe.model_dump())
+
+
+class MemoryFailure(_Strict):
+    """`/failed`: a trainer ends because GPU memory ran out."""
+
+    micro_batch_tokens: int | None
+    peak_bytes: int
+    free_bytes: int
+    rank: int
+
+
+class StopBody(_Strict):
+    """`/stop`: the reason, for people."""
+
+    reason: str = Field(default="forge stop", max_length=MAX_REASON)
+
+
+def read_body_as(kind: type[Body], body: Mapping[str, Any]) -> Body:
+    """A body of this kind. Raises Refused with the first mistake."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Refused(400, f"{where}: {first['msg']}; found {first['input']!r}"[:300]) from error
+
+
+Stepped = TypeVar("Stepped", bound=AtStep)
 
 
 class ControlServer:
@@ -194,7 +257,7 @@ class ControlServer:
         return {"message": message}
 
 
-def _read(kind: type[Body], body: dict[str, Any], desk: TrainerDesk) -> Body:
+def _read(kind: type[Stepped], body: dict[str, Any], desk: TrainerDesk) -> Stepped:
     """A trainer's request. Raises Refused, also for a step that the stage does not have."""
     found = read_body_as(kind, body)
     if found.step > desk.last_step:

@@ -18,8 +18,7 @@ from forge.records import Event, Pair, Split
 from forge.rollout.batches import count_from
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.needs import needs_pairs
-from forge.runner.prepare.kept_files import delete_damaged
-from forge.runner.prepare.prepare import prepare_model, prepare_pairs
+from forge.runner.prepare.prepare import delete_damaged, prepare_model, prepare_pairs
 from forge.runner.prepare.prompt_facts import prompts_of, recorded_prompts, to_event
 from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal
 from forge.runner.weights.resume import find_starting_weights

@@ -45,8 +45,7 @@ from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render as render_plan
-from forge.runner.prepare.locate_model import locate_model
-from forge.runner.prepare.locate_rows import locate_rows
+from forge.runner.prepare.hub import locate_model, locate_rows
 from forge.runner.reward_function import require_function
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components

@@ -308,7 +308,7 @@ def test_a_detached_run_downloads_its_model_in_the_foreground(monkeypatch, tmp_p
     def refuse(table, *, say):
         raise MachineError("the hub cannot be reached")
 
-    monkeypatch.setattr("forge.runner.prepare.locate_model.locate_model", refuse)
+    monkeypatch.setattr("forge.runner.prepare.hub.locate_model", refuse)
     argv = ["run", "-d", str(QUICKSTART), f"--set=store.dir={tmp_path}/r"]
     assert cli.run_command(argv) == 3
     assert capsys.readouterr().err == "forge: the hub cannot be reached\n"

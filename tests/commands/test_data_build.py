@@ -30,7 +30,7 @@ from forge.data.build.rows import find_row_files, plan_chunks, read_chunks
 from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError
 from forge.records import Problem, Split, Status, Verdict
-from forge.runner.prepare.heldout_rows import without_heldout
+from forge.runner.prepare.prepare import without_heldout
 from tests.data.build.samples import (
     MODULE,
     build_of,

@@ -54,6 +54,9 @@ from forge.records import Status, Verdict
 if TYPE_CHECKING:
     from forge.config.schema import RewardTable
 
+FLAT_RANGE = 1e-6
+"""Largest range of returns that counts as equal: differences below it are rounding."""
+
 
 def reward_terms(verdict: Verdict, table: RewardTable) -> dict[str, float] | None:
     """Terms of the reward, which is their sum; None if the verdict is not scored (infra error).
@@ -111,10 +114,6 @@ def turn_returns(
         for turn in range(len(rewards))
     )
     return returns[:1] * len(returns) if credit == "trajectory" else returns
-
-
-FLAT_RANGE = 1e-6
-"""Largest range of returns that counts as equal: differences below it are rounding."""
 
 
 def group_advantages(

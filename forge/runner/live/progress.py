@@ -1,22 +1,37 @@
 """Progress of a run: one mutable object, updated by the stages and read by the console, STATUS.json
-and `forge status`."""
+and `forge status`.
+
+A grpo stage starts `follow_steps` beside its work; nothing waits for it. It reads the steps of
+rollouts once a second from the store, so that the console, `forge status` and the monitor show the
+same numbers.
+"""
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.views.run_state import PlayedSteps
+import anyio
+import anyio.to_thread
+
+from forge.errors import ForgeError
+from forge.store.reader import RunReader
+from forge.views.run_state import PlayedSteps, load_played_steps
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from forge.records import Group
+    from forge.store.layout import RunPaths
 
 RATE_WINDOW_S = 20.0
 """Window of rates: long enough to be steady, short enough to follow a stage."""
+log = logging.getLogger(__name__)
+READ_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -145,3 +160,20 @@ def group_numbers(groups: Collection[Group]) -> dict[str, float]:
         "pass_rate": num_correct / max(len(rollouts), 1),
         "flat_share": sum(group.is_flat for group in groups) / max(len(groups), 1),
     }
+
+
+async def follow_steps(progress: Progress, paths: RunPaths, *, stage: int) -> None:
+    """Keep `progress.played` current until cancelled. A store that cannot be read is logged; its
+    writer decides what that means for the run."""
+    try:
+        reader = await anyio.to_thread.run_sync(RunReader, paths)
+        try:
+            while True:
+                progress.played = await anyio.to_thread.run_sync(
+                    lambda: load_played_steps(reader, stage=stage)
+                )
+                await anyio.sleep(READ_EVERY_S)
+        finally:
+            reader.close()
+    except (sqlite3.Error, ForgeError) as error:
+        log.warning("the steps of stage %d are not shown: %s", stage, error)

@@ -1,6 +1,8 @@
-"""Fetches models and data sets from the hub into the local cache, with one-line errors.
+"""Finds models and the rows of `data.path` and of problem sources before a run is planned and has a
+directory: a path as it is, a hub name downloaded into the local cache.
 
-If the cache has everything, no network is needed.
+If the cache has everything, no network is needed. Whatever is offline, gated or missing gives a
+one-line error.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from forge.config.schema.problems import is_hub_name
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.machine import free_bytes, is_disk_full
 from forge.views.text.numbers import gigabytes
@@ -16,14 +19,96 @@ from forge.views.text.numbers import gigabytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-Kind = Literal["model", "dataset"]
+    from forge.config.schema import Experiment, ModelTable
 
+NEEDED = ("config.json", "tokenizer.json")
+MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+"""Files of a hub repository that are downloaded."""
+ROW_FILES = (("*.parquet",), ("*.jsonl", "*.json"))
+"""Files of a data set, the preferred kind first: many repositories have the same rows in both."""
+Kind = Literal["model", "dataset"]
 NOUNS = {
     "model": "a directory here nor a model on the hub",
     "dataset": "a file or directory here nor a data set on the hub",
 }
 FREE_FACTOR = 1.1
 """Required disk space relative to the bytes still to be downloaded."""
+
+
+def locate_model(table: ModelTable, *, say: Callable[[str], None] | None = None) -> ModelTable:
+    """The table with `path` set to a local directory and `revision` to the commit in it.
+
+    A model on the hub is downloaded, resumably, after checking the free disk space. If the cache
+    has all of it, no network is needed. Blocks; `say` gets a message and a bar shows the download.
+
+    Raises:
+        ConfigError: no such model or revision, no access to a gated model, or files are missing.
+        MachineError: the network or the disk failed.
+    """
+    if table.path is None:
+        return table
+    local = Path(table.path).expanduser()
+    if local.is_dir():
+        return table.model_copy(update={"path": str(_check_complete(local.resolve()))})
+    snapshot = _check_complete(
+        fetch_snapshot(
+            table.path,
+            key="model.path",
+            kind="model",
+            patterns=MODEL_FILES,
+            revision=table.revision,
+            say=say,
+        )
+    )
+    return table.model_copy(update={"path": str(snapshot), "revision": snapshot.name})
+
+
+def _check_complete(path: Path) -> Path:
+    missing = [name for name in NEEDED if not (path / name).is_file()]
+    if not any(path.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        raise ConfigError(
+            f"model.path: {path}: lacks {', '.join(missing)}; a model directory has them"
+        )
+    return path
+
+
+def locate_rows(experiment: Experiment, *, say: Callable[[str], None] | None = None) -> Experiment:
+    """The experiment with hub names of data sets replaced by directories in the local cache.
+
+    Raises:
+        ConfigError: no such data set, or no rows in it.
+        MachineError: the network or the disk failed.
+    """
+    data, problems = experiment.data, experiment.problems
+    if data.source == "file" and data.path is not None:
+        data = data.model_copy(update={"path": _locate(data.path, key="data.path", say=say)})
+    if problems.sources is None and problems.source == "file" and problems.path is not None:
+        path = _locate(problems.path, key="problems.path", say=say)
+        problems = problems.model_copy(update={"path": path})
+    elif problems.sources is not None:
+        parts = [
+            part
+            if part.source != "file" or part.path is None
+            else part.model_copy(
+                update={"path": _locate(part.path, key=f"{problems.key_of(index)}path", say=say)}
+            )
+            for index, part in enumerate(problems.sources)
+        ]
+        problems = problems.model_copy(update={"sources": parts})
+    return experiment.model_copy(update={"data": data, "problems": problems})
+
+
+def _locate(path: Path, *, key: str, say: Callable[[str], None] | None) -> Path:
+    name = str(path)
+    if path.exists() or not is_hub_name(name):
+        return path
+    for patterns in ROW_FILES:
+        found = fetch_snapshot(name, key=key, kind="dataset", patterns=patterns, say=say)
+        if any(file for pattern in patterns for file in found.rglob(pattern)):
+            return found
+    raise ConfigError(f"{key}: {name}: a data set without Parquet and JSON files")
 
 
 def fetch_snapshot(

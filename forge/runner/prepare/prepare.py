@@ -1,36 +1,47 @@
-"""Prepare SFT pairs, tokenizer and model before the first stage.
-
-Each product is complete or absent, so a resumed run skips the complete ones.
+"""Prepares SFT pairs, tokenizer and model before the first stage.
 
     problems ──▶ pairs (broken answers are really judged) ──▶ texts ──▶ init_model ──▶ weights/init
+
+Each product in `data/` is complete or absent, so a resumed run skips the complete ones. A file of
+JSON lines has its digest beside it. One that was damaged since is deleted before anyone reads it,
+so the run makes it again, as after a deletion.
+
+Rows of a file whose problem is held out are refused or left out, by `problems.duplicates`. They are
+compared with held-out problems by the normal form of the code in their messages, so that another
+name or size is found.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
 from forge.data.pairs.generated import make_pairs
+from forge.data.sources.normal_form import digests_asked
+from forge.data.sources.splitting import clash, digests_of_heldout
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Problem, Split, Verdict
 from forge.runner.plan.needs import turns_played
-from forge.runner.prepare.heldout_rows import without_heldout
-from forge.runner.prepare.kept_files import data_dir, write_kept
 from forge.store.layout import RunPaths, write_file
 from forge.train.handle import run_init_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.config.schema import Experiment
     from forge.data.prompts.prompt_set import PromptSet
     from forge.process.child import ProcessObserver
     from forge.records import Judge
     from forge.runner.live.progress import Progress
+
+DIGEST = ".xxh3"
+"""Suffix of the file with the digest."""
+logger = logging.getLogger(__name__)
 
 
 async def prepare_pairs(
@@ -145,3 +156,74 @@ async def prepare_model(
 
 def _pairs_file(paths: RunPaths) -> Path:
     return data_dir(paths) / "pairs.jsonl"
+
+
+def data_dir(paths: RunPaths) -> Path:
+    """`data/` of a run directory, made if it is not there."""
+    folder = paths.root / "data"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def write_kept(path: Path, content: str) -> None:
+    """Write a file and its digest. The file comes last: without it the digest means nothing."""
+    write_file(path.with_name(path.name + DIGEST), _digest(content.encode("utf-8")) + "\n")
+    write_file(path, content)
+
+
+def delete_damaged(paths: RunPaths) -> list[str]:
+    """Delete files whose content has changed since they were written; returns their paths in the
+    run directory. Reads all of them: call it in a thread."""
+    damaged: list[str] = []
+    for noted in sorted(data_dir(paths).glob(f"*{DIGEST}")):
+        file = noted.with_name(noted.name.removesuffix(DIGEST))
+        if (
+            file.exists()
+            and _digest(file.read_bytes()) != noted.read_text(errors="replace").strip()
+        ):
+            file.unlink()
+            damaged.append(f"data/{file.name}")
+    return damaged
+
+
+def _digest(content: bytes) -> str:
+    import xxhash  # with the first file, not with every command
+
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def without_heldout(
+    pairs: Sequence[Pair], problems: Sequence[Problem], experiment: Experiment
+) -> list[Pair]:
+    """The rows to train on. Takes up to a second per thousand rows.
+
+    Raises:
+        ConfigError: a row asks for the code of a held-out problem, or all rows do.
+    """
+    table, path = experiment.problems, experiment.data.path
+    heldout = digests_of_heldout(problems)
+    if table.duplicates == "allow" or not heldout or not _evaluates_after_sft(experiment):
+        return list(pairs)
+    clashes: dict[int, str] = {}
+    for index, pair in enumerate(pairs):
+        found = digests_asked(pair.messages) & heldout.keys()
+        if found:
+            clashes[index] = heldout[min(found)]
+    if not clashes:
+        return list(pairs)
+    first, name = next(iter(clashes.items()))
+    text = clash(f"row {pairs[first].problem_id}", name, num=len(clashes))
+    if table.duplicates == "refuse" or len(clashes) == len(pairs):
+        raise ConfigError(f"data.path: {path}: {text}")
+    logger.info("%d rows from %s left out, as duplicates of held-out problems", len(clashes), path)
+    return [pair for index, pair in enumerate(pairs) if index not in clashes]
+
+
+def _evaluates_after_sft(experiment: Experiment) -> bool:
+    """True if rows are trained on, and held-out problems are played after that."""
+    stages = experiment.stage
+    first = next((i for i, stage in enumerate(stages) if isinstance(stage, SftStage)), None)
+    return first is not None and any(
+        isinstance(stage, EvalStage) or (isinstance(stage, GrpoStage) and experiment.eval.every)
+        for stage in stages[first + 1 :]
+    )

@@ -18,7 +18,7 @@ from forge.errors import ConfigError
 from forge.evalpool.examine import examine_all
 from forge.records import Split
 from forge.records.examination import UNUSABLE
-from forge.runner.prepare.kept_files import data_dir, write_kept
+from forge.runner.prepare.prepare import data_dir, write_kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,8 +24,7 @@ from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.pacing import PublishedSteps
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling.sampler import make_sampler
-from forge.runner.live.played import follow_steps
-from forge.runner.live.progress import group_numbers
+from forge.runner.live.progress import follow_steps, group_numbers
 from forge.runner.stages.batch_shelf import BatchShelf, recall_groups
 from forge.runner.stages.checkpoints import StageCheckpoints
 from forge.runner.stages.engine_sleep import alternate_with_training

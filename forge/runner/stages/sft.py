@@ -12,8 +12,7 @@ import anyio.to_thread
 from forge.errors import ConfigError
 from forge.records import Event, Pair
 from forge.rollout.pacing import PublishedSteps
-from forge.runner.prepare.kept_files import data_dir, write_kept
-from forge.runner.prepare.prepare import load_pairs
+from forge.runner.prepare.prepare import data_dir, load_pairs, write_kept
 from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.checkpoints import StageCheckpoints
 from forge.runner.stages.plug import TrainerPlug, plugged_in

@@ -51,6 +51,26 @@ logger = logging.getLogger(__name__)
 KEPT_VERSIONS = 256
 """Versions whose step is remembered here: more than tokens of running turns can have. Those of
 offered batches are with the trainer's desk."""
+PROBE_LIMIT = {"exact": 1e-3, "fast": 0.05}
+"""Largest mean |Δ logprob| between trainer and engine on the probe tokens, in nats. Fresh weights
+in exact precision give about 1e-6, weights one version behind 8e-3; bf16 rounding gives up to 0.03,
+so with `fast` this limit detects other models, not other steps."""
+PROBE_LIMIT_GPU = 5e-3
+"""The limit of exact precision on a GPU: vLLM's attention multiplies in TF32, which is off by
+1.0e-3 with two layers of a random model on an H200."""
+BEHIND_RATIO = 3.0
+"""A replica is behind if its answer is this many times nearer to the previous weights than to those
+that it acknowledged. bf16 may be uncertain of a token, but it is so around the right weights.
+
+Measured on a run of our own (1M parameters, bf16 engine, f32 trainer, one AdamW step behind, the 12
+least certain samples x 4 steps): 40 of 48 stale engines detected at a learning rate of 2.5e-4, 17
+at 1e-4, 10 at 6e-5, 2 at 2.5e-5, none at 1e-5; of 240 fresh ones none refused (worst ratio 2.3).
+
+It cannot detect a step whose effect is smaller than bf16 rounding, nor weights that are neither the
+new nor the previous ones: these are left to PROBE_LIMIT, as is the first publish after a resume."""
+BEHIND_MIN = 1e-4
+"""In nats: a replica that is nearer than this to the new weights is not behind, however near it is
+to the previous ones."""
 
 
 class WeightSync:
@@ -291,28 +311,6 @@ class TurnGate:
                     f"turn gate: {self.timeout_s:.0f} s of silence, waiting for {what} "
                     f"({self._running} turns running, {self._publishing} publishes waiting)"
                 )
-
-
-PROBE_LIMIT = {"exact": 1e-3, "fast": 0.05}
-"""Largest mean |Δ logprob| between trainer and engine on the probe tokens, in nats. Fresh weights
-in exact precision give about 1e-6, weights one version behind 8e-3; bf16 rounding gives up to 0.03,
-so with `fast` this limit detects other models, not other steps."""
-PROBE_LIMIT_GPU = 5e-3
-"""The limit of exact precision on a GPU: vLLM's attention multiplies in TF32, which is off by
-1.0e-3 with two layers of a random model on an H200."""
-BEHIND_RATIO = 3.0
-"""A replica is behind if its answer is this many times nearer to the previous weights than to those
-that it acknowledged. bf16 may be uncertain of a token, but it is so around the right weights.
-
-Measured on a run of our own (1M parameters, bf16 engine, f32 trainer, one AdamW step behind, the 12
-least certain samples x 4 steps): 40 of 48 stale engines detected at a learning rate of 2.5e-4, 17
-at 1e-4, 10 at 6e-5, 2 at 2.5e-5, none at 1e-5; of 240 fresh ones none refused (worst ratio 2.3).
-
-It cannot detect a step whose effect is smaller than bf16 rounding, nor weights that are neither the
-new nor the previous ones: these are left to PROBE_LIMIT, as is the first publish after a resume."""
-BEHIND_MIN = 1e-4
-"""In nats: a replica that is nearer than this to the new weights is not behind, however near it is
-to the previous ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 from forge.config.schema import Experiment
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Problem, Split
-from forge.runner.prepare.heldout_rows import without_heldout
+from forge.runner.prepare.prepare import without_heldout
 from tests.prompting import PROMPTS
 
 SFT = {"kind": "sft", "steps": 1, "learning_rate": 1e-3}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.runner.prepare.kept_files import data_dir, delete_damaged, write_kept
+from forge.runner.prepare.prepare import data_dir, delete_damaged, write_kept
 from forge.store.layout import RunPaths, create_run
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from forge.config.schema import ModelTable
 from forge.errors import ConfigError, MachineError
 from forge.runner.prepare import hub
-from forge.runner.prepare.locate_model import locate_model
+from forge.runner.prepare.hub import locate_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ import pytest
 
 from forge.config.schema import Experiment
 from forge.errors import ConfigError, MachineError
-from forge.runner.prepare import locate_rows as locating
-from forge.runner.prepare.locate_rows import locate_rows
+from forge.runner.prepare import hub as locating
+from forge.runner.prepare.hub import locate_rows
 
 NOWHERE = "http://127.0.0.1:9"
 """Nothing listens on the discard port."""
