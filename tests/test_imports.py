@@ -209,10 +209,9 @@ SUPERVISOR: dict[str, set[str]] = {
     "runner.stages": {"runner.plan", "runner.live", "runner.prepare", "runner.weights"},
     "runner.status": {"runner.live", "runner.stages"},
     "runner.outlets": {"runner.plan", "runner.live", "runner.weights"},
-    "runner.outlets.sinks": {"runner.live"},
     "runner": {
         "runner.plan", "runner.live", "runner.prepare", "runner.weights",
-        "runner.stages", "runner.status", "runner.outlets", "runner.outlets.sinks",
+        "runner.stages", "runner.status", "runner.outlets",
     },
     "commands": {
         "runner", "runner.plan", "runner.prepare", "runner.stages", "runner.weights",

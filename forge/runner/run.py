@@ -38,8 +38,8 @@ from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest, watch_signals
 from forge.runner.outlets.notify import open_notifier
 from forge.runner.outlets.report import report_at_end
-from forge.runner.outlets.results import write_results
-from forge.runner.outlets.sinks.opening import open_sinks
+from forge.runner.outlets.sinks import open_sinks
+from forge.runner.outlets.summary import show_summary, write_results
 from forge.runner.past import EarlierAttempts, back_to_step, load_past
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
@@ -200,8 +200,6 @@ async def _supervise(
             stop=StopRequest(resume=f'"forge resume {paths.root}" continues'),
         )
         await _record_all(run, past)
-    from forge.runner.outlets.summary import show_summary
-
     show_summary(paths, console, placement)
     if experiment.eval.suite is not None:
         write_results(paths, experiment.model, console)

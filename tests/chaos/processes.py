@@ -19,9 +19,9 @@ PR_SET_CHILD_SUBREAPER = 36
 RUNNER_UIDS = range(61_000, 63_000)
 """Uids of runners of a root judge; those of oracles are higher."""
 MODULES = {
-    Target.REPORT: "forge.runner.outlets.report_child",
+    Target.REPORT: "forge.runner.outlets.report",
     Target.NOTIFY: "forge.runner.outlets.notify_child",
-    Target.SINK: "forge.runner.outlets.sinks.child",
+    Target.SINK: "forge.runner.outlets.sink_child",
     Target.TRAINER: "forge.train.trainer",
     Target.JUDGE: "forge.evalpool.judge.app",
 }

@@ -19,7 +19,7 @@ from forge.commands.status_view import load_status
 from forge.records import Event, GroupStart, Metrics, Purpose, Status
 from forge.runner.live.console import plain_line
 from forge.runner.live.progress import Progress
-from forge.runner.outlets.best_kernels import Bests
+from forge.runner.outlets.notify import Bests
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.tui.widgets.run_lines import figures

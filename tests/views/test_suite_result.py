@@ -14,7 +14,7 @@ from rich.console import Console
 from forge.config.load import dump_experiment, load_experiment
 from forge.records import Purpose, Status
 from forge.runner.live.console import Console as RunConsole
-from forge.runner.outlets.results import write_results
+from forge.runner.outlets.summary import write_results
 from forge.statistics.evaluation import evaluate_groups
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from forge.records import AttemptEnd, Group, Purpose, Reason, Status
-from forge.runner.outlets.best_kernels import Bests
+from forge.runner.outlets.notify import Bests
 from forge.statistics.evaluation import evaluate_groups
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run

@@ -1,7 +1,8 @@
 """The report that a run writes at any ending: `report.html` beside run.db.
 
-Called by `run.py` after the ending is recorded and lock and cards are released. A child process
-makes it within a deadline. A failure is a line on the console and never changes the run's ending.
+Called by `run.py` after the ending is recorded and lock and cards are released. A child process,
+this module, makes it within a deadline; its last line is the path or the error. A failure is a line
+on the console and never changes the run's ending.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import signal
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,6 +20,8 @@ from forge.errors import ConfigError, ForgeError, MachineError
 from forge.exits import ending_of
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
+from forge.process.lease import hold_lease
+from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.resume import events
 from forge.views.text.terminal import printable
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
 
     from forge.process.child import Child
     from forge.runner.live.console import Console
-    from forge.store.layout import RunPaths
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +85,7 @@ async def _make(paths: RunPaths, again: str) -> str:
     """Message with the report's path, or why there is none."""
     spec = ChildSpec(
         name="report",
-        argv=(sys.executable, "-m", "forge.runner.outlets.report_child"),
+        argv=(sys.executable, "-m", "forge.runner.outlets.report"),
         log_path=(paths.root / "logs" / "latest").resolve() / "report.log",
         env=child_env(threads=1),
         socket_path=None,
@@ -119,3 +122,20 @@ async def _wait_or_interrupt(child: Child, interrupts: AsyncIterator[signal.Sign
 async def _wait_and_cancel(child: Child, scope: anyio.CancelScope) -> None:
     await child.wait()
     scope.cancel()
+
+
+def main() -> None:
+    """Entry point of the child."""
+    config = hold_lease()
+    from forge.views.report import write_report
+
+    try:
+        line, code = str(write_report(RunPaths(Path(config["root"])))), 0
+    except ForgeError as error:
+        line, code = str(error), 1
+    sys.stderr.write(f"{line}\n")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,18 +1,28 @@
-"""Summary on the console at the end: evaluations, the best kernel, and further commands."""
+"""Figures of a run at its end: on the console evaluations, the best kernel and further commands;
+with `eval.suite` the files `results.json` and `leaderboard.md`.
+
+Called by `run.py` when the last stage has ended; the files also for a run that has finished before.
+"""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge.runner.weights.resume import sha256_of_weights
+from forge.store.layout import write_file
+from forge.store.reader import open_run
+from forge.views.suite import LEADERBOARD, RESULTS, leaderboard, load_result, render_result
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forge.config.schema import ModelTable
     from forge.runner.live.console import Console
     from forge.runner.plan.placement import Placement
     from forge.store.layout import RunPaths
-
 
 PEAK = "SELECT stage, max(value) FROM metrics WHERE key = 'train/peak_bytes/max' GROUP BY stage"
 
@@ -41,8 +51,6 @@ def _peaks(paths: RunPaths, placement: Placement | None) -> Iterator[str]:
     """A line for each stage: measured and planned peak of the largest rank."""
     if placement is None or not placement.train:
         return
-    from forge.store.reader import open_run
-
     roles = [placement.bytes_by_gpu.get(gpu.uuid, {}) for gpu in placement.train]
     planned = max(role.get("train", 0) for role in roles)
     beside = f", {gigabytes(planned)} planned" if planned else ""
@@ -50,3 +58,26 @@ def _peaks(paths: RunPaths, placement: Placement | None) -> Iterator[str]:
         rows = reader.query(PEAK).rows
     for stage, peak in rows:
         yield f"trainer of stage {stage}: {gigabytes(peak)} of a GPU at its peak{beside}"
+
+
+def write_results(paths: RunPaths, model: ModelTable, console: Console) -> None:
+    """Write both files and show the figures; nothing before an evaluation has ended. Reads the
+    weights completely, whose digest is part of the results."""
+    with open_run(paths) as reader:
+        result = load_result(reader, weights_sha256=_digest(model, paths))
+    if result is None:
+        return
+    write_file(paths.root / RESULTS, json.dumps(result, indent=1) + "\n")
+    write_file(paths.root / LEADERBOARD, leaderboard(result))
+    if not console.quiet:
+        console.show(render_result(result))
+    console.say(f"results: {paths.root / RESULTS}  and  {LEADERBOARD}")
+
+
+def _digest(model: ModelTable, paths: RunPaths) -> str | None:
+    """Digests of a model's weights and of its adapter's; None if a server has the model."""
+    if model.is_absent:
+        return None
+    path = Path(model.path) if model.path is not None else paths.weights / "init"
+    digests = [sha256_of_weights(each) for each in (path, model.adapter) if each is not None]
+    return "+".join(digests) or None

@@ -20,8 +20,7 @@ from forge.config.schema.experiment import NotifyTable
 from forge.errors import ConfigError, MachineError, Stalled, Stopped
 from forge.exits import ending_of
 from forge.records import Purpose, Status
-from forge.runner.outlets.best_kernels import Bests
-from forge.runner.outlets.notify import LONGEST_MESSAGE, Notice
+from forge.runner.outlets.notify import LONGEST_MESSAGE, Bests, Notice
 from forge.store.layout import RunPaths
 from forge.store.write.writer import open_writer
 from forge.views.text.terminal import printable

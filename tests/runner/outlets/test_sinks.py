@@ -19,8 +19,8 @@ from forge.config.schema.experiment import SinksTable
 from forge.errors import MachineError
 from forge.records import Metrics
 from forge.runner.live.console import Console
-from forge.runner.outlets.sinks.following import LATE_STEPS, Follower
-from forge.runner.outlets.sinks.opening import open_sinks
+from forge.runner.outlets.sink_child import LATE_STEPS, Follower
+from forge.runner.outlets.sinks import open_sinks
 from forge.runner.plan.plan import plan
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader

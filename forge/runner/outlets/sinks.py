@@ -1,4 +1,10 @@
-"""Starts the child processes of sinks and reports those that fail."""
+"""`[sinks]`: the numbers of each step, copied to tensorboard, trackio or wandb.
+
+Each sink is a child process (`sink_child`) that reads the store at its own pace. The store is the
+queue between run and sink: it never fills and drops nothing, so a sink that hangs, crashes or has
+no network never delays the run. At the end a sink has `[sinks] close_timeout_s` to write the rest.
+A sink that fails or is cut off is an event `sink_failed` and a warning line.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +117,7 @@ def _spec(name: str, table: SinksTable, paths: RunPaths, *, attempt: int) -> Chi
     log_path = paths.logs(attempt) / f"sink-{name}.log"
     return ChildSpec(
         name=f"sink-{name}",
-        argv=(sys.executable, "-m", "forge.runner.outlets.sinks.child"),
+        argv=(sys.executable, "-m", "forge.runner.outlets.sink_child"),
         log_path=log_path,
         env=child_env(threads=1, extra=secrets),
         socket_path=None,
