@@ -7,11 +7,9 @@ to start.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
@@ -23,10 +21,9 @@ from forge.data.prompts.loading import make_prompts
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.words import clean
 from forge.evalpool.judge.trial.source import check_source
-from forge.evalpool.pool import open_pool
+from forge.evalpool.pool import open_private_pool
 from forge.process.ask import LOOP_BYTES
 from forge.process.child import thread_for_children
-from forge.process.sockets import open_socket_dir
 from forge.records import Reason, Status, Verdict
 from forge.rollout.play import verdict_without_code
 
@@ -93,13 +90,9 @@ def _examine_source(problem: ReferenceModule, answer: str) -> tuple[Extraction, 
 @asynccontextmanager
 async def open_answering(table: JudgeTable, gpus: Sequence[Gpu]) -> AsyncGenerator[Answering]:
     """Judges for these settings, in the main thread or in one that ends with them. Raises as
-    `open_pool`, in a group."""
-    with (
-        thread_for_children(),
-        open_socket_dir() as sockets,
-        tempfile.TemporaryDirectory() as logs,
-    ):
-        async with open_pool(table, socket_dir=sockets, log_dir=Path(logs), gpus=gpus) as pool:
+    `open_private_pool`, in a group."""
+    with thread_for_children():
+        async with open_private_pool(table, gpus=gpus) as pool:
             yield answering_on(pool, table)
 
 

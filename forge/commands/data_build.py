@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,9 +48,8 @@ from forge.data.build.rows import find_row_files, plan_chunks
 from forge.data.build.shards import ShardFolder, write_whole
 from forge.data.build.steps import Dropped, Step
 from forge.errors import ConfigError, MachineError
-from forge.evalpool.pool import open_pool
+from forge.evalpool.pool import open_private_pool
 from forge.process.devices import inventory
-from forge.process.sockets import open_socket_dir
 from forge.records import Problem, Split, Status
 from forge.runner.prepare.prompt_facts import prompts_for
 from forge.version import __version__
@@ -380,21 +378,20 @@ async def _judge_all(
     is_shown: bool,
 ) -> dict[int, dict[str, str]]:
     verdicts: dict[int, dict[str, str]] = {}
-    with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
-        async with (
-            open_counter("judged", total=total, is_shown=is_shown) as advance,
-            open_pool(table, socket_dir=socket_dir, log_dir=Path(log_dir), gpus=gpus) as pool,
-            anyio.create_task_group() as tasks,
-        ):
+    async with (
+        open_counter("judged", total=total, is_shown=is_shown) as advance,
+        open_private_pool(table, gpus=gpus) as pool,
+        anyio.create_task_group() as tasks,
+    ):
 
-            async def judge_next() -> None:
-                for row in rows:
-                    entry = await _judge_one(row, pool, log)
-                    verdicts[row["number"]] = entry
-                    advance(entry["status"])
+        async def judge_next() -> None:
+            for row in rows:
+                entry = await _judge_one(row, pool, log)
+                verdicts[row["number"]] = entry
+                advance(entry["status"])
 
-            for _ in range(IN_FLIGHT):
-                tasks.start_soon(judge_next)
+        for _ in range(IN_FLIGHT):
+            tasks.start_soon(judge_next)
     return verdicts
 
 

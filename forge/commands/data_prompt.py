@@ -6,7 +6,6 @@ each is judged here, and the conversation goes on as in a rollout.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,7 @@ from forge.data.problems import from_source, load_problems
 from forge.data.prompts.conversation import Exchange
 from forge.data.prompts.loading import make_prompts
 from forge.errors import ConfigError, ForgeError, MachineError
-from forge.evalpool.pool import open_pool
-from forge.process.sockets import open_socket_dir
+from forge.evalpool.pool import open_private_pool
 from forge.records import Prompt, Status
 from forge.rollout.play import verdict_without_code
 from forge.rollout.prompter import TemplatePrompter
@@ -295,13 +293,7 @@ def _judge_all(
     alone = table.model_copy(update={"workers": 1})
 
     async def judge() -> list[Verdict]:
-        with (
-            open_socket_dir() as sockets,
-            tempfile.TemporaryDirectory(prefix="forge-prompt-") as logs,
-        ):
-            async with open_pool(
-                alone, socket_dir=sockets, log_dir=Path(logs), gpus=gpus[:1]
-            ) as pool:
-                return [await pool.judge(problem, code) for code in codes]
+        async with open_private_pool(alone, gpus=gpus[:1]) as pool:
+            return [await pool.judge(problem, code) for code in codes]
 
     return anyio.run(judge)

@@ -18,7 +18,6 @@ continues.
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,9 +37,8 @@ from forge.config.schema.rollout import PresetName
 from forge.data.directory import parse_file, to_problem
 from forge.data.problems import load_problems
 from forge.errors import ChildDied, ConfigError, ForgeError
-from forge.evalpool.pool import open_pool
+from forge.evalpool.pool import open_private_pool
 from forge.evalpool.site_packages import require_installed
-from forge.process.sockets import open_socket_dir
 from forge.records import End, Problem, Split
 from forge.rollout.play import Rules
 from forge.runner.prepare.prompt_facts import prompts_for
@@ -244,11 +242,8 @@ async def _open_judge(task: DistillTask, *, given: Judge | None) -> AsyncGenerat
     if given is not None:
         yield given
         return
-    with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
-        async with open_pool(
-            task.judge, socket_dir=socket_dir, log_dir=Path(log_dir), gpus=task.gpus
-        ) as pool:
-            yield pool.judge
+    async with open_private_pool(task.judge, gpus=task.gpus) as pool:
+        yield pool.judge
 
 
 def _say_start(task: DistillTask, left: Sequence[Problem], *, say: Callable[[str], None]) -> None:

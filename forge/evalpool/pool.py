@@ -41,6 +41,7 @@ from forge.evalpool.seating import Seating
 from forge.evalpool.shapes import fold_examinations, fold_verdicts
 from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
 from forge.evalpool.wire import JudgeRequest
+from forge.process.sockets import open_socket_dir
 from forge.records.examination import Examination
 from forge.records.reason import Reason, Status
 from forge.records.verdict import JudgeOptions, Verdict
@@ -313,6 +314,14 @@ async def open_pool(
             yield Pool(table, seating, finishes_started=finishes_started, say=say)
         finally:
             keepers.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_private_pool(table: JudgeTable, *, gpus: Sequence[Gpu] = ()) -> AsyncGenerator[Pool]:
+    """`open_pool` of a command: its sockets and logs are in a directory that ends with it."""
+    with open_socket_dir() as folder:
+        async with open_pool(table, socket_dir=folder, log_dir=folder, gpus=gpus) as pool:
+            yield pool
 
 
 def _require_judge(seating: Seating) -> None:

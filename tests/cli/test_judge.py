@@ -108,7 +108,7 @@ def test_a_source_that_no_judge_would_run_needs_no_judge(
     def open_pool(*given: object, **keys: object) -> None:
         raise AssertionError("a judge was started")
 
-    monkeypatch.setattr(judging, "open_pool", open_pool)
+    monkeypatch.setattr(judging, "open_private_pool", open_pool)
     (folder / "c.py").write_text(code)
     request = JudgingRequest(problem=folder / "p.py", candidate=str(folder / "c.py"))
     judged = judging.judge(request, JudgeSettings(device="cpu"))

@@ -43,7 +43,7 @@ import sys
 from tests.cli import test_judge_again as tests
 from forge.commands.judge import again
 from forge import cli
-again.open_pool = tests.opens(tests.FakePool(pause_s=0.2))
+again.open_private_pool = tests.opens(tests.FakePool(pause_s=0.2))
 sys.exit(cli.run_command(["judge", "--run", sys.argv[1], "--device", "cpu"]))
 """
 
@@ -80,7 +80,7 @@ def opens(pool: FakePool) -> Any:
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> FakePool:
     fake = FakePool()
-    monkeypatch.setattr(again, "open_pool", opens(fake))
+    monkeypatch.setattr(again, "open_private_pool", opens(fake))
     return fake
 
 

@@ -233,7 +233,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> FakePool:
     async def open_fake(*_: Any, **__: Any) -> AsyncGenerator[FakePool]:
         yield fake
 
-    monkeypatch.setattr(data_build, "open_pool", open_fake)
+    monkeypatch.setattr(data_build, "open_private_pool", open_fake)
     return fake
 
 

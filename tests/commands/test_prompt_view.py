@@ -141,7 +141,7 @@ def test_an_attempt_is_judged_and_the_next_turn_is_shown(
     async def open_pool(*given: object, **keys: object) -> AsyncIterator[Judges]:
         yield Judges()
 
-    monkeypatch.setattr(asked_problem, "open_pool", open_pool)
+    monkeypatch.setattr(asked_problem, "open_private_pool", open_pool)
     none, some = folder / "none.md", folder / "some.md"
     none.write_text("no code")
     some.write_text("<think>\nso\n</think>\n```python\nclass ModelNew: ...\n```")

@@ -11,11 +11,9 @@ open, and the next command judges what it lacks.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -28,8 +26,7 @@ from forge.commands.counter import open_counter
 from forge.config.load import load_experiment
 from forge.data.problems import load_problems
 from forge.errors import ConfigError, MachineError
-from forge.evalpool.pool import open_pool
-from forge.process.sockets import open_socket_dir
+from forge.evalpool.pool import open_private_pool
 from forge.records import Status, Verdict
 from forge.records.judged_again import JudgedAgain, Judging
 from forge.records.problem import ReferenceModule
@@ -149,16 +146,15 @@ async def _run_pass(
     has_lines: bool,
 ) -> int:
     """Judge the kernels; returns how many the machine prevented."""
-    with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
-        async with (
-            open_counter("judged", total=len(kernels), is_shown=True, has_lines=has_lines) as count,
-            open_pool(table, socket_dir=socket_dir, log_dir=Path(log_dir), gpus=gpus) as pool,
-            anyio.create_task_group() as tasks,
-        ):
-            rest = iter(kernels)
-            num = AHEAD * sum(seat.capacity for seat in pool.seating.seats)
-            for _ in range(min(num, len(kernels))):
-                tasks.start_soon(work.judge_each, rest, pool, count)
+    async with (
+        open_counter("judged", total=len(kernels), is_shown=True, has_lines=has_lines) as count,
+        open_private_pool(table, gpus=gpus) as pool,
+        anyio.create_task_group() as tasks,
+    ):
+        rest = iter(kernels)
+        num = AHEAD * sum(seat.capacity for seat in pool.seating.seats)
+        for _ in range(min(num, len(kernels))):
+            tasks.start_soon(work.judge_each, rest, pool, count)
     return work.num_failed
 
 

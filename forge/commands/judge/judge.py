@@ -12,7 +12,6 @@ prevented a verdict (`infra_error`), 2 if a problem cannot be judged (`unjudgeab
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,8 +28,7 @@ from forge.data.answers import extract
 from forge.data.directory import find_files
 from forge.data.overrides import Overrides
 from forge.errors import ConfigError
-from forge.evalpool.pool import open_pool
-from forge.process.sockets import open_socket_dir
+from forge.evalpool.pool import open_private_pool
 from forge.records import Status, Verdict
 
 if TYPE_CHECKING:
@@ -134,27 +132,26 @@ async def _judge_all(
     has_lines: bool,
 ) -> list[Verdict]:
     verdicts: dict[int, Verdict] = {}
-    with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
-        async with (
-            open_counter(
-                "judged", total=len(jobs), is_shown=request.is_directory, has_lines=has_lines
-            ) as advance,
-            open_pool(table, socket_dir=socket_dir, log_dir=Path(log_dir), gpus=gpus) as pool,
-            anyio.create_task_group() as tasks,
-        ):
+    async with (
+        open_counter(
+            "judged", total=len(jobs), is_shown=request.is_directory, has_lines=has_lines
+        ) as advance,
+        open_private_pool(table, gpus=gpus) as pool,
+        anyio.create_task_group() as tasks,
+    ):
 
-            async def judge_one(index: int, job: JudgeJob) -> None:
-                verdicts[index] = await pool.judge(
-                    job.problem,
-                    job.code,
-                    timing=request.is_timed,
-                    profile=request.is_profiled,
-                    program=request.is_explained,
-                )
-                advance(verdicts[index].status)
+        async def judge_one(index: int, job: JudgeJob) -> None:
+            verdicts[index] = await pool.judge(
+                job.problem,
+                job.code,
+                timing=request.is_timed,
+                profile=request.is_profiled,
+                program=request.is_explained,
+            )
+            advance(verdicts[index].status)
 
-            for index, job in enumerate(jobs):
-                tasks.start_soon(judge_one, index, job)
+        for index, job in enumerate(jobs):
+            tasks.start_soon(judge_one, index, job)
     return [verdicts[index] for index in range(len(jobs))]
 
 

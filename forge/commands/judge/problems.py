@@ -6,7 +6,6 @@ Judges examine each problem in its own sandbox; this process imports none of the
 from __future__ import annotations
 
 import re
-import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +26,7 @@ from forge.data.pairs.files import SUFFIXES
 from forge.data.shapes import values_by_shape
 from forge.errors import ConfigError
 from forge.evalpool.examine import examine_all
-from forge.evalpool.pool import open_pool
-from forge.process.sockets import open_socket_dir
+from forge.evalpool.pool import open_private_pool
 from forge.records import Split
 from forge.records.examination import Examination, Flag
 from forge.views.text.terminal import printable
@@ -99,14 +97,11 @@ async def _check(
 ) -> list[Examination]:
     num_judges = min(len(gpus) or table.workers, MAX_JUDGES, len(problems))
     several = table.model_copy(update={"workers": num_judges})
-    with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
-        async with (
-            open_counter("examined", total=len(problems), is_shown=is_shown) as advance,
-            open_pool(
-                several, socket_dir=socket_dir, log_dir=Path(log_dir), gpus=gpus[:num_judges]
-            ) as pool,
-        ):
-            return await examine_all(pool, problems, done=advance)
+    async with (
+        open_counter("examined", total=len(problems), is_shown=is_shown) as advance,
+        open_private_pool(several, gpus=gpus[:num_judges]) as pool,
+    ):
+        return await examine_all(pool, problems, done=advance)
 
 
 def _find_problems(
