@@ -17,9 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.statistics.passk import Tally, compare_paired, estimate_mean
 from forge.store.layout import find_run
 from forge.store.reader import open_run
+from forge.views.statistics import Tally, compare_paired, estimate_mean
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader

@@ -28,9 +28,9 @@ from typing import Any
 from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import EvalStage, GrpoStage, ModelTable, SftStage
 from forge.data.compositions import Composition
-from forge.statistics.passk import Tally, compare_paired, estimate_pass_at_k
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import open_run
+from forge.views.statistics import Tally, compare_paired, estimate_pass_at_k
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"

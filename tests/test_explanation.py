@@ -17,8 +17,8 @@ from forge.evalpool.judge.program.policy import facts
 from forge.evalpool.judge.timing import samples, store
 from forge.rollout import concurrency
 from forge.runner.weights import sync
-from forge.statistics import speed
 from forge.store.write import writer
+from forge.views import statistics
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs/explanation"
@@ -45,7 +45,7 @@ FIGURES = {
         f"`judge.min_us` ({JudgeTable().min_us:g} µs)",
         f"`reward.speedup_cap` ({RewardTable().speedup_cap:g}x)",
         f"`reward.stop_at_speedup` ({RewardTable().stop_at_speedup:g}x)",
-        f"with {speed.FLOOR}x for a wrong one",
+        f"with {statistics.FLOOR}x for a wrong one",
     ),
     "returns-and-losses": (
         f"$`\\gamma`$ is {RolloutTable().gamma}",

@@ -25,8 +25,6 @@ ROOMS: dict[str, set[str]] = {
     "config": {"config.checks", "config.schema"},
     "config.checks": {"config.schema"},
     "config.schema": set(),
-    "control": {"process"},
-    "statistics": set(),
     "install": set(),
     "client": {"adapters"},
     "process": {"process.client"},
@@ -155,7 +153,7 @@ ROOMS: dict[str, set[str]] = {
         "process", "evalpool.judge.sandbox", "evalpool.judge.capture", "evalpool.judge.execute.cpu",
     },
     # train: the trainer
-    "train": {"config.schema", "process", "control"},
+    "train": {"config.schema", "process"},
     "train.trainer": {
         "process", "train.trainer.child", "train.trainer.sft", "train.trainer.grpo",
     },
@@ -173,25 +171,25 @@ ROOMS: dict[str, set[str]] = {
     "store.schema": set(),
     "store.write": {"store", "store.schema"},
     # views: answers for people
-    "views": {"store", "views.compare", "views.sql", "views.text", "statistics"},
+    "views": {"store", "views.compare", "views.sql", "views.text"},
     "views.text": {"store"},
     "views.sql": {"store", "views.text"},
-    "views.compare": {"store", "views", "views.sql", "views.text", "statistics"},
-    "views.report": {"store", "views", "views.text", "statistics"},
+    "views.compare": {"store", "views", "views.sql", "views.text"},
+    "views.report": {"store", "views", "views.text"},
     # tui: the monitor
-    "tui": {"control", "store", "tui.frame", "tui.dialogs", "tui.screens", "views.text"},
-    "tui.frame": {"control", "store", "views", "views.text"},
+    "tui": {"process", "store", "tui.frame", "tui.dialogs", "tui.screens", "views.text"},
+    "tui.frame": {"process", "store", "views", "views.text"},
     "tui.dialogs": set(),
-    "tui.widgets": {"control", "views", "views.text"},
+    "tui.widgets": {"process", "views", "views.text"},
     "tui.screens": {
-        "control", "store", "tui.frame", "tui.dialogs", "tui.widgets", "views", "views.compare",
+        "process", "store", "tui.frame", "tui.dialogs", "tui.widgets", "views", "views.compare",
         "views.text",
     },
 }  # fmt: skip
 """The rooms that each room may import, besides GROUND and itself."""
 
 PARTS = {
-    "config", "config.schema", "control", "statistics", "process",
+    "config", "config.schema", "process",
     "process.server", "cluster",
     "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
     "rollout.rewards", "rollout.sampling",

@@ -1,1 +1,2 @@
-"""The terminal monitor: its own process, reads a run's database, acts through `forge.control`."""
+"""The terminal monitor: a process of its own that reads a run's database and acts through
+`forge.process.control`."""

@@ -26,7 +26,7 @@ from forge.cli.printing import print_json, print_lines, print_rich, print_text, 
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forge.control.client import ControlClient
+    from forge.process.control import ControlClient
     from forge.store.layout import RunPaths
 
 
@@ -308,7 +308,7 @@ def logs(
 
 
 def _client(paths: RunPaths) -> ControlClient:
-    from forge.control.client import ControlClient
+    from forge.process.control import ControlClient
     from forge.store.ownership import is_owned, read_status
 
     socket_path = read_status(paths).get("control_socket")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.control.client import ControlClient
 from forge.errors import ForgeError
+from forge.process.control import ControlClient
 from forge.store.layout import list_runs
 from forge.store.ownership import is_owned, read_status
 from forge.store.read_only import RowTable
 from forge.views.text.numbers import NONE, duration, memory
 
 if TYPE_CHECKING:
-    from forge.control.records import LiveStatus
+    from forge.process.control import LiveStatus
     from forge.store.layout import RunPaths
     from forge.views.text.fitting import Fitting
 

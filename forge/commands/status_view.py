@@ -15,8 +15,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from forge.control.client import ControlClient
 from forge.errors import ConfigError, Stalled
+from forge.process.control import ControlClient
 from forge.store.ownership import is_owned, read_status
 from forge.store.reader import open_run
 from forge.views.gains import load_gains
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from forge.control.records import ComponentStatus, LiveStatus
+    from forge.process.control import ComponentStatus, LiveStatus
     from forge.store.layout import RunPaths
     from forge.store.reader import RunReader
     from forge.views.run_state import PlayedSteps

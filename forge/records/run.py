@@ -126,7 +126,7 @@ class Evaluation:
     detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`by_family`, `by_level`, `by_turn`: name → {num, pass_at_1, compile_rate}; `pass_at_k_ci`;
     `num_trained_problems`: problems that the run had trained on; `speed`: fast_p and geometric
-    means by turn (`forge.statistics.speed`)."""
+    means by turn (`forge.views.statistics`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

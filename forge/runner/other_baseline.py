@@ -19,9 +19,9 @@ from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Event, Trajectory
 from forge.runner.stages.finished_groups import finished_groups
-from forge.statistics.speed import measure_speed
 from forge.store.reader import open_run
 from forge.store.resume import events
+from forge.views.statistics import measure_speed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

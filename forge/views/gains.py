@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.statistics.passk import Estimate, Tally, compare_paired
+from forge.views.statistics import Estimate, Tally, compare_paired
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.commands.status_view import live_line
-from forge.control import ControlClient
 from forge.errors import ConfigError, Stalled
+from forge.process.control import ControlClient
 from forge.process.sockets import open_socket_dir
 from forge.views.run_state import PlayedSteps
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.cli import run_command
-from forge.control import client
+from forge.process import control
 from forge.process.sockets import open_socket_dir
 from forge.store.ownership import open_run_lock, read_status, write_status
 
@@ -39,7 +39,7 @@ def test_a_silent_supervisor_is_an_exit_code_behind_what_the_store_has(
     capsys: pytest.CaptureFixture[str],
     options: tuple[str, ...],
 ) -> None:
-    monkeypatch.setattr(client.ControlClient.__init__, "__kwdefaults__", {"timeout_s": 0.1})
+    monkeypatch.setattr(control.ControlClient.__init__, "__kwdefaults__", {"timeout_s": 0.1})
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(control_socket))
         silent.listen()

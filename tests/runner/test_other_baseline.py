@@ -15,10 +15,10 @@ from forge.config.schema import JudgeTable
 from forge.records import Purpose, Status, Verdict
 from forge.runner import other_baseline as module
 from forge.runner.other_baseline import KIND, with_other_baseline
-from forge.statistics.evaluation import evaluate_groups
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.write.writer import open_writer
+from forge.views.statistics import evaluate_groups
 from tests.store.storefactory import Options, attempt, group, problem, timing, verdict, write_run
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 from forge.config.schema import EvalStage, LimitsTable, LoraTable, SftStage
-from forge.control import ControlClient
 from forge.errors import ChildDied, MachineError
 from forge.process.child import ChildSpec, open_child
+from forge.process.control import ControlClient
 from forge.process.devices import Gpu, Vendor
 from forge.process.environment import child_env
 from forge.runner import run as run_module

@@ -32,7 +32,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 EMPTY_VIEWS = (
-    "v_fast_p_by_turn",  # tests/statistics/test_speed.py, as the next one
+    "v_fast_p_by_turn",  # tests/views/test_statistics.py, as the next one
     "v_geomean",
     "v_judge_noise",
     "v_programs",

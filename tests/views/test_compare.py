@@ -12,11 +12,11 @@ import pytest
 
 from forge.cli import run_command
 from forge.config.keys import all_keys
-from forge.statistics.passk import Tally
 from forge.store.reader import open_run
 from forge.views.compare import By, compare, render_comparison
 from forge.views.compare.runs import difference_of_shares
 from forge.views.compare.settings import RULES, applies
+from forge.views.statistics import Tally
 from tests.store.storefactory import (
     EXPERIMENT,
     attempt,

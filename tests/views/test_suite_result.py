@@ -15,10 +15,10 @@ from forge.config.load import dump_experiment, load_experiment
 from forge.records import Purpose, Status
 from forge.runner.live.console import Console as RunConsole
 from forge.runner.outlets.summary import write_results
-from forge.statistics.evaluation import evaluate_groups
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.write.writer import open_writer
+from forge.views.statistics import evaluate_groups
 from forge.views.suite import leaderboard, load_result, render_result
 from tests.store.storefactory import Options, attempt, group, make_root, problem, timing, write_run
 

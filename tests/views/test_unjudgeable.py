@@ -12,13 +12,13 @@ import pytest
 
 from forge.records import AttemptEnd, Group, Purpose, Reason, Status
 from forge.runner.outlets.notify import Bests
-from forge.statistics.evaluation import evaluate_groups
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views import show
 from forge.views.report.facts import PROBLEMS
 from forge.views.run_state import load_standing
 from forge.views.sql.named_queries import QUERIES
+from forge.views.statistics import evaluate_groups
 from tests.store.storefactory import attempt, group, problem, write_run
 from tests.views.terminals import shown
 

@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from forge.control import ControlClient
-from forge.control.client import TIMEOUT_S
 from forge.errors import ForgeError
+from forge.process.control import TIMEOUT_S, ControlClient
 from forge.store.ownership import is_owned, read_status
 from forge.store.reader import BadColumn, RunReader
 from forge.views.run_state import Standing, load_standing
@@ -26,7 +25,7 @@ from forge.views.run_state import Standing, load_standing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.control import LiveStatus
+    from forge.process.control import LiveStatus
     from forge.store.layout import RunPaths
 
 Answer = TypeVar("Answer")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.events import Resize
 
-    from forge.control import LiveStatus
+    from forge.process.control import LiveStatus
     from forge.store.reader import RunReader
     from forge.tui.frame.watched import Watched
     from forge.views.run_state import Standing

@@ -18,7 +18,7 @@ from forge.views.text.numbers import memory, number, share
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.control import LiveStatus
+    from forge.process.control import LiveStatus
 
 PERIOD_S = 0.9
 """Minimum time between samples; the monitor refreshes every second, and after each new row."""

@@ -16,7 +16,7 @@ from forge.views.text.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.control.records import ComponentStatus
+    from forge.process.control import ComponentStatus
 
 SIGNS = {"green": "● ok", "yellow": "▲ watch", "red": "✘ bad"}
 STYLES = {"green": "green", "yellow": "yellow", "red": "bold red"}

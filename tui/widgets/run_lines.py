@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from forge.control import LiveStatus
+    from forge.process.control import LiveStatus
     from forge.views.curves import Activity
     from forge.views.run_state import PlayedSteps, Standing
 

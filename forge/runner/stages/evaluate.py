@@ -20,7 +20,7 @@ from forge.rollout.seeds import problem_place
 from forge.runner.live.progress import group_numbers
 from forge.runner.stages.finished_groups import keep_finished
 from forge.runner.stages.trained_problems import count_trained
-from forge.statistics.evaluation import evaluate_groups
+from forge.views.statistics import evaluate_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from forge.cluster.cluster import Cluster
     from forge.config.schema import Experiment
-    from forge.control.records import Role
     from forge.data.prompts.prompt_set import PromptSet
     from forge.evalpool.pool import Pool
+    from forge.process.control import Role
     from forge.records import Completion, Problem, Prompt
     from forge.rollout.ports import Generate, Scorer
     from forge.rollout.prompter import TemplatePrompter

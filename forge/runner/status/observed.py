@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import Experiment
-    from forge.control.records import Health, Role
     from forge.evalpool.pool import Pool
     from forge.evalpool.seat import Seat
+    from forge.process.control import Health, Role
     from forge.runner.live.progress import Progress
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.serve.remote.remote import RemoteServer

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from forge.control.records import ComponentStatus
+from forge.process.control import ComponentStatus
 from forge.runner.status.observed import (
     Component,
     Fill,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Group as RichGroup
     from rich.table import Table as RichTable
 
-    from forge.statistics.passk import Estimate
+    from forge.views.statistics import Estimate
 
 
 class By(StrEnum):

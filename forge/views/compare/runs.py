@@ -10,7 +10,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.statistics.passk import Estimate, Tally, compare_paired, estimate_difference
 from forge.views.compare.comparison import (
     WINDOW,
     By,
@@ -25,6 +24,7 @@ from forge.views.compare.comparison import (
 from forge.views.compare.settings import find_changes
 from forge.views.gains import FIRST_ANSWERS
 from forge.views.run_state import run_state
+from forge.views.statistics import Estimate, Tally, compare_paired, estimate_difference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,11 +14,11 @@ from rich.console import Console as RichConsole
 
 from forge.commands.status_view import render
 from forge.config.load import load_experiment
-from forge.control.records import ComponentStatus, LiveStatus
 from forge.evalpool.pool import MAX_QUEUED, Pool
 from forge.evalpool.seat import JudgeKind, Seat, State
 from forge.evalpool.seating import Seating
 from forge.process.child import ChildSpec
+from forge.process.control import ComponentStatus, LiveStatus
 from forge.process.devices import Gpu, Vendor
 from forge.process.machine import HostMemory
 from forge.runner.live.observer import StoreObserver
