@@ -78,8 +78,8 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
-        "evalpool.judge.ttir.memory", "evalpool.judge.execute", "evalpool.judge.plain",
-        "evalpool.judge.trial.draws",
+        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.execute",
+        "evalpool.judge.plain", "evalpool.judge.trial.draws",
     },
     "evalpool.judge.trial.draws": {"evalpool.judge.channel", "evalpool.judge.numbers"},
     "evalpool.judge.plain": set(),
@@ -101,16 +101,12 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.ttir": {
         "evalpool.judge.program", "evalpool.judge.ttir.contraction",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
-        "evalpool.judge.ttir.control", "evalpool.judge.ttir.grammar",
-        "evalpool.judge.ttir.steps",
+        "evalpool.judge.ttir.grammar", "evalpool.judge.ttir.plan",
     },
     "evalpool.judge.ttir.grammar": {"evalpool.judge.ttir"},
-    "evalpool.judge.ttir.steps": {
-        "evalpool.judge.ttir", "evalpool.judge.ttir.contraction", "evalpool.judge.ttir.control",
+    "evalpool.judge.ttir.plan": {
+        "evalpool.judge.program", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
-    },
-    "evalpool.judge.ttir.control": {
-        "evalpool.judge.ttir", "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
     },
     "evalpool.judge.ttir.contraction": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
@@ -128,11 +124,12 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.execute": {
         "process", "evalpool.judge.channel", "evalpool.judge.program",
         "evalpool.judge.program.wire", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
-        "evalpool.judge.ttir.memory", "evalpool.judge.compiler", "evalpool.judge.execute.cpu",
+        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.compiler",
+        "evalpool.judge.execute.cpu",
     },
     "evalpool.judge.execute.cpu": {
         "evalpool.judge.program", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
-        "evalpool.judge.ttir.memory", "evalpool.judge.execute",
+        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.execute",
     },
     "evalpool.judge.execute.gpu": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.program",

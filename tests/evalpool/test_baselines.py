@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.timing.store import Baseline, Baselines, baselines_path
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 ONE = Baseline(gpu_us=(150.0, 151.0, 152.0), probe_us=100.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -15,6 +15,9 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.called import call
 from forge.evalpool.judge.reference import progress
 from forge.evalpool.judge.trial.references import receive_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Ends = tuple[socket.socket, socket.socket]
 

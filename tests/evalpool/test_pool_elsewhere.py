@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,6 +17,7 @@ from tests.evalpool.scripted_judges import PROBLEM, Script
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from pathlib import Path
 
     from forge.evalpool.keeper import Link
 

@@ -8,7 +8,6 @@ import signal
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -36,6 +35,7 @@ from tests.evalpool.judged import CODE, PROBLEM, ROOT, descendants, wait_until_g
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from forge.records.problem import Problem
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.capture.failures import CaptureFailed
 from forge.evalpool.judge.capture.session import capture
@@ -21,6 +20,9 @@ from forge.evalpool.judge.program.policy.reference import facts_of as reference_
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.verify import Use, uses_of, verify
 from tests.evalpool.capture.capturing import HEADER, request
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _numbers = itertools.count()
 _facts: dict[str, ProblemFacts] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +28,7 @@ from tests.evalpool.attacks.sources import model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 replace: Any = dataclasses.replace
 BYTES = 256 * 256 * 4

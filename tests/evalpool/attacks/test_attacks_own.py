@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +16,9 @@ from tests.evalpool.attacks.attacking import (
     attack,
 )
 from tests.evalpool.attacks.sources import model
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 XY = "x, y"
 FC = "self.fc = torch.nn.Linear(128, 128)"

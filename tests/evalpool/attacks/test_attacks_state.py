@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +11,9 @@ from forge.evalpool.judge.capture.pretence.streams import Event
 from forge.evalpool.judge.capture.recorder import Recorder
 from tests.evalpool.attacks.attacking import LINEAR, RELU, Problem, attack
 from tests.evalpool.attacks.sources import model
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)

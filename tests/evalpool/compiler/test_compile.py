@@ -7,7 +7,6 @@ import json
 import os
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -29,6 +28,7 @@ from tests.evalpool.compiler.kernels import DOUBLE, TARGET, make_kernel, with_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from forge.evalpool.judge.children.spawner import Spawner
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +19,9 @@ from forge.evalpool.judge.execute.gpu.driver.launches import (
 )
 from forge.evalpool.judge.execute.gpu.driver.maps import MapSpec, aligned_map
 from forge.evalpool.judge.execute.gpu.driver.structures import LaunchAttribute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Library:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,6 +31,9 @@ from forge.evalpool.judge.program.format import (
     Options,
     Program,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
 Answer = tuple[Message, dict[str, Any]] | None
 """None: silence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +14,9 @@ from forge.evalpool.judge.execute.call import Call
 from forge.evalpool.judge.execute.executor import ExecutorGone, ProgramFault
 from forge.evalpool.judge.execute.processes import Nursery
 from forge.evalpool.judge.program.format import Op, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PROGRAM = Program(
     target="cuda:90:32",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ from forge.evalpool.judge.numbers.inputs.given import Terms
 from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forge.evalpool.judge.numbers.input_set import InputSet
 
 NUM_SETS = 4

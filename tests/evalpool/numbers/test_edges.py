@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,6 +18,9 @@ from forge.evalpool.judge.numbers.inputs.given import Terms
 from forge.evalpool.judge.numbers.inputs.variants import Freedom
 from forge.evalpool.judge.numbers.opcount import OpCounter
 from tests.evalpool.numbers.drawn import Function, draw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def edges_of(reference: Callable[..., Any], *inputs: Any, source: str = "") -> Edges:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -25,6 +24,9 @@ from forge.evalpool.judge.numbers.gpu_compare import Allowed, mismatch
 from forge.evalpool.judge.numbers.inputs.draws import MAX_TF32_ERROR
 from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.shares import with_shares
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_ten_bits_of_mantissa_are_kept() -> None:

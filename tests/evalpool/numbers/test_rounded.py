@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from forge.evalpool.judge.numbers.errors.rounded import num_rounded
 from tests.evalpool.numbers.drawn import draw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def quantised(x: torch.Tensor) -> torch.Tensor:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from forge.evalpool.judge.numbers.errors.own_error import count_work, rounding_of
 from forge.evalpool.judge.numbers.tolerance import rounding_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Called(torch.nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from forge.evalpool.judge.program.wire import dumps
 from tests.evalpool.program.mutations import mutated, outcome
 from tests.evalpool.program.programs import addition, everything, tuned
+
+if TYPE_CHECKING:
+    from random import Random
 
 BASES = [dumps(program) for program in (addition(), tuned(), everything())]
 

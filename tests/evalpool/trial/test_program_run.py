@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -42,6 +40,9 @@ from tests.evalpool.execute.made_programs import Made, use
 from tests.evalpool.trial.made_judgements import NUM, Bench, open_bench, reference, scaled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
     from forge.evalpool.judge.execute.call import Call
     from forge.evalpool.judge.execute.messages import Message
     from forge.evalpool.judge.program.format import Program

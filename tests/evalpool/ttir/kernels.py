@@ -9,7 +9,7 @@ import numpy as np
 
 from forge.evalpool.judge.ttir.evaluate import Address, Order, Report, launch
 from forge.evalpool.judge.ttir.memory.storages import Memory, Storage
-from forge.evalpool.judge.ttir.plan import plan_of
+from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

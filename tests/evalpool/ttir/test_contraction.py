@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,9 @@ from forge.evalpool.judge.ttir.contraction.sums import contraction_of
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.verify import operations_of
 from tests.evalpool.ttir.kernels import kernel, pointers, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PARAMETERS = ", ".join([*(f"%{one}: !tt.ptr<f32>" for one in "abcdy"), "%s: f32"])
 KIND = "tensor<16xf32>"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forge.evalpool.judge.trial.structure import _read_text
 from forge.evalpool.judge.ttir.parse import parse
-from forge.evalpool.judge.ttir.plan import plan_of
+from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.types import Block, Descriptor, Pointer, Scalar
 from forge.evalpool.judge.ttir.values import Unsupported

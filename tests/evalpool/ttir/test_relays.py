@@ -7,7 +7,7 @@ import pytest
 
 from forge.evalpool.judge.ttir.evaluate import Address, launch
 from forge.evalpool.judge.ttir.memory.storages import FaultKind, Memory, Storage
-from forge.evalpool.judge.ttir.plan import plan_of
+from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 
 BLOCK, INDEX = "tensor<1024x!tt.ptr<f32>>", "tensor<1024xi32>"
 TEXT = f"""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forge.evalpool.judge.ttir.evaluate import Address, launch
-from forge.evalpool.judge.ttir.plan import plan_of
+from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from tests.evalpool.ttir.kernels import kernel, memory_of, pointers
 
 WIDE = "tensor<16xf32>"

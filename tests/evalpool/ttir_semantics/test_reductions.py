@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,8 @@ from hypothesis import strategies as st
 from forge.evalpool.judge.ttir.semantics import reduce, scan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.evalpool.judge.ttir.values import Array
 
 

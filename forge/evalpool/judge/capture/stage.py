@@ -5,7 +5,6 @@ Made once, in the zygote before any fork; each child begins its capture with the
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -19,6 +18,8 @@ from forge.evalpool.judge.capture.pretence.graphs import Capturing, Graph
 from forge.evalpool.judge.capture.tuning import patches
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forge.evalpool.judge.capture.pretence.card import Card
     from forge.evalpool.judge.capture.recorder import Recorder
     from forge.evalpool.judge.capture.tuning import Tuning

@@ -1,4 +1,3 @@
-# pyright: strict
 """One call of a program as the judge asks the executor for it. Pure; both ends use it."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Serves the judge in a sandboxed child without a GPU: runs candidates' programs on their memory.
 
     judge ── CANDIDATE (+ memory, program) ─▶ load, init, call of one set ── DONE | FAILED ─▶
@@ -66,7 +65,7 @@ def warm_up() -> None:
     """Loads everything that a child will use, in the zygote: a sandbox has no files to load."""
     from forge.evalpool.judge.execute import torch_nodes
     from forge.evalpool.judge.program.schema import schemas
-    from forge.evalpool.judge.ttir.plan import plan_of
+    from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 
     assert torch_nodes.operation("aten.zeros.default")
     assert schemas()

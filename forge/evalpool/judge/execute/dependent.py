@@ -1,4 +1,3 @@
-# pyright: strict
 """Launches that may begin before the one before has ended (`launch_pdl`).
 
 A card begins such a kernel early; it must wait (`tl.extra.cuda.gdc_wait`) before it accesses what
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.evalpool.judge.program.format import Node, Program
-    from forge.evalpool.judge.ttir.plan import ModulePlan
+    from forge.evalpool.judge.ttir.plan.planner import ModulePlan
     from forge.evalpool.judge.ttir.verify import Use
 
 EARLY_WORDS = (

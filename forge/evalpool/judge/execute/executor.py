@@ -1,4 +1,3 @@
-# pyright: strict
 """The judge's side of one executor: a process that runs programs, with a context of its own.
 
 Called by the judge, in its threads. A program that loses the context or does not end costs the

@@ -1,4 +1,3 @@
-# pyright: strict
 """The executors of one card: those that work, and spares with their contexts.
 
 Called by the judge, in its threads. A program that loses the context or does not end costs its

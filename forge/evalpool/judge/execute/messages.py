@@ -1,4 +1,3 @@
-# pyright: strict
 """Messages between the judge and the executor's process: a header, a JSON object, a blob.
 
 Both ends use it. The judge believes an executor less than itself, as a program's kernels run in it:

@@ -1,4 +1,3 @@
-# pyright: strict
 """Results of one section of a program: its launches, memory errors, failures."""
 
 from __future__ import annotations

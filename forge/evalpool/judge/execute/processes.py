@@ -1,4 +1,3 @@
-# pyright: strict
 """Processes of executors: forked by a nursery, a process that has imported torch once.
 
 Called by the judge, in the threads that make spares. Importing torch takes 3 s, a context 0.2 s: so

@@ -1,4 +1,3 @@
-# pyright: strict
 """Memory errors in words: which element of which tensor, in which launch, at which source line."""
 
 from __future__ import annotations

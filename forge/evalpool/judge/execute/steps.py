@@ -1,4 +1,3 @@
-# pyright: strict
 """Numbers a program's nodes and names them. Pure.
 
 The executor's process writes the number of the step that it runs into shared memory; the judge,

@@ -1,4 +1,3 @@
-# pyright: strict
 """Runs op nodes of a program by torch's own operations on a CPU, on tensors that exist already.
 
 Only names of the closed table (`program.ops`) are looked up. A result that torch makes is copied to

@@ -8,8 +8,10 @@ reference: a list of positional arguments, or a dict with the keys ARGS and KWAR
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ARGS, KWARGS = "args", "kwargs"
 

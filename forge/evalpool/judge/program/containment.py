@@ -1,4 +1,3 @@
-# pyright: strict
 """Search of one list of nodes in another program: the same work on the same memory.
 
 Called by `questions`. Two nodes are the same if all that they name is: kernel, grid, arguments,

@@ -1,4 +1,3 @@
-# pyright: strict
 """Bytes that operations must move, by the shapes of their tensors.
 
 Bytes count each argument and result by its elements, also where a stride of 0 repeats them. The

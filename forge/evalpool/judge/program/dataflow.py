@@ -1,4 +1,3 @@
-# pyright: strict
 """Sources of the contents of storages, along a straight-line list of nodes (`walk.variants`).
 
 A storage is one place here: a write to a part of it adds to its content, a write to all of it

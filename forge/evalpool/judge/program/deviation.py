@@ -1,4 +1,3 @@
-# pyright: strict
 """Comparison of two captures of a candidate that reads values: for other inputs, other answers.
 
 The host may choose sizes, grids and scalars by what it read, and branch among nodes it has shown.

@@ -1,4 +1,3 @@
-# pyright: strict
 """The closed list of TTIR: operations, words, library functions and inline assembly of a kernel.
 
 Data and small pure functions. Two readers check a kernel against it: the compiler's child over the

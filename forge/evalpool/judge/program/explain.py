@@ -1,4 +1,3 @@
-# pyright: strict
 """Text about a program for people: names of nodes in messages, and all of it for `--explain`."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """The records of a captured program.
 
 A program is what a candidate's host code did between its inputs and its outputs: kernel launches

@@ -1,4 +1,3 @@
-# pyright: strict
 """Templates of inline assembly that a kernel may hold: pure arithmetic on its operands.
 
 Part of the closed list (`dialect.py`), read by the compiler's child and by our own parser. An

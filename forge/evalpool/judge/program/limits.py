@@ -1,4 +1,3 @@
-# pyright: strict
 """Bounds of a program. A program beyond one of them is refused before anything is done with it."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """The closed table of torch operations that may stand in a program.
 
 Three questions are answered here, without torch: is an operation in the table, do its arguments fit

@@ -1,4 +1,3 @@
-# pyright: strict
 """Questions of a capture, held against the program that it became.
 
 A value that the host reads leaves the judge, so each must stand in the program with its answer,
@@ -10,14 +9,17 @@ before a call, and leaves nothing there for another one or for the program.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program.containment import contains
 from forge.evalpool.judge.program.dataflow import trace
 from forge.evalpool.judge.program.format import Program, Scalar, Value
 from forge.evalpool.judge.program.ops import is_integer
 from forge.evalpool.judge.program.walk import variants
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_VALUES = 64
 """Values that the host may read in one call of forward."""

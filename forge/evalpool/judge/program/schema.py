@@ -1,4 +1,3 @@
-# pyright: strict
 """Schemas of torch operations: which arguments they take, and which of them they write to.
 
 A line of `schemas.txt`:

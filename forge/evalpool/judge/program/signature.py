@@ -1,4 +1,3 @@
-# pyright: strict
 """Types of kernel parameters, in the notation of Triton's signatures, and what fits them.
 
 `*fp32` is a pointer (`*kfp32` one to constant memory), `i32` or `fp32` a scalar passed by value,

@@ -1,4 +1,3 @@
-# pyright: strict
 """Nodes of a program with their places, and the straight-line programs that its choices allow."""
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ program can know.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +16,8 @@ from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided
 from forge.records.reason import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.trial import Finding
 

@@ -7,7 +7,6 @@ What a CPU and a GPU have in common. A subclass runs the programs: `CpuJudgement
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from forge.evalpool.judge.trial.trial import Decided, Finding
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.compiler.binary import Binary

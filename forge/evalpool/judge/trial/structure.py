@@ -26,7 +26,7 @@ from forge.evalpool.judge.program.walk import variants
 from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
 from forge.evalpool.judge.ttir.memory.lookups import Lookups, lookups_of
 from forge.evalpool.judge.ttir.parse import parse
-from forge.evalpool.judge.ttir.plan import ModulePlan
+from forge.evalpool.judge.ttir.plan.planner import ModulePlan
 from forge.evalpool.judge.ttir.scan import InvalidModule, malformed
 from forge.evalpool.judge.ttir.verify import Use, uses_of, verify
 from forge.records.reason import Reason, Status

@@ -1,4 +1,3 @@
-# pyright: strict
 """Values of groups of instances: rearranging blocks, taking some instances, merging groups.
 
 A value is a compact array (`values`) or a `Symbolic` sum: integers of blocks may be either,

@@ -1,4 +1,3 @@
-# pyright: strict
 """Element types in memory: the bits of a value, and the value of bits.
 
 In memory a `bf16` takes two bytes and an 8-bit float one; as a value (`values.DTYPES`) both are

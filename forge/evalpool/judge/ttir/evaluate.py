@@ -1,9 +1,8 @@
-# pyright: strict
 """Runs launches of TTIR kernels in numpy: all instances of a grid at once, in slabs.
 
     launch(plan, "kernel", (64, 1, 1), [Address(0), 128, 1.0], memory)  ->  Report
 
-Instances run side by side in groups (`control`). A kernel whose instances wait for each other
+Instances run side by side in groups (`plan/run.py`). A kernel whose instances wait for each other
 (spin locks, look-back scans) runs one instance after the other instead; one that waits yields to
 the next.
 
@@ -21,10 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.ttir.contraction import ALL
-from forge.evalpool.judge.ttir.control.blocks import run_function
 from forge.evalpool.judge.ttir.memory.launch import Group, Launch
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind
-from forge.evalpool.judge.ttir.steps.descriptors import TensorDescriptor
+from forge.evalpool.judge.ttir.plan.accesses import TensorDescriptor
+from forge.evalpool.judge.ttir.plan.run import run_function
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Descriptor, Pointer, Scalar, Type
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
     from forge.evalpool.judge.ttir.memory.storages import Memory
-    from forge.evalpool.judge.ttir.plan import FunctionPlan, ModulePlan, Run
+    from forge.evalpool.judge.ttir.plan.planner import FunctionPlan, ModulePlan, Run
     from forge.evalpool.judge.ttir.tree import Operation
     from forge.evalpool.judge.ttir.values import Array
 

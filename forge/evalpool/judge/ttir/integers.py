@@ -1,4 +1,3 @@
-# pyright: strict
 """Operations on symbolic integers and addresses. Each answers None where a sum does not pay; then
 the operation of `semantics` runs on arrays."""
 

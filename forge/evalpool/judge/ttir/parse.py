@@ -1,4 +1,3 @@
-# pyright: strict
 """Parses the text of a TTIR module, as `module.str_nodebug()` prints it, into the tree of `tree`.
 
 Here modules and functions are read; `grammar` reads what is in them. Types of operands are those of

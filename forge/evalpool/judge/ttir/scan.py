@@ -1,4 +1,3 @@
-# pyright: strict
 """Reads tokens, types and attributes from the text of a module. Used by `parse`."""
 
 from __future__ import annotations

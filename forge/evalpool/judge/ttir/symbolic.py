@@ -1,4 +1,3 @@
-# pyright: strict
 """Integers and addresses of a block, kept as a sum of terms that each vary along few axes.
 
 `pid * 64 + arange(64)` in 1000 instances is a term `[1000, 1]` and a term `[1, 64]`, not 64000

@@ -1,4 +1,3 @@
-# pyright: strict
 """The tree of a parsed TTIR module. Values are numbers, counted from 0 in each function."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Types of Triton's IR, as a parsed module has them. Imports nothing of this project.
 
 f32                              Scalar("f32")

@@ -1,4 +1,3 @@
-# pyright: strict
 """Representation of the values of many program instances as numpy arrays.
 
 The agreement between the evaluator and `semantics`: a value of type `tensor<AxBxf32>` in `n`

@@ -1,4 +1,3 @@
-# pyright: strict
 """Checks a module against the closed list, and says what a kernel does with its pointers."""
 
 from __future__ import annotations

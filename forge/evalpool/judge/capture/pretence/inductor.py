@@ -11,7 +11,6 @@ import collections
 import importlib
 import sys
 import types
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,6 +19,7 @@ import triton.compiler.compiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 MARK = "_inductor"
 """Text of a source that imports Inductor."""

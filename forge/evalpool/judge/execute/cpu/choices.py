@@ -1,4 +1,3 @@
-# pyright: strict
 """Selects the alternative of each open choice that runs in a turn. Called by `sections`. Pure."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Conditions of one run: order of instances, content of unwritten memory, addresses, choices.
 
 `executor` runs a call under the usual ones; `confirm` and `leftovers` run it again under others, to

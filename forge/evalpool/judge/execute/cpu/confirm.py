@@ -1,4 +1,3 @@
-# pyright: strict
 """Confirms suspicions: a race or an uninitialised read counts only if it changes an output.
 
 Called by `executor` behind a call with suspicions. The call runs again with the instances in

@@ -1,4 +1,3 @@
-# pyright: strict
 """Compares the outputs of two runs of one call. Called by `confirm` and `leftovers`."""
 
 from __future__ import annotations

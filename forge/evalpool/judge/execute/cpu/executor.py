@@ -1,4 +1,3 @@
-# pyright: strict
 """The executor of a program on a CPU. Called by `child_cpu.py` for each call of a candidate.
 
 Inputs and parameters stay where the caller has them; constants and allocations belong to the

@@ -1,4 +1,3 @@
-# pyright: strict
 """Runs launch nodes by the evaluator of `ttir`. Called by `sections`."""
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from forge.evalpool.judge.program.format import ITEM_BYTES, Descriptor, TensorUs
 from forge.evalpool.judge.ttir.contraction import ALL, NONE
 from forge.evalpool.judge.ttir.evaluate import Address, HostDescriptor, launch
 from forge.evalpool.judge.ttir.memory.storages import Faulted
-from forge.evalpool.judge.ttir.plan import plan_of
+from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.values import Unsupported
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
     from forge.evalpool.judge.ttir.evaluate import Argument, Report
     from forge.evalpool.judge.ttir.memory.storages import Memory
-    from forge.evalpool.judge.ttir.plan import ModulePlan
+    from forge.evalpool.judge.ttir.plan.planner import ModulePlan
 
 NUM_SMS, THREADS_OF_SM, BLOCKS_OF_SM, WARP = 132, 2048, 32, 32
 """The card that instances which wait for each other are held against: an H100."""

@@ -1,4 +1,3 @@
-# pyright: strict
 """Finds calls that depend on what an earlier call left in memory. Called by `confirm`.
 
 An allocator hands out memory again with its old content, where a kernel may know its own marks. The

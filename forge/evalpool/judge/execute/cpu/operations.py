@@ -1,4 +1,3 @@
-# pyright: strict
 """Runs op nodes by torch on the program's tensors. Called by `sections`."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Runs the sections `init` and `forward` of a program under given conditions.
 
 Called by `executor`, and by `confirm` and `leftovers` for runs under other conditions. An

@@ -1,4 +1,3 @@
-# pyright: strict
 """The memory of a program: binds each storage to bytes, poisons allocations, copies contents.
 
 Called by `sections`. Inputs and parameters stay where the caller has them; constants and

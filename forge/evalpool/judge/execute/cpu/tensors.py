@@ -1,4 +1,3 @@
-# pyright: strict
 """Views of a program's tensors over its storages: as torch tensors, as raw elements, as records of
 which elements something has written.
 

@@ -12,10 +12,8 @@ another seed:
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
-from weakref import ref
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -61,6 +59,10 @@ from forge.evalpool.judge.numbers.inputs.variants import (
     avoid_bf16_,
     vary_,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from weakref import ref
 
 MAX_OWN_ERROR = 10.0
 """In tolerances: largest own error of eager on the inputs as given. It is added to what a candidate

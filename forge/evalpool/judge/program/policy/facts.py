@@ -1,4 +1,3 @@
-# pyright: strict
 """Facts of a problem, and the refusals that a policy may end in."""
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-# pyright: strict
 """Holds a program against the rules, variant by variant."""
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,7 +26,7 @@ PLAIN_COPIES = ("clone", "copy", "lift_fresh_copy")
 KEPT_WORDS = "a call must use its own inputs, and not what an earlier one was given or made"
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Sequence, Set
 
     from forge.evalpool.judge.program.dataflow import Accesses, Lookups
 

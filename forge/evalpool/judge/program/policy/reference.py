@@ -1,4 +1,3 @@
-# pyright: strict
 """Facts of a problem from its reference's captured program: the bytes that any solution must move,
 the inputs that matter, and what the reference itself writes to."""
 

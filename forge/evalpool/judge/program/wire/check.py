@@ -1,4 +1,3 @@
-# pyright: strict
 """Holds the records of a parsed program against each other.
 
 Afterwards every index is valid, every tensor lies in its storage, every launch's arguments fit its

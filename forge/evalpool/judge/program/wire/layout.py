@@ -1,4 +1,3 @@
-# pyright: strict
 """Writes and reads the bytes of a program, in the layout that `__init__.py` describes."""
 
 from __future__ import annotations

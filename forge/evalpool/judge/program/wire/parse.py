@@ -1,4 +1,3 @@
-# pyright: strict
 """Reads the records of a program from JSON: types and ranges of each field on its own.
 
 `check.py` then holds the records against each other.

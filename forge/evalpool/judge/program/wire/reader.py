@@ -1,4 +1,3 @@
-# pyright: strict
 """Strict reading of JSON whose author is not trusted.
 
 A `Reader` is a value with its path. It answers only a value of exactly the asked type and range;
@@ -9,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from forge.evalpool.judge.program.format import InvalidProgram, Scalar
+
+if TYPE_CHECKING:
+    import re
 
 Member = TypeVar("Member", bound=Enum)
 

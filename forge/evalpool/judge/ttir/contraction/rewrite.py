@@ -1,4 +1,3 @@
-# pyright: strict
 """Finds sums and differences with a product as an operand, and gives them the product's factors.
 
 With `enable_fp_fusion`, Triton's default, LLVM and ptxas compute `a * b + c` with one rounding.

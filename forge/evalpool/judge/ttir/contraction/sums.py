@@ -1,4 +1,3 @@
-# pyright: strict
 """Computes `a * b + c` with one rounding, for sums whose launch has chosen to fuse them."""
 
 from __future__ import annotations

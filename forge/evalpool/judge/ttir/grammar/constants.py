@@ -1,4 +1,3 @@
-# pyright: strict
 """Grammar of `arith.constant`. Called through `table`."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """An operation while it is read: its head, the types that it prints, and what is known so far.
 
 Made by `parser`, filled by the other files of this room.

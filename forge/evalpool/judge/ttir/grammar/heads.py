@@ -1,4 +1,3 @@
-# pyright: strict
 """Reads the head of an operation: operands, words, attributes and regions in any order.
 
 Called by `parser` and by the operations with a grammar of their own.

@@ -1,4 +1,3 @@
-# pyright: strict
 """Grammar of `cf.br` and `cf.cond_br`. Called through `table`."""
 
 from __future__ import annotations

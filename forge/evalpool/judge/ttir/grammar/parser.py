@@ -1,4 +1,3 @@
-# pyright: strict
 """Reads regions, blocks and operations. Made by `parse`, which reads modules and functions with it.
 
 Operations with regions or successors have a grammar of their own (`table`), and so do result types

@@ -1,4 +1,3 @@
-# pyright: strict
 """Reads the types that an operation prints. Called by `parser` and `statements`."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Rules for result types that no operation prints behind an arrow. Called by `parser`."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Values in scope while a function is read, by name. The base of `parser`."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Grammar of operations without results: returns, yields, prints, barriers.
 
 Called through `table`.

@@ -1,4 +1,3 @@
-# pyright: strict
 """Grammar of `scf.for`, `scf.if` and `scf.while`. Called through `table`."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Operations with a grammar of their own. Used by `parser`."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Loads and stores of many instances at once, checked exactly.
 
 An access is resolved into parts: instances whose windows lie inside one storage, which are views,
@@ -8,17 +7,16 @@ and the rest lane by lane. Every lane that the mask lets through must lie inside
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge.evalpool.judge.ttir.bits import decode, encode, memory_dtype
 from forge.evalpool.judge.ttir.memory import races, relays
-from forge.evalpool.judge.ttir.memory.places import Places, Scattered, Windows, windows_of
+from forge.evalpool.judge.ttir.memory.places import Part, Places, Scattered, Windows, windows_of
 from forge.evalpool.judge.ttir.memory.storages import (
     Faulted,
     FaultKind,
-    Storage,
 )
 from forge.evalpool.judge.ttir.types import shape_of
 
@@ -32,17 +30,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.tree import Operation
     from forge.evalpool.judge.ttir.types import Scalar
     from forge.evalpool.judge.ttir.values import Array
-
-
-class Part(NamedTuple):
-    """Lanes of an access that lie in one storage."""
-
-    instances: NDArray[np.intp] | None
-    """Positions in the group; None for all of it."""
-    number: int
-    storage: Storage
-    places: Places
-    mask: Array | None
 
 
 def load(

@@ -1,4 +1,3 @@
-# pyright: strict
 """Atomic operations: lanes of all instances take their turns in one serial order.
 
 The order is that of the group's instances, which a launch may permute. Lanes at the same address
@@ -16,18 +15,16 @@ from forge.evalpool.judge.ttir.bits import decode, encode, memory_dtype
 from forge.evalpool.judge.ttir.memory import races
 from forge.evalpool.judge.ttir.memory.access import check_written, mark_written, resolve
 from forge.evalpool.judge.ttir.memory.places import Scattered, Windows
-from forge.evalpool.judge.ttir.symbolic import Symbolic
-from forge.evalpool.judge.ttir.types import Pointer, Scalar, element_of, shape_of
-from forge.evalpool.judge.ttir.values import Array, Unsupported
+from forge.evalpool.judge.ttir.types import Scalar, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.evalpool.judge.ttir.memory.access import Part
     from forge.evalpool.judge.ttir.memory.launch import Group
-    from forge.evalpool.judge.ttir.plan import Environment, Step
+    from forge.evalpool.judge.ttir.memory.places import Part
+    from forge.evalpool.judge.ttir.symbolic import Symbolic
     from forge.evalpool.judge.ttir.tree import Operation
-    from forge.evalpool.judge.ttir.types import Type
+    from forge.evalpool.judge.ttir.values import Array
 
 
 def _unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
@@ -52,50 +49,6 @@ UPDATES: dict[str, Callable[[Array, Array], Array]] = {
 }
 AT = {"add": np.add, "fadd": np.add, "max": np.maximum, "min": np.minimum}
 """Functions whose `at` does all turns at once, where nobody asks for the values between."""
-
-
-def atomic_step(operation: Operation, used: frozenset[int]) -> Step:
-    """The step of tt.atomic_rmw or tt.atomic_cas; `used` are the values that something reads."""
-    if operation.name == "tt.atomic_rmw":
-        return _update_step(operation, is_used=not used.isdisjoint(operation.results))
-    if operation.name == "tt.atomic_cas":
-        return _swap_step(operation)
-    raise Unsupported(f"line {operation.line}: {operation.name}")
-
-
-def _element(kind: Type) -> Scalar:
-    element = element_of(kind)
-    if isinstance(element, Pointer) and isinstance(element.pointee, Scalar):
-        return element.pointee
-    raise Unsupported(f"atomic of {kind}")
-
-
-def _array(value: Any, element: Scalar) -> Array:
-    return value.array(memory_dtype(element)) if isinstance(value, Symbolic) else value
-
-
-def _update_step(operation: Operation, *, is_used: bool) -> Step:
-    pointer, operand, *rest = operation.operands
-    mask = rest[0] if rest else None
-    results = operation.results
-    element = _element(operation.types.operands[0])
-    name = operation.attributes["operation"]
-    if name not in UPDATES:
-        raise Unsupported(f"line {operation.line}: atomic {name}")
-
-    def step(env: Environment, group: Group) -> None:
-        env[results[0]] = update(
-            group,
-            env[pointer],
-            _array(env[operand], element),
-            None if mask is None else env[mask],
-            operation,
-            element,
-            name,
-            is_used=is_used,
-        )
-
-    return step
 
 
 def update(
@@ -130,22 +83,23 @@ def _shape(operation: Operation, addresses: Symbolic) -> tuple[int, ...]:
     return shape_of(operation.types.operands[0])
 
 
-def _swap_step(operation: Operation) -> Step:
-    pointer, expected, desired = operation.operands
-    (result,) = operation.results
-    element = _element(operation.types.operands[0])
-    shape = shape_of(operation.types.operands[0])
+def swap(
+    group: Group,
+    addresses: Symbolic,
+    expected: Array,
+    desired: Array,
+    operation: Operation,
+    element: Scalar,
+) -> Array:
+    """Compares memory at addresses in turns, and replaces what is as expected. Returns the values
+    before."""
 
     def turn(old: Array, lanes: Any, taken: list[Array]) -> Array:
         return np.where(old == taken[0][lanes], taken[1][lanes], old)
 
-    def step(env: Environment, group: Group) -> None:
-        values = [_array(env[one], element) for one in (expected, desired)]
-        env[result] = _turns(
-            group, env[pointer], values, None, operation, element, shape, turn, None
-        )
-
-    return step
+    shape = shape_of(operation.types.operands[0])
+    values = [expected, desired]
+    return _turns(group, addresses, values, None, operation, element, shape, turn, None)
 
 
 def _turns(

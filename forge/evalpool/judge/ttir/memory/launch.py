@@ -1,4 +1,3 @@
-# pyright: strict
 """State of one launch that its accesses share, and the instances that run together."""
 
 from __future__ import annotations

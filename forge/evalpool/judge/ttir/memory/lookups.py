@@ -1,4 +1,3 @@
-# pyright: strict
 """Arguments of a kernel whose memory it reads at places that other memory names.
 
 A static reading of the text, which finds too much rather than too little: values flow through

@@ -1,4 +1,3 @@
-# pyright: strict
 """Places in a storage that the lanes of an access name: strided windows, or an offset for each.
 
 Both read and write any flat array that has one entry per so many bytes of the storage: its
@@ -8,12 +7,13 @@ elements, the record of written bytes, the record of writers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from forge.evalpool.judge.ttir.memory.storages import Storage
     from forge.evalpool.judge.ttir.symbolic import Symbolic
     from forge.evalpool.judge.ttir.values import Array
 
@@ -167,6 +167,17 @@ class Scattered:
 
 
 Places = Windows | Scattered
+
+
+class Part(NamedTuple):
+    """Lanes of an access that lie in one storage."""
+
+    instances: NDArray[np.intp] | None
+    """Positions in the group; None for all of it."""
+    number: int
+    storage: Storage
+    places: Places
+    mask: Array | None
 
 
 def windows_of(addresses: Symbolic, origin: int) -> Windows | None:

@@ -1,4 +1,3 @@
-# pyright: strict
 """Conflicts between instances of one launch, and between lanes of one store.
 
 Each granule of a storage that the launch may write to remembers who wrote it and who read it. Two
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.ttir.memory.access import Part
     from forge.evalpool.judge.ttir.memory.launch import Group
+    from forge.evalpool.judge.ttir.memory.places import Part
     from forge.evalpool.judge.ttir.tree import Operation
     from forge.evalpool.judge.ttir.values import Array
 

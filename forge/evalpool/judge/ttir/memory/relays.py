@@ -1,4 +1,3 @@
-# pyright: strict
 """Loads of what another thread of the same instance has stored, without a barrier in between.
 
 An instance is a block of threads, and the lanes of a block of values are spread over them. A thread
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.ttir.memory.access import Part
     from forge.evalpool.judge.ttir.memory.launch import Group
+    from forge.evalpool.judge.ttir.memory.places import Part
     from forge.evalpool.judge.ttir.tree import Operation
     from forge.evalpool.judge.ttir.values import Array
 

@@ -1,4 +1,3 @@
-# pyright: strict
 """Memory of a program for the evaluator: its storages, their addresses, what happened to them.
 
 Every storage gets made-up addresses, far apart from all others, so that a pointer is an integer and

@@ -1,4 +1,3 @@
-# pyright: strict
 """Errors of the approximate instructions of a card, within their documented bounds.
 
 The `fast_*` functions of libdevice are less exact than the functions that they approximate, some by

@@ -1,4 +1,3 @@
-# pyright: strict
 """Conversions between element types, and constants."""
 
 from __future__ import annotations

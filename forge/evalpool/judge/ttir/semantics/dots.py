@@ -1,4 +1,3 @@
-# pyright: strict
 """Matrix products of blocks: `tt.dot` and `tt.dot_scaled`.
 
 Products are accumulated in float32 by the BLAS of numpy; its order is not the tensor core's.
@@ -6,7 +5,6 @@ Products are accumulated in float32 by the BLAS of numpy; its order is not the t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +16,8 @@ from forge.evalpool.judge.ttir.types import Scalar, shape_of
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of, expanded
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from forge.evalpool.judge.ttir.types import Type
     from forge.evalpool.judge.ttir.values import Array, Attribute, Operation, Signature
 

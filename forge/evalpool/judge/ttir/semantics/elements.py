@@ -1,4 +1,3 @@
-# pyright: strict
 """Building blocks of elementwise operations: element types, signs, rounding of a result."""
 
 from __future__ import annotations

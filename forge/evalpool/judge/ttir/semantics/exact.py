@@ -1,4 +1,3 @@
-# pyright: strict
 """Arithmetic rounded once, in any direction: fused multiply-adds, `__nv_fadd_rz` and the like.
 
 An exact result is kept as a float64 *rounded to odd* (if it is not representable, the neighbour

@@ -1,4 +1,3 @@
-# pyright: strict
 """Functions of libdevice (`__nv_*`) and of AMD's device libraries (`__ocml_*`).
 
 Elementary functions are numpy's, functions with a direction of rounding are exact, and the rest is

@@ -1,4 +1,3 @@
-# pyright: strict
 """Floating-point arithmetic: `arith.*f`, `math.*`, and Triton's precise and clamped forms.
 
 Sums, products, quotients, square roots and fused multiply-adds are correctly rounded. Elementary
@@ -7,7 +6,6 @@ functions are numpy's, within two units in the last place; the hardware's own ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +22,8 @@ from forge.evalpool.judge.ttir.semantics.integers import COMPARISONS
 from forge.evalpool.judge.ttir.semantics.special import erf, erfc
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from forge.evalpool.judge.ttir.values import Array, Attribute, Operation, Signature
 
 

@@ -1,4 +1,3 @@
-# pyright: strict
 """Floating-point formats and their rounding, exact to the bit.
 
 Every number of a narrow format (f16, bf16, fp8, tf32) is a float32 too, so rounding goes from

@@ -1,4 +1,3 @@
-# pyright: strict
 """Integer arithmetic: `arith.*i`, `tt.mulhiui` and their relatives. Results wrap.
 
 Where the IR leaves a result undefined, these give what NVIDIA's hardware gives: shifts beyond the

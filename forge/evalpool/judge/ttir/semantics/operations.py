@@ -1,4 +1,3 @@
-# pyright: strict
 """The table of operations by name."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Reductions and scans along one axis of blocks, by a region that combines two elements.
 
 The order of a reduction is that of the hardware's shuffles: the first half with the second half,
@@ -7,12 +6,13 @@ again and again. Operations whose result does not depend on the order have numpy
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from forge.evalpool.judge.ttir.values import Array, Combine
 
 ORDERLESS: Mapping[str, np.ufunc] = {

@@ -1,4 +1,3 @@
-# pyright: strict
 """Operations that move elements of blocks: shapes, orders, joins, gathers, histograms.
 
 All keep the compact form of their operands where they can: an axis of size 1 stands for equal
@@ -7,7 +6,6 @@ elements along it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -18,6 +16,8 @@ from forge.evalpool.judge.ttir.types import shape_of
 from forge.evalpool.judge.ttir.values import dtype_of, expanded
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from forge.evalpool.judge.ttir.values import Array, Attribute, Operation, Signature
 
     Attributes = Mapping[str, Attribute]

@@ -1,4 +1,3 @@
-# pyright: strict
 """Names and errors of the driver's calls, and the library that has them.
 
 Logical names stand for CUDA's and HIP's: `NAMES` has both, so that no other file knows which driver

@@ -1,4 +1,3 @@
-# pyright: strict
 """Calls for a context and its streams: what it supports, its buffers, waits.
 
 The methods are those of `Driver`.

@@ -1,4 +1,3 @@
-# pyright: strict
 """Fills and copies of a card's memory.
 
 The methods are those of `Driver`.

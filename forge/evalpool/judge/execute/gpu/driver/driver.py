@@ -1,4 +1,3 @@
-# pyright: strict
 """One driver with all of its calls. Made by `card.py`; the executor's process has one."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Launches: their geometry, the driver's structure for it, and the call.
 
 The methods are those of `Driver`; `run.py` makes a structure once and launches it many times.

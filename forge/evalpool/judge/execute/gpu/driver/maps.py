@@ -1,4 +1,3 @@
-# pyright: strict
 """Tensor maps: their parameters, memory that the driver accepts, and the call that encodes one.
 
 The methods are those of `Driver`; `arguments.py` makes the maps of a program's descriptors.

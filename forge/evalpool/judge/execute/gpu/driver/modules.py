@@ -1,4 +1,3 @@
-# pyright: strict
 """Calls for modules and their kernels: loading, sizes, permissions.
 
 The methods are those of `Driver`.

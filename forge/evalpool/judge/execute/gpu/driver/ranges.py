@@ -1,4 +1,3 @@
-# pyright: strict
 """Virtual memory: physical memory, ranges of addresses, and the mapping of one to the other.
 
 The methods are those of `Driver`; `arena.py` maps a program's buffers by them.

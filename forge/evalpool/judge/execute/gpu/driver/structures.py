@@ -1,4 +1,3 @@
-# pyright: strict
 """Structures of the driver's calls. They are the same for CUDA and HIP."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Semantics of PTX's arithmetic instructions, for inline assembly (PTX ISA 8.x, section 9.7)."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Inline assembly: a machine for PTX of pure arithmetic, each register an array of bits.
 
 A register is an unsigned integer array of its width, a predicate a bool array. `operands` packs

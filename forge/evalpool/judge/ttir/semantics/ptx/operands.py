@@ -1,4 +1,3 @@
-# pyright: strict
 """`tt.elementwise_inline_asm`: blocks of elements pass through a template of PTX."""
 
 from __future__ import annotations

@@ -1,39 +1,43 @@
-# pyright: strict
 """Selects the step of an operation. Called by `plan`, once for each operation of a module."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from forge.evalpool.judge.ttir.contraction import contracted
 from forge.evalpool.judge.ttir.contraction.sums import contraction_of
-from forge.evalpool.judge.ttir.control.regions import region_step
-from forge.evalpool.judge.ttir.control.table import CONTROL
-from forge.evalpool.judge.ttir.memory.atomics import atomic_step
-from forge.evalpool.judge.ttir.steps.accesses import load_step, store_step
-from forge.evalpool.judge.ttir.steps.arrays import (
-    array_step,
-    contracted_step,
-    has_pointers,
-    is_block_integer,
-    scalar_of,
-)
-from forge.evalpool.judge.ttir.steps.assumptions import assertion, assume, poison
-from forge.evalpool.judge.ttir.steps.descriptors import (
+from forge.evalpool.judge.ttir.parse import parse
+from forge.evalpool.judge.ttir.plan.accesses import (
+    atomic_step,
     descriptor_load,
     descriptor_reduce,
     descriptor_store,
+    load_step,
     make_descriptor,
+    store_step,
 )
-from forge.evalpool.judge.ttir.steps.index_sums import (
+from forge.evalpool.judge.ttir.plan.arithmetic import (
     SUMS,
     WIDTHS,
+    addptr,
+    array_step,
+    assertion,
+    assume,
     compare_step,
+    contracted_step,
+    has_pointers,
+    is_block_integer,
     logic_step,
+    pointer_step,
+    poison,
+    scalar_of,
     sum_step,
     width_step,
 )
-from forge.evalpool.judge.ttir.steps.pointers import addptr, pointer_step
-from forge.evalpool.judge.ttir.steps.shapes import (
+from forge.evalpool.judge.ttir.plan.control import CONTROL, region_step
+from forge.evalpool.judge.ttir.plan.planner import FunctionPlan, ModulePlan, Planner
+from forge.evalpool.judge.ttir.plan.shapes import (
     broadcast,
     make_range,
     num_programs,
@@ -42,13 +46,18 @@ from forge.evalpool.judge.ttir.steps.shapes import (
     splat,
     unsplat,
 )
+from forge.evalpool.judge.ttir.scan import malformed
+from forge.evalpool.judge.ttir.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.evalpool.judge.ttir.plan import ControlStep, Planner, Step
+    from forge.evalpool.judge.ttir.plan.planner import ControlStep, Step
     from forge.evalpool.judge.ttir.tree import Operation
 
+
+PLANS = 64
+"""Modules whose plans are kept."""
 IGNORED = frozenset(
     {
         *("tt.print", "gpu.barrier", "ttg.barrier"),
@@ -56,6 +65,28 @@ IGNORED = frozenset(
     }
 )
 """Operations without an effect on values. Instances have no threads that a barrier could order."""
+
+
+@lru_cache(maxsize=PLANS)
+def plan_of(text: str, *, is_exact: bool = False) -> ModulePlan:
+    """The plan of a module's text.
+
+    Args:
+        is_exact: products of float32 keep what TF32 lacks.
+
+    Raises:
+        InvalidModule: not TTIR, or not of the closed list.
+        Unsupported: an operation that has no semantics here.
+    """
+    with malformed():
+        module = parse(text)
+        verify(module)
+        plan = ModulePlan(module, is_exact=is_exact)
+        for function in module.functions.values():
+            plan.functions[function.name] = FunctionPlan(contracted(function))
+        for one in plan.functions.values():
+            Planner(plan, one, step_of).run()
+    return plan
 
 
 def step_of(operation: Operation, planner: Planner) -> tuple[Step | ControlStep | None, bool]:

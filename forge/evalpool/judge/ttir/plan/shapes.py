@@ -1,4 +1,3 @@
-# pyright: strict
 """Steps that make or rearrange blocks: ranges, program ids, splats, reshapes.
 
 Called by `dispatch`.
@@ -11,15 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forge.evalpool.judge.ttir import arrange
-from forge.evalpool.judge.ttir.steps.arrays import array_of, is_block_integer
+from forge.evalpool.judge.ttir.plan.arithmetic import array_of, is_block_integer
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Pointer, element_of, shape_of
 from forge.evalpool.judge.ttir.values import fixed
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
-    from forge.evalpool.judge.ttir.plan import Environment, Step
+    from forge.evalpool.judge.ttir.plan.planner import Environment, Step
     from forge.evalpool.judge.ttir.tree import Operation
+
 
 AXES = {"x": 0, "y": 1, "z": 2, 0: 0, 1: 1, 2: 2}
 

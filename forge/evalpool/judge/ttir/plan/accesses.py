@@ -1,7 +1,6 @@
-# pyright: strict
-"""Steps of tensor descriptors: loads, stores and atomic updates of a block at some indices.
+"""Steps of loads, stores and atomic updates, through pointers and tensor descriptors.
 
-Called by `dispatch`; `evaluate` makes descriptors of a launch's arguments.
+Called by `dispatch`; `evaluate` makes descriptors of arguments of a launch.
 """
 
 from __future__ import annotations
@@ -12,17 +11,117 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge.evalpool.judge.ttir import arrange, integers
+from forge.evalpool.judge.ttir.bits import memory_dtype
 from forge.evalpool.judge.ttir.memory.access import load, store
-from forge.evalpool.judge.ttir.memory.atomics import UPDATES, update
-from forge.evalpool.judge.ttir.steps.arrays import array_of, scalar_of
+from forge.evalpool.judge.ttir.memory.atomics import UPDATES, swap, update
+from forge.evalpool.judge.ttir.plan.arithmetic import array_of, scalar_of
+from forge.evalpool.judge.ttir.plan.planner import block_of
 from forge.evalpool.judge.ttir.symbolic import Symbolic
-from forge.evalpool.judge.ttir.types import Scalar, Type, shape_of
+from forge.evalpool.judge.ttir.types import Pointer, Scalar, Type, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
-    from forge.evalpool.judge.ttir.plan import Environment, Step
+    from forge.evalpool.judge.ttir.plan.planner import Environment, Step
     from forge.evalpool.judge.ttir.tree import Operation
+
+
+def _memory_element(kind: Type, operation: Operation) -> Scalar:
+    element = element_of(kind)
+    if isinstance(element, Pointer) and isinstance(element.pointee, Scalar):
+        return element.pointee
+    raise Unsupported(f"line {operation.line}: {operation.name} of {kind}")
+
+
+def load_step(operation: Operation) -> Step:
+    """`tt.load`"""
+    pointer, *rest = operation.operands
+    mask = rest[0] if rest else None
+    other = rest[1] if len(rest) > 1 else None
+    (result,) = operation.results
+    element = _memory_element(operation.types.operands[0], operation)
+    kind = operation.types.results[0]
+
+    def step(env: Environment, group: Group) -> None:
+        env[result] = load(
+            group,
+            env[pointer],
+            None if mask is None else env[mask],
+            None if other is None else array_of(env[other], kind),
+            operation,
+            element,
+        )
+
+    return step
+
+
+def store_step(operation: Operation) -> Step:
+    """`tt.store`"""
+    pointer, value, *rest = operation.operands
+    mask = rest[0] if rest else None
+    element = _memory_element(operation.types.operands[0], operation)
+    kind = operation.types.operands[1]
+
+    def step(env: Environment, group: Group) -> None:
+        store(
+            group,
+            env[pointer],
+            array_of(env[value], kind),
+            None if mask is None else env[mask],
+            operation,
+            element,
+        )
+
+    return step
+
+
+def atomic_step(operation: Operation, used: frozenset[int]) -> Step:
+    """The step of tt.atomic_rmw or tt.atomic_cas; `used` are the values that something reads."""
+    if operation.name == "tt.atomic_rmw":
+        return _update_step(operation, is_used=not used.isdisjoint(operation.results))
+    if operation.name == "tt.atomic_cas":
+        return _swap_step(operation)
+    raise Unsupported(f"line {operation.line}: {operation.name}")
+
+
+def _raw(value: Any, element: Scalar) -> Array:
+    return value.array(memory_dtype(element)) if isinstance(value, Symbolic) else value
+
+
+def _update_step(operation: Operation, *, is_used: bool) -> Step:
+    pointer, operand, *rest = operation.operands
+    mask = rest[0] if rest else None
+    results = operation.results
+    element = _memory_element(operation.types.operands[0], operation)
+    name = operation.attributes["operation"]
+    if name not in UPDATES:
+        raise Unsupported(f"line {operation.line}: atomic {name}")
+
+    def step(env: Environment, group: Group) -> None:
+        env[results[0]] = update(
+            group,
+            env[pointer],
+            _raw(env[operand], element),
+            None if mask is None else env[mask],
+            operation,
+            element,
+            name,
+            is_used=is_used,
+        )
+
+    return step
+
+
+def _swap_step(operation: Operation) -> Step:
+    pointer, expected, desired = operation.operands
+    (result,) = operation.results
+    element = _memory_element(operation.types.operands[0], operation)
+
+    def step(env: Environment, group: Group) -> None:
+        values = [_raw(env[one], element) for one in (expected, desired)]
+        env[result] = swap(group, env[pointer], *values, operation, element)
+
+    return step
 
 
 ALIGNMENT = 16
@@ -70,8 +169,6 @@ def make_descriptor(operation: Operation) -> Step:
 
 
 def _element_bytes(kind: Type) -> int:
-    from forge.evalpool.judge.ttir.plan import block_of
-
     return scalar_of(block_of(kind)).num_bytes
 
 
@@ -187,8 +284,6 @@ def descriptor_reduce(operation: Operation) -> Step:
 
 def _block_shape(operation: Operation, kind: Type) -> tuple[int, ...]:
     """Shape of the window: the descriptor's block, or the rows of a gather or scatter."""
-    from forge.evalpool.judge.ttir.plan import block_of
-
     if operation.name in ("tt.descriptor_gather", "tt.descriptor_scatter"):
         return shape_of(kind)
     return block_of(operation.types.operands[0]).shape

@@ -1,4 +1,3 @@
-# pyright: strict
 """A module compiled into steps: what can be known before the first launch is worked out once.
 
 A step is a Python function over the environment of a function (a list with the value of each SSA
@@ -10,17 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from forge.evalpool.judge.program.inline_assembly import WHOLE
-from forge.evalpool.judge.ttir.contraction import contracted
 from forge.evalpool.judge.ttir.memory.relays import may_synchronise, pass_barrier
-from forge.evalpool.judge.ttir.parse import parse
-from forge.evalpool.judge.ttir.scan import malformed
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import (
     Block,
@@ -32,12 +27,13 @@ from forge.evalpool.judge.ttir.types import (
     shape_of,
 )
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of, fixed
-from forge.evalpool.judge.ttir.verify import operations_of, uses_of, verify
+from forge.evalpool.judge.ttir.verify import operations_of, uses_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
     from forge.evalpool.judge.ttir.verify import Use
+
 
 Environment: TypeAlias = list[Any]
 """Value of each SSA number: an array, a `Symbolic`, a descriptor, or None."""
@@ -45,12 +41,11 @@ Step: TypeAlias = Callable[[Environment, "Group"], None]
 Run: TypeAlias = Generator[None, None, list[Any]]
 """Runs instances; returns values of results."""
 ControlStep: TypeAlias = Callable[[Environment, "Group"], Run]
+StepOf: TypeAlias = Callable[["Operation", "Planner"], tuple["Step | ControlStep | None", bool]]
 
 SPINS = frozenset({"tt.atomic_cas", "tt.atomic_rmw", "tt.atomic_load", "tt.atomic_poll"})
 WAITS = frozenset(one for one in WHOLE if one.startswith("griddepcontrol.wait"))
 """Inline assembly of Triton 3.6 that waits for the kernel before."""
-PLANS = 64
-"""Modules whose plans are kept."""
 
 
 @dataclass(slots=True)
@@ -110,34 +105,18 @@ class ModulePlan:
         return uses_of(self.module, name, until=next(waits, None))
 
 
-@lru_cache(maxsize=PLANS)
-def plan_of(text: str, *, is_exact: bool = False) -> ModulePlan:
-    """The plan of a module's text.
-
-    Args:
-        is_exact: products of float32 keep what TF32 lacks.
-
-    Raises:
-        InvalidModule: not TTIR, or not of the closed list.
-        Unsupported: an operation that has no semantics here.
-    """
-    with malformed():
-        module = parse(text)
-        verify(module)
-        plan = ModulePlan(module, is_exact=is_exact)
-        for function in module.functions.values():
-            plan.functions[function.name] = FunctionPlan(contracted(function))
-        for one in plan.functions.values():
-            Planner(plan, one).run()
-    return plan
-
-
 class Planner:
     """Plans one function."""
 
-    def __init__(self, module: ModulePlan, plan: FunctionPlan) -> None:
+    def __init__(self, module: ModulePlan, plan: FunctionPlan, step_of: StepOf) -> None:
+        """
+        Args:
+            step_of: the step of an operation, and True if it is control flow; None where nothing
+                happens (`dispatch`).
+        """
         self.module = module
         self.plan = plan
+        self._step_of = step_of
         plan.template = [None] * plan.function.num_values
         self.used = _used(plan.function)
         """Values that some operation reads."""
@@ -150,8 +129,6 @@ class Planner:
 
     def block(self, block: BasicBlock, *, frees: bool = True) -> BlockPlan:
         """The plan of a block; `frees`: its values are read in this block only."""
-        from forge.evalpool.judge.ttir.steps.dispatch import step_of
-
         operations = block.operations
         terminator = operations[-1] if operations and _is_terminator(operations[-1]) else None
         planned = BlockPlan(block.arguments, terminator)
@@ -164,7 +141,7 @@ class Planner:
             if operation.name == "arith.constant":
                 self.plan.template[operation.results[0]] = _constant(operation)
                 continue
-            step, is_control = step_of(operation, self)
+            step, is_control = self._step_of(operation, self)
             if step is None:
                 continue
             planned.is_straight = planned.is_straight and not is_control

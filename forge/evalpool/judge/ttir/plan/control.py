@@ -1,0 +1,370 @@
+"""Steps of control flow, and of operations whose region works on elements. Called by `dispatch`.
+
+Groups shrink as instances leave a loop. Regions of reductions, scans and maps run on whole arrays;
+one that branches gets an instance for each element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge.evalpool.judge.ttir.arrange import INT64, lanes_of
+from forge.evalpool.judge.ttir.plan.planner import captured
+from forge.evalpool.judge.ttir.plan.run import (
+    merged,
+    run_block,
+    run_blocks,
+    run_function,
+    split,
+    subset,
+    take_any,
+)
+from forge.evalpool.judge.ttir.semantics import reduce, scan
+from forge.evalpool.judge.ttir.symbolic import Symbolic
+from forge.evalpool.judge.ttir.types import Scalar, element_of, shape_of
+from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, expanded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forge.evalpool.judge.ttir.arrange import Lanes, Value
+    from forge.evalpool.judge.ttir.memory.launch import Group
+    from forge.evalpool.judge.ttir.plan.planner import (
+        BlockPlan,
+        ControlStep,
+        Environment,
+        Planner,
+        Run,
+        Step,
+    )
+    from forge.evalpool.judge.ttir.tree import Operation
+
+
+def if_step(operation: Operation, planner: Planner) -> ControlStep:
+    """The step of `scf.if`."""
+    (condition,) = operation.operands
+    branches = [planner.block(region.blocks[0]) for region in operation.regions]
+    outside = [value for value in captured(operation) if planner.plan.template[value] is None]
+    results = operation.results
+
+    def run(env: Environment, group: Group) -> Run:
+        pieces: list[tuple[Lanes, list[Any]]] = []
+        for is_true, lanes in split(env[condition], group.size):
+            place = 0 if is_true else 1
+            if place >= len(branches) or not (branches[place].steps or results):
+                continue
+            inner, part = env, group
+            if lanes is not None:
+                inner, part = subset(env, outside, lanes, group)
+            branch = branches[place]
+            yield from run_block(branch, inner, part)
+            if results:
+                assert branch.terminator is not None
+                values = [inner[value] for value in branch.terminator.operands]
+                pieces.append((slice(None) if lanes is None else lanes, values))
+        if results:
+            for result, value in zip(results, merged(pieces, group.size), strict=True):
+                env[result] = value
+        return []
+
+    return run
+
+
+MAX_CALLS = 64
+"""Depth of calls."""
+
+
+def call_step(operation: Operation, planner: Planner) -> ControlStep:
+    """The step of `tt.call`. Raises Unsupported where the module has no such function."""
+    name = operation.attributes["callee"]
+    functions = planner.module.functions
+    if name not in functions:
+        raise Unsupported(f"line {operation.line}: no function {name}")
+    target = functions[name]
+
+    def run(env: Environment, group: Group) -> Run:
+        launch = group.launch
+        launch.depth += 1
+        if launch.depth > MAX_CALLS:
+            raise Unsupported(f"calls deeper than {MAX_CALLS}")
+        found = yield from run_function(target, [env[one] for one in operation.operands], group)
+        launch.depth -= 1
+        for result, value in zip(operation.results, found, strict=True):
+            env[result] = value
+        return []
+
+    return run
+
+
+def for_step(operation: Operation, planner: Planner) -> ControlStep:
+    """The step of `scf.for`."""
+    body = planner.block(operation.regions[0].blocks[0])
+    template = planner.plan.template
+    return _For(
+        operation=operation,
+        body=body,
+        outside=[value for value in captured(operation) if template[value] is None],
+        yielded=() if body.terminator is None else body.terminator.operands,
+        dtype=dtype_of(scalar(operation.types.operands[0])),
+        is_unsigned=bool(operation.attributes.get("unsigned")),
+    ).run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _For:
+    """One `scf.for`."""
+
+    operation: Operation
+    body: BlockPlan
+    outside: list[int]
+    """Values from outside of the body that differ between instances."""
+    yielded: Sequence[int]
+    dtype: np.dtype[Any]
+    """Type of the induction variable."""
+    is_unsigned: bool
+
+    def run(self, env: Environment, group: Group) -> Run:
+        """All iterations of all instances of a group."""
+        low, high, step, *initial = self.operation.operands
+        start, end, stride = (_wide(env[value], self.is_unsigned) for value in (low, high, step))
+        if (stride <= 0).any():
+            line = self.operation.line
+            raise Unsupported(f"line {line}: a loop whose step is not positive")
+        trips = np.maximum(-((start - end) // stride), 0)
+        values: list[Any] = [env[value] for value in initial]
+        bounds = start, stride
+        if trips.size == 1 or (trips == trips[0]).all():
+            values = yield from self._iterate(values, bounds, (0, int(trips[0])), env, group)
+        else:
+            values = yield from self._uneven(values, trips, bounds, env, group)
+        for result, value in zip(self.operation.results, values, strict=True):
+            env[result] = value
+        return []
+
+    def _iterate(
+        self, values: list[Any], bounds: tuple[Array, Array], counts: tuple[int, int],
+        env: Environment, group: Group,
+    ) -> Run:  # fmt: skip
+        """The iterations `counts[0]` to `counts[1]` - 1 of instances that stay together."""
+        start, stride = bounds
+        induction, *carried = self.body.arguments
+        for count in range(*counts):
+            env[induction] = (start + stride * count).astype(self.dtype)
+            for number, value in zip(carried, values, strict=True):
+                env[number] = value
+            yield from run_block(self.body, env, group)
+            values = [env[value] for value in self.yielded]
+        return values
+
+    def _uneven(
+        self, values: list[Any], trips: Array, bounds: tuple[Array, Array],
+        env: Environment, group: Group,
+    ) -> Run:  # fmt: skip
+        """Instances leave the loop one after the other."""
+        pieces: list[tuple[Lanes, list[Any]]] = []
+        positions = np.arange(group.size)
+        done = 0
+        inner, part = env, group
+        for count in map(int, np.unique(trips)):
+            values = yield from self._iterate(values, bounds, (done, count), inner, part)
+            done = count
+            here = trips == count
+            leaving = lanes_of(here)
+            pieces.append((positions[leaving], [take_any(value, leaving) for value in values]))
+            if here.all():
+                break
+            staying = lanes_of(~here)
+            values = [take_any(value, staying) for value in values]
+            inner, part = subset(inner, self.outside, staying, part)
+            bounds = (_of(bounds[0], staying), _of(bounds[1], staying))
+            positions, trips = positions[staying], trips[staying]
+        return merged(pieces, group.size)
+
+
+def _of(array: Array, lanes: Lanes) -> Array:
+    return array if array.shape[0] == 1 else array[lanes]
+
+
+def _wide(value: Array, unsigned: bool) -> Array:
+    if unsigned:
+        value = value.view(f"u{value.itemsize}")
+    return value.astype(INT64)
+
+
+def while_step(operation: Operation, planner: Planner) -> ControlStep:
+    """The step of `scf.while`."""
+    before = planner.block(operation.regions[0].blocks[0])
+    after = planner.block(operation.regions[1].blocks[0])
+    outside = [value for value in captured(operation) if planner.plan.template[value] is None]
+    assert before.terminator is not None
+    assert after.terminator is not None
+    condition, *forwarded = before.terminator.operands
+    yielded = after.terminator.operands
+
+    def run(env: Environment, group: Group) -> Run:
+        values: list[Any] = [env[value] for value in operation.operands]
+        pieces: list[tuple[Lanes, list[Any]]] = []
+        positions = np.arange(group.size)
+        inner, part = env, group
+        while True:
+            for number, value in zip(before.arguments, values, strict=True):
+                inner[number] = value
+            yield from run_block(before, inner, part)
+            values = [inner[value] for value in forwarded]
+            ways = split(inner[condition], part.size)
+            if ways[0] == (False, None):
+                pieces.append((positions, values))
+                break
+            if len(ways) == 2:
+                staying, leaving = ways[0][1], ways[1][1]
+                assert staying is not None
+                assert leaving is not None
+                pieces.append((positions[leaving], [take_any(one, leaving) for one in values]))
+                values = [take_any(one, staying) for one in values]
+                inner, part = subset(inner, outside, staying, part)
+                positions = positions[staying]
+            for number, value in zip(after.arguments, values, strict=True):
+                inner[number] = value
+            yield from run_block(after, inner, part)
+            values = [inner[value] for value in yielded]
+            if part.launch.is_serial:
+                yield  # another instance may change what this one waits for
+        for result, value in zip(operation.results, merged(pieces, group.size), strict=True):
+            env[result] = value
+        return []
+
+    return run
+
+
+def region_step(operation: Operation, planner: Planner) -> Step:
+    """The step of tt.reduce, tt.scan or tt.map_elementwise."""
+    evaluate = _elementwise(operation, planner)
+    if operation.name == "tt.map_elementwise":
+        return _map_step(operation, evaluate)
+    axis = operation.attributes["axis"]
+    name = _single_name(operation)
+    kinds = operation.types.operands
+    reverse = bool(operation.attributes.get("reverse"))
+
+    def step(env: Environment, group: Group) -> None:
+        operands = [
+            _along(_array(env[value], kind), shape_of(kind), axis)
+            for value, kind in zip(operation.operands, kinds, strict=True)
+        ]
+
+        def combine(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
+            return evaluate([*left, *right], env, group)
+
+        if operation.name == "tt.reduce":
+            found = reduce(operands, axis, combine, name)
+        else:
+            found = scan(operands, axis, reverse, combine, name)
+        for result, value in zip(operation.results, found, strict=True):
+            env[result] = value
+
+    return step
+
+
+def scalar(kind: Any) -> Scalar:
+    """The element of a type of numbers."""
+    element = element_of(kind)
+    assert isinstance(element, Scalar)
+    return element
+
+
+def _array(value: Value, kind: Any) -> Array:
+    return value.array(dtype_of(scalar(kind))) if isinstance(value, Symbolic) else value
+
+
+def _along(array: Array, shape: tuple[int, ...], axis: int) -> Array:
+    """The array with one block axis at its full size."""
+    sizes = list(array.shape[1:])
+    sizes[axis] = shape[axis]
+    return expanded(array, sizes)
+
+
+def _map_step(
+    operation: Operation, evaluate: Callable[[list[Array], Environment, Group], list[Array]]
+) -> Step:
+    if operation.attributes.get("pack", 1) != 1:
+        raise Unsupported(f"line {operation.line}: tt.map_elementwise of packs")
+    kinds = operation.types.operands
+
+    def step(env: Environment, group: Group) -> None:
+        arrays = [
+            _array(env[value], kind) for value, kind in zip(operation.operands, kinds, strict=True)
+        ]
+        for result, value in zip(operation.results, evaluate(arrays, env, group), strict=True):
+            env[result] = value
+
+    return step
+
+
+def _single_name(operation: Operation) -> str:
+    """Name of the operation that the region consists of, on its two arguments in order."""
+    block = operation.regions[0].blocks[0]
+    if len(block.operations) != 2 or len(block.arguments) != 2:
+        return ""
+    only, end = block.operations
+    is_plain = only.operands == block.arguments and end.operands == only.results
+    return only.name if is_plain and not only.regions else ""
+
+
+def _elementwise(
+    operation: Operation, planner: Planner
+) -> Callable[[list[Array], Environment, Group], list[Array]]:
+    """Evaluates a region on arrays of one shape, element by element."""
+    inside = operation.regions[0].blocks
+    blocks = [planner.block(one, frees=len(inside) == 1) for one in inside]
+    block = blocks[0]
+    region = replace(planner.plan, blocks=blocks)
+    outside = [value for value in captured(operation) if planner.plan.template[value] is None]
+    results = () if block.terminator is None else block.terminator.operands
+
+    def straight(arrays: list[Array], env: Environment, group: Group) -> list[Array]:
+        kept = {value: env[value] for value in outside}
+        rank = arrays[0].ndim
+        for value in outside:
+            env[value] = env[value].reshape(-1, *(1,) * (rank - 1))
+        for number, array in zip(block.arguments, arrays, strict=True):
+            env[number] = array
+        for step, _, _ in block.steps:
+            step(env, group)
+        for value, before in kept.items():
+            env[value] = before
+        return [env[value] for value in results]
+
+    def branching(arrays: list[Array], env: Environment, group: Group) -> list[Array]:
+        """Each element is an instance of its own."""
+        full = np.broadcast_arrays(*arrays)
+        inner = planner.plan.template.copy()  # elements have no other values in common
+        for value in outside:
+            one = env[value].reshape(-1, *(1,) * (full[0].ndim - 1))
+            inner[value] = np.broadcast_to(one, full[0].shape).reshape(-1)
+        for number, array in zip(block.arguments, full, strict=True):
+            inner[number] = array.reshape(-1)
+        size = full[0].size
+        found = _finished(run_blocks(region, inner, group.elements(size)))
+        return [np.broadcast_to(value, (size,)).reshape(full[0].shape) for value in found]
+
+    return straight if len(blocks) == 1 and block.is_straight else branching
+
+
+def _finished(run: Run) -> list[Any]:
+    """Runs to the end what waits for nobody."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            return end.value
+
+
+CONTROL: dict[str, Callable[[Operation, Planner], ControlStep]] = {
+    "scf.if": if_step,
+    "scf.for": for_step,
+    "scf.while": while_step,
+    "tt.call": call_step,
+}
