@@ -14,7 +14,7 @@ from forge.config.schema.judge import JudgeTable
 from forge.config.schema.rollout import RewardTable, RolloutTable
 from forge.evalpool.judge.program import limits, questions
 from forge.evalpool.judge.program.policy import facts
-from forge.evalpool.judge.timing import samples, store
+from forge.evalpool.judge.timing import baseline, samples
 from forge.rollout import concurrency
 from forge.runner.weights import sync
 from forge.store.write import writer
@@ -41,7 +41,7 @@ FIGURES = {
         f"above {samples.STEADY_SHARE:.0%} of the median".replace("%", " %"),
         f"resolution of {samples.RESOLUTION_US:g} µs",
         f"{samples.LOW_PERCENTILE:g}th percentile of the same ratio over {samples.NUM_RESAMPLES:,}",
-        f"more than {store.MAX_DRIFT:.0%} longer".replace("%", " %"),
+        f"more than {baseline.MAX_DRIFT:.0%} longer".replace("%", " %"),
         f"`judge.min_us` ({JudgeTable().min_us:g} µs)",
         f"`reward.speedup_cap` ({RewardTable().speedup_cap:g}x)",
         f"`reward.stop_at_speedup` ({RewardTable().stop_at_speedup:g}x)",

@@ -55,8 +55,7 @@ ROOMS: dict[str, set[str]] = {
     "serve.llama": {"process", "serve", "serve.engine"},
     "serve.vllm": {"process", "process.server", "serve", "serve.engine"},
     # evalpool: judges of kernels
-    "evalpool": {"config.schema", "process", "process.server", "evalpool.health"},
-    "evalpool.health": set(),
+    "evalpool": {"config.schema", "process", "process.server"},
     "evalpool.judge": {
         "config.schema", "process", "process.server", "evalpool",
         "evalpool.judge.sandbox", "evalpool.judge.children", "evalpool.judge.compiler",
@@ -79,10 +78,9 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.execute",
-        "evalpool.judge.plain", "evalpool.judge.trial.draws",
+        "evalpool.judge.trial.draws",
     },
     "evalpool.judge.trial.draws": {"evalpool.judge.channel", "evalpool.judge.numbers"},
-    "evalpool.judge.plain": set(),
     "evalpool.judge.trial.gpu": {
         "config.schema", "process", "evalpool", "evalpool.judge.channel",
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",

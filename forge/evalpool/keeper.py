@@ -22,7 +22,7 @@ import anyio
 import anyio.abc
 
 from forge.errors import ForgeError, NoRoom
-from forge.evalpool.health import canary
+from forge.evalpool import canary
 from forge.evalpool.seat import JudgeKind, Seat, State
 from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_verdict
 from forge.records.verdict import JudgeOptions

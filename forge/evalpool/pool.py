@@ -3,7 +3,7 @@
 
     judge(problem, code) ─▶ cached? ─▶ room ─▶ judge with room ─HTTP─▶ verdict
                                          ▲       │ infra fault: once more, on another judge
-                                         └───────┘ (`asking.py`)
+                                         └───────┘ (`judges.py`)
     several shapes: each is a problem of its own, up to the first on which the candidate fails
     one keeper a seat (`keeper.py`): opens its judge, judges canaries, replaces it
 
@@ -31,14 +31,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.errors import MachineError, Stalled
-from forge.evalpool.asking import MAX_DETAIL, Judges, infra_error, request_timeout_s
 from forge.evalpool.capacity import GPU_CAPACITY, MAX_EXAMINED, seat_cores
-from forge.evalpool.input_sets import ShapeLister, ShapesUnknown
+from forge.evalpool.judges import MAX_DETAIL, Judges, infra_error, request_timeout_s
 from forge.evalpool.keeper import Keeper, Link, OpenLink
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import Seating
-from forge.evalpool.shapes import fold_examinations, fold_verdicts
+from forge.evalpool.shapes import ShapeLister, ShapesUnknown, fold_examinations, fold_verdicts
 from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
 from forge.evalpool.wire import JudgeRequest
 from forge.process.sockets import open_socket_dir

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.evalpool.health.pace import work
+from forge.evalpool.pace import work
 from forge.process.busy import BusyClock
 
 if TYPE_CHECKING:

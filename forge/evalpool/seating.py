@@ -13,7 +13,7 @@ gone, the verdicts are discarded and the candidates are judged again. The judge 
 meanwhile: one candidate in eight faults while a model learns, and each pause costs as much as a
 judgement. A failed canary is also a fault.
 
-A judge whose verdicts take longer than the others' (`health`), or with recent faults or restarts,
+A judge whose verdicts take longer than the others' (`pace.py`), or with recent faults or restarts,
 is taken where the expected time is least: it gets fewer requests, and one in `MAX_PASSED` for each
 judge at least, which show whether it has recovered.
 
@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.errors import Stalled
-from forge.evalpool.health.pace import Paces, work
+from forge.evalpool.pace import Paces, work
 from forge.evalpool.seat import Doubt, JudgeKind, Seat, State
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import httpx
 
 from forge.config.schema import JudgeTable
-from forge.evalpool.health import canary
+from forge.evalpool import canary
 from forge.evalpool.keeper import Keeper, Link
 from forge.evalpool.pool import Pool
 from forge.evalpool.seat import Seat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.timing.store import Baseline, Baselines, baselines_path
+from forge.evalpool.judge.timing.baseline import Baseline, Baselines, baselines_path
 
 if TYPE_CHECKING:
     from pathlib import Path

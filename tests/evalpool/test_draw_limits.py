@@ -13,7 +13,7 @@ import torch
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.called import call
-from forge.evalpool.judge.reference import progress
+from forge.evalpool.judge.reference import reports
 from forge.evalpool.judge.trial.references import receive_answer
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def test_an_oracle_reports_what_its_reference_has_computed(
             return x
 
     ours, theirs = ends
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    with progress.reported(theirs):
+    monkeypatch.setattr(reports, "EVERY_S", 0.0)
+    with reports.reported(theirs):
         for _ in range(3):
             call(Slow(), [torch.zeros(3)])
     call(Slow(), [torch.zeros(3)])
@@ -90,7 +90,7 @@ def test_an_oracle_reports_what_its_reference_has_computed(
 
 def test_a_quick_draw_reports_nothing(ends: Ends) -> None:
     ours, theirs = ends
-    with progress.reported(theirs):
+    with reports.reported(theirs):
         call(torch.nn.ReLU(), [torch.zeros(3)])
     theirs.close()
     with pytest.raises(frames.PeerGone):

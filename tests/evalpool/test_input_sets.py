@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from forge.evalpool.input_sets import ShapeLister, ShapesUnknown
+from forge.evalpool.shapes import ShapeLister, ShapesUnknown
 from forge.records.examination import Examination, Flag
 from forge.records.problem import ReferenceModule, Shape, has_input_sets, select_input_set
 

@@ -11,8 +11,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 
-from forge.evalpool import keeper
-from forge.evalpool.health import canary
+from forge.evalpool import canary, keeper
 from forge.evalpool.seat import State
 from forge.records.examination import Examination
 from tests.evalpool.scripted_judges import CORRECT, CRASH, FAULT, PROBLEM, WRONG, Script, kept

@@ -203,7 +203,7 @@ else:
     if sys.argv[2] == "confined":
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         landlock.confine_processes()
-    attempts.main(sock)
+    proof.try_forbidden(sock)
 """
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.evalpool import keeper
-from forge.evalpool.health.pace import Paces, work
+from forge.evalpool.pace import Paces, work
 from forge.evalpool.seating import MAX_PASSED
 from forge.records.problem import ReferenceModule
 from tests.evalpool.scripted_judges import CORRECT, FAULT, Script, kept, seats_up

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from forge.evalpool.health import canary
+from forge.evalpool import canary
 from forge.records.examination import Examination, Flag
 from forge.records.problem import ReferenceModule, Shape, select_input_set
 from forge.records.verdict import Status, Verdict

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.evalpool.asking import request_timeout_s
+from forge.evalpool.judges import request_timeout_s
 from forge.evalpool.pool import MAX_QUEUED
 from forge.evalpool.seat import State
 from forge.runner.live.observer import Seen

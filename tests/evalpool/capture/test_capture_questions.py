@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.judge.capture import channel, child
+from forge.evalpool.judge.capture import capture_child, exchange
 from forge.evalpool.judge.capture.failures import CaptureFailed
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.channel import frames
@@ -125,7 +125,7 @@ def judge():
 
 
 def serve(theirs: socket.socket, file: str) -> threading.Thread:
-    thread = threading.Thread(target=child.main, args=(theirs,), kwargs={"file": file})
+    thread = threading.Thread(target=capture_child.main, args=(theirs,), kwargs={"file": file})
     thread.start()
     return thread
 
@@ -136,10 +136,10 @@ def test_a_child_answers_with_a_programs_bytes_after_its_questions(judge, tmp_pa
     code = CLASS + "return torch.full((4,), x.amax().item(), device=x.device)"
     frames.send(ours, Kind.CANDIDATE, {**request(inputs=[[8]]), "code": code})
     deadline = time.monotonic() + 20
-    while (found := channel.receive(ours, deadline=deadline)).kind is Kind.ASK:
+    while (found := exchange.receive(ours, deadline=deadline)).kind is Kind.ASK:
         assert found.body["kind"] == "value"
         assert [type(one) for one in wire.loads(found.program).forward] == [Op]
-        channel.answer(ours, [2.5])
+        exchange.answer(ours, [2.5])
     thread.join()
     Stage.get().end()
     assert found.kind is Kind.DONE
@@ -154,9 +154,9 @@ def test_a_child_reports_a_failure_and_an_unanswered_question(judge, tmp_path):
     code = CLASS + "return x.amax().item()"
     frames.send(ours, Kind.CANDIDATE, {**request(inputs=[[8]]), "code": code})
     deadline = time.monotonic() + 20
-    assert channel.receive(ours, deadline=deadline).kind is Kind.ASK
-    channel.answer(ours, None)
-    found = channel.receive(ours, deadline=deadline)
+    assert exchange.receive(ours, deadline=deadline).kind is Kind.ASK
+    exchange.answer(ours, None)
+    found = exchange.receive(ours, deadline=deadline)
     thread.join()
     Stage.get().end()
     assert found.kind is Kind.FAILED
@@ -165,10 +165,10 @@ def test_a_child_reports_a_failure_and_an_unanswered_question(judge, tmp_path):
 
 def test_a_long_program_travels_in_parts(judge):
     ours, theirs = judge
-    data = bytes(range(256)) * (channel.PART_BYTES // 128)
-    sender = threading.Thread(target=channel.send_program, args=(theirs, Kind.DONE, {}, data))
+    data = bytes(range(256)) * (exchange.PART_BYTES // 128)
+    sender = threading.Thread(target=exchange.send_program, args=(theirs, Kind.DONE, {}, data))
     sender.start()
-    found = channel.receive(ours, deadline=time.monotonic() + 20)
+    found = exchange.receive(ours, deadline=time.monotonic() + 20)
     sender.join()
     assert found.program == data
 
@@ -177,4 +177,4 @@ def test_a_part_that_is_no_text_breaks_the_format(judge):
     ours, theirs = judge
     frames.send(theirs, Kind.DONE, {"part": "%%", "body": {}})
     with pytest.raises(frames.FrameError):
-        channel.receive(ours, deadline=time.monotonic() + 5)
+        exchange.receive(ours, deadline=time.monotonic() + 5)

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.channel.shm import TensorSpec
-from forge.evalpool.judge.channel.values import decode, unwritten
+from forge.evalpool.judge.channel.shm import TensorSpec, decode, unwritten
 from forge.evalpool.judge.numbers import compare
 from forge.evalpool.judge.numbers.compare import Expected, mismatch
 from forge.evalpool.judge.numbers.shares import with_shares

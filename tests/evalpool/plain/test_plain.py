@@ -7,8 +7,7 @@ import pytest
 from forge.config.schema import ProblemsTable
 from forge.data.compositions import answer
 from forge.data.generator import generate_problems
-from forge.evalpool.judge.plain.names import ATTRIBUTES, BUILTINS, PATHS
-from forge.evalpool.judge.plain.source import is_plain, refusal
+from forge.evalpool.judge.trial.shareable import ATTRIBUTES, BUILTINS, PATHS, is_plain, refusal
 from tests.evalpool.benches import HEAD, RELU_KERNEL
 
 CLASS = "class ModelNew(torch.nn.Module):\n    def forward(self, x):\n        "

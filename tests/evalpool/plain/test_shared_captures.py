@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.plain.source import is_plain
+from forge.evalpool.judge.trial.shareable import is_plain
 from forge.records import Status
 from tests.evalpool.benches import HEAD, RELU_KERNEL
 

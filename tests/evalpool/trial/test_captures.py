@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from forge.evalpool.judge.capture.channel import Answer
+from forge.evalpool.judge.capture.exchange import Answer
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.trial import captures
@@ -19,7 +19,7 @@ from tests.evalpool.program.programs import build
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.trial.trial import Run
+    from forge.evalpool.judge.trial.trial import Runner
     from tests.evalpool.benches import Bench
 
 ASKING = (
@@ -104,7 +104,7 @@ def found(status: Status, reason: str, detail: str) -> Finding:
 
 
 def asked(answers: Answering) -> tuple[captures.Asked, Answer]:
-    run = cast("Run", SimpleNamespace(finding=found))
+    run = cast("Runner", SimpleNamespace(finding=found))
     program = build(inputs=[(1,)], kernels=[], forward=[], outputs=[0])
     question = Answer(kind=Kind.ASK, body={"kind": "value"}, program=wire.dumps(program))
     return captures.Asked(run=run, answers=answers, number=0, parse=captures._parsed), question

@@ -15,7 +15,7 @@ from forge.evalpool.judge.children import kept as kept_children
 from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.trial import evaluations
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
-from forge.evalpool.judge.trial.evaluations import EvaluatorRun
+from forge.evalpool.judge.trial.evaluations import EvaluatorRunner
 from forge.records.verdict import Status
 from tests.evalpool.benches import HEAD, RELU_KERNEL, TABLE
 
@@ -173,14 +173,14 @@ def test_a_call_whose_child_ended_is_repeated_where_others_were_served_before(
 ) -> None:
     served.judge_correct(num_served)
     calls: list[Kind] = []
-    original = EvaluatorRun.ask
+    original = EvaluatorRunner.ask
 
-    def ask(self: EvaluatorRun, kind: Kind, body: dict[str, Any], **how: Any) -> frames.Frame:
+    def ask(self: EvaluatorRunner, kind: Kind, body: dict[str, Any], **how: Any) -> frames.Frame:
         calls.append(kind)
         if len(calls) == 3:
             os.kill(self.child.pid_here, signal.SIGKILL)
         return original(self, kind, body, **how)
 
-    monkeypatch.setattr(EvaluatorRun, "ask", ask)
+    monkeypatch.setattr(EvaluatorRunner, "ask", ask)
     assert served.bench.judge(RELU_KERNEL).reason == reason
     assert len(served.children) == 1 + num_served

@@ -1,7 +1,8 @@
 # pyright: strict
 """Errors that end a capture, each with the line of the candidate's source.
 
-Raised everywhere in this room; `child.py` reports `CaptureFailed` to the judge as it stands.
+Raised everywhere in this room; `capture_child.py` reports `CaptureFailed` to the judge as it
+stands.
 """
 
 from __future__ import annotations

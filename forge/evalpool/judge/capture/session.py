@@ -3,8 +3,8 @@
 The second call is the program. It has inputs of its own: one that uses those of the first call
 shows that the candidate keeps a tensor in place of its content.
 
-`capture` is the entry, called by `child.py` in a sandboxed child and by tests in a subprocess. The
-process stays patched (`card.pretend`): it captures one candidate and ends.
+`capture` is the entry, called by `capture_child.py` in a sandboxed child and by tests in a
+subprocess. The process stays patched (`card.pretend`): it captures one candidate and ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import triton
 from triton.compiler.errors import CompilationError
 
 from forge.evalpool.judge.capture import weights
-from forge.evalpool.judge.capture.asking import Asking
 from forge.evalpool.judge.capture.building import (
     Parts,
     build,
@@ -30,6 +29,7 @@ from forge.evalpool.judge.capture.building import (
     storages_of,
     with_one_input_each,
 )
+from forge.evalpool.judge.capture.exchange import Asking
 from forge.evalpool.judge.capture.failures import BoundExceeded, CaptureFailed, Unsupported, line_of
 from forge.evalpool.judge.capture.lowering import compile_line, compile_words
 from forge.evalpool.judge.capture.pretence.card import Card
@@ -45,7 +45,7 @@ from forge.evalpool.judge.reference.construct import construct
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forge.evalpool.judge.capture.asking import Ask
+    from forge.evalpool.judge.capture.exchange import Ask
     from forge.evalpool.judge.program.format import Program
 
 NUMPY = ".numpy() is not supported"

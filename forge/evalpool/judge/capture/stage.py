@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from forge.evalpool.judge.capture.launches import CaptureDriver, Compiler
 from forge.evalpool.judge.capture.pretence import card as cards
 from forge.evalpool.judge.capture.pretence import inductor
-from forge.evalpool.judge.capture.pretence.copies import deep_copy, shallow_copy
-from forge.evalpool.judge.capture.pretence.graphs import Capturing, Graph
+from forge.evalpool.judge.capture.pretence.card import deep_copy, shallow_copy
+from forge.evalpool.judge.capture.pretence.streams import Capturing, Graph
 from forge.evalpool.judge.capture.tuning import patches
 
 if TYPE_CHECKING:

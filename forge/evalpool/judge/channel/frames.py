@@ -58,7 +58,7 @@ class Kind(IntEnum):
     FOUND = 21
     """Examiner to judge: the findings of one step."""
     ASK = 30
-    """Capture child to judge: a question with the program until now (`capture/channel.py`)."""
+    """Capture child to judge: a question with the program until now (`capture/exchange.py`)."""
     ANSWER = 31
     """Judge to capture child: the answer."""
     RELEASE = 32

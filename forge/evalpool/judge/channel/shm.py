@@ -1,7 +1,9 @@
-"""Shared buffers: sealed memfds owned by the judge, and where each tensor lies in one.
+# pyright: strict
+"""Shared buffers: sealed memfds owned by the judge, where tensors lie in one, and their elements.
 
 A layout is a list of `TensorSpec` (dtype, shape); both sides compute the same offsets from it. On
-a GPU the buffer is a block of device memory (`gpu_memory.py`).
+a GPU the buffer is a block of device memory (`gpu_memory.py`). Elements are numpy arrays; numpy
+lacks some of torch's types, which are read from their bits.
 """
 
 from __future__ import annotations
@@ -12,10 +14,14 @@ import mmap
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
+
+    from numpy.typing import NDArray
 
 Data: TypeAlias = "bytes | memoryview[int]"
 """Bytes of a tensor."""
@@ -68,19 +74,19 @@ class TensorSpec:
     @classmethod
     def parse(cls, data: Any) -> TensorSpec:
         """From `[dtype, shape]` as a child sent it. Raises LayoutError."""
-        if not isinstance(data, list) or len(data) != 2 or str(data[0]) not in ITEM_BYTES:
-            raise LayoutError(f"no tensor spec: {str(data)[:80]}")
-        shape = data[1]
-        if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
-            raise LayoutError(f"no shape: {str(shape)[:80]}")
-        if not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
-            raise LayoutError(f"no shape: {str(shape)[:80]}")
-        return cls(data[0], tuple(shape))
+        pair = cast("list[Any]", data) if isinstance(data, list) else []
+        if len(pair) != 2 or str(pair[0]) not in ITEM_BYTES:
+            raise LayoutError(f"no tensor spec: {str(pair)[:80]}")
+        shape: list[Any] = [*pair[1]] if isinstance(pair[1], list) else [None]
+        is_shape = all(type(size) is int and 0 <= size < 1 << 40 for size in shape)
+        if not is_shape or len(shape) > MAX_DIMENSIONS:
+            raise LayoutError(f"no shape: {str(pair[1])[:80]}")
+        return cls(pair[0], tuple(shape))
 
 
 def offsets(specs: Sequence[TensorSpec]) -> tuple[list[int], int]:
     """Start of each tensor, and the length of the whole (at least one byte)."""
-    starts, end = [], 0
+    starts, end = list[int](), 0
     for spec in specs:
         starts.append(end)
         end += -(-spec.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -88,7 +94,7 @@ def offsets(specs: Sequence[TensorSpec]) -> tuple[list[int], int]:
 
 
 @contextmanager
-def shared_memory(num_bytes: int) -> Iterator[tuple[int, mmap.mmap]]:
+def shared_memory(num_bytes: int) -> Generator[tuple[int, mmap.mmap]]:
     """A zeroed memfd of this size, sealed against resizing, and our mapping of it."""
     seals = SEAL_SIZE | SEAL_SEALS
     with _memory_file(num_bytes, seals=seals) as fd, mmap.mmap(fd, num_bytes) as memory:
@@ -96,14 +102,14 @@ def shared_memory(num_bytes: int) -> Iterator[tuple[int, mmap.mmap]]:
 
 
 @contextmanager
-def returned_memory(max_bytes: int) -> Iterator[int]:
+def returned_memory(max_bytes: int) -> Generator[int]:
     """A memfd that a child writes to and `taken` reads. It takes up what is written."""
     with _memory_file(max_bytes, seals=SEAL_SIZE) as fd:
         yield fd
 
 
 @contextmanager
-def _memory_file(num_bytes: int, *, seals: int) -> Iterator[int]:
+def _memory_file(num_bytes: int, *, seals: int) -> Generator[int]:
     fd = os.memfd_create("forge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, num_bytes)
@@ -128,3 +134,94 @@ def taken(fd: int, num_bytes: int) -> Data:
             return again[:]
     flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
     return memoryview(mmap.mmap(fd, num_bytes, flags=flags, prot=mmap.PROT_READ))
+
+
+NUMPY_TYPES = {
+    "float64": np.float64,
+    "float32": np.float32,
+    "float16": np.float16,
+    "int64": np.int64,
+    "int32": np.int32,
+    "int16": np.int16,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "bool": np.uint8,
+}
+FLOATING = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+UNWRITTEN_BYTE = 0xA5
+"""Fills slots that have no NaN."""
+EQUAL_BYTES = 1 << 19
+"""Bytes that are compared at once: what is looked at stays in a cache for its other reader."""
+
+
+def decode(spec: TensorSpec, data: Data) -> NDArray[np.float64]:
+    """Shared bytes as float64 of the tensor's shape, in memory of its own."""
+    found = np.empty(spec.shape)
+    decode_part(spec.dtype, data, start=0, target=found.reshape(-1))
+    return found
+
+
+def decode_part(dtype: str, data: Data, *, start: int, target: NDArray[np.float64]) -> None:
+    """Writes elements of shared bytes from number `start` on to a vector, as float64."""
+    offset, count = start * ITEM_BYTES[dtype], len(target)
+    if dtype == "bfloat16":
+        bits = np.frombuffer(data, np.uint16, count=count, offset=offset)
+        target[:] = (bits.astype(np.uint32) << 16).view(np.float32)
+    elif dtype in NARROW:
+        codes = np.frombuffer(data, np.uint8, count=count, offset=offset)
+        np.take(NARROW[dtype], codes, out=target)
+    else:
+        target[:] = np.frombuffer(data, NUMPY_TYPES[dtype], count=count, offset=offset)
+
+
+def _e5m2() -> NDArray[np.float64]:
+    """[256] values of float8_e5m2, which is the upper byte of float16."""
+    return (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float64)
+
+
+def _e4m3() -> NDArray[np.float64]:
+    """[256] values of float8_e4m3fn: its exponent's bias is 8 less than float16's, and of each sign
+    the last value is NaN."""
+    codes = np.arange(128, dtype=np.uint16)
+    half = (codes << 7).view(np.float16).astype(np.float64) * 256
+    half[-1] = np.nan
+    return np.concatenate([half, -half])
+
+
+NARROW = {"float8_e4m3fn": _e4m3(), "float8_e5m2": _e5m2()}
+"""Value of each byte."""
+
+
+def integers(spec: TensorSpec, data: Data) -> NDArray[np.generic]:
+    """Elements of a tensor of integers or bools in their own type: as float64 they are exact below
+    2^53 only."""
+    return np.frombuffer(data, NUMPY_TYPES[spec.dtype]).reshape(spec.shape)
+
+
+def unwritten_byte(spec: TensorSpec) -> int:
+    """Byte of an output slot before the call: of a NaN, or a pattern for other types."""
+    return 0xFF if spec.dtype in FLOATING else UNWRITTEN_BYTE
+
+
+def unwritten(spec: TensorSpec) -> bytes:
+    """Content of an output slot before the call."""
+    return bytes([unwritten_byte(spec)]) * spec.num_bytes
+
+
+def fill(memory: mmap.mmap | bytearray, *, start: int, num_bytes: int, byte: int) -> None:
+    """Writes one byte over a part of shared memory."""
+    if num_bytes:
+        np.frombuffer(memory, np.uint8, count=num_bytes, offset=start).fill(byte)
+
+
+def is_same(one: Data, other: Data) -> bool:
+    """True if two tensors have the same bytes."""
+    if len(one) != len(other):
+        return False
+    if isinstance(one, bytes) and isinstance(other, bytes):
+        return one == other
+    first, second = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
+    return all(
+        np.array_equal(first[start : start + EQUAL_BYTES], second[start : start + EQUAL_BYTES])
+        for start in range(0, len(one), EQUAL_BYTES)
+    )

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.sandbox import attempts, enter, gpu_files, linux, processes, root
+from forge.evalpool.judge.sandbox import enter, gpu_files, linux, processes, proof, root
 from forge.evalpool.judge.sandbox.enter import ChildLimits, Isolation, Surroundings
 from forge.process.lease import collector_paused
 
@@ -263,7 +263,7 @@ def _import_for_cpu() -> Children:
     import torch
 
     torch.set_num_threads(1)
-    from forge.evalpool.judge.capture import child as capture
+    from forge.evalpool.judge.capture import capture_child
     from forge.evalpool.judge.capture.warmup import warm_up
     from forge.evalpool.judge.compiler import child as compiler
     from forge.evalpool.judge.execute import child_cpu
@@ -272,13 +272,13 @@ def _import_for_cpu() -> Children:
     warm_up()
     child_cpu.warm_up()
     return Children(
-        candidates={"capture": capture.main, "plain": capture.serve_plain},
+        candidates={"capture": capture_child.main, "plain": capture_child.serve_plain},
         others={
             "compiler": compiler.main,
             "evaluator": child_cpu.main,
             "examiner": examine.main,
             "oracle": oracle.main,
-            "probe": attempts.main,
+            "probe": proof.try_forbidden,
         },
     )
 
@@ -311,7 +311,7 @@ def _import_for_gpu() -> Children:
             "baseline": baseline_child.main,
             "examiner": examine.main,
             "oracle": oracle.main,
-            "probe": attempts.main,
+            "probe": proof.try_forbidden,
         },
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forge.evalpool.judge.channel.values import (
+from forge.evalpool.judge.channel.shm import (
     FLOATING,
     decode,
     decode_part,

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from forge.evalpool.judge.channel.values import decode
+from forge.evalpool.judge.channel.shm import decode
 from forge.evalpool.judge.numbers.compare import Expected, mismatch
 
 if TYPE_CHECKING:

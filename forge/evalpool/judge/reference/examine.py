@@ -29,10 +29,9 @@ from forge.evalpool.judge.numbers.file_inputs import list_sets
 from forge.evalpool.judge.numbers.finite import are_finite, widened
 from forge.evalpool.judge.numbers.gpu_compare import is_near
 from forge.evalpool.judge.numbers.inputs.input_sets import FIRST, OTHERS
-from forge.evalpool.judge.reference.eager import run_eagerly
-from forge.evalpool.judge.reference.failure import describe
-from forge.evalpool.judge.reference.hub import replace_hub
 from forge.evalpool.judge.reference.oracle import Describer
+from forge.evalpool.judge.reference.reports import describe
+from forge.evalpool.judge.reference.stand_ins import replace_hub, run_eagerly
 from forge.evalpool.judge.reference.subject import FILE, Outputs, Subject
 from forge.evalpool.judge.reference.variations import (
     Range,

@@ -43,13 +43,10 @@ from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs, 
 from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.sizes import require_room
-from forge.evalpool.judge.reference.construct import construct, parameters_made
+from forge.evalpool.judge.reference.construct import construct, drawn_tensors, parameters_made
 from forge.evalpool.judge.reference.delivery import Delivery
-from forge.evalpool.judge.reference.drawn import drawn_tensors
-from forge.evalpool.judge.reference.eager import run_eagerly
-from forge.evalpool.judge.reference.failure import describe
-from forge.evalpool.judge.reference.hub import config_fields, replace_hub
-from forge.evalpool.judge.reference.progress import reported
+from forge.evalpool.judge.reference.reports import describe, reported
+from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub, run_eagerly
 
 if TYPE_CHECKING:
     import socket

@@ -33,8 +33,8 @@ from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.draws import MAX_OWN_ERROR, MAX_TF32_ERROR
 from forge.evalpool.judge.numbers.inputs.given import DTYPES
 from forge.evalpool.judge.reference.construct import construct, held_tensors
-from forge.evalpool.judge.reference.hub import replace_hub
 from forge.evalpool.judge.reference.oracle import Describer
+from forge.evalpool.judge.reference.stand_ins import replace_hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,7 +8,7 @@ The zygote is pid 1 of a namespace, so its end ends every child, whatever a chil
 pid 1 of its own, so killing it kills all that it started. A warden process is not needed, which
 saves a fork of a large process per candidate.
 
-Each level, and what it does not cover (`levels.py` chooses, `proof.py` and `attempts.py` prove):
+Each level, and what it does not cover (`levels.py` chooses, `proof.py` proves):
 
     namespaces         all of the above. The network namespace is shared by the children of one
                        judge (with loopback down), which may not create sockets (seccomp).

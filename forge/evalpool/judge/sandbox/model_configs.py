@@ -3,7 +3,7 @@
 
 Called by `spawner.py` for children that run references, which reach neither the cache nor a model
 hub: `config.json` is copied into their home directory, in the cache's layout. Weights are not
-copied; `reference/hub.py` makes random ones.
+copied; `reference/stand_ins.py` makes random ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The judge looks at a child's sandbox from outside, before anything untrusted enters it.
+"""Proof of a child's sandbox, before anything untrusted enters it: seen from outside, and tried.
 
-Called by `spawner.py` between a child's HELLO and its first work. What is read
-comes from the kernel (/proc of the child, credentials of its socket), never from the child.
+Called by `spawner.py` between a child's HELLO and its first work. What is read comes from the
+kernel (/proc of the child, credentials of its socket), never from the child. What Landlock forbids
+cannot be read from outside, so a child of the role `probe`, our own code, tries it before the first
+candidate.
 """
 
 from __future__ import annotations
@@ -9,14 +11,23 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.sandbox import linux
 from forge.evalpool.judge.sandbox.enter import Isolation, kept_capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CREDENTIALS = struct.Struct("3i")
 SO_PASSCRED = 16
 SCM_CREDENTIALS = 2
 CAP_SETPCAP = 8
 NAMESPACES = ("pid", "mnt", "ipc", "net")
+IDLE_S = 60.0
 
 
 class WeakSandbox(Exception):
@@ -61,7 +72,7 @@ def check_sandbox(
     if status.get("Seccomp", "2") != "2":
         raise WeakSandbox("no seccomp filter")
     if isolation is Isolation.LANDLOCK:
-        return  # what that forbids cannot be seen, only tried (attempts.py)
+        return  # what that forbids cannot be seen, only tried (`try_forbidden`)
     for name in NAMESPACES:
         if os.readlink(f"/proc/{pid}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}"):
             raise WeakSandbox(f"it shares our {name} namespace")
@@ -85,3 +96,40 @@ def _read_status(pid: int) -> dict[str, str]:
     with open(f"/proc/{pid}/status") as file:
         pairs = (line.split(":", 1) for line in file)
         return {name: value.strip() for name, value in pairs}
+
+
+def try_forbidden(sock: socket.socket) -> None:
+    """Asked by the judge, says what worked and should not have. The kernel may refuse in whatever
+    words.
+    """
+    deadline = time.monotonic() + IDLE_S
+    asked = frames.receive(sock, deadline=deadline, expected=(frames.Kind.CALL,)).body
+    frames.send(sock, frames.Kind.DONE, {"works": _what_works(**asked)})
+
+
+def _what_works(*, forbidden: str, judge_pid: int) -> list[str]:
+    tries: dict[str, Callable[[], object]] = {
+        "reading a file of the judge's": lambda: Path(forbidden).read_bytes(),
+        "writing beside it": lambda: _write(Path(f"{forbidden}.new")),
+        "writing to the root": lambda: _write(Path("/forge-attempt")),
+        "an Internet socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).close(),
+    }
+    if judge_pid != os.getpid():  # the same number may be our own in our namespace
+        tries["a signal to the judge"] = lambda: os.kill(judge_pid, 0)
+        environ = Path(f"/proc/{judge_pid}/environ")
+        tries["reading the judge's environment"] = environ.read_bytes
+    tries["a user namespace"] = lambda: linux.unshare(linux.CLONE_NEWUSER)  # changes who we are
+    return [name for name, attempt in tries.items() if _works(attempt)]
+
+
+def _write(path: Path) -> None:
+    path.touch(exist_ok=False)
+    path.unlink()
+
+
+def _works(attempt: Callable[[], object]) -> bool:
+    try:
+        attempt()
+    except OSError:
+        return False
+    return True

@@ -22,7 +22,7 @@ import torch
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.called import leaves, replaced
-from forge.evalpool.judge.reference.failure import describe
+from forge.evalpool.judge.reference.reports import describe
 from forge.evalpool.judge.reference.subject import Subject
 
 if TYPE_CHECKING:

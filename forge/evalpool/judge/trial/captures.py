@@ -4,7 +4,7 @@
 The child is the candidate's own process: whatever it says is a program of its own or a failure of
 its own. A program is parsed within its bounds before anything else looks at it.
 
-Plain candidates (`plain/source.py`), which can change nothing in their process, have a child that
+Plain candidates (`shareable.py`), which can change nothing in their process, have a child that
 captures one after the other: it saves most of a capture's time. Where that child ends, or says what
 memory or a question may be the cause of, the candidate is captured again in one of its own.
 """
@@ -15,10 +15,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge.evalpool.judge.capture import channel
+from forge.evalpool.judge.capture import exchange
 from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.plain.source import is_plain
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import InvalidProgram, Program
 from forge.evalpool.judge.program.questions import (
@@ -28,7 +27,8 @@ from forge.evalpool.judge.program.questions import (
     excess,
     unanswerable,
 )
-from forge.evalpool.judge.trial.trial import Decided, Run
+from forge.evalpool.judge.trial.shareable import is_plain
+from forge.evalpool.judge.trial.trial import Decided, Runner
 from forge.records.reason import Status
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ class Captures:
                 return captured
         with phases.timed("sandbox"):
             child = self._spawner.spawn(role="capture", uid=uid)
-        run = Run(code=code, spawner=self._spawner, child=child, phases=phases, table=self._table)
+        run = Runner(
+            code=code, spawner=self._spawner, child=child, phases=phases, table=self._table
+        )
         try:
             with phases.timed("capture"):
                 captured = self._captured(run, body, answers=answers, number=number)
@@ -168,7 +170,7 @@ class Captures:
         with phases.timed("sandbox"):
             one = kept.take()
         limit_s = self._table.compile_timeout_s
-        run = Run(
+        run = Runner(
             code=body["code"],
             spawner=self._spawner,
             child=one.child,
@@ -179,7 +181,7 @@ class Captures:
         try:
             with phases.timed("capture"):
                 frames.send(one.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
-                found = channel.receive(one.child.sock, deadline=time.monotonic() + limit_s)
+                found = exchange.receive(one.child.sock, deadline=time.monotonic() + limit_s)
             if found.kind is Kind.DONE:
                 captured = Captured(program=wire.loads(found.program), data=found.program)
                 self._require_target(run, captured.program)
@@ -198,7 +200,7 @@ class Captures:
         raise Decided(run.failed(found.body))
 
     def _captured(
-        self, run: Run, body: dict[str, Any], *, answers: Answers, number: int
+        self, run: Runner, body: dict[str, Any], *, answers: Answers, number: int
     ) -> Captured:
         limit_s = self._table.compile_timeout_s
         deadline = time.monotonic() + limit_s
@@ -206,24 +208,24 @@ class Captures:
         with run.answering(phase="capture", limit_s=limit_s):
             frames.send(run.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
             while True:
-                found = channel.receive(run.child.sock, deadline=deadline)
+                found = exchange.receive(run.child.sock, deadline=deadline)
                 if found.kind is not Kind.ASK:
                     break
                 value, granted_s = asked.answer(found)
                 deadline += granted_s
-                channel.answer(run.child.sock, value)
+                exchange.answer(run.child.sock, value)
         if found.kind is Kind.FAILED:
             raise Decided(run.failed(found.body))
         program = self._parsed(run, found.program)
         return Captured(program=program, data=found.program, questions=tuple(asked.questions))
 
-    def _parsed(self, run: Run, data: bytes) -> Program:
+    def _parsed(self, run: Runner, data: bytes) -> Program:
         """A program for this judge's card and compiler. Raises Decided."""
         program = _parsed(run, data)
         self._require_target(run, program)
         return program
 
-    def _require_target(self, run: Run, program: Program) -> None:
+    def _require_target(self, run: Runner, program: Program) -> None:
         """Raises Decided for a program of another card or compiler: it would be compiled for it."""
         target = ":".join(str(self._target[name]) for name in ("backend", "arch", "warp_size"))
         version = self._spawner.versions.get("triton")
@@ -237,18 +239,18 @@ class Captures:
 class Asked:
     """The questions of one capture, as the judge counts them."""
 
-    run: Run
+    run: Runner
     answers: Answers
     number: int
     """Input set that values are of."""
-    parse: Callable[[Run, bytes], Program]
+    parse: Callable[[Runner, bytes], Program]
     questions: list[Question] = field(default_factory=list[Question])
     _num_values: int = 0
     _num_facts: int = 0
     _num_bytes: int = 0
     _facts_left_s: float = MAX_FACTS_S
 
-    def answer(self, found: channel.Answer) -> tuple[Any, float]:
+    def answer(self, found: exchange.Answer) -> tuple[Any, float]:
         """The answer to a question, and the time that the capture's deadline does not count: a busy
         executor is not the candidate's, what the judge does with a long program is.
 
@@ -289,7 +291,7 @@ def _is_doubtful(failure: Mapping[str, Any]) -> bool:
     return kind in DOUBTFUL or words.is_out_of_memory(f"{kind}: {failure.get('message')}")
 
 
-def _parsed(run: Run, data: bytes) -> Program:
+def _parsed(run: Runner, data: bytes) -> Program:
     try:
         return wire.loads(data)
     except InvalidProgram as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.channel.values import is_same
+from forge.evalpool.judge.channel.shm import is_same
 from forge.evalpool.judge.numbers.compare import is_unwritten, mismatch
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.trial.checks import may_stay

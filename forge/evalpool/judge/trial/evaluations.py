@@ -28,7 +28,7 @@ from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op
 from forge.evalpool.judge.program.ops import KINDS, MOVES, packet
 from forge.evalpool.judge.program.walk import places
-from forge.evalpool.judge.trial.trial import Decided, Run
+from forge.evalpool.judge.trial.trial import Decided, Runner
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def is_plain(program: Program) -> bool:
     )
 
 
-class EvaluatorRun(Run):
+class EvaluatorRunner(Runner):
     """A child with a candidate, whose failures are those of the program in it."""
 
     is_spent: bool = False
@@ -123,7 +123,7 @@ class Evaluator:
     _deadline: float | None = None
     """For all calls together, monotonic; from the first one on."""
     _kept: Kept | None = None
-    _run: EvaluatorRun | None = None
+    _run: EvaluatorRunner | None = None
     _loaded: bytes = b""
     """The program in the child."""
     _is_plain: bool = True
@@ -226,7 +226,7 @@ class Evaluator:
         with self.phases.timed("sandbox"):
             self._kept = take()
         self._loaded = b""
-        self._run = EvaluatorRun(
+        self._run = EvaluatorRunner(
             code=self.code,
             spawner=self.evaluators.spawner,
             child=self._kept.child,

@@ -1,8 +1,8 @@
 """The frame of a judgement, on a CPU and on a GPU: from a source to a stamped verdict.
 
-Called by `app.py` in a worker thread, several at once if the config says so. `Run` is the judge's
-side of one child: it sends work, waits under a deadline, and kills. Promise: every way a candidate
-can end gives a verdict; a fault of the judge is `infra_error`.
+Called by `app.py` in a worker thread, several at once if the config says so. `Runner` is the
+judge's side of one child: it sends work, waits under a deadline, and kills. Promise: every way a
+candidate can end gives a verdict; a fault of the judge is `infra_error`.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class Trials(ABC):
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class Runner:
     """One runner from its first frame to its end; where its memory lies is the subclass's part."""
 
     code: str

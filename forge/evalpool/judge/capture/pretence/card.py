@@ -2,6 +2,8 @@
 
 Works with torch's CPU build and with a CUDA build that sees no GPU. A child that captures a
 candidate stays patched; the zygote takes the patches back after its warm-up (`Pretence.undo`).
+Tensors are copied by functions of ours: torch's methods take the storage apart, and fake tensors
+have none.
 """
 
 from __future__ import annotations
@@ -255,3 +257,19 @@ def _answers(card: Card) -> dict[str, Any]:
     ):
         answers[name] = zero
     return answers
+
+
+def deep_copy(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
+    """A tensor of its own with the same content; a parameter of a parameter. A tensor that occurs
+    twice in what is copied is copied once; one that shares memory with another does so no more."""
+    if id(tensor) not in memo:
+        made: Any = tensor.detach().clone()
+        if isinstance(tensor, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        memo[id(tensor)] = made
+    return memo[id(tensor)]
+
+
+def shallow_copy(tensor: FakeTensor) -> torch.Tensor:
+    """A tensor over the same memory."""
+    return tensor.detach()

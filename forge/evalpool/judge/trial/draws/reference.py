@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.channel.values import fill, is_same, unwritten_byte
+from forge.evalpool.judge.channel.shm import fill, is_same, unwritten_byte
 from forge.evalpool.judge.numbers.compare import Expected
 
 if TYPE_CHECKING:

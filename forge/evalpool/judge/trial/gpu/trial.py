@@ -36,10 +36,9 @@ from forge.evalpool.judge.execute.executor import ExecutorGone
 from forge.evalpool.judge.execute.executors import Executors
 from forge.evalpool.judge.execute.processes import Nursery
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
-from forge.evalpool.judge.timing.baseline import BaselineTimes
+from forge.evalpool.judge.timing.baseline import Baselines, BaselineTimes, baselines_path
 from forge.evalpool.judge.timing.device import GpuDevice
 from forge.evalpool.judge.timing.samples import speedup
-from forge.evalpool.judge.timing.store import Baselines, baselines_path
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
@@ -60,8 +59,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.execute.executor import Executor, NodeTime
     from forge.evalpool.judge.program.policy import ProblemFacts
+    from forge.evalpool.judge.timing.baseline import Baseline
     from forge.evalpool.judge.timing.samples import Time
-    from forge.evalpool.judge.timing.store import Baseline
     from forge.evalpool.judge.trial.gpu.layout import GpuReference
     from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.trial import Candidate, Phases, Stamp

@@ -5,8 +5,8 @@
 
 Requests differ more than judges: an answer to one problem takes 26 ms, to another one 5 s. So each
 time is compared with earlier ones of the same kind (problem, status and options), and only kinds
-that several judges have had say how fast a judge is. `evalpool.seating` gives a slow judge fewer
-requests; `evalpool.pool` reports each change once.
+that several judges have had say how fast a judge is. `seating.py` gives a slow judge fewer
+requests; `pool.py` reports each change once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+
 
 CONTENTION = 4.0
 """Growth of a verdict's time with the share of a judge's capacity that is in use: on an H100, 104

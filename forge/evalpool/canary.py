@@ -1,7 +1,7 @@
 # pyright: strict
 """The canary: a kernel known to be right and one known to be wrong.
 
-`evalpool.keeper` has both judged, at once, before a suspect judge takes its next candidate, and
+`keeper.py` has both judged, at once, before a suspect judge takes its next candidate, and
 before verdicts that follow a fault on a card are accepted. Promise: a judge passes only if it finds
 the first kernel correct and the second wrong.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from forge.records.verdict import Verdict
+
 
 SOURCE = """
 import torch

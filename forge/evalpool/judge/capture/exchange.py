@@ -5,20 +5,26 @@
                                 └── DONE (program) | FAILED ─▶
 
 A frame holds 4 MB, a program up to 40: it travels in parts. The child's side is `send_program`, the
-judge's `receive`. Imports no torch.
+judge's `receive`. Each question (values that the host reads, facts of compiled kernels) carries the
+program as far as it is known, so that the judge needs nothing else. Imports no torch.
 """
 
 from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from forge.evalpool.judge.capture.failures import Unsupported
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.program.questions import MAX_VALUES
 
 if TYPE_CHECKING:
     import socket
+
+    from forge.evalpool.judge.program.format import Program, Scalar
+
 
 PART_BYTES = 2 << 20
 MAX_PROGRAM_BYTES = 64 << 20
@@ -88,3 +94,59 @@ def answer(sock: socket.socket, value: Any) -> None:
     """The judge's answer to ASK: a list of scalars, or a dict of a kernel's facts. None says that
     the judge does not know it: the candidate is unsupported."""
     frames.send(sock, Kind.ANSWER, {"answer": value})
+
+
+class Ask(Protocol):
+    """Puts a question to the judge and waits for its answer."""
+
+    def __call__(self, kind: str, body: dict[str, Any], program: Program) -> Any:
+        """
+        Args:
+            kind: `value` or `kernel`.
+            body: For `value`, `{}`: the answer is a list with a number for each of the program's
+                outputs, tensors of one element. For `kernel`, `{"kernel": number}`: the answer is a
+                dict with `n_regs`, `n_spills`, `n_max_threads` and `shared` (bytes).
+            program: The prefix: nodes until now.
+        """
+        ...
+
+
+class Asking:
+    """The questions of one capture, counted."""
+
+    def __init__(self, ask: Ask | None) -> None:
+        self._ask = ask
+        self.num_values = 0
+        """Values read since `num_values` was last reset."""
+        self.prefix: Any = None
+        """Makes the program until now from the numbers of its outputs; set by the session."""
+
+    def values(self, tensors: list[int], *, dtypes: list[str]) -> list[Scalar]:
+        """Values of tensors with one element each. Raises Unsupported without a judge that answers,
+        or past the limit."""
+        self.num_values += len(tensors)
+        if self.num_values > MAX_VALUES:
+            raise Unsupported(f"more than {MAX_VALUES} values of tensors read on the host")
+        if self._ask is None:
+            raise Unsupported(
+                "a value of a tensor read on the host: compute on the device, without .item(),"
+                " bool() or .cpu()"
+            )
+        answers = self._ask("value", {}, self.prefix(outputs=tensors, kernel=None))
+        return [_typed(answer, dtype) for answer, dtype in zip(answers, dtypes, strict=True)]
+
+    def facts(self, kernel: int) -> dict[str, int]:
+        """Registers and memory of a compiled kernel. Raises Unsupported without a judge."""
+        if self._ask is None:
+            raise Unsupported(
+                "registers or shared memory of a compiled kernel: choose the grid without them"
+            )
+        program = self.prefix(outputs=[], kernel=kernel)
+        answer = self._ask("kernel", {"kernel": 0}, program)
+        return {str(name): int(value) for name, value in answer.items()}
+
+
+def _typed(answer: Any, dtype: str) -> Scalar:
+    if dtype == "bool":
+        return bool(answer)
+    return int(answer) if "int" in dtype else float(answer)

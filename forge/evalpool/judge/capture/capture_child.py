@@ -1,8 +1,8 @@
 """Untrusted: serves the judge in a sandboxed child without a GPU; captures candidates.
 
     main           one candidate, whatever it does
-    serve_plain    one plain candidate after the other (`plain/source.py`): it starts nothing, loads
-                   nothing, and finds compiled what an earlier one compiled
+    serve_plain    one plain candidate after the other (`trial/shareable.py`): it starts nothing,
+                   loads nothing, and finds compiled what an earlier one compiled
 
 Forked by the zygote, which has called `warmup.warm_up()` and forgets forge's modules before this
 runs: nothing here imports anything later. Sends nothing but the candidate's own program, its
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from triton.runtime import jit
 
-from forge.evalpool.judge.capture import channel
+from forge.evalpool.judge.capture import exchange
 from forge.evalpool.judge.capture.failures import CaptureFailed, Unsupported
 from forge.evalpool.judge.capture.session import capture
 from forge.evalpool.judge.capture.stage import Stage
@@ -32,7 +32,7 @@ from forge.evalpool.judge.program import wire
 if TYPE_CHECKING:
     import socket
 
-    from forge.evalpool.judge.capture.asking import Ask
+    from forge.evalpool.judge.capture.exchange import Ask
     from forge.evalpool.judge.program.format import Program
 
 IDLE_S = 1e9
@@ -54,7 +54,7 @@ def main(sock: socket.socket, *, file: str = FILE) -> None:
 
     def ask(kind: str, body: dict[str, Any], program: Program) -> Any:
         question = {"kind": kind, "body": body}
-        channel.send_program(sock, Kind.ASK, question, wire.dumps(program))
+        exchange.send_program(sock, Kind.ASK, question, wire.dumps(program))
         found = frames.receive(sock, deadline=deadline, expected=(Kind.ANSWER,)).body["answer"]
         if found is None:
             raise Unsupported(UNANSWERED[kind])
@@ -93,7 +93,7 @@ def _report(sock: socket.socket, request: dict[str, Any], *, ask: Ask | None, fi
     except CaptureFailed as error:
         frames.send(sock, Kind.FAILED, error.body())
         return
-    channel.send_program(sock, Kind.DONE, {}, data)
+    exchange.send_program(sock, Kind.DONE, {}, data)
 
 
 def _used_bytes() -> int:

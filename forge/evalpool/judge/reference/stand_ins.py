@@ -1,6 +1,7 @@
-"""Stand-in for a model hub: transformers builds models with random weights, from local configs.
+"""Stand-ins for what a sandbox lacks: a model hub and torch's compiler.
 
-Called before a reference is run. A sandbox reaches no hub; `sandbox/model_configs.py` has put the
+Called before a reference is run. Expected results are eager's; a baseline is timed as the source
+says. A sandbox reaches no hub; `sandbox/model_configs.py` has put the
 configs that the reference names into the child's home directory, where transformers looks for them.
 `from_pretrained` then makes a model from its config: float32 unless the call names a type, in
 evaluation mode as that of a hub. A kernel is judged on the same weights, whatever they are.
@@ -71,3 +72,10 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def run_eagerly(source: str) -> None:
+    """Makes `torch.compile` in a source do nothing. Torch's compiler takes a second to import, so
+    other sources are left alone."""
+    if "compile" in source:
+        torch.compiler.set_stance("force_eager")

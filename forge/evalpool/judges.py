@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from forge.evalpool.wire import JudgeRequest
     from forge.records.problem import ReferenceModule
 
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
