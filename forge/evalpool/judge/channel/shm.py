@@ -80,7 +80,7 @@ class TensorSpec:
         shape: list[Any] = [*pair[1]] if isinstance(pair[1], list) else [None]
         is_shape = all(type(size) is int and 0 <= size < 1 << 40 for size in shape)
         if not is_shape or len(shape) > MAX_DIMENSIONS:
-            raise LayoutError(f"no shape: {str(pair[1])[:80]}")
+            raise LayoutError(f"no shape: {str(shape)[:80]}")
         return cls(pair[0], tuple(shape))
 
 
