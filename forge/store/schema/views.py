@@ -339,11 +339,11 @@ def _rolled_up() -> str:
         f"\n    UNION ALL SELECT {COLUMNS[name]} FROM ({sql})"
         for name, sql in live.items()
     }
-    return _views(parts, best=best, noise=_NOISE_ROLLED)
+    return summed_views(parts, best=best, noise=_NOISE_ROLLED)
 
 
-def _views(parts: dict[str, str], *, best: str, noise: str) -> str:
-    """All views as a script; `parts` by name of the aggregate."""
+def summed_views(parts: dict[str, str], *, best: str, noise: str) -> str:
+    """All views over sums as a script; `parts` by name of the aggregate."""
     views = {f"v_{name}": sql for name, sql in parts.items()} | {
         "v_steps": _STEPS.format(parts=parts["steps"]),
         "v_problems": _PROBLEMS.format(parts=f"({parts['problems']})"),
