@@ -12,7 +12,7 @@ import math
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -41,7 +41,7 @@ from forge.records.verdict import TIMING_FIELDS
 from forge.store.write.texts import ProgramTable, TextTable
 
 if TYPE_CHECKING:
-    from forge.records.verdict import OtherVerdict
+    from forge.records import Timing, Verdict
     from forge.store.write.texts import EncodedTurn, TurnEncoder
 
 Record = (
@@ -68,6 +68,10 @@ Record = (
 RECORD_TYPES = frozenset(get_args(Record))
 
 _TURN_KEY = ("group_id", "rollout", "turn")
+_STAGE = re.compile(r"^[a-z]+-(\d+)")
+"""Name of an evaluation, with the index of its stage."""
+
+Row = dict[str, Any]
 
 
 class RowWriter:
@@ -154,23 +158,36 @@ class RowWriter:
         self._put("problems", ("problem_id",), row)
 
     def _group_start(self, record: GroupStart) -> None:
-        row = of_group_start(record)
-        row |= {"attempt": self._attempt, "recorded_at": self._clock()}
-        self._put("groups", ("group_id",), row)
+        self._group_row(record, is_flat=False, num_rollouts=0)
 
     def _group(self, record: Group) -> None:
-        row = of_group(record)
-        row |= {"attempt": self._attempt, "recorded_at": self._clock()}
-        self._put("groups", ("group_id",), row)
+        self._group_row(record, num_rollouts=len(record.trajectories))
         for trajectory in record.trajectories:
             # A rollout is put when it ends and again with its group: the same object is skipped.
             if self._ended.pop((record.group_id, trajectory.rollout), None) is not trajectory:
                 self._trajectory(trajectory)
                 self._ended.pop((record.group_id, trajectory.rollout))
 
+    def _group_row(self, record: Group | GroupStart, **more: int) -> None:
+        row = _of_fields(record, without=("trajectories",)) | more
+        row |= {
+            "purpose": str(record.purpose),
+            "attempt": self._attempt,
+            "recorded_at": self._clock(),
+        }
+        self._put("groups", ("group_id",), row)
+
     def _trajectory(self, record: Trajectory) -> None:
         """Writes the end and the returns, and turns that were not put before."""
-        self._put("trajectories", ("group_id", "rollout"), of_trajectory(record))
+        row = {
+            "group_id": record.group_id,
+            "rollout": record.rollout,
+            "problem_id": record.problem_id,
+            "ended": str(record.end),
+            "num_turns": len(record.turns),
+            "is_correct": any(turn.verdict.is_correct for turn in record.turns),
+        }
+        self._put("trajectories", ("group_id", "rollout"), row)
         self._ended[record.group_id, record.rollout] = record
         values = record.returns or (None,) * len(record.turns)
         for turn, value in zip(record.turns, values, strict=True):
@@ -189,46 +206,50 @@ class RowWriter:
 
     def _turn(self, record: Turn, encoded: EncodedTurn | None = None) -> None:
         encoded = self._encoder.turns([record])[0] if encoded is None else encoded
+        key, completion = _turn_key(record), record.completion
         completion_id = self._texts.put(encoded.completion)
         feedback_id = self._texts.put(encoded.feedback)
-        row = of_turn(record)
-        row |= {
+        row = key | {
             "attempt": self._attempt,
             "recorded_at": self._clock(),
+            "num_prompt_tokens": len(record.prompt_ids),
+            "num_completion_tokens": len(completion.token_ids),
+            "finish": str(completion.finish),
+            "min_version": completion.min_version,
+            "max_version": completion.max_version,
+            "reward": record.reward,
+            "reward_terms": _json(record.reward_terms),
+            "generate_s": record.generate_s,
+            "judge_s": record.judge_s,
             "prompt_id": self._texts.put(encoded.prompt),
             "completion_id": completion_id,
             "code_id": self._texts.put(encoded.code, within_id=completion_id),
             "feedback_id": feedback_id,
+            "prompt_hash": record.prompt_hash or None,
         }
         self._put("turns", _TURN_KEY, row)
-        row = of_verdict(record)
-        row["detail_id"] = self._texts.put(encoded.detail, within_id=feedback_id)
+        detail_id = self._texts.put(encoded.detail, within_id=feedback_id)
+        row = key | _of_verdict(record.verdict) | {"detail_id": detail_id}
         self._put("verdicts", _TURN_KEY, row)
         if encoded.program is not None:
-            row = of_turn_key(record)
-            row["program_id"] = self._programs.put(encoded.program)
+            row = key | {"program_id": self._programs.put(encoded.program)}
             self._put("turn_programs", _TURN_KEY, row)
         for name, other in record.verdict.also.items():
-            row = of_other_verdict(record, name, other)
+            row = key | _of_fields(other) | {"protocol": name, "status": str(other.status)}
             self._put("turn_protocols", (*_TURN_KEY, "protocol"), row)
-        for row in of_shapes(record):
-            self._put("turn_shapes", (*_TURN_KEY, "shape"), row)
+        for number, shape in enumerate(record.verdict.shapes):
+            row = key | {"shape": number, "name": shape.name, "status": str(shape.status)}
+            self._put("turn_shapes", (*_TURN_KEY, "shape"), row | _of_timing(shape.timing))
         self._token_row(record, encoded.tokens)
 
     def _token_row(self, record: Turn | Sample, tokens: tuple[bytes, bytes, bytes]) -> None:
-        row = {
-            "group_id": record.group_id,
-            "rollout": record.rollout,
-            "turn": record.turn,
-            "prompt_ids": tokens[0],
-            "completion_ids": tokens[1],
-            "logprobs": tokens[2],
-        }
+        names = ("prompt_ids", "completion_ids", "logprobs")
+        row = _turn_key(record) | dict(zip(names, tokens, strict=True))
         self._put("tokens", _TURN_KEY, row, db=self._tokens)
 
     def _sample(self, record: Sample) -> None:
         """Writes the offer, and the tokens only if the turn itself was never put."""
-        row = of_fields(record, without=("prompt_ids", "completion_ids", "logprobs"))
+        row = _of_fields(record, without=("prompt_ids", "completion_ids", "logprobs"))
         self._put("samples", ("sample_id",), row)
         key = (record.group_id, record.rollout, record.turn)
         query = "SELECT 1 FROM tokens WHERE group_id = ? AND rollout = ? AND turn = ?"
@@ -236,33 +257,49 @@ class RowWriter:
             self._token_row(record, self._encoder.tokens(record))
 
     def _sample_use(self, record: SampleUse) -> None:
-        row = of_fields(record) | {"attempt": self._attempt}
+        row = _of_fields(record) | {"attempt": self._attempt}
         self._put("sample_uses", ("sample_id", "attempt", "stage", "step"), row)
 
     def _policy(self, record: PolicyVersion) -> None:
-        row = of_fields(record) | {"path": self._record_path(record.path)}
+        row = _of_fields(record) | {"path": self._record_path(record.path)}
         self._put("policies", ("version",), row)
 
     def _metrics(self, record: Metrics) -> None:
-        for row in of_metrics(record):
-            self._put(
-                "metrics", ("stage", "step", "key", "attempt"), row | {"attempt": self._attempt}
-            )
+        place = {"stage": record.stage, "step": record.step, "attempt": self._attempt}
+        for key, value in record.values.items():
+            row = place | {
+                "key": key,
+                "value": float(value) if math.isfinite(value) else None,
+                "at": record.at,
+            }
+            self._put("metrics", ("stage", "step", "key", "attempt"), row)
 
     def _evaluation(self, record: Evaluation) -> None:
-        row = of_evaluation(record)
+        match = _STAGE.match(record.stage)
+        row = _of_fields(record) | {
+            "stage_index": int(match[1]) if match else None,
+            "pass_at_k": _json({str(k): value for k, value in record.pass_at_k.items()}),
+            "detail": _json(record.detail),
+        }
         self._put("evaluations", ("stage", "step", "policy_version"), row)
 
     def _judging(self, record: Judging) -> None:
-        self._put("judgings", ("judging",), of_judging(record))
+        row = _of_fields(record) | {"settings": _json(record.settings)}
+        self._put("judgings", ("judging",), row)
 
     def _judged_again(self, record: JudgedAgain) -> None:
-        row = of_judged_again(record)
-        self._put("verdicts_again", ("judging", *_TURN_KEY), row)
+        verdict = record.verdict
+        row = _of_fields(record, without=("verdict",)) | _of_verdict(verdict)
+        self._put("verdicts_again", ("judging", *_TURN_KEY), row | {"detail": verdict.detail})
 
     def _attempt_start(self, record: Attempt) -> None:
         self._attempt = record.attempt
-        self._put("attempts", ("attempt",), of_attempt(record))
+        row = _of_fields(record, without=("commit",)) | {
+            "code_commit": record.commit,
+            "versions": _json(record.versions),
+            "machine": _json(record.machine),
+        }
+        self._put("attempts", ("attempt",), row)
 
     def _attempt_end(self, record: AttemptEnd) -> None:
         self._run.execute(
@@ -271,13 +308,13 @@ class RowWriter:
         )
 
     def _process(self, record: ProcessStart | ProcessEnd) -> None:
-        row = of_fields(record)
+        row = _of_fields(record)
         if isinstance(record, ProcessStart):
             row["log_path"] = self._record_path(record.log_path)
         self._put("processes", ("attempt", "name", "pid"), row)
 
     def _event(self, record: Event) -> None:
-        row = of_event(record) | {"attempt": self._attempt}
+        row = _of_fields(record) | {"data": _json(record.data), "attempt": self._attempt}
         self._run.execute(
             f"INSERT INTO events ({', '.join(row)}) VALUES (?, ?, ?, ?, ?)", tuple(row.values())
         )
@@ -307,82 +344,29 @@ def _upsert(table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
     )
 
 
-_STAGE = re.compile(r"^[a-z]+-(\d+)")
-
-Row = dict[str, Any]
-
-
-def of_fields(record: Record, *, without: Sequence[str] = ()) -> Row:
+def _of_fields(record: Any, *, without: Sequence[str] = ()) -> Row:
     """One column per field, but for fields that are no column of the record's table."""
-    return {name: getattr(record, name) for name in _names(type(record)) if name not in without}
+    kind: type[Any] = record.__class__
+    return {name: getattr(record, name) for name in _names(kind) if name not in without}
 
 
 @cache
-def _names(kind: type[Record]) -> tuple[str, ...]:
+def _names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def of_group(record: Group) -> Row:
-    """Columns of `groups` but for attempt and recorded_at."""
-    return of_fields(record, without=("trajectories",)) | {
-        "purpose": str(record.purpose),
-        "num_rollouts": len(record.trajectories),
-    }
+def _turn_key(record: Turn | Sample) -> Row:
+    return {"group_id": record.group_id, "rollout": record.rollout, "turn": record.turn}
 
 
-def of_group_start(record: GroupStart) -> Row:
-    """Columns of `groups` while it is played, but for attempt and recorded_at."""
-    return of_fields(record) | {
-        "purpose": str(record.purpose),
-        "is_flat": False,
-        "num_rollouts": 0,
-    }
-
-
-def of_trajectory(record: Trajectory) -> Row:
-    """Columns of `trajectories`."""
+def _of_verdict(verdict: Verdict) -> Row:
+    """Columns of `verdicts` but for the turn and the detail."""
     return {
-        "group_id": record.group_id,
-        "rollout": record.rollout,
-        "problem_id": record.problem_id,
-        "ended": str(record.end),
-        "num_turns": len(record.turns),
-        "is_correct": any(turn.verdict.is_correct for turn in record.turns),
-    }
-
-
-def of_turn(record: Turn) -> Row:
-    """Columns of `turns` but for attempt, recorded_at, the return and the ids of its texts."""
-    completion = record.completion
-    prompt = {"prompt_hash": record.prompt_hash} if record.prompt_hash else {}
-    return prompt | {
-        "group_id": record.group_id,
-        "rollout": record.rollout,
-        "turn": record.turn,
-        "num_prompt_tokens": len(record.prompt_ids),
-        "num_completion_tokens": len(completion.token_ids),
-        "finish": str(completion.finish),
-        "min_version": completion.min_version,
-        "max_version": completion.max_version,
-        "reward": record.reward,
-        "reward_terms": _json(record.reward_terms),
-        "generate_s": record.generate_s,
-        "judge_s": record.judge_s,
-    }
-
-
-def of_verdict(record: Turn | JudgedAgain) -> Row:
-    """Columns of `verdicts` but for the id of the detail."""
-    verdict = record.verdict
-    return {
-        "group_id": record.group_id,
-        "rollout": record.rollout,
-        "turn": record.turn,
         "status": str(verdict.status),
         "reason": verdict.reason,
         "is_compiled": verdict.is_compiled,
         "num_launches": verdict.num_launches,
-        **{name: getattr(verdict.timing, name, None) for name in TIMING_FIELDS},
+        **_of_timing(verdict.timing),
         "torch_share": verdict.torch_share,
         "isolation": verdict.isolation,
         "caps": verdict.caps,
@@ -392,80 +376,8 @@ def of_verdict(record: Turn | JudgedAgain) -> Row:
     }
 
 
-def of_judged_again(record: JudgedAgain) -> Row:
-    """Columns of `verdicts_again`."""
-    return of_verdict(record) | {
-        "judging": record.judging,
-        "judged_at": record.judged_at,
-        "detail": record.verdict.detail,
-    }
-
-
-def of_judging(record: Judging) -> Row:
-    """Columns of `judgings`."""
-    return of_fields(record) | {"settings": _json(record.settings)}
-
-
-def of_turn_key(record: Turn) -> Row:
-    """Columns that identify a turn."""
-    return {"group_id": record.group_id, "rollout": record.rollout, "turn": record.turn}
-
-
-def of_other_verdict(record: Turn, protocol: str, other: OtherVerdict) -> Row:
-    """Columns of `turn_protocols`."""
-    return of_turn_key(record) | {
-        "protocol": protocol,
-        "status": str(other.status),
-        "reason": other.reason,
-        "detail": other.detail,
-    }
-
-
-def of_shapes(record: Turn) -> Iterator[Row]:
-    """Columns of `turn_shapes`, one row per shape."""
-    for number, shape in enumerate(record.verdict.shapes):
-        yield of_turn_key(record) | {
-            "shape": number,
-            "name": shape.name,
-            "status": str(shape.status),
-            **{name: getattr(shape.timing, name, None) for name in TIMING_FIELDS},
-        }
-
-
-def of_metrics(record: Metrics) -> Iterator[Row]:
-    """Columns of `metrics` but for attempt, one row per metric."""
-    for key, value in record.values.items():
-        yield {
-            "stage": record.stage,
-            "step": record.step,
-            "key": key,
-            "value": float(value) if math.isfinite(value) else None,
-            "at": record.at,
-        }
-
-
-def of_evaluation(record: Evaluation) -> Row:
-    """Columns of `evaluations`; stage_index is the number in the stage's name."""
-    match = _STAGE.match(record.stage)
-    return of_fields(record) | {
-        "stage_index": int(match[1]) if match else None,
-        "pass_at_k": _json({str(k): value for k, value in record.pass_at_k.items()}),
-        "detail": _json(record.detail),
-    }
-
-
-def of_attempt(record: Attempt) -> Row:
-    """Columns of `attempts` at its start."""
-    return of_fields(record, without=("commit",)) | {
-        "code_commit": record.commit,
-        "versions": _json(record.versions),
-        "machine": _json(record.machine),
-    }
-
-
-def of_event(record: Event) -> Row:
-    """Columns of `events` but for attempt."""
-    return of_fields(record) | {"data": _json(record.data)}
+def _of_timing(timing: Timing | None) -> Row:
+    return {name: getattr(timing, name, None) for name in TIMING_FIELDS}
 
 
 def _json(value: Mapping[str, Any]) -> str:
