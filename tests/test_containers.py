@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from forge.cli import run_command
-from forge.commands.doctor.container import ContainerFacts, sandbox_flags
-from forge.commands.doctor.drivers import AMD_FLAGS
 from forge.commands.doctor.gpus import CAPABILITIES
+from forge.commands.doctor.host import AMD_FLAGS, HostFacts, sandbox_flags
 from forge.config.recipes import list_recipes
 from forge.install.builds import TORCH_INDEX
 from forge.install.setup import HostMachine, find_faults
@@ -21,8 +20,8 @@ from forge.serve.engines import TESTED_VLLM
 ROOT = Path(__file__).parents[1]
 FILES = {path.name.partition(".")[0]: path for path in (ROOT / "containers").iterdir()}
 NAMES = ["cuda", "rocm"]
-DOCKERS_DEFAULTS = ContainerFacts(
-    kind="Docker", uid=0, capabilities=0, seccomp=2, apparmor="docker-default",
+DOCKERS_DEFAULTS = HostFacts(
+    container="Docker", uid=0, capabilities=0, seccomp=2, apparmor="docker-default",
     masked=["/proc/acpi"],
 )  # fmt: skip
 

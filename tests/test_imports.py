@@ -143,10 +143,6 @@ ROOMS: dict[str, set[str]] = {
         "config.schema", "origin", "process", "process.server", "evalpool", "serve",
         "train",
     },
-    # children of `forge doctor`
-    "commands.doctor.probes": {
-        "process", "evalpool.judge.sandbox", "evalpool.judge.capture", "evalpool.judge.execute.cpu",
-    },
     # train: the trainer
     "train": {"config.schema", "process"},
     "train.trainer": {
@@ -214,7 +210,7 @@ SUPERVISOR: dict[str, set[str]] = {
     "adapters": {"client"},
     "adapters.http": {"adapters"},
     "adapters.openenv": {"adapters", "adapters.http", "runner.prepare"},
-    "commands.doctor": {"runner.plan"},
+    "commands.doctor": {"runner.plan", "runner.prepare", "runner.weights"},
 }  # fmt: skip
 """The rooms of the supervisor that each of its rooms may import, besides PARTS."""
 
@@ -235,8 +231,14 @@ EXCEPTIONS: dict[str, set[str]] = {
     # Prompts state the tolerances that judges know.
     "forge/runner/prepare/prompt_facts.py": {"evalpool.judge.numbers"},
     # The doctor says what a machine must allow for the sandbox.
-    "forge/commands/doctor/container.py": {"evalpool.judge.sandbox"},
+    "forge/commands/doctor/host.py": {"evalpool.judge.sandbox"},
     "forge/commands/doctor/examine.py": {"evalpool.judge.sandbox"},
+    # Its child processes try what a judge does.
+    "forge/commands/doctor/probes.py": {
+        "evalpool.judge.sandbox",
+        "evalpool.judge.capture",
+        "evalpool.judge.execute.cpu",
+    },
 }
 """Single files that may import more."""
 
@@ -244,7 +246,7 @@ OF_OTHERS = ("forge/adapters/verifiers.py",)
 """Files whose classes are subclasses of a package that forge does not depend on."""
 HEAVY = ("torch", "triton", "transformers", "trl", "datasets", "peft", "vllm")
 CHILD_FOLDERS = (
-    "forge/commands/doctor/probes",
+    "forge/commands/doctor/probes.py",
     "forge/evalpool/judge",
     "forge/serve/hf",
     "forge/serve/vllm",

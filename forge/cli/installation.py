@@ -70,7 +70,7 @@ def doctor(
 
 def _examine_run(run: str, store: Path, *, as_json: bool) -> None:
     from forge.commands.doctor.finding import render
-    from forge.commands.doctor_run import examine_run
+    from forge.commands.doctor.run import examine_run
 
     paths = find(run, store)
     with waiting(f"checking {paths.name}", is_shown=not as_json):

@@ -16,7 +16,7 @@ import pytest
 
 from forge.cli import run_command
 from forge.commands.doctor.finding import Severity
-from forge.commands.doctor_run import examine_run
+from forge.commands.doctor.run import examine_run
 from forge.records import Event, Status
 from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock

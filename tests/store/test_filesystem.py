@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from forge.commands.doctor.finding import Severity
-from forge.commands.doctor.storage import check_file_system
 from forge.store.filesystem import MOUNTINFO, find_mount
 
 TABLE = r"""
@@ -47,16 +45,6 @@ def test_the_innermost_mount_decides(table: Path, path: str, kind: str, is_netwo
     mount = find_mount(Path(path), table=table)
     assert mount is not None
     assert (mount.kind, mount.is_network) == (kind, is_network)
-
-
-def test_doctor_refuses_a_store_on_a_network_file_system_with_the_reason(table: Path) -> None:
-    (finding,) = check_file_system(Path("/home/me/runs"), table=table)
-    assert finding.severity is Severity.ERROR
-    assert "nfs4 at /home (filer:/export/home)" in finding.found
-    assert "rows can be lost" in finding.found
-    assert "store.dir" in finding.fix
-    (finding,) = check_file_system(Path("/home/me/scratch/runs"), table=table)
-    assert finding.severity is Severity.OK
 
 
 def test_without_a_mount_table_there_is_no_mount(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`forge doctor`: facts of this machine, findings from them, and the fix of each problem.
 
-`examine.py` reads the facts and runs the `probes`, child processes that try what a run will do; the
-other files each turn one subject's facts into findings, as pure functions. Called by `forge/cli/`.
-Never imports torch.
+`host.py` is the table of checks; `packages.py` and `gpus.py` judge what `probes.py`, a child
+process that tries what a run will do, reports; `run.py` is `forge doctor RUN`. Called by
+`forge/cli/`. Never imports torch.
 """

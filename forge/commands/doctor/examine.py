@@ -1,45 +1,44 @@
 """Reads the facts of this machine, runs the probes in parallel, and lists the findings.
 
-    facts of the host (milliseconds) ──▶ which GPUs and engines to try
-      ├─ imports: here, of each engine in serve.python ─────┐
-      ├─ sandbox                                            ├──▶ findings, by pure functions
-      ├─ a kernel on each free GPU, or on the CPU           │
-      └─ copies between GPUs, a sum by NCCL ────────────────┘
+    ├─ imports: here, of each engine in serve.python ─────┐
+    ├─ sandbox                                            ├──▶ findings, by pure functions
+    ├─ a kernel on each free GPU, or on the CPU           │
+    └─ copies between GPUs, a sum by NCCL ────────────────┘
 
 Each probe is a child process with a deadline, so this takes as long as the slowest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.commands.doctor.clock import Stopwatch, check_clock
-from forge.commands.doctor.container import check_container, check_sandbox, read_container
-from forge.commands.doctor.drivers import DriverFacts, check_drivers, read_nodes
-from forge.commands.doctor.engines import EngineFacts, check_engines
 from forge.commands.doctor.finding import Finding, error
-from forge.commands.doctor.gpus import GpuFacts, check_gpus
-from forge.commands.doctor.limits import check_limits, read_limits
-from forge.commands.doctor.software import check_packages, check_system
-from forge.commands.doctor.storage import check_file_system, check_room
-from forge.commands.doctor.trials import Trials, try_all
+from forge.commands.doctor.gpus import GpuFacts, check_builds, check_gpus, try_gpus
+from forge.commands.doctor.host import Stopwatch, check_host, check_sandbox, read_host
+from forge.commands.doctor.packages import (
+    NEEDS,
+    PACKAGES,
+    EngineFacts,
+    Imports,
+    check_engines,
+    check_packages,
+    import_for_engines,
+    import_packages,
+)
+from forge.commands.doctor.probe import Outcome, run_probe
 from forge.config.schema import ServeTable
 from forge.errors import ForgeError, MachineError
 from forge.evalpool.judge.sandbox.enter import read_sysctls
-from forge.process.devices import nvidia_driver
 from forge.process.gpu_locks import holders
 from forge.process.sockets import open_socket_dir
-from forge.runner.plan.machine import Machine, this_machine
+from forge.runner.plan.machine import this_machine
 from forge.serve.engines import read_interpreter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding]:
@@ -50,36 +49,80 @@ def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding
         serve: `[serve]` of an experiment, to check the engines of its interpreter; absent means
             this interpreter.
     """
-    watch, engines = Stopwatch(), _read_engines(serve)
-    machine = this_machine(store_dir, serve=None if isinstance(engines, MachineError) else serve)
+    watch = Stopwatch()
+    engines, faults = None, list[Finding]()
+    try:
+        engines = EngineFacts(python=read_interpreter(serve), table=serve or ServeTable())
+    except MachineError as failure:
+        fix = "serve.python must name a Python that runs"
+        faults.append(error("engines", str(failure), fix=fix))
+    machine = this_machine(store_dir, serve=None if engines is None else serve)
     gpus = GpuFacts(
         gpus=machine.gpus,
         hidden=machine.hidden_gpus,
         holders=holders(machine.gpus),
         users=machine.gpu_users,
     )
-    if isinstance(engines, EngineFacts):
-        engines = replace(engines, gpus=machine.gpus)
+    trials = Trials(gpus, None if engines is None else replace(engines, gpus=machine.gpus))
     with ExitStack() as opened:
         folder, sockets = _open_folder(opened)
-        served = engines if isinstance(engines, EngineFacts) else None
-        trials, gpus = anyio.run(try_all, folder, gpus, served)
+        anyio.run(trials.run, folder)
+    host = read_host(machine, store_dir, watch)
     return [
-        *check_system(has_gpus=bool(machine.gpus)),
+        *check_host(host),
         *check_packages(trials.here),
-        *_check_engines(engines, trials),
-        *_check_host(machine, trials, gpus, store_dir),
+        *faults,
+        *trials.check_engines(),
+        *check_builds(
+            trials.gpus,
+            {"torch": trials.here.torch, "torch of serve.python": trials.serving.torch},
+            nvidia_driver=host.nvidia_driver,
+            amd_driver=host.amd_driver,
+        ),
+        *check_gpus(trials.gpus),
+        check_sandbox(trials.sandbox, host, sysctls=read_sysctls()),
         sockets,
-        *check_clock(watch.read(store_dir)),
     ]
 
 
-def _read_engines(serve: ServeTable | None) -> EngineFacts | MachineError:
-    """The interpreter that serves, or the error if it does not run."""
-    try:
-        return EngineFacts(python=read_interpreter(serve), table=serve or ServeTable())
-    except MachineError as failure:
-        return failure
+class Trials:
+    """The probes, and their results."""
+
+    def __init__(self, gpus: GpuFacts, engines: EngineFacts | None) -> None:
+        self.gpus = gpus
+        self.here = Imports()
+        """Packages of judges and trainers, in this interpreter."""
+        self.serving = Imports()
+        """Packages of engines, in the interpreter that serves."""
+        self.sandbox = Outcome()
+        self._engines = engines
+
+    async def run(self, folder: Path) -> None:
+        """Run all probes; `folder` is a private directory for their files."""
+
+        async def import_here() -> None:
+            self.here = await import_packages(PACKAGES, folder, needs=NEEDS)
+
+        async def import_there() -> None:
+            if self._engines is not None:
+                self.serving = await import_for_engines(self._engines, folder)
+
+        async def try_sandbox() -> None:
+            self.sandbox = await run_probe("sandbox", folder)
+
+        async def try_on_gpus() -> None:
+            self.gpus = await try_gpus(self.gpus, folder)
+
+        async with anyio.create_task_group() as tasks:
+            for trial in (import_here, import_there, try_sandbox, try_on_gpus):
+                tasks.start_soon(trial)
+
+    def check_engines(self) -> Iterator[Finding]:
+        """The engines, if their interpreter runs."""
+        if self._engines is not None:
+            imported = {**self.here.packages, **self.serving.packages}
+            unmet = sorted(self.serving.unmet - self.here.unmet)
+            yield from check_engines(replace(self._engines, imported=imported, unmet=unmet))
 
 
 def _open_folder(opened: ExitStack) -> tuple[Path, Finding]:
@@ -95,46 +138,3 @@ def _open_folder(opened: ExitStack) -> tuple[Path, Finding]:
         return Path(opened.enter_context(TemporaryDirectory())), sockets
     except OSError as failure:
         raise MachineError(f"no temporary directory: {failure}; set TMPDIR") from failure
-
-
-def _check_engines(engines: EngineFacts | MachineError, trials: Trials) -> Iterator[Finding]:
-    if isinstance(engines, MachineError):
-        fix = "serve.python must name a Python that runs"
-        yield error("engines", str(engines), fix=fix)
-        return
-    imported = {**trials.here.packages, **trials.serving.packages}
-    unmet = [line for line in trials.serving.unmet if line not in trials.here.unmet]
-    yield from check_engines(replace(engines, imported=imported, unmet=unmet))
-
-
-def _check_host(
-    machine: Machine, trials: Trials, gpus: GpuFacts, store_dir: Path
-) -> Iterator[Finding]:
-    """GPUs with their drivers, container, sandbox, limits, memory and disk."""
-    container, has_gpus = read_container(), bool(machine.gpus)
-    driver, nvml_fault = nvidia_driver()
-    builds = {"torch": trials.here.torch, "torch of serve.python": trials.serving.torch}
-    yield from check_drivers(
-        DriverFacts(
-            gpus=machine.gpus,
-            **read_nodes(),
-            nvidia_driver=driver,
-            nvml_fault=nvml_fault,
-            builds={name: build for name, build in builds.items() if build is not None},
-            has_run=gpus.has_run,
-            is_container=bool(container.kind),
-        )
-    )
-    yield from check_gpus(gpus)
-    yield from check_container(container)
-    yield from check_sandbox(trials.sandbox, container, has_gpus=has_gpus, sysctls=read_sysctls())
-    limits = read_limits(
-        cores=machine.cores, num_gpus=len(machine.gpus), is_container=bool(container.kind)
-    )
-    yield from check_limits(limits)
-    yield from check_room(
-        memory_bytes=machine.memory_bytes,
-        free_disk_bytes=machine.free_disk_bytes,
-        store_dir=store_dir,
-    )
-    yield from check_file_system(store_dir)

@@ -53,6 +53,11 @@ def error(name: str, found: str, *, fix: str) -> Finding:
     return Finding(name=name, found=found, severity=Severity.ERROR, fix=fix)
 
 
+def docker(*flags: str) -> str:
+    """The fix that restarts the container with flags."""
+    return f"docker run {' '.join(flags)}"
+
+
 def can_run(findings: Sequence[Finding]) -> bool:
     """True if a run could start."""
     return all(finding.severity is not Severity.ERROR for finding in findings)

@@ -1,26 +1,38 @@
-"""The GPUs, and what the probes found on them: kernels, copies between GPUs, a sum over all.
+"""The GPUs, and what the probes find on them: kernels, copies between GPUs, a sum over all; and
+whether torch is built for them and their driver.
 
 A GPU that a run has claimed, or that another process uses, is left alone. On the others the probes
-share the GPU's lease, so that no judge times a kernel meanwhile.
+share the GPU's lease, so that no judge times a kernel meanwhile. Sources of the minima: NVIDIA's
+"CUDA Compatibility" (minor version compatibility), Triton's README (ROCm). A kernel that ran is
+stronger evidence than a version.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from forge.commands.doctor.container import docker
-from forge.commands.doctor.finding import Finding, error, warning
-from forge.commands.doctor.probe import Outcome
+import anyio
+
+from forge.commands.doctor.finding import Finding, Severity, docker, error, warning
+from forge.commands.doctor.probe import Outcome, run_probe
+from forge.process.devices import Vendor
 from forge.views.text.numbers import size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from forge.commands.doctor.packages import TorchBuild
     from forge.process.devices import Gpu, GpuUser
 
+COLLECTIVE_S = 30.0
+"""Maximum time of one sum over GPUs, after which the ranks end with NCCL's own error."""
+MIN_DRIVER = {11: 450, 12: 525, 13: 580}
+"""Oldest driver by major version of CUDA, for all its minor versions."""
+MIN_ROCM = (6, 2)
 NEEDED_BYTES = 3 << 30
 """Free memory of a GPU that is tried: three processes with a context each."""
 CAPABILITIES = "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
@@ -93,6 +105,43 @@ class GpuFacts:
         return ""
 
 
+async def try_gpus(facts: GpuFacts, folder: Path) -> GpuFacts:
+    """The facts with the outcomes of the kernel on each GPU that is tried, and of the probes of all
+    together. Without any GPU the kernel is evaluated."""
+    uuids, found = [gpu.uuid for gpu in facts.tried()], dict[str, Outcome]()
+
+    async def try_kernel(uuid: str) -> None:
+        label = f"kernel-{uuids.index(uuid)}" if uuid else "kernel-cpu"
+        found[uuid] = await run_probe(
+            "kernel", folder, label=label, gpus=[uuid] if uuid else (), config={"uuid": uuid},
+            env={"TRITON_CACHE_DIR": str(folder / label)},  # so that the kernel is compiled
+        )  # fmt: skip
+
+    async def try_together(kind: str, label: str, env: Mapping[str, str]) -> None:
+        config = {"uuids": uuids, "timeout_s": COLLECTIVE_S}
+        found[label] = await run_probe(
+            kind, folder, label=label, gpus=uuids, config=config, env=env
+        )
+
+    warn = {"NCCL_DEBUG": "WARN"}
+    async with anyio.create_task_group() as tasks:
+        for uuid in uuids or ([] if facts.gpus else [""]):
+            tasks.start_soon(try_kernel, uuid)
+        if len(uuids) > 1:
+            tasks.start_soon(try_together, "peers", "peers", dict[str, str]())
+            tasks.start_soon(try_together, "allreduce", "allreduce", warn)
+    if "allreduce" in found and found["allreduce"].fault:
+        no_peers = {**warn, "NCCL_P2P_DISABLE": "1"}
+        await try_together("allreduce", "without-peers", no_peers)
+    return replace(
+        facts,
+        kernels={uuid: found[uuid] for uuid in (*uuids, "") if uuid in found},
+        peers=found.get("peers"),
+        allreduce=found.get("allreduce"),
+        without_peers=found.get("without-peers"),
+    )
+
+
 def check_gpus(facts: GpuFacts) -> Iterator[Finding]:
     """Each GPU with its users, the kernels, and the pairs."""
     if not facts.gpus:
@@ -116,6 +165,47 @@ def check_gpus(facts: GpuFacts) -> Iterator[Finding]:
         yield check_peers(facts.peers, gpus=facts.tried())
     if facts.allreduce is not None:
         yield check_allreduce(facts.allreduce, facts.without_peers, num_gpus=num_tried)
+
+
+def check_builds(
+    facts: GpuFacts, builds: Mapping[str, TorchBuild | None], *, nvidia_driver: str, amd_driver: str
+) -> Iterator[Finding]:
+    """torch is built for the GPUs and their driver. A fault is a warning if kernels ran all the
+    same (a forward compatibility package).
+
+    Args:
+        builds: torch by interpreter: "torch", "torch of serve.python".
+        nvidia_driver: version, 580.65.06; empty if unknown.
+        amd_driver: version of the kernel module amdgpu; empty for the kernel's own.
+    """
+    vendors = {gpu.vendor for gpu in facts.gpus}
+    bad = Severity.WARNING if facts.has_run else Severity.ERROR
+    for name, build in builds.items():
+        if build is None or not vendors:
+            continue
+        if Vendor.NVIDIA in vendors:
+            label, maker, version = "CUDA", "NVIDIA", build.cuda
+            driver = f"driver {nvidia_driver or 'of unknown version'}"
+        else:
+            label, maker, version = "ROCm", "AMD", build.hip
+            driver = f"amdgpu {amd_driver or 'of the kernel'}"
+        if version is None:
+            found = f"{build.version} is not built for {label}, and this machine has {maker} GPUs"
+            fix = f"make setup TORCH={label.lower()}"
+            yield Finding(name=f"{name} build", found=found, severity=bad, fix=fix)
+            continue
+        found = f"{driver}; {name} {build.version} is built for {label} {version}"
+        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+        least = MIN_DRIVER.get(numbers[0], max(MIN_DRIVER.values()))
+        severity, fix = Severity.OK, ""
+        if label == "CUDA" and nvidia_driver and int(nvidia_driver.split(".")[0]) < least:
+            severity, found = bad, f"{found}, which needs driver {least}"
+            fix = f"install driver {least} or later, or make setup TORCH=... for an older CUDA"
+        elif label == "ROCm" and numbers < MIN_ROCM:
+            needed = "{}.{}".format(*MIN_ROCM)
+            severity, found = bad, f"{found}; Triton needs {needed}"
+            fix = f"make setup TORCH=rocm with ROCm {needed} or later"
+        yield Finding(name=label, found=found, severity=severity, fix=fix)
 
 
 def check_kernel(name: str, outcome: Outcome | None) -> Finding:

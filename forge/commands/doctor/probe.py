@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,10 +19,11 @@ from forge.process.environment import child_env
 from forge.process.logtail import read_last_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-PROBES = "forge.commands.doctor.probes"
+DEADLINES_S = {"imports": 120.0, "sandbox": 60.0, "kernel": 90.0, "peers": 90.0, "allreduce": 60.0}
+"""Maximum time of each probe. On a machine in good order each takes seconds, mostly of imports,
+which take a minute on a cold network disk."""
 LOG_LINES = 40
 """Lines of a probe's log that fixes are deduced from."""
 
@@ -34,75 +36,65 @@ class Outcome:
     """Its lines, in order."""
     fault: str = ""
     """The reason why it did not end well, with what it was doing; empty if it did."""
-    is_late: bool = False
-    """True if the deadline ended it."""
     log: str = ""
     """Last lines of its output."""
 
     def get(self, key: str) -> Any:
         """The last reported value of a key, or None."""
-        return last_value(self.answers, key)
-
-
-def last_value(answers: Sequence[Mapping[str, Any]], key: str) -> Any:
-    """The last value of a key in a probe's lines, or None."""
-    return next((answer[key] for answer in reversed(answers) if key in answer), None)
+        return next((one[key] for one in reversed(self.answers) if key in one), None)
 
 
 async def run_probe(
     kind: str,
-    *,
-    label: str,
     folder: Path,
-    config: Mapping[str, Any],
-    deadline_s: float,
+    *,
+    label: str = "",
+    config: Mapping[str, Any] | None = None,
     python: str = "",
     gpus: Sequence[str] = (),
-    extra: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Run a module of the room `probes`.
+    """Run a probe of `probes.py`.
 
     Args:
-        label: file name of its log and answer in `folder`, unique in it.
+        label: file name of its log and answer in `folder`, unique in it; absent: the kind.
         python: interpreter; empty for this one.
         gpus: UUIDs of the GPUs that it may see.
-        extra: further variables of its environment.
+        env: further variables of its environment.
     """
-    answer_path, log_path = folder / f"{label}.answer", folder / f"{label}.log"
+    name = label or kind
+    answer_path, log_path = folder / f"{name}.answer", folder / f"{name}.log"
     spec = ChildSpec(
-        name=label,
-        argv=(python or sys.executable, "-m", f"{PROBES}.{kind}"),
+        name=name,
+        argv=(python or sys.executable, "-m", "forge.commands.doctor.probes"),
         log_path=log_path,
-        env=child_env(threads=1, gpus=gpus, extra=extra),
+        env=child_env(threads=1, gpus=gpus, extra=env),
         socket_path=None,
-        config={**config, "answer_path": str(answer_path)},
+        config={**(config or {}), "kind": kind, "answer_path": str(answer_path)},
         stop_grace_s=0.0,
     )
-    ended, fault, is_late = "", "", False
+    ended = fault = ""
     try:
         async with open_child(spec) as child:
-            with anyio.move_on_after(deadline_s) as scope:
+            with anyio.move_on_after(DEADLINES_S[kind]):
                 ended = await child.wait()
-            is_late = scope.cancelled_caught
     except ForgeError as error:
         fault = str(error).splitlines()[0]
-    answers, log = _read_answers(answer_path), read_last_lines(log_path, num_lines=LOG_LINES)
-    if not fault and ended != "exit 0":
-        fault = _describe(ended, answers, log, deadline_s=deadline_s)
-    return Outcome(answers=answers, fault=fault, is_late=is_late, log=log)
+    log = read_last_lines(log_path, num_lines=LOG_LINES)
+    outcome = Outcome(answers=_read_answers(answer_path), fault=fault, log=log)
+    if fault or ended == "exit 0":
+        return outcome
+    return replace(outcome, fault=_describe(ended, outcome, deadline_s=DEADLINES_S[kind]))
 
 
-def _describe(
-    ended: str, answers: Sequence[Mapping[str, Any]], log: str, *, deadline_s: float
-) -> str:
+def _describe(ended: str, outcome: Outcome, *, deadline_s: float) -> str:
     """The probe's own error, or its end, with what it was doing."""
-    said = next((answer for answer in answers if "error" in answer), None)
+    said = next((answer for answer in outcome.answers if "error" in answer), None)
     if said is not None:
         return f"{said['error']} (while {said['doing'] or 'starting'})"
-    doing = last_value(answers, "doing") or "starting"
     how = ended or f"no end within {deadline_s:.0f} s"
-    last = log.splitlines()[-1:] if ended else []
-    return ": ".join([f"{how} while {doing}", *last])
+    last = outcome.log.splitlines()[-1:] if ended else []
+    return ": ".join([f"{how} while {outcome.get('doing') or 'starting'}", *last])
 
 
 def _read_answers(path: Path) -> list[Mapping[str, Any]]:

@@ -76,8 +76,7 @@ def test_a_sum_whose_rank_dies_ends_within_its_deadline_with_the_rank_s_error(
 
     async def try_it() -> Outcome:
         return await run_probe(
-            "allreduce", label="allreduce", folder=tmp_path, gpus=uuids[:1], deadline_s=60.0,
-            config={"uuids": uuids, "timeout_s": 20.0},
+            "allreduce", tmp_path, gpus=uuids[:1], config={"uuids": uuids, "timeout_s": 20.0},
         )  # fmt: skip
 
     outcome = anyio.run(try_it)  # the second rank sees no GPU

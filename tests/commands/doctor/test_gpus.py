@@ -1,7 +1,9 @@
-"""Findings of `forge doctor` on GPUs: users, kernels, copies between GPUs, the sum over all."""
+"""Findings of `forge doctor` on GPUs: users, builds of torch, kernels, copies between GPUs, the sum
+over all."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +12,13 @@ from forge.commands.doctor.finding import Finding, Severity
 from forge.commands.doctor.gpus import (
     GpuFacts,
     check_allreduce,
+    check_builds,
     check_gpus,
     check_kernel,
     check_peers,
     find_fix,
 )
+from forge.commands.doctor.packages import TorchBuild
 from forge.commands.doctor.probe import Outcome
 from forge.process.devices import Gpu, GpuUser, Vendor
 
@@ -60,6 +64,51 @@ def test_a_gpu_in_use_is_left_alone_with_the_name_of_its_user() -> None:
     expected = "compiled and run in 1.2 s, the result is right"
     assert found["kernel on GPU 3"].found == expected
     assert {each.severity for each in found.values()} == {Severity.OK}
+
+
+OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
+CUDA_13 = TorchBuild(version="2.13.0", cuda="13.0", hip=None)
+
+
+def rocm(version: str | None) -> TorchBuild:
+    return TorchBuild(version="2.13.0", cuda=None, hip=version)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "build", "driver", "has_run", "name", "severity", "fix"),
+    [
+        (Vendor.NVIDIA, CUDA_13, "580.65.06", False, "CUDA", OK, ""),
+        (Vendor.NVIDIA, CUDA_13, "575.57.08", False, "CUDA", ERROR, "install driver 580"),
+        (Vendor.NVIDIA, CUDA_13, "575.57.08", True, "CUDA", WARNING, "install driver 580"),
+        (Vendor.NVIDIA, replace(CUDA_13, cuda="12.8"), "525.60.13", False, "CUDA", OK, ""),
+        (Vendor.NVIDIA, replace(CUDA_13, cuda="12.8"), "470.8", False, "CUDA", ERROR, "driver 525"),
+        (
+            Vendor.NVIDIA,
+            replace(CUDA_13, cuda="14.1"),
+            "570.1",
+            False,
+            "CUDA",
+            ERROR,
+            "driver 580",
+        ),
+        (Vendor.NVIDIA, CUDA_13, "", False, "CUDA", OK, ""),
+        (Vendor.NVIDIA, rocm("6.4"), "580", False, "torch build", ERROR, "make setup TORCH=cuda"),
+        (Vendor.AMD, CUDA_13, "", False, "torch build", ERROR, "make setup TORCH=rocm"),
+        (Vendor.AMD, rocm("6.4.43482-0f2d60"), "", False, "ROCm", OK, ""),
+        (Vendor.AMD, rocm("5.7.1"), "", False, "ROCm", ERROR, "ROCm 6.2 or later"),
+    ],
+)
+def test_the_driver_is_held_against_the_build_of_torch(
+    vendor: Vendor, build: TorchBuild, driver: str, has_run: bool, name: str, severity: Severity,
+    fix: str,
+) -> None:  # fmt: skip
+    kernels = {"GPU-0": RAN} if has_run else {}
+    facts = GpuFacts(gpus=[replace(CARDS[0], vendor=vendor)], kernels=kernels)
+    (found,) = check_builds(facts, {"torch": build}, nvidia_driver=driver, amd_driver="")
+    assert (found.name, found.severity) == (name, severity)
+    assert fix in found.fix
+    assert bool(found.fix) == bool(fix)
+    assert not list(check_builds(GpuFacts(), {"torch": build}, nvidia_driver="", amd_driver=""))
 
 
 def test_a_kernel_with_a_wrong_result_is_an_error() -> None:

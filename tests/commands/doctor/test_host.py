@@ -1,10 +1,9 @@
-"""Findings of `forge doctor` on the host: packages, drivers, devices, container, sandbox, limits,
-storage, clock. Each on made-up facts."""
+"""The table of `forge doctor`: drivers, devices, container, sandbox, limits, storage, clock. Each
+row on made-up facts."""
 
 from __future__ import annotations
 
 import os
-import tomllib
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,16 +11,7 @@ from typing import Any
 
 import pytest
 
-from forge.commands.doctor import clock
-from forge.commands.doctor.clock import ClockFacts, Stopwatch, check_clock
-from forge.commands.doctor.container import (
-    ContainerFacts,
-    check_container,
-    check_sandbox,
-    read_container,
-    sandbox_flags,
-)
-from forge.commands.doctor.drivers import DriverFacts, check_drivers, read_nodes
+from forge.commands.doctor import host
 from forge.commands.doctor.finding import (
     Finding,
     Severity,
@@ -31,170 +21,157 @@ from forge.commands.doctor.finding import (
     to_json,
     warning,
 )
-from forge.commands.doctor.limits import LimitFacts, check_limits, read_limits
-from forge.commands.doctor.probe import Outcome
-from forge.commands.doctor.software import (
-    NEEDS,
-    PACKAGES,
-    Imported,
-    Imports,
-    TorchBuild,
-    check_compiler,
-    check_packages,
+from forge.commands.doctor.host import (
+    HostFacts,
+    Stopwatch,
+    check_host,
+    check_sandbox,
+    find_newest,
+    read_container,
+    read_devices,
+    read_host,
+    sandbox_flags,
 )
-from forge.commands.doctor.storage import check_room
+from forge.commands.doctor.probe import Outcome
 from forge.process.devices import Gpu, Vendor
+from forge.runner.plan.machine import this_machine
+from forge.store.filesystem import Mount
 
-ROOT = Path(__file__).parents[3]
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 CARD = Gpu(
     vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1,
     capability=(9, 0),
 )  # fmt: skip
-AMD = replace(CARD, vendor=Vendor.AMD, capability=None)
+NOW = datetime(2026, 11, 23, tzinfo=UTC).timestamp()
 ALL = (1 << 41) - 1
-DOCKER = ContainerFacts(
-    kind="Docker", uid=0, capabilities=0xA80425FB, seccomp=2, apparmor="docker-default",
-    masked=["/proc/kcore", "/proc/sys"],
+HOST = HostFacts(
+    capabilities=ALL, apparmor="unconfined", compiler="/usr/bin/cc", cores=8, shm_bytes=16 << 30,
+    shm_free_bytes=16 << 30, memory_bytes=8 << 30, disk_bytes=8 << 30, now=NOW, wall_s=10.0,
+    monotonic_s=10.0, mount=Mount(point="/", kind="ext4", source="/dev/sda"),
 )  # fmt: skip
-HOST = ContainerFacts(kind="", uid=0, capabilities=ALL, seccomp=0, apparmor="unconfined")
-PLENTY = LimitFacts(
-    num_files=None, num_tasks=None, locked_bytes=None, address_bytes=None, group_tasks=None,
-    cpu_quota=None, cores=8, shm_bytes=16 << 30, shm_free_bytes=16 << 30,
-)  # fmt: skip
+"""A machine with plenty of everything, and without GPUs."""
+CONFINED: dict[str, Any] = {
+    "container": "Docker", "capabilities": 0xA80425FB, "seccomp": 2, "apparmor": "docker-default",
+    "masked": ["/proc/kcore", "/proc/sys"],
+}  # fmt: skip
+"""Docker's defaults."""
+DOCKER = replace(HOST, **CONFINED)
+IN_DOCKER = {"container": "Docker"}
+ONE: dict[str, Any] = {"gpus": [CARD]}
+TWO: dict[str, Any] = {"gpus": [CARD, replace(CARD, index=1)]}
+NVIDIA: dict[str, Any] = {"on_bus": frozenset({Vendor.NVIDIA})}
+AMD: dict[str, Any] = {"on_bus": frozenset({Vendor.AMD})}
 
 
-def by_name(findings: Any) -> dict[str, Finding]:
-    return {finding.name: finding for finding in findings}
+def check(facts: HostFacts) -> dict[str, Finding]:
+    return {finding.name: finding for finding in check_host(facts)}
 
 
-# Packages
+def nodes(*names: str) -> dict[str, Any]:
+    return {"nodes": frozenset(names)}
 
 
-def test_forges_own_requirements_are_those_of_pyproject() -> None:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    extras = tomllib.loads(text)["project"]["optional-dependencies"]
-    lines = [*extras["judge"], *extras["train"]]
-    declared = {line.partition(";")[0].strip() for line in lines}
-    assert {f"{name}{versions}" for name, versions in NEEDS.items()} <= declared
-    assert set(NEEDS) == set(PACKAGES)
-
-
-def test_a_package_that_does_not_import_is_an_error_with_its_words() -> None:
-    packages = {name: Imported(version="1") for name in PACKAGES}
-    packages["triton"] = Imported(fault="ImportError: libLLVM.so")
-    packages["trl"] = Imported(fault="ModuleNotFoundError: ...", is_missing=True)
-    found = by_name(check_packages(Imports(packages=packages, unmet=["peft needs torch>=9"])))
-    assert found["torch"] == Finding(name="torch", found="1")
-    assert found["triton"].severity is ERROR
-    assert found["triton"].found == "does not import: ImportError: libLLVM.so"
-    assert (found["trl"].severity, found["trl"].found) == (ERROR, "not installed")
-    assert (found["versions"].severity, found["versions"].found) == (WARNING, "peft needs torch>=9")
-
-
-def test_a_compiler_is_needed_where_there_are_gpus() -> None:
-    assert check_compiler("/usr/bin/cc", has_gpus=True).severity is OK
-    assert check_compiler(None, has_gpus=True).severity is ERROR
-    assert check_compiler(None, has_gpus=False).severity is WARNING
-
-
-# Drivers and devices
-
-
-def build(cuda: str | None = None, hip: str | None = None) -> dict[str, TorchBuild]:
-    return {"torch": TorchBuild(version="2.13.0", cuda=cuda, hip=hip)}
+def test_a_machine_with_plenty_of_everything_has_no_problem() -> None:
+    found = check(HOST)
+    assert {each.severity for each in found.values()} == {OK}
+    assert all(not each.fix for each in found.values())
+    assert {"system", "python", "C compiler", "cores", "memory", "file system"} <= set(found)
+    assert not {"container", "NVIDIA driver", "AMD driver", "compute capability"} & set(found)
+    in_order = {**AMD, **nodes("kfd", "dri/renderD128"), "is_kfd_open": True}
+    assert set(check(replace(HOST, **in_order))) == set(found)
 
 
 @pytest.mark.parametrize(
-    ("cuda", "driver", "has_run", "severity"),
+    ("changes", "name", "severity", "fix"),
     [
-        ("13.0", "580.65.06", False, OK),
-        ("13.0", "575.57.08", False, ERROR),
-        ("13.0", "575.57.08", True, WARNING),
-        ("12.8", "525.60.13", False, OK),
-        ("12.8", "470.82.01", False, ERROR),
-        ("14.1", "570.10", False, ERROR),
-        ("13.0", "", False, OK),
-    ],
-)
-def test_the_driver_is_held_against_the_cuda_of_torch(
-    cuda: str, driver: str, has_run: bool, severity: Severity
-) -> None:
-    facts = DriverFacts(
-        gpus=[CARD], builds=build(cuda), nvidia_driver=driver, has_run=has_run,
-        nodes=frozenset({"nvidiactl", "nvidia-uvm"}),
-    )  # fmt: skip
-    found = by_name(check_drivers(facts))
-    assert found["CUDA"].severity is severity
-    assert f"built for CUDA {cuda}" in found["CUDA"].found
-    assert bool(found["CUDA"].fix) == (severity is not OK)
-
-
-def test_a_torch_for_other_devices_is_an_error() -> None:
-    found = by_name(check_drivers(DriverFacts(gpus=[CARD], builds=build())))
-    assert (found["torch build"].severity, found["torch build"].fix) == (
-        ERROR, "make setup TORCH=cuda",
-    )  # fmt: skip
-    found = by_name(check_drivers(DriverFacts(gpus=[AMD], builds=build("13.0"))))
-    assert (found["torch build"].severity, found["torch build"].fix) == (
-        ERROR, "make setup TORCH=rocm",
-    )  # fmt: skip
-    assert by_name(check_drivers(DriverFacts(builds=build()))) == {}
-
-
-def test_rocm_has_a_minimum_for_triton() -> None:
-    found = by_name(check_drivers(DriverFacts(gpus=[AMD], builds=build(hip="6.4.43482-0f2d60"))))
-    assert found["ROCm"].severity is OK
-    found = by_name(check_drivers(DriverFacts(gpus=[AMD], builds=build(hip="5.7.1"))))
-    assert found["ROCm"].severity is ERROR
-    assert "Triton needs 6.2" in found["ROCm"].found
-
-
-def test_an_old_gpu_is_reported() -> None:
-    old = replace(CARD, capability=(7, 5))
-    found = by_name(check_drivers(DriverFacts(gpus=[old])))["compute capability"]
-    assert (found.severity, found.found) == (WARNING, "GPU 0 has compute capability 7.5")
-
-
-@pytest.mark.parametrize(
-    ("facts", "name", "fix"),
-    [
-        (DriverFacts(nvml_fault="Driver/library version mismatch"), "NVIDIA driver", "reboot"),
+        ({"compiler": None}, "C compiler", WARNING, "apt install gcc"),
+        ({"compiler": None, **ONE}, "C compiler", ERROR, "apt install gcc"),
+        ({"nvml_fault": "Driver/library version mismatch"}, "NVIDIA driver", WARNING, "reboot"),
+        ({**NVIDIA, **IN_DOCKER}, "NVIDIA driver", WARNING, "docker run --gpus all"),
+        (NVIDIA, "NVIDIA driver", WARNING, "install NVIDIA's"),
+        (nodes("nvidiactl"), "NVIDIA driver", WARNING, "nvidia-modprobe -u -c=0"),
         (
-            DriverFacts(on_bus=frozenset({Vendor.NVIDIA}), is_container=True),
-            "NVIDIA driver",
-            "docker run --gpus all",
-        ),
-        (DriverFacts(on_bus=frozenset({Vendor.NVIDIA})), "NVIDIA driver", "install NVIDIA's"),
-        (DriverFacts(nodes=frozenset({"nvidiactl"})), "NVIDIA driver", "nvidia-modprobe -u -c=0"),
-        (
-            DriverFacts(on_bus=frozenset({Vendor.AMD}), is_container=True),
-            "AMD driver",
+            {**AMD, **IN_DOCKER}, "AMD driver", WARNING,
             "--device /dev/kfd --device /dev/dri --group-add video --group-add render",
         ),
-        (DriverFacts(on_bus=frozenset({Vendor.AMD})), "AMD driver", "amdgpu-install"),
+        (AMD, "AMD driver", WARNING, "amdgpu-install"),
+        ({**nodes("kfd"), **IN_DOCKER}, "AMD driver", WARNING, "--device /dev/dri"),
+        (nodes("kfd", "dri/renderD128"), "AMD driver", WARNING, "usermod -aG render,video"),
         (
-            DriverFacts(nodes=frozenset({"kfd"}), is_container=True),
-            "AMD driver",
-            "--device /dev/dri",
+            {"gpus": [replace(CARD, capability=(7, 5))]}, "compute capability", WARNING,
+            "CUDA_VISIBLE_DEVICES",
+        ),
+        ({"num_files": 40}, "open files", ERROR, "ulimit -n 65536"),
+        ({"num_files": 512}, "open files", WARNING, "ulimit -n 65536"),
+        ({"num_files": 512, **IN_DOCKER}, "open files", WARNING, "--ulimit nofile=65536"),
+        ({"num_tasks": 60}, "processes", ERROR, "ulimit -u"),
+        ({"num_tasks": 60, **IN_DOCKER}, "processes", ERROR, "--ulimit nproc=-1"),
+        ({"group_tasks": 512}, "processes of the container", WARNING, "--pids-limit=-1"),
+        ({"address_bytes": 4 << 30}, "address space", ERROR, "ulimit -v unlimited"),
+        ({"address_bytes": 8 << 30}, "address space", WARNING, "ulimit -v unlimited"),
+        ({"address_bytes": 512 << 30, **ONE}, "address space", ERROR, "ulimit -v"),
+        ({"address_bytes": 512 << 30}, "address space", OK, ""),
+        ({"locked_bytes": 8 << 20, **TWO}, "locked memory", OK, ""),
+        (
+            {"locked_bytes": 64 << 10, **TWO, **IN_DOCKER}, "locked memory", WARNING,
+            "--ulimit memlock=-1",
         ),
         (
-            DriverFacts(nodes=frozenset({"kfd", "dri/renderD128"})),
-            "AMD driver",
-            "usermod -aG render,video",
+            {"locked_bytes": 8 << 20, "has_infiniband": True}, "locked memory", WARNING,
+            "ulimit -l unlimited",
         ),
+        (
+            {"shm_free_bytes": 64 << 20, **TWO, **IN_DOCKER}, "/dev/shm", WARNING,
+            "docker run --shm-size=16g",
+        ),
+        ({"shm_bytes": 64 << 20, "shm_free_bytes": 64 << 20}, "/dev/shm", OK, ""),
+        ({"shm_free_bytes": 1 << 20}, "/dev/shm", WARNING, "remove old files"),
+        ({"shm_bytes": 1 << 20, "shm_free_bytes": 1 << 20}, "/dev/shm", WARNING, "mount"),
+        ({"shm_bytes": 0}, "/dev/shm", WARNING, "mount"),
+        ({"shm_bytes": 0, **ONE}, "/dev/shm", ERROR, "mount"),
+        ({"cpu_quota": 2.5, **IN_DOCKER}, "cores", WARNING, "--cpuset-cpus=0-1"),
+        ({"cpu_quota": 8.0}, "cores", OK, ""),
+        ({"memory_bytes": 2 << 30}, "memory", ERROR, "--memory"),
+        ({"disk_bytes": 1 << 30}, "disk", ERROR, "store.dir=DIR"),
+        (
+            {"mount": Mount(point="/home", kind="nfs4", source="filer:/home")}, "file system",
+            ERROR, "store.dir=DIR on a local disk",
+        ),
+        ({"newest_at": NOW + 60}, "clock", OK, ""),
+        ({"newest_at": NOW + 7200, "newest_name": "a-1/b"}, "clock", WARNING, "set-ntp"),
+        ({"now": 0.0}, "clock", WARNING, "set-ntp"),
+        ({"wall_s": -3590.0}, "clock", WARNING, "set-ntp"),
+        ({"wall_s": 10.4}, "clock", OK, ""),
+    ],
+)  # fmt: skip
+def test_a_row_has_its_severity_and_fix(
+    changes: dict[str, Any], name: str, severity: Severity, fix: str
+) -> None:
+    found = check(replace(HOST, **changes))
+    assert found[name].severity is severity
+    assert fix in found[name].fix
+    assert bool(found[name].fix) == bool(fix)
+    assert all(each.severity is OK for each in found.values() if each.name != name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "words"),
+    [
+        ({"num_files": 40}, "open files", "40 allowed; a run needs 256"),
+        ({"cpu_quota": 2.5}, "cores", "8, of which the control group allows the time of 2.5"),
+        ({"gpus": [replace(CARD, capability=(7, 5))]}, "compute capability", "GPU 0 has 7.5"),
+        (
+            {"mount": Mount(point="/home", kind="nfs4", source="filer:/x")},
+            "file system",
+            "filer:/x",
+        ),
+        ({"newest_at": NOW + 7200, "newest_name": "a-1/b"}, "clock", "a-1/b was written at 2026"),
+        ({"wall_s": -3590.0}, "clock", "-3590.0 s passed by the wall clock"),
     ],
 )
-def test_a_missing_device_is_named_with_its_flag(facts: DriverFacts, name: str, fix: str) -> None:
-    found = by_name(check_drivers(facts))[name]
-    assert found.severity is WARNING
-    assert fix in found.fix
-
-
-def test_devices_in_good_order_are_no_finding() -> None:
-    nodes = frozenset({"kfd", "dri/renderD128"})
-    facts = DriverFacts(on_bus=frozenset({Vendor.AMD}), nodes=nodes, is_kfd_open=True)
-    assert by_name(check_drivers(facts)) == {}
+def test_a_finding_says_what_was_found(changes: dict[str, Any], name: str, words: str) -> None:
+    found = check(replace(HOST, **changes))[name].found
+    assert words.replace("has", "has compute capability") in found
 
 
 def test_gpus_are_found_on_the_pci_bus_and_in_dev(tmp_path: Path) -> None:
@@ -210,15 +187,12 @@ def test_gpus_are_found_on_the_pci_bus_and_in_dev(tmp_path: Path) -> None:
     (tmp_path / "dev/dri").mkdir(parents=True)
     for name in ("nvidiactl", "kfd", "dri/renderD128", "dri/card0"):
         (tmp_path / "dev" / name).touch()
-    found = read_nodes(root=tmp_path)
+    found = read_devices(root=tmp_path)
     assert found["on_bus"] == {Vendor.NVIDIA, Vendor.AMD}
     assert found["nodes"] == {"nvidiactl", "kfd", "dri/renderD128"}
     assert found["is_kfd_open"]
     (tmp_path / "sys/bus/pci/devices/0000:02:00.0/class").write_text("0x040300\n")
-    assert read_nodes(root=tmp_path)["on_bus"] == {Vendor.NVIDIA}
-
-
-# Container and sandbox
+    assert read_devices(root=tmp_path)["on_bus"] == {Vendor.NVIDIA}
 
 
 def test_the_flags_that_dockers_default_lacks_are_named() -> None:
@@ -228,8 +202,7 @@ def test_the_flags_that_dockers_default_lacks_are_named() -> None:
         "--security-opt apparmor=unconfined",
         "--security-opt systempaths=unconfined",
     ]
-    (found,) = check_container(DOCKER)
-    assert found.found == (
+    assert check(DOCKER)["container"].found == (
         "Docker: no CAP_SYS_ADMIN, a seccomp filter, AppArmor's docker-default, a masked /proc"
     )
     assert sandbox_flags(replace(DOCKER, capabilities=ALL, apparmor="")) == [
@@ -239,40 +212,32 @@ def test_the_flags_that_dockers_default_lacks_are_named() -> None:
         "--security-opt seccomp=unconfined"
     ]
     assert sandbox_flags(HOST) == []
-    assert list(check_container(HOST)) == []
 
 
-def sandbox(level: str | None, *refused: str, serves_gpus: bool = True) -> Outcome:
-    answer = {"level": level, "refused": list(refused), "serves_gpus": serves_gpus}
-    return Outcome(answers=(answer,))
+REFUSED = "namespaces: unshare: Operation not permitted"
+USER = replace(HOST, uid=1000, capabilities=0)
 
 
-def test_the_strongest_sandbox_is_ok_and_a_weaker_one_a_warning_with_the_flags() -> None:
-    (found,) = check_sandbox(sandbox("namespaces"), HOST, has_gpus=True, sysctls={})
-    assert found == Finding(name="sandbox", found="namespaces")
-    weak = sandbox("landlock", "namespaces: unshare: Operation not permitted", serves_gpus=False)
-    (found,) = check_sandbox(weak, DOCKER, has_gpus=False, sysctls={})
-    assert found.severity is WARNING
-    assert found.found == "landlock (namespaces: unshare: Operation not permitted)"
-    assert found.fix.startswith("docker run --cap-add SYS_ADMIN --security-opt seccomp")
-
-
-def test_judges_on_gpus_cannot_start_in_a_weaker_sandbox() -> None:
-    weak = sandbox("namespaces-noproc", "namespaces: mount proc", serves_gpus=False)
-    (found,) = check_sandbox(weak, DOCKER, has_gpus=True, sysctls={})
-    assert found.severity is ERROR
-    assert "systempaths=unconfined" in found.fix
-
-
-def test_no_sandbox_is_an_error_with_the_sysctl_that_forbids_it() -> None:
-    user = replace(HOST, uid=1000, capabilities=0)
+@pytest.mark.parametrize(
+    ("level", "refused", "facts", "severity", "fix"),
+    [
+        ("namespaces", [], replace(HOST, **ONE), OK, ""),
+        ("landlock", [REFUSED], DOCKER, WARNING, "docker run --cap-add SYS_ADMIN --security-opt"),
+        ("namespaces-noproc", [REFUSED], replace(DOCKER, **ONE), ERROR, "systempaths=unconfined"),
+        (None, [REFUSED], USER, ERROR, "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+        (None, [REFUSED], USER, ERROR, 'judge.isolation = "none"'),
+    ],
+)
+def test_a_sandbox_weaker_than_needed_has_the_flags_or_the_sysctl_that_it_lacks(
+    level: str | None, refused: list[str], facts: HostFacts, severity: Severity, fix: str
+) -> None:
+    answer = {"level": level, "refused": refused, "serves_gpus": not refused}
     sysctls = {"kernel.apparmor_restrict_unprivileged_userns": "1"}
-    outcome = sandbox(None, "namespaces: unshare: Operation not permitted")
-    (found,) = check_sandbox(outcome, user, has_gpus=False, sysctls=sysctls)
-    assert found.severity is ERROR
-    assert found.found == "none: namespaces: unshare: Operation not permitted"
-    assert "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0" in found.fix
-    assert 'judge.isolation = "none"' in found.fix
+    found = check_sandbox(Outcome(answers=(answer,)), facts, sysctls=sysctls)
+    assert found.severity is severity
+    assert (level or "none") in found.found
+    assert all(each in found.found for each in refused)
+    assert fix in found.fix
 
 
 def test_a_container_is_read_from_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,117 +250,8 @@ def test_a_container_is_read_from_proc(tmp_path: Path, monkeypatch: pytest.Monke
     lines = [f"1 0 0:1 / {at} rw - tmpfs tmpfs rw" for at in mounts]
     (own / "mountinfo").write_text("\n".join(lines))
     (tmp_path / ".dockerenv").touch()
-    assert read_container(root=tmp_path) == replace(DOCKER, uid=os.geteuid())
-    assert read_container(root=tmp_path / "absent").kind == ""
-    assert read_container().capabilities >= 0
-
-
-# Limits
-
-
-def test_a_machine_with_plenty_of_everything_has_no_problem() -> None:
-    found = by_name(check_limits(PLENTY))
-    assert {each.severity for each in found.values()} == {OK}
-    assert all(not each.fix for each in found.values())
-
-
-@pytest.mark.parametrize(
-    ("changes", "name", "severity", "fix"),
-    [
-        ({"num_files": 40}, "open files", ERROR, "ulimit -n 65536"),
-        ({"num_files": 512}, "open files", WARNING, "ulimit -n 65536"),
-        ({"num_files": 512, "is_container": True}, "open files", WARNING, "--ulimit nofile=65536"),
-        ({"num_tasks": 60}, "processes", ERROR, "ulimit -u"),
-        ({"num_tasks": 60, "is_container": True}, "processes", ERROR, "--ulimit nproc=-1"),
-        ({"group_tasks": 512}, "processes of the container", WARNING, "--pids-limit=-1"),
-        ({"address_bytes": 4 << 30}, "address space", ERROR, "ulimit -v unlimited"),
-        ({"address_bytes": 8 << 30}, "address space", WARNING, "ulimit -v unlimited"),
-        ({"address_bytes": 512 << 30, "num_gpus": 1}, "address space", ERROR, "ulimit -v"),
-        ({"address_bytes": 512 << 30}, "address space", OK, ""),
-        ({"locked_bytes": 8 << 20, "num_gpus": 2}, "locked memory", OK, ""),
-        (
-            {"locked_bytes": 64 << 10, "num_gpus": 2, "is_container": True},
-            "locked memory", WARNING, "--ulimit memlock=-1",
-        ),
-        (
-            {"locked_bytes": 8 << 20, "has_infiniband": True},
-            "locked memory", WARNING, "ulimit -l unlimited",
-        ),
-        (
-            {"shm_free_bytes": 64 << 20, "num_gpus": 2, "is_container": True},
-            "/dev/shm", WARNING, "docker run --shm-size=16g",
-        ),
-        ({"shm_bytes": 64 << 20, "shm_free_bytes": 64 << 20}, "/dev/shm", OK, ""),
-        ({"shm_free_bytes": 1 << 20}, "/dev/shm", WARNING, "remove old files"),
-        ({"shm_bytes": 1 << 20, "shm_free_bytes": 1 << 20}, "/dev/shm", WARNING, "mount"),
-        ({"shm_bytes": None}, "/dev/shm", WARNING, "mount"),
-        ({"shm_bytes": None, "num_gpus": 1}, "/dev/shm", ERROR, "mount"),
-        ({"cpu_quota": 2.5, "is_container": True}, "cores", WARNING, "--cpuset-cpus=0-1"),
-        ({"cpu_quota": 8.0}, "cores", OK, ""),
-    ],
-)  # fmt: skip
-def test_a_limit_has_its_severity_and_fix(
-    changes: dict[str, Any], name: str, severity: Severity, fix: str
-) -> None:
-    found = by_name(check_limits(replace(PLENTY, **changes)))
-    assert found[name].severity is severity
-    assert fix in found[name].fix
-    assert bool(found[name].fix) == bool(fix)
-    assert all(each.severity is OK for each in found.values() if each.name != name)
-
-
-def test_the_limits_of_this_process_are_read() -> None:
-    facts = read_limits(cores=2, num_gpus=0, is_container=False)
-    assert facts.num_files is None or facts.num_files > 0
-    assert facts.shm_bytes is None or facts.shm_bytes > 0
-
-
-# Storage, clock
-
-
-def test_too_little_memory_or_disk_is_an_error() -> None:
-    room = by_name(
-        check_room(memory_bytes=2 << 30, free_disk_bytes=1 << 30, store_dir=Path("runs"))
-    )
-    assert [each.severity for each in room.values()] == [ERROR, ERROR]
-    room = by_name(
-        check_room(memory_bytes=8 << 30, free_disk_bytes=8 << 30, store_dir=Path("runs"))
-    )
-    assert [each.severity for each in room.values()] == [OK, OK]
-
-
-NOW = datetime(2026, 11, 23, tzinfo=UTC).timestamp()
-WRONG = "the clock is wrong:"
-JUMPED = (
-    "the clock jumped: -3590.0 s passed by the wall clock and 10.0 s by the monotonic clock"
-)  # fmt: skip
-STEADY = ClockFacts(now=NOW, newest=None, wall_s=10.0, monotonic_s=10.0)
-
-
-@pytest.mark.parametrize(
-    ("facts", "found"),
-    [
-        (STEADY, "2026-11-23 00:00:00 UTC"),
-        (replace(STEADY, newest=NOW + 60), "2026-11-23 00:00:00 UTC"),
-        (
-            replace(STEADY, newest=NOW + 7200, newest_name="a-1/b"),
-            f"{WRONG} 2026-11-23 00:00:00 UTC, but a-1/b was written at 2026-11-23 02:00:00 UTC",
-        ),
-        (
-            replace(STEADY, now=0.0),
-            f"{WRONG} 1970-01-01 00:00:00 UTC is before this release of forge",
-        ),
-        (
-            replace(STEADY, wall_s=-3590.0),
-            JUMPED,
-        ),
-        (replace(STEADY, wall_s=10.4), "2026-11-23 00:00:00 UTC"),
-    ],
-)
-def test_a_wrong_clock_is_a_warning(facts: ClockFacts, found: str) -> None:
-    (finding,) = check_clock(facts)
-    assert finding.found == found
-    assert finding.severity is (WARNING if "the clock" in found else OK)
+    assert read_container(root=tmp_path) == {**CONFINED, "uid": os.geteuid()}
+    assert read_container(root=tmp_path / "absent")["container"] == ""
 
 
 def test_the_newest_file_of_the_runs_is_read(tmp_path: Path) -> None:
@@ -404,14 +260,14 @@ def test_the_newest_file_of_the_runs_is_read(tmp_path: Path) -> None:
         file = tmp_path / run / "run.db"
         file.touch()
         os.utime(file, (NOW - age_s, NOW - age_s))
-    facts = Stopwatch().read(tmp_path)
-    assert (facts.newest_name, facts.newest) == ("new-1/run.db", NOW - 50)
+    expected = {"newest_name": "new-1/run.db", "newest_at": NOW - 50}
+    assert find_newest(tmp_path) == expected
+    facts = read_host(this_machine(tmp_path), tmp_path, Stopwatch())
+    assert {name: getattr(facts, name) for name in expected} == expected
     assert abs(facts.wall_s - facts.monotonic_s) < 1.0
-    assert Stopwatch().read(tmp_path / "absent").newest is None
-    assert datetime.fromtimestamp(clock.RELEASED, tz=UTC) < datetime.now(tz=UTC)
-
-
-# The whole
+    assert facts.num_files is None or facts.num_files > 0
+    assert find_newest(tmp_path / "absent")["newest_at"] == 0.0
+    assert datetime.fromtimestamp(host.RELEASED, tz=UTC) < datetime.now(tz=UTC)
 
 
 def test_warnings_do_not_stop_a_run_and_errors_do() -> None:
