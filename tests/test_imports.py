@@ -162,7 +162,7 @@ ROOMS: dict[str, set[str]] = {
     "store.schema": set(),
     "store.write": {"store", "store.schema"},
     # views: answers for people
-    "views": {"store", "views.compare", "views.sql", "views.text"},
+    "views": {"process", "store", "views.compare", "views.sql", "views.text"},
     "views.text": {"store"},
     "views.sql": {"store", "views.text"},
     "views.compare": {"store", "views", "views.sql", "views.text"},

@@ -308,15 +308,14 @@ def logs(
 
 
 def _client(paths: RunPaths) -> ControlClient:
-    from forge.process.control import ControlClient
-    from forge.store.ownership import is_owned, read_status
+    from forge.views.run_state import open_client
 
-    socket_path = read_status(paths).get("control_socket")
-    if not is_owned(paths) or not socket_path:
+    client = open_client(paths)
+    if client is None:
         raise ConfigError(
             f'{paths.name} is not running; "forge show {paths.name}" shows its results'
         )
-    return ControlClient(Path(socket_path))
+    return client
 
 
 def _say_where(paths: RunPaths, *, is_detached: bool, as_json: bool) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ForgeError
-from forge.process.control import ControlClient
 from forge.store.layout import list_runs
 from forge.store.ownership import is_owned, read_status
 from forge.store.read_only import RowTable
+from forge.views.run_state import open_client
 from forge.views.text.numbers import NONE, duration, memory
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def load_running(store_dir: Path) -> list[dict[str, Any]]:
 
 def _load(paths: RunPaths) -> dict[str, Any]:
     status = read_status(paths)
-    live = _ask(status.get("control_socket"))
+    live = _ask(paths)
     row: dict[str, Any] = {"name": paths.name, "path": str(paths.root), "pid": status.get("pid")}
     if live is None:
         return {**row, "stage": None}
@@ -40,12 +40,11 @@ def _load(paths: RunPaths) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ask(socket_path: Any) -> LiveStatus | None:
+def _ask(paths: RunPaths) -> LiveStatus | None:
     """None if the supervisor has just begun, is ending, or is silent."""
-    if not socket_path:
-        return None
     try:
-        return ControlClient(Path(str(socket_path)), timeout_s=TIMEOUT_S).status()
+        client = open_client(paths, timeout_s=TIMEOUT_S)
+        return None if client is None else client.status()
     except (ForgeError, OSError, ValueError, TypeError):
         return None
 

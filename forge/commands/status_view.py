@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -16,19 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.errors import ConfigError, Stalled
-from forge.process.control import ControlClient
-from forge.store.ownership import is_owned, read_status
 from forge.store.reader import open_run
 from forge.views.gains import load_gains
 from forge.views.run_state import (
     EVALUATIONS,
-    Standing,
+    RunState,
     describe_steps,
     load_nodes,
+    load_run_state,
     load_seconds,
     load_stages,
-    load_standing,
-    render_nodes,
+    open_client,
 )
 from forge.views.text.numbers import (
     NONE,
@@ -42,7 +39,7 @@ from forge.views.text.numbers import (
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -53,7 +50,7 @@ if TYPE_CHECKING:
 
 ENDED = ("done", "stopped", "failed", "killed")
 BEST_KERNEL = """
-SELECT problem_id, speedup_low, turn_id FROM v_best_kernels WHERE stage >= 0 ORDER BY rank LIMIT 1
+SELECT problem_id, speedup_low, turn_id FROM v_best_kernels ORDER BY rank LIMIT 1
 """
 MARKS = {"green": "●", "yellow": "▲", "red": "✖"}
 """Marks by health; distinct without colour too."""
@@ -61,11 +58,9 @@ MARKS = {"green": "●", "yellow": "▲", "red": "✖"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """State of a run, from its store and its supervisor."""
+    """The state of a run with what `forge status` adds to it."""
 
-    standing: Standing
-    live: LiveStatus | None
-    """None if the run has ended, or its supervisor does not answer."""
+    run: RunState
     took: str = ""
     """Duration and end of an ended run; empty for another one."""
     results: tuple[str, ...] = ()
@@ -77,58 +72,44 @@ class RunStatus:
 
     def to_json(self) -> dict[str, Any]:
         """The output of `forge status --json`."""
-        plain = {
-            **self.standing.to_json(),
-            "live": None,
-            "components": list[Any](),
-            "nodes": list(self.nodes),
-            "silence": self.silence and str(self.silence),
-        }
-        if self.live is not None:
-            live = asdict(self.live)
-            plain |= {"components": live.pop("components"), "live": live}
-        return plain
+        silence = self.silence and str(self.silence)
+        return {**self.run.to_json(), "nodes": list(self.nodes), "silence": silence}
 
     def render(self) -> RenderableType:
         """The same as text: the state, the running stage, a table of processes."""
-        lines = self.standing.to_lines()
+        run, lines = self.run, self.run.to_lines()
         nodes = [Text(), render_nodes(self.nodes, now=time.time())] if self.nodes else []
-        if self.live is None:
-            lines[0] += self.took
-            if self.standing.state != "done":
-                lines += describe_steps(self.standing.played.to_json())
-            lines += self.results
-            if self.standing.state == "running":
-                lines.append("its supervisor does not answer, has just begun, or is ending")
-            return Group(*map(Text, lines), *nodes)
-        lines.append(live_line(self.live, self.standing.played))
-        return Group(*map(Text, lines), render(self.live.components), *nodes)
+        if run.live is not None:
+            lines.append(live_line(run.live, run.played))
+            return Group(*map(Text, lines), render(run.live.components), *nodes)
+        lines[0] += self.took
+        if run.state != "done":
+            lines += describe_steps(run.played.to_json())
+        lines += self.results
+        if run.state == "running":
+            lines.append("its supervisor does not answer, has just begun, or is ending")
+        return Group(*map(Text, lines), *nodes)
 
 
 def load_status(paths: RunPaths) -> RunStatus:
     """Reads the store, and asks the supervisor if there is one."""
-    with open_run(paths) as reader:
-        standing = load_standing(reader, now=time.time())
-        has_ended = standing.state in ENDED
-        took = _took(reader) if has_ended else ""
-        results = tuple(_results(reader)) if has_ended else ()
     live, silence = None, None
     try:
         live = _ask_supervisor(paths)
     except Stalled as error:
-        silence, took, results = error, "", ()
-    return RunStatus(
-        standing=standing, live=live, took=took, results=results, silence=silence,
-        nodes=_nodes(paths, live),
-    )  # fmt: skip
-
-
-def _nodes(paths: RunPaths, live: LiveStatus | None) -> tuple[dict[str, Any], ...]:
-    """Nodes of the last attempt, with the judgements of the judges that run there now."""
+        silence = error
     judges = live.components if live is not None else ()
     judged = [(one.node, one.num_judged) for one in judges if one.num_judged is not None]
     with open_run(paths) as reader:
-        return tuple(load_nodes(reader, judged=judged))
+        run = replace(load_run_state(reader, now=time.time()), live=live)
+        has_results = run.state in ENDED and silence is None
+        return RunStatus(
+            run=run,
+            took=_took(reader) if has_results else "",
+            results=tuple(_results(reader)) if has_results else (),
+            nodes=tuple(load_nodes(reader, judged=judged)),
+            silence=silence,
+        )
 
 
 def _took(reader: RunReader) -> str:
@@ -204,10 +185,22 @@ def live_line(live: LiveStatus, played: PlayedSteps) -> str:
 
 def _ask_supervisor(paths: RunPaths) -> LiveStatus | None:
     """None if no supervisor is there. Raises Stalled if it is silent."""
-    socket_path = read_status(paths).get("control_socket")
-    if not socket_path or not is_owned(paths):
-        return None
     try:
-        return ControlClient(Path(socket_path)).status()
+        client = open_client(paths)
+        return None if client is None else client.status()
     except ConfigError:  # it has just begun, or is ending
         return None
+
+
+def render_nodes(nodes: Sequence[Mapping[str, Any]], *, now: float) -> Table:
+    """One row per node."""
+    table = Table("node", "roles", "GPUs", "judged", "lost", "state", box=None, pad_edge=False)
+    for row in nodes:
+        is_up = row["state"] == "up"
+        since = row["joined_at"] if is_up else row["left_at"]
+        ago = duration(max(0.0, now - since)) if since else NONE
+        state = f"up, joined {ago} ago" if is_up else f"{row['state']} {ago} ago: {row['reason']}"
+        judged = NONE if row["num_judged"] is None else str(row["num_judged"])
+        cells = (row["node"], row["roles"], str(row["num_gpus"]), judged, str(row["num_lost"]))
+        table.add_row(*(printable(cell) for cell in (*cells, state)))
+    return table

@@ -138,7 +138,7 @@ class LiveStatus:
     """Seconds to the end of the stage."""
     tokens_per_s: float
     judged_per_s: float
-    """Without cached verdicts, whose turns `Standing.turns_per_s` counts."""
+    """Without cached verdicts, whose turns `RunState.turns_per_s` counts."""
     idle: Mapping[str, float] = field(default_factory=dict[str, float])
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
     components: Sequence[ComponentStatus] = ()

@@ -152,24 +152,15 @@ class Activity:
     processes: list[dict[str, Any]]
     idle: dict[str, float]
     """Role to its idle share over the last IDLE_STEPS steps."""
-    ran_s: float | None
-    """Duration of the last attempt; None while it runs, or if it was killed."""
-    end_reason: str | None
-    """Reason why the last attempt ended."""
 
 
 def load_activity(reader: RunReader, *, now: float) -> Activity:
     """Loads everything, in about 10 ms. `now` is Unix seconds."""
-    attempt = reader.one(
-        "SELECT ended_at - started_at AS ran_s, reason FROM attempts ORDER BY attempt DESC LIMIT 1"
-    )
     return Activity(
         mix=load_failure_mix(reader),
         rollouts_per_s=load_rollouts_per_s(reader, now=now),
         processes=load_processes(reader),
         idle=load_idle(reader, stage=_training_stage(reader)[0], num_steps=IDLE_STEPS),
-        ran_s=attempt["ran_s"] if attempt else None,
-        end_reason=attempt["reason"] if attempt else None,
     )
 
 

@@ -1,9 +1,9 @@
 """State of a run from its records: state, stage, step, rates, idle shares, duration, evaluations,
 nodes.
 
-The one model that `forge status`, `forge show`, `forge runs`, the monitor and the report read; the
-live supervisor adds its own numbers (`control.LiveStatus`). `load_standing` runs a handful of
-indexed queries (1 ms), so it may be polled.
+The one model that `forge status`, `forge show`, `forge runs`, the monitor and the report read; a
+live supervisor adds its own numbers (`RunState.live`). `load_run_state` runs a handful of indexed
+queries (1 ms), so it may be polled.
 
 An idle share is the part of its steps in which a role (trainer, replicas, judges) had no work; the
 supervisor records the seconds at each publish (`runner/stages/plug.py`).
@@ -14,28 +14,26 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tomli
-from rich.table import Table
 
-from forge.store.ownership import is_owned
-from forge.views.text.numbers import NONE, duration, number, percent
+from forge.store.ownership import is_owned, read_status
+from forge.views.text.numbers import number, percent
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from forge.process.control import ControlClient, LiveStatus
+    from forge.store.layout import RunPaths
     from forge.store.reader import RunReader
 
 RATE_WINDOW_S = 30.0
 """Rates are over the turns of this many seconds."""
 ETA_STEPS = 10
 """Steps whose mean duration predicts the rest of a stage."""
-
-NOT_CHAT = "group_id NOT IN (SELECT group_id FROM groups WHERE stage < 0)"
-"""Condition on rows of the run. An earlier version stored chats in the run itself, at stage -1; now
-they have stores of their own."""
 
 _TRAINED = """
 SELECT a.attempt, (
@@ -79,8 +77,8 @@ takes 0.2 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Snapshot of a run. A field that is not known yet is None."""
+class RunState:
+    """State of a run, from its store and its supervisor. A field that is not known is None."""
 
     run: str
     state: str
@@ -117,12 +115,18 @@ class Standing:
     """`3 of 64` if the run had trained on 3 of its problems; empty for none."""
     eta_s: float | None
     """Seconds until the end of this stage."""
+    ran_s: float | None
+    """Duration of the last attempt; None while it runs, or if it was killed."""
+    live: LiveStatus | None = None
+    """None if the run has ended, or its supervisor does not answer."""
 
     def to_json(self) -> dict[str, Any]:
         """The state's part of what `forge status --json` prints."""
         plain = asdict(self)
-        del plain["played"]
-        return {**plain, **self.played.to_json()}
+        del plain["played"], plain["ran_s"]
+        live = plain.pop("live")
+        components = [] if live is None else live.pop("components")
+        return {**plain, **self.played.to_json(), "live": live, "components": components}
 
     def to_lines(self) -> list[str]:
         """First lines of `forge status`."""
@@ -134,9 +138,9 @@ class Standing:
         return lines
 
 
-def load_standing(reader: RunReader, *, now: float) -> Standing:
-    """Reads the current state. `now` is Unix seconds: a silent run has no rates instead of its last
-    ones.
+def load_run_state(reader: RunReader, *, now: float) -> RunState:
+    """Reads the current state from the store. `now` is Unix seconds: a silent run has no rates
+    instead of its last ones.
     """
     stages = load_stages(reader)
     stage = _current_stage(reader)
@@ -144,10 +148,10 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
     trained = reader.one(_TRAINED, {"stage": stage}) or {"attempt": None, "step": None}
     rates = _rates(reader, now=now)
     evaluated = reader.one(
-        f"SELECT pass_at_1, num_problems, {NUM_TRAINED} AS num_trained_problems, {JUDGED} "
-        "FROM evaluations ORDER BY at DESC, evaluation_id DESC LIMIT 1"
+        "SELECT pass_at_1, num_problems, num_trained_problems, num_judged_problems, unjudgeable "
+        "FROM v_evaluations ORDER BY at DESC LIMIT 1"
     )
-    return Standing(
+    return RunState(
         run=reader.paths.name,
         state=run_state(reader),
         reason=end_reason(reader),
@@ -158,7 +162,7 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
         step=trained["step"],
         num_steps=known.get("steps"),
         played=load_played_steps(reader, stage=stage),
-        num_turns=count_turns(reader),
+        num_turns=reader.value("SELECT count(*) FROM turns"),
         tokens_per_s=rates[0],
         turns_per_s=rates[1],
         idle=load_idle(reader, stage=stage),
@@ -168,15 +172,20 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
         is_judged_in_part=evaluated is not None and is_judged_in_part(evaluated),
         trained_on="" if evaluated is None else trained_share(evaluated),
         eta_s=_eta_s(reader, stage=stage, num_steps=known.get("steps"), **trained),
+        ran_s=reader.value(
+            "SELECT ended_at - started_at FROM attempts ORDER BY attempt DESC LIMIT 1"
+        ),
     )
 
 
-def count_turns(reader: RunReader) -> int:
-    """Turns of the run; see NOT_CHAT."""
-    return reader.value(
-        "SELECT (SELECT count(*) FROM turns) - (SELECT count(*) FROM groups g CROSS JOIN turns t "
-        "ON t.group_id = g.group_id WHERE g.stage < 0)"
-    )
+def open_client(paths: RunPaths, *, timeout_s: float | None = None) -> ControlClient | None:
+    """A client of the supervisor that owns the run; None if none does."""
+    from forge.process.control import TIMEOUT_S, ControlClient  # not for `forge.open`
+
+    socket_path = read_status(paths).get("control_socket")
+    if not socket_path or not is_owned(paths):
+        return None
+    return ControlClient(Path(str(socket_path)), timeout_s=timeout_s or TIMEOUT_S)
 
 
 def load_stages(reader: RunReader) -> list[dict[str, Any]]:
@@ -347,15 +356,6 @@ def load_played_steps(reader: RunReader, *, stage: int | None) -> PlayedSteps:
         flat_share=(last["num_flat_groups"] or 0) / last["num_groups"],
         open_steps=open_steps,
     )
-
-
-NUM_TRAINED = "coalesce(json_extract(detail, '$.num_trained_problems'), 0)"
-"""SQL for a row of `evaluations`; 0 in runs of earlier versions, which did not count."""
-JUDGED = """coalesce(json_extract(detail, '$.num_judged_problems'), num_problems)
-        AS num_judged_problems,
-    coalesce(json_extract(detail, '$.unjudgeable'), '{}') AS unjudgeable"""
-"""SQL columns for a row of `evaluations`; all problems in runs of earlier versions, which did not
-count."""
 
 
 def judged_share(row: Mapping[str, Any]) -> str:
@@ -588,17 +588,3 @@ def load_nodes(
             if row["node"] == node:
                 row["num_judged"] = (row["num_judged"] or 0) + num
     return found
-
-
-def render_nodes(nodes: Sequence[Mapping[str, Any]], *, now: float) -> Table:
-    """One row per node."""
-    table = Table("node", "roles", "GPUs", "judged", "lost", "state", box=None, pad_edge=False)
-    for row in nodes:
-        is_up = row["state"] == "up"
-        since = row["joined_at"] if is_up else row["left_at"]
-        ago = duration(max(0.0, now - since)) if since else NONE
-        state = f"up, joined {ago} ago" if is_up else f"{row['state']} {ago} ago: {row['reason']}"
-        judged = NONE if row["num_judged"] is None else str(row["num_judged"])
-        cells = (row["node"], row["roles"], str(row["num_gpus"]), judged, str(row["num_lost"]))
-        table.add_row(*(printable(cell) for cell in (*cells, state)))
-    return table

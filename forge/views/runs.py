@@ -12,7 +12,7 @@ from forge.store.identity import read_identity
 from forge.store.layout import RunPaths, list_runs
 from forge.store.read_only import RowTable
 from forge.store.reader import RunReader
-from forge.views.run_state import count_turns, load_seconds, load_stages, run_state
+from forge.views.run_state import load_seconds, load_stages, run_state
 from forge.views.text.numbers import NONE, duration, percent
 from forge.views.text.terminal import printable
 
@@ -41,7 +41,7 @@ def load_run(paths: RunPaths) -> dict[str, Any]:
                 "stages": [stage.get("kind") for stage in load_stages(reader)],
                 "started_at": reader.value("SELECT min(started_at) FROM attempts"),
                 "seconds": load_seconds(reader, now=time.time()),
-                "num_turns": count_turns(reader),
+                "num_turns": reader.value("SELECT count(*) FROM turns"),
                 "last_evaluation": _evaluation(reader, "at"),
                 "best_evaluation": _evaluation(reader, "ci_low"),
             }

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
 from forge.views.run_state import (
-    NOT_CHAT,
     describe_steps,
     is_judged_in_part,
     judged_label,
     judged_share,
     load_idle_by_stage,
+    load_run_state,
     load_stages,
-    load_standing,
     stage_name,
     trained_share,
     why_lines,
@@ -43,38 +42,35 @@ def load_show(reader: RunReader) -> dict[str, Any]:
     """A JSON object: name, state, stages, evaluations (oldest first), best kernel, counters, idle
     shares by stage.
     """
-    standing = load_standing(reader, now=time.time())
+    run = load_run_state(reader, now=time.time())
     stages = load_stages(reader)
     return {
         "name": reader.paths.name,
         "path": str(reader.paths.root),
-        "state": standing.state,
-        "reason": standing.reason,
+        "state": run.state,
+        "reason": run.reason,
         "attempts": reader.rows(
             "SELECT attempt, started_at, ended_at, exit_code, reason FROM attempts ORDER BY attempt"
         ),
         "stages": _stages(reader, stages),
-        "stage": standing.stage,
-        "step": standing.step,
-        **standing.played.to_json(),
+        "stage": run.stage,
+        "step": run.step,
+        **run.played.to_json(),
         "chat": load_chat(reader),
         "evaluations": load_evaluations(reader),
         # over all problems, by the rule of v_best_kernels; without times, the hardest problem
-        "best_kernel": reader.one(
-            "SELECT * FROM v_best_kernels WHERE stage >= 0 ORDER BY rank LIMIT 1"
-        ),
+        "best_kernel": reader.one("SELECT * FROM v_best_kernels ORDER BY rank LIMIT 1"),
         "counters": load_counters(reader),
         "verdicts": dict(
             reader.query(
-                f"SELECT status, count(*) FROM verdicts WHERE {NOT_CHAT} GROUP BY status "
-                "ORDER BY 2 DESC"
+                "SELECT status, count(*) FROM verdicts GROUP BY status ORDER BY 2 DESC"
             ).rows
         ),
         "idle": {
             stage_name(stages, stage): shares
             for stage, shares in load_idle_by_stage(reader).items()
         },
-        "policy_version": standing.policy_version,
+        "policy_version": run.policy_version,
     }
 
 
@@ -106,15 +102,14 @@ def load_chat(reader: RunReader) -> dict[str, Any] | None:
 def load_counters(reader: RunReader) -> dict[str, int]:
     """Row counts for the printed summary."""
     row = reader.one(
-        "SELECT (SELECT count(*) FROM groups WHERE num_rollouts > 0 AND stage >= 0) AS groups, "
-        f"(SELECT count(*) FROM trajectories WHERE {NOT_CHAT}) AS rollouts, count(*) AS turns, "
+        "SELECT (SELECT count(*) FROM groups WHERE num_rollouts > 0) AS groups, "
+        "(SELECT count(*) FROM trajectories) AS rollouts, count(*) AS turns, "
         "coalesce(sum(num_prompt_tokens), 0) AS prompt_tokens, "
         "coalesce(sum(num_completion_tokens), 0) AS completion_tokens, "
-        "(SELECT count(*) FROM problems WHERE problem_id NOT IN "
-        "(SELECT problem_id FROM groups WHERE stage < 0)) AS problems, "
+        "(SELECT count(*) FROM problems) AS problems, "
         "(SELECT count(*) FROM samples) AS samples, "
         "(SELECT count(DISTINCT sample_id) FROM sample_uses) AS trained_samples, "
-        f"(SELECT count(*) FROM policies) AS policies FROM turns WHERE {NOT_CHAT}"
+        "(SELECT count(*) FROM policies) AS policies FROM turns"
     )
     return row or {}
 

@@ -50,7 +50,7 @@ def test_spent_tokens_are_sought_among_groups_that_have_some(run: sqlite3.Connec
 
 
 @pytest.mark.parametrize("sql", [run_state._TRAINED, run_state._LAST_TRAINED])
-def test_the_standing_of_a_run_is_found_by_index(run: sqlite3.Connection, sql: str) -> None:
+def test_the_state_of_a_run_is_found_by_index(run: sqlite3.Connection, sql: str) -> None:
     asked: dict[str, object] = {"stage": 1, "attempt": 1, "num_steps": 3}
     assert scans(run, sql, asked) == []
 

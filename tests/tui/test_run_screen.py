@@ -77,15 +77,6 @@ async def test_without_its_supervisor_the_run_is_shown_from_the_store(canned_run
         assert "judge-7" not in text_of(pilot)
 
 
-async def test_a_supervisor_of_another_version_that_reports_no_health(canned_run: RunPaths):
-    with supervising(canned_run) as supervisor:
-        supervisor.status |= {"components": [], "of a newer version": 1}
-        async with watching(canned_run) as pilot:
-            assert "its supervisor, of another version, does not report them" in text_of(pilot)
-            assert "12/20 steps" in text_of(pilot)
-            assert "judge-0" in text_of(pilot), "from the store"
-
-
 async def test_a_run_that_ended_a_second_ago_has_no_rates(canned_run: RunPaths):
     for table in ("turns", "groups"):
         change(canned_run, f"UPDATE {table} SET recorded_at = {NOW - 1}")

@@ -28,7 +28,7 @@ from forge.views.curves import Curves, load_activity
 from forge.views.report.asking import Asker
 from forge.views.report.contents import describe, tables
 from forge.views.report.facts import Facts
-from forge.views.run_state import load_played_steps, load_standing
+from forge.views.run_state import load_played_steps, load_run_state
 from forge.views.show import load_show, render_show
 from tests.store.storefactory import attempt, evaluation, group, problem, write_run
 
@@ -105,8 +105,8 @@ def status_file(paths: RunPaths) -> str:
 
 def monitor(paths: RunPaths) -> str:
     with open_run(paths) as reader:
-        standing, activity = load_standing(reader, now=9.0), load_activity(reader, now=9.0)
-    return figures(standing, None, activity).plain
+        run, activity = load_run_state(reader, now=9.0), load_activity(reader, now=9.0)
+    return figures(run, activity).plain
 
 
 def report(paths: RunPaths) -> str:
@@ -198,23 +198,3 @@ def test_the_steps_come_in_order_without_being_asked_to(live: RunPaths) -> None:
 
 def _rollout_card(shown: str) -> Any:
     return next(card for card in json.loads(shown)[1]["cards"] if card["title"] == "Rollouts")
-
-
-def test_chats_of_an_earlier_version_are_in_no_total(live: RunPaths) -> None:
-    with open_run(live) as reader:
-        before = load_show(reader), report(live)
-    old = [
-        problem(7, family="chat"),
-        group(9, [WRONG], problem_id="chat-0007", purpose=Purpose.CHAT, stage=-1, step=0),
-        group(10, [CORRECT]).trajectories[0].turns[0],  # cut off: no group, so no purpose
-    ]
-    anyio.run(write_run, live.root, old)
-    with open_run(live) as reader:
-        after = load_show(reader)
-        assert load_standing(reader, now=9.0).num_turns == after["counters"]["turns"]
-    assert after["counters"]["turns"] == before[0]["counters"]["turns"] + 1  # the one cut off
-    for name in ("groups", "rollouts", "problems"):
-        assert after["counters"][name] == before[0]["counters"][name]
-    assert after["best_kernel"]["problem_id"] == "softmax-0000"
-    assert "None" not in report(live)
-    assert _rollout_card(report(live)) == _rollout_card(before[1])

@@ -16,7 +16,7 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views import show
 from forge.views.report.facts import PROBLEMS
-from forge.views.run_state import load_standing
+from forge.views.run_state import load_run_state
 from forge.views.sql.named_queries import QUERIES
 from forge.views.statistics import evaluate_groups
 from tests.store.storefactory import attempt, group, problem, write_run
@@ -82,9 +82,9 @@ def test_show_and_status_name_judged_and_unjudgeable_problems(root: Path) -> Non
     assert f"eval-0: {LABEL}" in text
     assert data["evaluations"][0]["pass_at_1"] == 0.5
     with open_run(root) as reader:
-        standing = load_standing(reader, now=3_000.0)
-    assert (standing.judged, standing.is_judged_in_part) == (LABEL, True)
-    assert f"latest evaluation: pass@1 50.0 %, {LABEL}" in standing.to_lines()
+        run = load_run_state(reader, now=3_000.0)
+    assert (run.judged, run.is_judged_in_part) == (LABEL, True)
+    assert f"latest evaluation: pass@1 50.0 %, {LABEL}" in run.to_lines()
 
 
 def test_an_evaluation_of_which_all_problems_were_judged_says_so(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_an_evaluation_of_which_all_problems_were_judged_says_so(tmp_path: Path)
     assert "eval-0: 1 of 1 problems judged" in text
     assert "unjudgeable" not in text
     with open_run(tmp_path / "toy-1") as reader:
-        assert not load_standing(reader, now=3_000.0).is_judged_in_part
+        assert not load_run_state(reader, now=3_000.0).is_judged_in_part
 
 
 def test_the_view_of_evaluations_has_the_denominator_also_for_rows_of_earlier_versions(

@@ -1,4 +1,4 @@
-"""show, sql, rollouts, runs, standing: the same data for people and programs, safe to print."""
+"""show, sql, rollouts, runs, state: the same data for people and programs, safe to print."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
 from forge.views import rollouts, runs, show
-from forge.views.run_state import load_idle, load_standing
+from forge.views.run_state import load_idle, load_run_state
 from forge.views.sql import sql
 from forge.views.sql.named_queries import QUERIES
 from forge.views.text.terminal import printable
@@ -357,15 +357,15 @@ def test_runs_are_listed_with_state_and_last_evaluation(root: Path, tmp_path: Pa
     assert "\n".join(lines).count("broken-1 is unreadable: ") == 1
 
 
-def test_standing_reports_progress_and_rates(tmp_path: Path) -> None:
+def test_the_state_reports_progress_and_rates(tmp_path: Path) -> None:
     path = tmp_path / "toy-1"
     ahead = Metrics(stage=1, step=5, at=1_014.0, values={"rollout/reward/mean": 0.5})
     records = [*small_run()[:-1], ahead]  # the batch of step 5 is offered before step 4 is trained
     anyio.run(write_run, path, records)
     with open_run(path) as reader:
         last = reader.value("SELECT max(recorded_at) FROM turns")
-        now = load_standing(reader, now=last + 1)
-        later = load_standing(reader, now=last + 1_000)
+        now = load_run_state(reader, now=last + 1)
+        later = load_run_state(reader, now=last + 1_000)
     assert now.state == "killed"
     assert (now.step, now.num_turns, now.policy_version) == (3, 24, 3)
     assert now.idle == pytest.approx({"judges": 0.4, "trainer": 0.4})
@@ -389,12 +389,12 @@ def test_a_failed_run_prints_its_reason(
     end = AttemptEnd(attempt=1, ended_at=1_020.0, exit_code=code, reason=reason)
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), end])
     with open_run(tmp_path / "toy-1") as reader:
-        standing = load_standing(reader, now=1_021.0)
+        run = load_run_state(reader, now=1_021.0)
         data = show.load_show(reader)
-    assert standing.to_lines() == lines
-    killed = replace(standing, state="killed", reason=None).to_lines()
+    assert run.to_lines() == lines
+    killed = replace(run, state="killed", reason=None).to_lines()
     assert killed[1:] == ['"forge resume toy-1" continues it']
-    assert (standing.reason, data["reason"]) == (reason, reason)
+    assert (run.reason, data["reason"]) == (reason, reason)
     told = shown(show.render_show(data)).splitlines()
     assert [line for line in told if line.startswith("why: ")] == lines[1:]
 

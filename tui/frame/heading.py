@@ -75,19 +75,19 @@ class TopLine(Static):
 
 def headline(watched: Watched) -> Text:
     """The line, with the problem below it, if any."""
-    standing = watched.standing
+    run = watched.run
     line = Text(printable(watched.paths.name), style="bold")
-    if standing is not None:
-        sign = STATE_SIGNS.get(standing.state, "?")
-        style = STATE_STYLES.get(standing.state, "not bold")
-        line.append(f" {sign} {standing.state}", style=style)
+    if run is not None:
+        sign = STATE_SIGNS.get(run.state, "?")
+        style = STATE_STYLES.get(run.state, "not bold")
+        line.append(f" {sign} {run.state}", style=style)
         words = [""]
-        if standing.stage is not None:
-            words.append(f"stage {standing.stage + 1}/{standing.num_stages} {standing.stage_kind}")
-        if standing.step is not None:
-            words.append(f"step {standing.step}/{standing.num_steps or '?'}")
-        if standing.policy_version is not None:
-            words.append(f"policy {standing.policy_version}")
+        if run.stage is not None:
+            words.append(f"stage {run.stage + 1}/{run.num_stages} {run.stage_kind}")
+        if run.step is not None:
+            words.append(f"step {run.step}/{run.num_steps or '?'}")
+        if run.policy_version is not None:
+            words.append(f"policy {run.policy_version}")
         line.append(" · ".join(words), style="not bold")
     if watched.problem is not None:
         line.append(f"\n✘ {printable(watched.problem)}", style="reverse")

@@ -13,19 +13,18 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from forge.errors import ForgeError
-from forge.process.control import TIMEOUT_S, ControlClient
-from forge.store.ownership import is_owned, read_status
+from forge.store.ownership import is_owned
 from forge.store.reader import BadColumn, RunReader
-from forge.views.run_state import Standing, load_standing
+from forge.views.run_state import RunState, load_run_state, open_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.process.control import LiveStatus
+    from forge.process.control import ControlClient
     from forge.store.layout import RunPaths
 
 Answer = TypeVar("Answer")
@@ -43,10 +42,8 @@ class Watched:
         self.reader: RunReader | None = None
         self.problem: str | None = None
         """Reason why nothing can be read, in one line; None if everything is readable."""
-        self.standing: Standing | None = None
-        """State as of the last change."""
-        self.live: LiveStatus | None = None
-        """Status from the supervisor; None if none answers."""
+        self.run: RunState | None = None
+        """State as of the last change, and the supervisor's as of the last second."""
         self.clock = clock
         """Returns Unix seconds."""
         self._lock = threading.Lock()
@@ -56,17 +53,14 @@ class Watched:
     @property
     def is_open(self) -> bool:
         """False if the run is known to have ended."""
-        return self.standing is None or self.standing.state == "running"
+        return self.run is None or self.run.state == "running"
 
-    def client(self, *, timeout_s: float = TIMEOUT_S) -> ControlClient | None:
+    def client(self, *, timeout_s: float | None = None) -> ControlClient | None:
         """A client of the supervisor's socket; None if no supervisor owns the run."""
         try:
-            socket_path = read_status(self.paths).get("control_socket")
-            if not socket_path or not is_owned(self.paths):
-                return None
+            return open_client(self.paths, timeout_s=timeout_s)
         except (OSError, ValueError):
             return None
-        return ControlClient(Path(socket_path), timeout_s=timeout_s)
 
     def changed(self) -> bool:
         """True if there is something new to show: rows, a started or ended supervisor, a problem.
@@ -84,7 +78,8 @@ class Watched:
                 if seen == self._seen:
                     return False
                 self.problem = None
-                self.standing = load_standing(self.reader, now=self.clock())
+                run = load_run_state(self.reader, now=self.clock())
+                self.run = replace(run, live=self.run.live if self.run else None)
                 self._seen = seen
             except (sqlite3.Error, OSError, ValueError, ForgeError) as error:
                 self._fail(error)
@@ -93,12 +88,16 @@ class Watched:
 
     def poll_live(self) -> bool:
         """Queries the supervisor's status; True if there is one, or was one until now."""
-        client, before = self.client(timeout_s=STATUS_TIMEOUT_S), self.live
+        client = self.client(timeout_s=STATUS_TIMEOUT_S)
         try:
-            self.live = None if client is None else client.status()
+            live = None if client is None else client.status()
         except (ForgeError, OSError, ValueError, TypeError):
-            self.live = None
-        return self.live is not None or before is not None
+            live = None
+        with self._lock:
+            if self.run is None:
+                return False
+            before, self.run = self.run.live, replace(self.run, live=live)
+        return live is not None or before is not None
 
     def ask(self, question: Callable[[RunReader], Answer]) -> Answer | None:
         """Result of `question` on the run; None, with `problem` set, if it cannot be read."""

@@ -30,14 +30,13 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.events import Resize
 
-    from forge.process.control import LiveStatus
     from forge.store.reader import RunReader
     from forge.tui.frame.watched import Watched
-    from forge.views.run_state import Standing
+    from forge.views.run_state import RunState
 
 BEST_KERNELS = """
 SELECT problem_id, speedup_low, speedup, num_launches, turn_id FROM v_best_kernels
-WHERE stage >= 0 ORDER BY rank LIMIT 3
+ORDER BY rank LIMIT 3
 """
 PLOTS_FROM = (100, 32)
 """Columns and lines of the terminal from which curves are plots."""
@@ -73,15 +72,14 @@ class RunData:
     """Data of one refresh."""
 
     now: float
-    standing: Standing | None
-    live: LiveStatus | None
+    run: RunState | None
     stored: FromStore
     curves_of: str
 
     @property
     def is_ended(self) -> bool:
         """True if the run has ended and its results are what matters."""
-        return self.live is None and self.standing is not None and self.standing.state in ENDED
+        return self.run is not None and self.run.live is None and self.run.state in ENDED
 
 
 class RunScreen(AskingScreen[RunData]):
@@ -126,8 +124,8 @@ class RunScreen(AskingScreen[RunData]):
 
     def load(self, reader: RunReader) -> RunData:
         """Queries the store only if it changed; the supervisor's status is new each second."""
-        standing = self.watched.standing
-        now, state = self.watched.clock(), standing.state if standing else None
+        run = self.watched.run
+        now, state = self.watched.clock(), run.state if run else None
         version = (reader.data_version(), state)
         if self._stored is None or version != self._version:
             self._stored = self._load_stored(reader, now=now, state=state)
@@ -136,8 +134,7 @@ class RunScreen(AskingScreen[RunData]):
         if self._curves.stage is not None:
             words = f"{words}, {self._curves.kind}-{self._curves.stage}, by step"
         return RunData(
-            now=now, standing=standing, live=self.watched.live, stored=self._stored,
-            curves_of=words,
+            now=now, run=run, stored=self._stored, curves_of=words,
         )  # fmt: skip
 
     def _load_stored(self, reader: RunReader, *, now: float, state: str | None) -> FromStore:
@@ -163,14 +160,14 @@ class RunScreen(AskingScreen[RunData]):
         return self._gains[1]
 
     def show(self, data: RunData) -> None:
-        stored, live = data.stored, data.live
+        stored, live = data.stored, data.run and data.run.live
         if live is not None:
             self._histories.add(live, now=data.now)
         width = self.app.size.width - 2
         rows = _process_rows(data)
         texts = {
-            "figures": figures(data.standing, live, stored.activity),
-            "health": health(data.standing, live, stored.activity),
+            "figures": figures(data.run, stored.activity),
+            "health": health(data.run),
             "ladder": self._ladder(data, width),
             "histories": self._draw_histories(width) if live is not None else Text(),
             "best": best_kernels(stored.kernels),
@@ -215,9 +212,10 @@ class RunScreen(AskingScreen[RunData]):
 def _process_rows(data: RunData) -> list:
     """All processes of a running run; of one that failed or was killed those that did not end
     well."""
-    if data.live is not None and data.live.components:
-        return [row_of_component(each) for each in data.live.components]
-    state = data.standing.state if data.standing else None
+    run = data.run
+    if run is not None and run.live is not None:
+        return [row_of_component(each) for each in run.live.components]
+    state = run.state if run else None
     if state in ("done", "stopped"):
         return []
     rows = data.stored.activity.processes

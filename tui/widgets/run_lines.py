@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from forge.process.control import LiveStatus
     from forge.views.curves import Activity
-    from forge.views.run_state import PlayedSteps, Standing
+    from forge.views.run_state import PlayedSteps, RunState
 
 IDLE_BAR = 8
 MIX_BAR = 12
@@ -40,8 +39,9 @@ ENDED = {"done": "bold green", "stopped": "bold yellow", "failed": "bold red", "
 """State of a run that has ended, to its style."""
 
 
-def figures(standing: Standing | None, live: LiveStatus | None, activity: Activity) -> Text:
+def figures(run: RunState | None, activity: Activity) -> Text:
     """Step, ETA, rates; then idle shares. Missing numbers are omitted."""
+    live = run and run.live
     if live:
         pairs = [
             (live.stage, f"{live.done}/{live.total} {live.unit}" if live.total else ""),
@@ -51,15 +51,15 @@ def figures(standing: Standing | None, live: LiveStatus | None, activity: Activi
             ("judged/s", number(live.judged_per_s or None)),
         ]
     else:
-        pairs = _store_figures(standing, activity)
-    if live or (standing is not None and standing.state == "running"):
+        pairs = _store_figures(run)
+    if run is not None and (live or run.state == "running"):
         pairs.insert(2, ("rollouts/s", number(activity.rollouts_per_s)))
-    if standing is not None:
+    if run is not None:
         pairs += [
-            *_played(standing.played),
-            ("pass@1", NONE if live else percent(standing.pass_at_1)),  # beside its stage
-            ("evaluated", standing.judged if standing.is_judged_in_part else NONE),
-            ("trained on", standing.trained_on or NONE),
+            *_played(run.played),
+            ("pass@1", NONE if live else percent(run.pass_at_1)),  # beside its stage
+            ("evaluated", run.judged if run.is_judged_in_part else NONE),
+            ("trained on", run.trained_on or NONE),
         ]
     text = Text()
     for name, value in pairs:
@@ -89,30 +89,28 @@ def _played(played: PlayedSteps) -> list[tuple[str, str]]:
     ]
 
 
-def _store_figures(standing: Standing | None, activity: Activity) -> list[tuple[str, str]]:
+def _store_figures(run: RunState | None) -> list[tuple[str, str]]:
     """Numbers from the store. A run that has ended has no rates."""
-    pairs = [("ran", duration(activity.ran_s))]
-    if standing is None:
-        return pairs
-    step = NONE if standing.step is None else f"{standing.step}/{standing.num_steps or '?'}"
-    if standing.state == "running":
+    if run is None:
+        return []
+    pairs = [("ran", duration(run.ran_s))]
+    step = NONE if run.step is None else f"{run.step}/{run.num_steps or '?'}"
+    if run.state == "running":
         pairs = [
-            ("ETA", duration(standing.eta_s)),
-            ("tok/s", number(standing.tokens_per_s)),
-            ("turns/s", number(standing.turns_per_s)),
+            ("ETA", duration(run.eta_s)),
+            ("tok/s", number(run.tokens_per_s)),
+            ("turns/s", number(run.turns_per_s)),
         ]
-    return [("step", step), *pairs, ("turns", f"{standing.num_turns:,}")]
+    return [("step", step), *pairs, ("turns", f"{run.num_turns:,}")]
 
 
-def health(standing: Standing | None, live: LiveStatus | None, activity: Activity) -> Text:
+def health(run: RunState | None) -> Text:
     """Reason why a run ended, empty if it is done; of a running one the worst processes first, with
     the reason, then the number of healthy ones.
     """
-    if live is not None and not live.components:
-        text = Text("health ", style="dim")
-        return text.append(f"{NONE} its supervisor, of another version, does not report them")
+    live = run and run.live
     if live is None:
-        return _ending(standing, activity)
+        return _ending(run)
     text = Text("health ", style="dim")
     for kind in ("red", "yellow"):
         for each in live.components:
@@ -124,18 +122,18 @@ def health(standing: Standing | None, live: LiveStatus | None, activity: Activit
     return text.append(f" {num_well} of {len(live.components)}", style="not dim")
 
 
-def _ending(standing: Standing | None, activity: Activity) -> Text:
-    state = standing.state if standing else "unknown"
+def _ending(run: RunState | None) -> Text:
+    state = run.state if run else "unknown"
     if state not in ENDED:
         return Text(f"no supervisor answers; the run is {state}")
-    words = activity.end_reason
+    words = run.reason if run else None
     if state == "done" and words in (None, state):
         return Text()
     text = Text(state, style=ENDED[state])
     if words and words != state:
         text.append(f": {printable(words)}", style="not bold")
-    if state in ("killed", "stopped", "failed") and standing is not None:
-        text.append(f'; "forge resume {printable(standing.run)}" continues it', style="not bold")
+    if state in ("killed", "stopped", "failed") and run is not None:
+        text.append(f'; "forge resume {printable(run.run)}" continues it', style="not bold")
     return text
 
 

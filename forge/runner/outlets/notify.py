@@ -27,7 +27,7 @@ from forge.process.child import ChildSpec, open_child
 from forge.process.environment import python_path
 from forge.records import Event
 from forge.store.reader import RunReader
-from forge.views.run_state import JUDGED, is_judged_in_part, judged_label, trained_label
+from forge.views.run_state import is_judged_in_part, judged_label, trained_label
 from forge.views.text.numbers import percent
 from forge.views.text.terminal import printable
 
@@ -51,10 +51,11 @@ LONGEST_MESSAGE = 1000
 MARGIN = 1.1
 """A kernel is reported if it is this many times as fast as the best before it."""
 LAST_TURN = "SELECT coalesce(max(turn_row), 0) FROM turns"
-EVALUATIONS = f"""
+EVALUATIONS = """
 SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high, num_problems, num_samples, max_turns,
-    coalesce(json_extract(detail, '$.num_trained_problems'), 0) AS num_trained_problems,
-    {JUDGED}
+    json_extract(detail, '$.num_trained_problems') AS num_trained_problems,
+    json_extract(detail, '$.num_judged_problems') AS num_judged_problems,
+    json_extract(detail, '$.unjudgeable') AS unjudgeable
 FROM evaluations
 WHERE evaluation_id > ? ORDER BY evaluation_id
 """

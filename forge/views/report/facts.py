@@ -47,7 +47,7 @@ MOST_EVENTS = 200
 KERNELS = f"""
 SELECT rank, problem_id, family, level, ranked_by, speedup_low, speedup, candidate_us, baseline_us,
     num_launches, num_characters, turn_id, stage, step, purpose, policy_version, code
-FROM v_best_kernels WHERE rank <= {MOST_KERNELS} AND stage >= 0 ORDER BY rank
+FROM v_best_kernels WHERE rank <= {MOST_KERNELS} ORDER BY rank
 """
 
 PROBLEMS = """
@@ -56,14 +56,12 @@ SELECT purpose, count(*) AS num_problems, sum(num_correct_turns > 0) AS num_solv
     sum(correct_share IS NULL AND (purpose, problem_id) IN found) AS num_unjudgeable,
     sum(num_rollouts) AS num_rollouts, sum(num_turns) AS num_turns
 FROM v_problems
-WHERE purpose IS NOT NULL AND (purpose <> 'chat' OR (SELECT min(stage) FROM groups) >= 0)
-GROUP BY purpose ORDER BY purpose
+WHERE purpose IS NOT NULL GROUP BY purpose ORDER BY purpose
 """
-"""Without the chats that an earlier version stored with the run, at stage -1, as below."""
 
 REASONS = """
 SELECT purpose, status, reason, sum(num_turns) AS num_turns, min(example) AS example
-FROM v_failures WHERE stage >= 0 GROUP BY purpose, status, reason
+FROM v_failures GROUP BY purpose, status, reason
 ORDER BY purpose, num_turns DESC LIMIT 60
 """
 
