@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.config.schema import ProblemsTable
-from forge.data.compositions import answer
-from forge.data.generator import generate_problems
+from forge.data.generator import answer, generate_problems
 from forge.records.problem import Problem, Split
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 from forge.config.schema import JudgeTable, ProblemsTable
-from forge.data.compositions import Composition, sizes_of
-from forge.data.generator import generate_problems
+from forge.data.generator import Composition, generate_problems, sizes_of
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.compare import Expected, mismatch

@@ -27,7 +27,7 @@ from typing import Any
 
 from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import EvalStage, GrpoStage, ModelTable, SftStage
-from forge.data.compositions import Composition
+from forge.data.generator import Composition
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import open_run
 from forge.views.statistics import Tally, compare_paired, estimate_pass_at_k

@@ -37,8 +37,7 @@ from trainers_workload import SHAPES, made_up_reward, make_model
 from forge.config.load import load_experiment
 from forge.config.schema import Experiment, GrpoStage
 from forge.data.chat import ChatTemplate
-from forge.data.problems import load_problems
-from forge.data.splits import in_split
+from forge.data.problems import in_split, load_problems
 from forge.evalpool.pool import Pool, open_pool
 from forge.process.devices import inventory
 from forge.process.sockets import open_socket_dir

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import JudgeTable, PromptTable, ServeTable
-from forge.data.prompts.loading import make_prompts
+from forge.data.prompts.prompt_set import make_prompts
 from forge.evalpool.pool import Pool
 from forge.evalpool.seat import JudgeKind, Seat, State
 from forge.evalpool.seating import Seating
@@ -32,7 +32,7 @@ from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights
 
 if TYPE_CHECKING:
-    from forge.data.prompts.conversation import Exchange
+    from forge.data.prompts.prompt_set import Exchange
     from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forge.config.schema import PromptTable
-from forge.data.prompts.loading import make_prompts
+from forge.data.prompts.prompt_set import make_prompts
 
 PROMPTS = make_prompts(PromptTable())
 """Prompts of the preset `tiny`, without facts about judges."""

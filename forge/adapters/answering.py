@@ -17,7 +17,7 @@ import anyio.to_thread
 from forge.adapters.published import publish
 from forge.adapters.subjects import find_code
 from forge.config.schema import PromptTable
-from forge.data.prompts.loading import make_prompts
+from forge.data.prompts.prompt_set import make_prompts
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.words import clean
 from forge.evalpool.judge.trial.source import check_source

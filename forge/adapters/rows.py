@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.adapters.subjects import known_problems, problem_names
 from forge.config.schema import PromptTable
-from forge.data.prompts.loading import make_prompts
+from forge.data.prompts.prompt_set import make_prompts
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:

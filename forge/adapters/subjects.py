@@ -22,11 +22,18 @@ from typing import TYPE_CHECKING
 
 from forge.config.schema.problems import SourceTable
 from forge.data.answers import Extraction, extract
-from forge.data.directory import find_files, find_mistakes, parse_file, parse_source, to_problem
-from forge.data.overrides import Overrides, find_problem
 from forge.data.pairs.files import SUFFIXES
+from forge.data.problem_files import (
+    Overrides,
+    find_files,
+    find_mistakes,
+    find_problem,
+    parse_file,
+    parse_source,
+    to_problem,
+    values_by_shape,
+)
 from forge.data.problems import from_source
-from forge.data.shapes import values_by_shape
 from forge.data.sources.loading import SourceFiles
 from forge.data.sources.loading import read_source as read_rows
 from forge.errors import ConfigError
@@ -37,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.config.schema.problems import RowFormat
-    from forge.data.directory import ProblemFile
+    from forge.data.problem_files import ProblemFile
 
 logger = logging.getLogger(__name__)
 

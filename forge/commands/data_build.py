@@ -28,8 +28,7 @@ import xxhash
 
 from forge.commands.counter import open_counter
 from forge.commands.data_worker import RowWork, load_chat, prepare
-from forge.data.build.choice import Choice
-from forge.data.build.heldout import HeldoutProblems
+from forge.data.build.choice import Choice, HeldoutProblems
 from forge.data.build.output import (
     DROPPED,
     HELDOUT,

@@ -18,10 +18,9 @@ from forge.config.load import load_experiment
 from forge.config.schema import JudgeTable, PromptTable
 from forge.data.answers import extract
 from forge.data.chat import ChatTemplate
-from forge.data.overrides import find_problem
+from forge.data.problem_files import find_problem
 from forge.data.problems import from_source, load_problems
-from forge.data.prompts.conversation import Exchange
-from forge.data.prompts.loading import make_prompts
+from forge.data.prompts.prompt_set import Exchange, make_prompts
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.evalpool.pool import open_private_pool
 from forge.records import Prompt, Status

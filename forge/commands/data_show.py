@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.config.schema import PromptTable
+from forge.data.build.examples import fold_reasoning
 from forge.data.build.output import MANIFEST
 from forge.data.build.rows import Broken, find_row_files, plan_chunks, read_chunks
-from forge.data.build.thinking import fold_reasoning
 from forge.data.chat import ChatTemplate
-from forge.data.pairs.datasets import BadRow, Unfit
-from forge.data.pairs.files import messages_pair
-from forge.data.prompts.loading import make_prompts
+from forge.data.pairs.files import BadRow, Unfit, messages_pair
+from forge.data.prompts.prompt_set import make_prompts
 from forge.errors import ConfigError
 from forge.views.text.numbers import bar
 from forge.views.text.terminal import printable

@@ -21,10 +21,9 @@ import anyio
 from forge.commands.counter import open_counter
 from forge.config.schema.build import DataBuild
 from forge.data.build.output import origin_of
-from forge.data.build.rewriting import rewrite_answer
 from forge.data.build.rows import RowChunk, RowFile, plan_chunks, read_chunks
 from forge.data.build.shards import ShardFolder, write_whole
-from forge.data.build.steps import RowSteps
+from forge.data.build.steps import RowSteps, rewrite_answer
 from forge.data.chat import ChatTemplate
 from forge.data.prompts.prompt_set import PromptSet
 from forge.errors import ConfigError

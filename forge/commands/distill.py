@@ -34,7 +34,7 @@ from forge.commands.judge.judge import require_path
 from forge.config.load import load_experiment
 from forge.config.schema import ProblemsTable, PromptTable, RewardTable
 from forge.config.schema.rollout import PresetName
-from forge.data.directory import parse_file, to_problem
+from forge.data.problem_files import parse_file, to_problem
 from forge.data.problems import load_problems
 from forge.errors import ChildDied, ConfigError, ForgeError
 from forge.evalpool.pool import open_private_pool

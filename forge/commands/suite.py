@@ -27,7 +27,7 @@ from forge.config.schema import EvalStage
 from forge.config.schema.judge import JudgeTable, ProtocolName
 from forge.config.schema.problems import is_hub_name
 from forge.config.schema.serving import SERVE_URL
-from forge.data.directory import find_files
+from forge.data.problem_files import find_files
 from forge.errors import ConfigError, MachineError
 from forge.runner.run import run_experiment
 from forge.runner.weights.resume import find_weights

@@ -5,12 +5,18 @@ text the ids equal those of transformers' `apply_chat_template`. Only the templa
 tokens, whatever a message contains: `<|im_end|>` inside the judge's feedback or a candidate's code
 is tokenised as ordinary letters. This does not cover added tokens that are not special (`<think>`):
 these are recognised everywhere.
+
+What prompts share is encoded once (`PieceEncoder`): the next turn's prompt begins with the last
+one's. `PlainChat` has texts in place of tokens, for servers that keep tokenizer and template to
+themselves.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from array import array
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -18,13 +24,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.data.pieces import PieceEncoder
 from forge.errors import ConfigError
 from forge.records import Prompt
 
 if TYPE_CHECKING:
     import jinja2
-    from tokenizers import Tokenizer
+    from tokenizers import AddedToken, Tokenizer
 
     from forge.records import Message
 
@@ -250,3 +255,139 @@ def _stop_ids(model_dir: Path, tokenizer: Tokenizer, eos_token: str | None) -> t
 
 def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.is_file() else {}
+
+
+NO_ANSWER = "(no answer)"
+"""Sent in place of an answer that was thinking alone: some servers refuse empty messages."""
+END = 0
+"""Id that stands for the end of an answer; decoded to nothing."""
+CHARACTERS_PER_TOKEN = 3
+"""Characters that a token of a prompt has at least, on the average: English has 4, code 3."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainChat:
+    """The methods of a ChatTemplate that prompters and servers call."""
+
+    tag: str
+    """Tag of thinking; empty for none."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The end of an answer."""
+        return (END,)
+
+    def prompt(self, messages: Sequence[Message]) -> Prompt:
+        """The messages, earlier answers without their thinking, as chat templates render them; an
+        id per character of them."""
+        sent = tuple(map(self._without_thinking, messages))
+        text = "\n\n".join(message.content for message in sent)
+        return Prompt(ids=code_points(text), messages=sent, text=text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Inverse of `code_points`."""
+        return "".join(map(chr, ids)).removesuffix(chr(END))
+
+    def encode_plain(self, text: str) -> list[int]:
+        """One id per character."""
+        return list(code_points(text))
+
+    def _without_thinking(self, message: Message) -> Message:
+        if message.role != "assistant":
+            return message
+        rest = split_thinking(message.content, tag=self.tag)[1]
+        return replace(message, content=rest or NO_ANSWER)
+
+
+def code_points(text: str) -> tuple[int, ...]:
+    """One id per character."""
+    return tuple(map(ord, text))
+
+
+def split_thinking(text: str, *, tag: str) -> tuple[str, str]:
+    """Thinking without its tags, and the rest, of an answer."""
+    if not tag:
+        return "", text.strip()
+    thinking, closed, rest = text.rpartition(f"</{tag}>")
+    if not closed and f"<{tag}>" in text:
+        thinking, rest = text, ""
+    return thinking.replace(f"<{tag}>", "", 1).strip(), rest.strip()
+
+
+MAX_CHARACTERS = 8_000_000
+"""Characters of the pieces that are remembered: 16 MB with their ids."""
+_SAMPLES = ("a b", " a\n", "\n\n a", "A'b ", "1", " ", "▁a")
+"""Pieces that a tokenizer would encode otherwise at the start of a text or after whitespace."""
+
+
+class PieceEncoder:
+    """Encodes texts and remembers the ids of their pieces. Not thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added: dict[str, int] = {}
+        """Ids of the tokens that separate pieces."""
+        self._pattern: re.Pattern[str] | None = None
+        """Splits a text at them and keeps them, the longest first; None without separate pieces."""
+        self._known: OrderedDict[str, array[int]] = OrderedDict()
+        """Ids of pieces, the least recently used first."""
+        self._num_characters = 0
+        self._separate_pieces()
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        if self._pattern is None:
+            return self._encode_whole(text)
+        ids: list[int] = []
+        for index, piece in enumerate(self._pattern.split(text)):
+            if index % 2:
+                ids.append(self._added[piece])
+            elif piece:
+                ids += self._known_ids(piece)
+        return ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens whatever it contains."""
+        self._tokenizer.encode_special_tokens = True
+        try:
+            return self._encode_whole(text)
+        finally:
+            self._tokenizer.encode_special_tokens = False
+
+    def _encode_whole(self, text: str) -> list[int]:
+        """Token ids of a text, in four fifths of `Tokenizer.encode`'s time: without the tokens'
+        positions."""
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def _known_ids(self, piece: str) -> array[int]:
+        found = self._known.get(piece)
+        if found is not None:
+            self._known.move_to_end(piece)
+            return found
+        found = self._known[piece] = array("I", self._encode_whole(piece))
+        self._num_characters += len(piece)
+        while self._num_characters > MAX_CHARACTERS:
+            dropped, _ = self._known.popitem(last=False)
+            self._num_characters -= len(dropped)
+        return found
+
+    def _separate_pieces(self) -> None:
+        """Find the tokens that separate pieces, unless pieces depend on each other."""
+        tokenizer = self._tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        ids = {token.content: number for number, token in added.items() if not token.normalized}
+        if not ids or tokenizer.truncation or tokenizer.padding:
+            return
+        if any(map(_takes_neighbours, added.values())):
+            return
+        names = sorted(ids, key=len, reverse=True)
+        self._added = ids
+        self._pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")")
+        text = names[0].join(_SAMPLES)
+        if self.encode(text) != self._encode_whole(text):
+            self._pattern = None
+
+
+def _takes_neighbours(token: AddedToken) -> bool:
+    """True if the token's occurrence depends on the characters around it, or includes them."""
+    return token.lstrip or token.rstrip or token.single_word

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from forge.data.generator import generate_problems
-from forge.data.shapes import note_shapes
+from forge.data.problem_files import note_shapes
 from forge.data.sources.loading import load_source
 from forge.data.sources.splitting import LoadedSource, split_problems
 from forge.errors import ConfigError
@@ -120,3 +120,11 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+
+
+def in_split(problems: Sequence[Problem], split: Split) -> list[Problem]:
+    """The problems of a split; for HELDOUT of an undivided directory, all of them."""
+    found = [problem for problem in problems if problem.split is split]
+    if not found and split is Split.HELDOUT:
+        return list(problems)
+    return found

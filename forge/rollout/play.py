@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from forge.data.prompts.conversation import Exchange
+from forge.data.prompts.prompt_set import Exchange
 from forge.records import (
     Completion,
     End,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forge.data.prompts.conversation import Exchange
+    from forge.data.prompts.prompt_set import Exchange
     from forge.records import Completion, EngineLoad, Judge, Problem, Prompt, Reason, Verdict
 
 

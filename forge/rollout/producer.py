@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from forge.records import Group, Problem, Verdict
     from forge.rollout.pacing import PublishedSteps
     from forge.rollout.ports import Ports
-    from forge.rollout.sampling.sampler import Sampler
+    from forge.rollout.sampling import Sampler
 
 CHECK_EVERY_S = 1.0
 """Interval between checks of the load, if the number of groups follows it."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forge.data.answers import extract
-from forge.data.prompts.conversation import Exchange, fit
+from forge.data.prompts.prompt_set import Exchange, fit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 import anyio.to_thread
 
-from forge.data.chat import ChatTemplate
-from forge.data.plain_chat import CHARACTERS_PER_TOKEN, PlainChat
-from forge.data.splits import in_split
+from forge.data.chat import CHARACTERS_PER_TOKEN, ChatTemplate, PlainChat
+from forge.data.problems import in_split
 from forge.records import Event, Pair, Split
 from forge.rollout.batches import count_from
 from forge.rollout.prompter import TemplatePrompter

@@ -18,7 +18,7 @@ from forge.adapters.settings import JudgeSettings
 from forge.commands.judge import judge as judging
 from forge.commands.judge.judge import JudgingRequest, require_sources
 from forge.commands.judge.overrides import parse_overrides
-from forge.data.overrides import find_problem
+from forge.data.problem_files import find_problem
 from forge.errors import ConfigError
 from forge.records import Status, Verdict
 from tests.cli.relu_kernel import KERNEL

@@ -10,7 +10,7 @@ import pytest
 
 from forge import cli
 from forge.commands.judge.overrides import parse_shapes
-from forge.data.overrides import Overrides
+from forge.data.problem_files import Overrides
 from tests.cli.relu_kernel import KERNEL
 
 PROBLEM = """import torch

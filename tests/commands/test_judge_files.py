@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge.commands.judge.judge import JudgingRequest, read_jobs
-from forge.data.overrides import Overrides, find_problem
+from forge.data.problem_files import Overrides, find_problem
 from forge.errors import ConfigError
 
 CANDIDATE = "class {}New: ...\n"

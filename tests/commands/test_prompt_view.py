@@ -17,7 +17,7 @@ from forge.config.load import dump_experiment, load_experiment
 from forge.data import chat
 from forge.data.chat import ChatTemplate
 from forge.data.problems import from_source, load_problems
-from forge.data.prompts.conversation import Exchange
+from forge.data.prompts.prompt_set import Exchange
 from forge.records import Reason, Status, Verdict
 from forge.rollout.play import verdict_without_code
 from forge.runner.prepare.prompt_facts import prompts_of, to_event

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.directory import find_files, level_of, override, parse_file
-from forge.data.problems import from_source, load_problems
-from forge.data.splits import in_split
+from forge.data.problem_files import find_files, level_of, override, parse_file
+from forge.data.problems import from_source, in_split, load_problems
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 

@@ -15,12 +15,18 @@ import pytest
 from forge.config.load import load_experiment
 from forge.config.schema import ProblemsTable
 from forge.config.schema.problems import FAMILY_NAMES, BasicFamily
-from forge.data.compositions import Composition, Style, answer, sizes_of
 from forge.data.families import BASIC, FAMILIES
 from forge.data.families.half import Dtype, in_dtype
 from forge.data.families.sizes import Scale, product
-from forge.data.generator import families_of, generate_problems
-from forge.data.pairs.mistakes import break_answer
+from forge.data.generator import (
+    Composition,
+    Style,
+    answer,
+    families_of,
+    generate_problems,
+    sizes_of,
+)
+from forge.data.pairs.generated import break_answer
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,12 +10,11 @@ import pytest
 
 from forge.config.schema import ProblemsTable
 from forge.data import generator
-from forge.data.compositions import Composition, Style, answer, sizes_of
 from forge.data.families import BASIC, FAMILIES
 from forge.data.families.ops import OPS, chains, is_sound
-from forge.data.generator import generate_problems
+from forge.data.generator import Composition, Style, answer, generate_problems, sizes_of
+from forge.data.problems import in_split
 from forge.data.sources.normal_form import normal_digest
-from forge.data.splits import in_split
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 

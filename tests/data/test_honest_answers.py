@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.compositions import (
+from forge.data.families.sizes import Scale
+from forge.data.generator import (
     Composition,
     Style,
     answer,
     answer_to,
+    generate_problems,
     sizes_of,
 )
-from forge.data.families.sizes import Scale
-from forge.data.generator import generate_problems
 
 if TYPE_CHECKING:
     from forge.records import Problem

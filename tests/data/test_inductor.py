@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.data.inductor import NotRewritten, RewriteReason, rewrite
-from forge.data.inductor.blocks import choose_blocks
+from forge.data.inductor.launches import choose_blocks
 from forge.data.inductor.source import Heuristic, Transformer, copied, walk
 from forge.data.inductor.text import WIDTH
 from tests.corpus.corpus import Pair

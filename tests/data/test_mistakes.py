@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.compositions import Composition, Style, answer
-from forge.data.generator import generate_problems
-from forge.data.pairs.mistakes import MISTAKES, Draft, break_answer, wrong_order, wrong_size
+from forge.data.generator import Composition, Style, answer, generate_problems
+from forge.data.pairs.generated import MISTAKES, Draft, break_answer, wrong_order, wrong_size
 
 if TYPE_CHECKING:
     from forge.records import Problem

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.data.sources.formats import FORMATS
-from forge.data.sources.mixed import COLUMNS, read_mixed
+from forge.data.sources.loading import COLUMNS, read_mixed
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.overrides import Overrides
+from forge.data.problem_files import Overrides
 from forge.data.sources.loading import load_source
 from forge.errors import ConfigError
 

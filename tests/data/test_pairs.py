@@ -9,10 +9,9 @@ import anyio.lowlevel
 import pytest
 
 from forge.config.schema import DataTable, ProblemsTable
-from forge.data.compositions import answer
-from forge.data.generator import generate_problems
+from forge.data.generator import answer, generate_problems
 from forge.data.pairs.generated import make_pairs
-from forge.data.splits import in_split
+from forge.data.problems import in_split
 from forge.records import Pair, Problem, Split, Status, Verdict
 from tests.prompting import PROMPTS
 

@@ -15,8 +15,7 @@ import pytest
 
 from forge.config.schema import PromptTable
 from forge.config.schema.rollout import PresetName
-from forge.data.prompts.facts import DeviceFacts, PromptFacts
-from forge.data.prompts.loading import PRESETS, make_prompts
+from forge.data.prompts.prompt_set import PRESETS, DeviceFacts, PromptFacts, make_prompts
 from tests.data.prompt_cases import PROBLEM, VERDICTS, show
 
 if TYPE_CHECKING:

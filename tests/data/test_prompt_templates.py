@@ -16,12 +16,15 @@ from forge.config.schema import PromptTable
 from forge.config.schema.rollout import PresetName
 from forge.data.answers import extract, fenced_blocks
 from forge.data.chat import ChatTemplate, _compile
-from forge.data.prompts.conversation import Exchange
-from forge.data.prompts.facts import DeviceFacts, PromptFacts
-from forge.data.prompts.feedback import PREFIX
-from forge.data.prompts.loading import PRESETS, make_prompts
-from forge.data.prompts.prompt_set import PromptSet
-from forge.data.prompts.templates import NAMES, check_template
+from forge.data.prompts.prompt_set import (
+    PRESETS,
+    DeviceFacts,
+    Exchange,
+    PromptFacts,
+    PromptSet,
+    make_prompts,
+)
+from forge.data.prompts.templates import NAMES, PREFIX, check_template
 from forge.errors import ConfigError
 from forge.records import Status, Verdict
 from tests.data.prompt_cases import FAST, PROBLEM, VERDICTS

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.data.prompts.conversation import Exchange, fit
+from forge.data.prompts.prompt_set import Exchange, fit
 from forge.records import Message, Problem, Prompt, Split, Status, Timing, Verdict
 from forge.records.verdict import ShapeVerdict
 from tests.data.prompt_cases import TIMING

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.compositions import Composition, Style, answer, sizes_of
 from forge.data.families.sizes import Scale, product, scale_of
-from forge.data.generator import generate_problems
+from forge.data.generator import Composition, Style, answer, generate_problems, sizes_of
 
 if TYPE_CHECKING:
     from forge.records import Problem

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.compositions import Composition, Style, answer, answer_to, sizes_of
 from forge.data.families import FAMILIES
 from forge.data.families.sizes import Scale
-from forge.data.generator import generate_problems
+from forge.data.generator import Composition, Style, answer, answer_to, generate_problems, sizes_of
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE
 from forge.records import Problem, Status
 from tests.evalpool.benches import RUNNER_UID

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.compositions import Composition, Style, answer
 from forge.data.families import FAMILIES
-from forge.data.generator import generate_problems
+from forge.data.generator import Composition, Style, answer, generate_problems
 from forge.records.verdict import JudgeOptions, Status
 
 logger = logging.getLogger(__name__)

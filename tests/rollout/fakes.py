@@ -25,7 +25,7 @@ from forge.rollout.ports import Ports
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.data.prompts.conversation import Exchange
+    from forge.data.prompts.prompt_set import Exchange
 
 
 def problem(name: str = "p") -> Problem:

@@ -33,7 +33,7 @@ from forge.rollout.pacing import PublishedSteps
 from forge.rollout.past import Past
 from forge.rollout.play import GroupPlace, play_group
 from forge.rollout.producer import produce_batches
-from forge.rollout.sampling.uniform import UniformSampler
+from forge.rollout.sampling import UniformSampler
 from tests.rollout.fakes import (
     FakePolicy,
     batch_plan,

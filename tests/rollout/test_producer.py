@@ -25,7 +25,7 @@ from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.pacing import PublishedSteps
 from forge.rollout.past import Past, recall
 from forge.rollout.producer import produce_batches
-from forge.rollout.sampling.sampler import Sampler, make_sampler
+from forge.rollout.sampling import Sampler, make_sampler
 from tests.examples import examples
 from tests.rollout.fakes import (
     FakePolicy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.data.prompts.conversation import Exchange
+from forge.data.prompts.prompt_set import Exchange
 from forge.records import Message, Prompt, Status, Verdict
 from forge.rollout.prompter import TemplatePrompter
 from tests.prompting import PROMPTS

@@ -25,10 +25,8 @@ from forge.records import (
     Turn,
     Verdict,
 )
-from forge.rollout.sampling import curriculum, priority
-from forge.rollout.sampling.curriculum import CurriculumSampler
-from forge.rollout.sampling.priority import PrioritySampler
-from forge.rollout.sampling.sampler import Sampler, make_sampler
+from forge.rollout import sampling
+from forge.rollout.sampling import CurriculumSampler, PrioritySampler, Sampler, make_sampler
 from tests.examples import examples
 
 Kind = Literal["uniform", "curriculum", "priority"]
@@ -79,8 +77,8 @@ def test_every_problem_returns_whatever_the_results(
     draw = chance.random  # type: ignore[attr-defined]
     all_problems = problems(count)
     sampler = make_sampler(kind, all_problems, seed=seed)
-    bound = {"uniform": 2, "priority": 2 * priority.MAX_AGE}.get(kind, 40) * count
-    bound += 3 * curriculum.PATIENCE * (kind == "curriculum") * 2
+    bound = {"uniform": 2, "priority": 2 * sampling.MAX_AGE}.get(kind, 40) * count
+    bound += 3 * sampling.PATIENCE * (kind == "curriculum") * 2
     for _ in range(2):
         seen: Counter[str] = Counter()
         for _ in range(bound):
@@ -145,7 +143,7 @@ def play(sampler: Sampler, *, rounds: int, solved: list[bool], end: End | None =
 def test_the_next_level_opens_once_half_of_the_frontier_is_solved() -> None:
     sampler = CurriculumSampler(problems(30), seed=0)
     assert {sampler.next().level for _ in range(50)} == {1}
-    play(sampler, rounds=curriculum.WINDOW - 1, solved=[True, False])
+    play(sampler, rounds=sampling.WINDOW - 1, solved=[True, False])
     assert sampler.frontier == 1
     play(sampler, rounds=1, solved=[True, False])
     assert sampler.frontier == 2
@@ -156,9 +154,9 @@ def test_the_next_level_opens_once_half_of_the_frontier_is_solved() -> None:
 
 def test_a_level_that_is_too_hard_finally_opens_the_next_and_infra_errors_do_not_count() -> None:
     sampler = CurriculumSampler(problems(30), seed=0)
-    play(sampler, rounds=2 * curriculum.PATIENCE, solved=[True, True], end=End.INFRA)
+    play(sampler, rounds=2 * sampling.PATIENCE, solved=[True, True], end=End.INFRA)
     assert sampler.frontier == 1
-    play(sampler, rounds=curriculum.PATIENCE, solved=[False, False])
+    play(sampler, rounds=sampling.PATIENCE, solved=[False, False])
     assert sampler.frontier == 2
 
 
@@ -181,14 +179,14 @@ def test_an_unplayed_problem_has_the_variance_of_its_family() -> None:
     for problem in all_problems[:20]:
         sampler.observe(group(problem, [problem.family == "f0", False]))
     weights = sampler.weights()
-    assert weights[20] == pytest.approx(1 + priority.FLOOR)
-    assert weights[21] == pytest.approx(priority.FLOOR)
+    assert weights[20] == pytest.approx(1 + sampling.FLOOR)
+    assert weights[21] == pytest.approx(sampling.FLOOR)
 
 
 def test_a_problem_rests_after_it_was_drawn() -> None:
     sampler = PrioritySampler(problems(40), seed=0)
     names = [sampler.next().problem_id for _ in range(400)]
-    rest = 40 // priority.REST
+    rest = 40 // sampling.REST
     for start in range(len(names) - rest):
         assert len(set(names[start : start + rest + 1])) == rest + 1
 

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 import forge.serve.remote.remote
 from forge.config.schema import ServeTable
-from forge.data.plain_chat import PlainChat
+from forge.data.chat import PlainChat
 from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.ask import error_message
 from forge.process.server.serving import serve_task

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from forge.adapters.verdict import Verdict
     from forge.config.schema import RewardTable
     from forge.config.schema.problems import RowFormat
-    from forge.data.directory import ProblemFile
+    from forge.data.problem_files import ProblemFile
     from forge.evalpool.pool import Pool
     from forge.evalpool.served import MoreRoutes, PoolApp
     from forge.records.problem import ReferenceModule

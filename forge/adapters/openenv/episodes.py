@@ -30,7 +30,7 @@ from forge.adapters.openenv.models import (
 )
 from forge.adapters.subjects import find_code, problem_from_text
 from forge.data.answers import Extraction, fenced_blocks
-from forge.data.overrides import find_problem
+from forge.data.problem_files import find_problem
 from forge.errors import ConfigError
 from forge.process.ask import LOOP_BYTES
 from forge.records import Reason, Status, Verdict

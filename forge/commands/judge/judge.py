@@ -25,8 +25,7 @@ from forge.adapters.subjects import STDIN, KnownProblems, holds_several, read_so
 from forge.commands.counter import open_counter
 from forge.commands.explained import explain_packed
 from forge.data.answers import extract
-from forge.data.directory import find_files
-from forge.data.overrides import Overrides
+from forge.data.problem_files import Overrides, find_files
 from forge.errors import ConfigError
 from forge.evalpool.pool import open_private_pool
 from forge.records import Status, Verdict
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from forge.adapters.settings import JudgeSettings
     from forge.config.schema import JudgeTable
     from forge.config.schema.problems import RowFormat
-    from forge.data.directory import ProblemFile
+    from forge.data.problem_files import ProblemFile
     from forge.process.devices import Gpu
     from forge.records import Problem
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from forge.adapters.subjects import read_source
 from forge.config.schema.problems import find_shape_mistakes
-from forge.data.overrides import Overrides
+from forge.data.problem_files import Overrides
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:

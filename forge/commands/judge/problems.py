@@ -20,10 +20,14 @@ from forge.adapters.settings import MAX_JUDGES, check_precision
 from forge.adapters.subjects import check_overrides, read_row_problems
 from forge.commands.counter import open_counter
 from forge.commands.judge.judge import require_path
-from forge.data.directory import find_files, parse_file, to_problem
-from forge.data.overrides import find_problem
 from forge.data.pairs.files import SUFFIXES
-from forge.data.shapes import values_by_shape
+from forge.data.problem_files import (
+    find_files,
+    find_problem,
+    parse_file,
+    to_problem,
+    values_by_shape,
+)
 from forge.errors import ConfigError
 from forge.evalpool.examine import examine_all
 from forge.evalpool.pool import open_private_pool
@@ -37,8 +41,7 @@ if TYPE_CHECKING:
     from forge.adapters.settings import JudgeSettings
     from forge.config.schema import JudgeTable
     from forge.config.schema.problems import RowFormat
-    from forge.data.directory import ProblemFile
-    from forge.data.overrides import Overrides
+    from forge.data.problem_files import Overrides, ProblemFile
     from forge.process.devices import Gpu
     from forge.records import Problem
 

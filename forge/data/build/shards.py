@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from forge.data.build.shingles import PERMUTATIONS
+from forge.data.build.near import PERMUTATIONS
 from forge.data.build.steps import Dropped, Prepared
 
 LEVEL = 1

@@ -2,28 +2,31 @@
 
 read, rewrite, convert, thinking, length, quality. The steps over all rows are in `choice.py`.
 Lengths come before anything that parses, so a row of 200k tokens costs one bounded tokenisation.
+
+The quality of an answer is a heuristic, not a judgement: whether the kernel does the work is the
+judge's question. It also understands what Inductor writes: kernels started by `.run`, and kernels
+as text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from forge.data.build.examples import Example, to_example
-from forge.data.build.normalise import is_unicode
-from forge.data.build.quality import find_fault, parse
-from forge.data.build.rows import Broken, Row
-from forge.data.build.shingles import signature
-from forge.data.build.thinking import retag
-from forge.data.pairs.datasets import BadRow, Unfit
+from forge.data.build.examples import Example, retag, to_example
+from forge.data.build.near import signature
+from forge.data.build.rows import Broken, Row, is_unicode
+from forge.data.inductor import NotRewritten, rewrite
+from forge.data.pairs.files import BadRow, Unfit
 from forge.data.sources.normal_form import digests_asked
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Sequence
 
     import numpy as np
@@ -223,3 +226,112 @@ def _is_storable(example: Example) -> bool:
     return all(is_unicode(text) for text in texts) and all(
         is_unicode(one.content) for one in example.messages
     )
+
+
+JIT = "jit"
+KERNEL_TEXT = "triton.jit"
+"""In the text of a kernel that Inductor compiles: `async_compile.triton("name", '''...''')`."""
+MAX_NESTING = 200
+"""Maximum nesting of blocks that is searched for kernels."""
+
+
+def parse(code: str) -> ast.Module | None:
+    """The syntax tree; None for a text that is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a wrong escape in a string
+            return ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def find_fault(tree: ast.Module | None, *, answers_to: str) -> str | None:
+    """The first reason against an answer; None for a good one."""
+    if tree is None:
+        return "no Python"
+    defined = {node.name for node in tree.body if isinstance(node, _DEFINITIONS)}
+    if not answers_to or answers_to not in defined:
+        return "without the entry point"
+    kernels, compiled = _kernels(tree)
+    if not kernels:
+        return "without a Triton kernel"
+    if not _is_launched(tree, kernels, compiled):
+        return "kernel never launched"
+    return None
+
+
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef)
+
+
+def _kernels(tree: ast.Module) -> tuple[set[str], set[int]]:
+    """Names of the kernels, and the ids of their definitions."""
+    names: set[str] = set()
+    nodes: set[int] = set()
+    for node in _blocks(tree):
+        if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list)):
+            names.add(node.name)
+            nodes.add(id(node))
+        elif isinstance(node, ast.Assign) and _is_kernel_text(node.value):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names, nodes
+
+
+def _blocks(tree: ast.AST, depth: int = MAX_NESTING) -> Iterator[ast.stmt]:
+    """Statements, and those inside of them; expressions hold no definitions."""
+    for name in ("body", "orelse", "finalbody"):
+        for node in getattr(tree, name, ()):
+            if isinstance(node, ast.stmt):
+                yield node
+                if depth:
+                    yield from _blocks(node, depth - 1)
+
+
+def _is_jit(node: ast.expr) -> bool:
+    """`@jit`, `@triton.jit`, `@triton.jit(...)`."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return name == JIT
+
+
+def _is_kernel_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and any(
+        isinstance(argument, ast.Constant)
+        and isinstance(argument.value, str)
+        and KERNEL_TEXT in argument.value
+        for argument in node.args
+    )
+
+
+def _is_launched(tree: ast.Module, kernels: set[str], compiled: set[int]) -> bool:
+    """True if a kernel's name is used outside of kernels: `kernel[grid]`, `kernel.run`, or as an
+    argument."""
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        if id(node) in compiled:
+            continue
+        if isinstance(node, ast.Name) and node.id in kernels and isinstance(node.ctx, ast.Load):
+            return True
+        if isinstance(node, ast.Attribute) and node.attr in kernels:
+            return True
+        stack.extend(ast.iter_child_nodes(node))
+    return False
+
+
+MARK = "torch._inductor"
+"""Imported by every answer that Inductor made, for its heuristics and helpers."""
+
+
+def rewrite_answer(code: str, entry_point: str) -> str:
+    """A plain module of Inductor's code; other code as it is.
+
+    Raises:
+        NotRewritable: with a `RewriteReason`.
+    """
+    if MARK not in code:
+        return code
+    try:
+        return rewrite(code, entry_point=entry_point).code
+    except NotRewritten as error:
+        raise NotRewritable(str(error.reason)) from None

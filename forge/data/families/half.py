@@ -4,7 +4,7 @@
     answer    computes in fp32 and rounds once, where it stores; a matrix product takes its operands
               as they are and sums in fp32
 
-Called by `forge.data.compositions` after a family has rendered the source.
+Called by `forge.data.generator` after a family has rendered the source.
 """
 
 from __future__ import annotations

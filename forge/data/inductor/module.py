@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING
 from forge.data.inductor.kernel.runtime_functions import FUNCTIONS, translate
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
 from forge.data.inductor.source import Transformer, copied, named, walk
-from forge.data.inductor.steps import Allocate, Compute, Launch, Step, Value
-from forge.data.inductor.tensors import View, as_tuple, is_contiguous
+from forge.data.inductor.steps import (
+    Allocate,
+    Compute,
+    Launch,
+    Step,
+    Value,
+    View,
+    as_tuple,
+    is_contiguous,
+)
 from forge.data.inductor.text import print_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from forge.data.inductor.forward import Forward
+    from forge.data.inductor.call import Forward
     from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel
 
 GIVEN = ("torch", "triton", "triton.language", "triton.language.extra", "torch.nn")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from forge.data.inductor.forward import Forward, read_forward
+from forge.data.inductor.call import Forward, read_forward
 from forge.data.inductor.kernel.body import (
     Access,
     examined,

@@ -1,27 +1,165 @@
 """SFT rows of generated problems: answers, and repairs with broken answers before the answer.
 
 Called while a run is prepared. Feedback in repairs is real: `judge` judges each broken answer. A
-broken answer that the judge accepts is left out.
+broken answer that the judge accepts is left out. Broken answers
+have realistic mistakes (`MISTAKES`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
 from random import Random
 from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.data.compositions import Composition, Style, answer
 from forge.data.families.half import Dtype
-from forge.data.pairs.mistakes import break_answer
-from forge.data.prompts.conversation import Exchange
+from forge.data.families.ops import OPS, Chain
+from forge.data.generator import Composition, Style, answer, answer_to, static_sizes
+from forge.data.prompts.prompt_set import Exchange
 from forge.records import Message, Pair, Problem, Verdict
 
 if TYPE_CHECKING:
     from forge.config.schema import DataTable
+    from forge.data.families.sizes import Sizes
     from forge.data.prompts.prompt_set import PromptSet
     from forge.records import Judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """An honest answer before the mistake."""
+
+    composition: Composition
+    sizes: Sizes | None
+    """Sizes in the source of a static answer; None for a dynamic one."""
+
+    @classmethod
+    def of(cls, problem: Problem, *, style: Style) -> Draft:
+        """The draft for a generated problem. Raises ValueError for any other."""
+        return cls(composition=Composition.of(problem), sizes=static_sizes(problem, style))
+
+    @property
+    def code(self) -> str:
+        """Its source."""
+        return answer_to(self.composition, sizes=self.sizes)
+
+    @property
+    def chain(self) -> Chain:
+        """Operations of the problem."""
+        return self.composition.chain
+
+    def with_chain(self, chain: Chain) -> str:
+        """The answer to another chain, as from a model that copied the steps wrongly."""
+        return replace(self, composition=replace(self.composition, chain=chain)).code
+
+
+Mistake = Callable[[Draft, Random], str | None]
+"""Makes a broken answer; None if this mistake is impossible in the draft."""
+
+
+def wrong_op(draft: Draft, rng: Random) -> str | None:
+    """One step computes something else."""
+    chain = list(draft.chain)
+    chain[rng.randrange(len(chain))] = rng.choice([name for name in OPS if name not in chain])
+    return draft.with_chain(tuple(chain))
+
+
+def missing_op(draft: Draft, rng: Random) -> str | None:
+    """One step is left out."""
+    chain = draft.chain
+    if len(chain) < 2:
+        return None
+    at = rng.randrange(len(chain))
+    return draft.with_chain(chain[:at] + chain[at + 1 :])
+
+
+def wrong_order(draft: Draft, rng: Random) -> str | None:
+    """The steps are in another order."""
+    others = sorted(set(permutations(draft.chain)) - {draft.chain})
+    return draft.with_chain(rng.choice(others)) if others else None
+
+
+def wrong_size(draft: Draft, rng: Random) -> str | None:
+    """Wrong products: the numbers in the source are those of other sizes."""
+    if draft.sizes is None:
+        return None
+    return answer_to(draft.composition, sizes=draft.composition.draw_sizes(rng))
+
+
+def missing_mask(draft: Draft, rng: Random) -> str | None:
+    """The masked elements are not set to the neutral value before a reduction."""
+    code = draft.code
+    broken = re.sub(r"tl\.where\(mask, (\w), .*\)\n", r"\1\n", code, count=1)
+    return broken if broken != code else None
+
+
+def wrong_constant(draft: Draft, rng: Random) -> str | None:
+    """A literal has another value."""
+    code = draft.code
+    body = code[: code.index("class ")]
+    found = list(re.finditer(r"(?<![\w.])(0\.1|1\.0|2\.0|1e-5)(?![\w.])", body))
+    if not found:
+        return None
+    match = rng.choice(found)
+    other = rng.choice([text for text in ("0.1", "0.5", "2.0", "3.0") if text != match.group()])
+    return code[: match.start()] + other + code[match.end() :]
+
+
+def misspelt_name(draft: Draft, rng: Random) -> str | None:
+    """A function of triton.language that does not exist."""
+    code = draft.code
+    name = rng.choice(sorted(set(re.findall(r"tl\.([a-z_]{3,})\(", code))))
+    return code.replace(f"tl.{name}(", f"tl.{name[:-1]}(", 1)
+
+
+def undefined_name(draft: Draft, rng: Random) -> str | None:
+    """A variable that nothing defines."""
+    code = draft.code
+    name, other = rng.choice(
+        [("mask=mask", "mask=msk"), ("+ cols", "+ offs"), ("out_ptr +", "o_ptr +")]
+    )
+    return code.replace(name, other, 1) if name in code else None
+
+
+def syntax_error(draft: Draft, rng: Random) -> str | None:
+    """A colon or a closing parenthesis is missing."""
+    code = draft.code
+    kind = rng.choice(["):\n", ")\n"])
+    at = rng.choice([m.start() for m in re.finditer(re.escape(kind), code)])
+    return code[:at] + kind.replace(":" if ":" in kind else ")", "", 1) + code[at + len(kind) :]
+
+
+MISTAKES: dict[Mistake, int] = {
+    wrong_size: 36,
+    wrong_order: 4,
+    wrong_op: 2,
+    missing_op: 1,
+    missing_mask: 1,
+    wrong_constant: 1,
+    misspelt_name: 1,
+    undefined_name: 1,
+    syntax_error: 1,
+}
+"""Relative frequencies, close to those in first answers after SFT in runs of our recipes. Of wrong
+static answers, 60 to 90 % have the right steps and wrong sizes; most other wrong answers have the
+steps in another order, or a step that is not in the problem."""
+
+
+def break_answer(problem: Problem, *, style: Style, rng: Random) -> str:
+    """A broken answer in this style. It differs from the honest one, but the judge may still accept
+    it. Raises ValueError for a problem that is not generated."""
+    draft = Draft.of(problem, style=style)
+    mistakes, weights = list(MISTAKES), list(MISTAKES.values())
+    while True:
+        (mistake,) = rng.choices(mistakes, weights)
+        broken = mistake(draft, rng)
+        if broken is not None and broken != draft.code:
+            return broken
+
 
 MAX_BROKEN = 2
 """Most broken answers in a repair."""

@@ -1,31 +1,87 @@
-"""The prompts of a run: templates with their settings, made once and used for everything.
-
-    first_messages    the system and the user message at the start of every conversation
-    feedback_message  the message about a verdict
-    conversation      both, around the model's attempts
-
-A set is plain data: `to_json` goes into the run's events, and `from_json` gives a set that writes
-the same bytes, wherever the template files are by then. Its hash names it in each turn.
+"""The prompts of a run: templates with their settings, made once and used for everything; facts
+about the judges that they may state; judged attempts, and what of a conversation fits the context.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.data.prompts.feedback import report
-from forge.data.prompts.templates import RUN_NAMES, render, used_names
+from forge.data.answers import fenced_blocks
+from forge.data.prompts.templates import RUN_NAMES, check_template, render, report, used_names
+from forge.errors import ConfigError
 from forge.records import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from forge.data.prompts.conversation import Exchange
-    from forge.records import Problem, Verdict
+    from forge.config.schema import PromptTable
+    from forge.records import Problem, Prompt, Verdict
     from forge.records.problem import ReferenceModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A judged attempt: the model's completion and the verdict."""
+
+    completion_text: str
+    verdict: Verdict
+
+
+def fit(
+    prompts: PromptSet,
+    problem: Problem,
+    attempts: Sequence[Exchange],
+    *,
+    budget_tokens: int,
+    render: Callable[[Sequence[Message]], Prompt],
+) -> Prompt | None:
+    """The conversation within `budget_tokens`: the oldest attempts are dropped first, the newest
+    never.
+
+    Returns:
+        The prompt; None if not even the newest attempt fits (the rollout ends `context_full`).
+    """
+    for first in range(max(1, len(attempts))):
+        prompt = render(prompts.conversation(problem, attempts[first:]))
+        if len(prompt.ids) <= budget_tokens:
+            return prompt
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """The card that kernels are judged on."""
+
+    name: str
+    memory_gb: int | None = None
+    """Memory, in GiB as vendors name it."""
+    bandwidth_gbps: int | None = None
+    """Memory rate, in 1e9 bytes a second."""
+    num_multiprocessors: int | None = None
+    tflops: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Peak in 1e12 FLOPs a second without sparsity, by dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFacts:
+    """The rules of the judges in force, and their device."""
+
+    policy: str = "own"
+    protocol: str = "forge"
+    tolerances: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Relative tolerance of an output, by a problem's precision."""
+    is_timed: bool = False
+    """True if correct kernels are timed, so that speed counts."""
+    reference_mode: str = "eager"
+    """How the reference is timed: eager or compile."""
+    device: DeviceFacts | None = None
+    """None if nothing is known about it, as on a CPU."""
+
 
 HASH_DIGITS = 12
 
@@ -125,3 +181,87 @@ def used_by(templates: Mapping[str, str]) -> frozenset[str]:
     return frozenset(
         name for kind, source in templates.items() for name in used_names(source, name=kind)
     )
+
+
+PRESETS = Path(__file__).with_name("presets")
+KINDS = ("system", "first", "feedback")
+SUFFIX = ".jinja"
+MAX_CHARS = {"tiny": 600}
+"""Maximum length of a report's detail, by preset: three turns of a tiny model share a context of a
+thousand tokens with the problem."""
+OTHER_MAX_CHARS = 2400
+MAX_BYTES = 1 << 20
+"""Maximum size of a template or an example."""
+
+
+def make_prompts(table: PromptTable, facts: PromptFacts | None = None) -> PromptSet:
+    """The prompts of an experiment; without facts, of judges on a CPU.
+
+    Raises:
+        ConfigError: a template or the example cannot be read or used.
+    """
+    facts = facts or PromptFacts()
+    templates = {kind: _template(table, kind) for kind in KINDS}
+    used = used_by(templates)
+    device = facts.device if table.hardware else None
+    values: dict[str, Any] = {
+        "policy": facts.policy,
+        "protocol": facts.protocol,
+        "is_timed": facts.is_timed,
+        "reference_mode": facts.reference_mode,
+        "hardware": None if device is None else {**asdict(device), "tflops": dict(device.tflops)},
+        "example": _example(table) if "example" in used else None,
+    }
+    return PromptSet(
+        preset=table.preset,
+        templates=templates,
+        values={name: value for name, value in values.items() if name in used},
+        tolerances=dict(facts.tolerances) if "tolerance" in used else {},
+        thinking=table.thinking,
+        attempts=table.attempts,
+        has_baseline=table.baseline,
+        max_chars=MAX_CHARS.get(table.preset, OTHER_MAX_CHARS),
+    )
+
+
+def _template(table: PromptTable, kind: str) -> str:
+    path: Path | None = getattr(table, kind)
+    if path is None:
+        return _preset(table.preset, kind)
+    source = _read(path, key=f"prompt.{kind}")
+    check_template(kind, source, name=str(path), key=f"prompt.{kind}")
+    return source
+
+
+@cache
+def _preset(preset: str, kind: str) -> str:
+    return (PRESETS / preset / f"{kind}{SUFFIX}").read_text(encoding="utf-8")
+
+
+def _example(table: PromptTable) -> dict[str, str] | None:
+    """The two blocks of the example's file. Raises ConfigError if it has others."""
+    if table.example is False:
+        return None
+    path = table.example or PRESETS / "example.md"
+    blocks = [code.strip("\n") for _, code in fenced_blocks(_read(path, key="prompt.example"))]
+    if len(blocks) != 2:
+        raise ConfigError(
+            f"prompt.example: {path}: found {len(blocks)} fenced blocks; two, a problem and its "
+            "answer"
+        )
+    return {"problem": blocks[0], "answer": blocks[1]}
+
+
+def _read(path: Path, *, key: str) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{key}: {path}: cannot be read: {error.strerror or error}") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{key}: {path}: larger than {MAX_BYTES >> 20} MiB; a short text")
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{key}: {path}:{line}: not UTF-8 text, which a prompt must be") from None

@@ -2,11 +2,16 @@
 
 A template sees the names of its kind (`NAMES`) and nothing else. `check_template` renders it with
 every kind of value that a run may have, so that a mistake is an error of the file and not of a run.
+
+A candidate's output may be part of a verdict's detail. Templates get it in the report alone, where
+each line has the judge's prefix: text of a candidate can neither end the report nor look like a
+message of ours. Special tokens in it stay letters (`forge.data.chat`).
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import jinja2
+
+    from forge.records import Timing, Verdict
 
 RUN_NAMES = frozenset(
     {
@@ -177,3 +184,57 @@ def _line_of(traceback: TracebackType | None, name: str) -> int:
 def _near(name: str, allowed: list[str]) -> str:
     near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+PREFIX = "judge> "
+
+
+def report(verdict: Verdict, *, max_chars: int, has_baseline: bool = True) -> str:
+    """Status, reason, the detail shortened in the middle, and the times.
+
+    Args:
+        has_baseline: State the reference's time and the share of the roofline too.
+    """
+    head = f"{verdict.status}: {verdict.reason}"
+    detail = _shorten(verdict.detail.strip(), max_chars=max_chars)
+    lines = [head, *detail.splitlines()]
+    if verdict.timing is not None:
+        lines += _describe_shapes(verdict, has_baseline=has_baseline)
+    return "\n".join(PREFIX + line for line in lines)
+
+
+def _shorten(text: str, *, max_chars: int) -> str:
+    """Keep both ends: a traceback has its location and its message there."""
+    if len(text) <= max_chars:
+        return text
+    tail = max_chars * 2 // 3
+    return f"{text[: max_chars - tail].rstrip()}\n...\n{text[-tail:].lstrip()}"
+
+
+def _describe_shapes(verdict: Verdict, *, has_baseline: bool) -> list[str]:
+    """The speed of a timed verdict; of several shapes the mean and the slowest."""
+    assert verdict.timing is not None
+    speed = _describe_speed(verdict.timing, has_baseline=has_baseline)
+    timed = [shape for shape in verdict.shapes if shape.timing is not None]
+    if len(timed) < 2:
+        return [speed]
+    slowest = min(timed, key=lambda shape: shape.timing.speedup if shape.timing else math.inf)
+    assert slowest.timing is not None
+    of_slowest = _describe_speed(slowest.timing, has_baseline=has_baseline)
+    return [
+        f"geometric mean of {len(timed)} shapes: {speed}",
+        f"slowest at {slowest.name}: {of_slowest}",
+    ]
+
+
+def _describe_speed(timing: Timing, *, has_baseline: bool) -> str:
+    baseline = f", baseline {timing.baseline_us:.1f} us" if has_baseline else ""
+    line = (
+        f"{timing.candidate_us:.1f} us{baseline}: "
+        f"{timing.speedup:.2f}x (at least {timing.speedup_low:.2f}x)"
+    )
+    if timing.achieved_gbps is not None:
+        line += f", {timing.achieved_gbps:.0f} GB/s"
+    if has_baseline and timing.roofline_share is not None:
+        line += f", {timing.roofline_share:.0%} of roofline"
+    return line

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forge.data.pairs.datasets import BadRow, code_of, text_of
+from forge.data.pairs.files import BadRow, code_of, text_of
 
 DEFAULT_ENTRY_POINT = "Model"
 

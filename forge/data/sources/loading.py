@@ -1,27 +1,36 @@
-"""Problems of one source that is no generator: files of a directory, or rows of a file.
-
-Called by `forge/data/problems.py`.
+"""Problems of one source that is no generator: files of a directory, rows of a file, or a path that
+may hold anything (problem files, rows of every known format, or both).
 """
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from forge.data.directory import find_mistakes, read_directory, to_problem
-from forge.data.overrides import Overrides
-from forge.data.shapes import values_by_shape
-from forge.data.sources.rows import read_rows
+from forge.data.pairs.files import SUFFIXES, BadRow, Unfit, row_files, rows_of
+from forge.data.problem_files import (
+    Overrides,
+    find_files,
+    find_mistakes,
+    parse_source,
+    read_directory,
+    to_problem,
+    values_by_shape,
+)
+from forge.data.sources.formats import DEFAULT_ENTRY_POINT, FORMATS, RowProblem
 from forge.errors import ConfigError
 from forge.records import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from forge.config.schema import SourceTable
-    from forge.data.directory import ProblemFile
-    from forge.data.sources.formats import RowProblem
+    from forge.data.problem_files import ProblemFile
     from forge.records import Problem
 
 
@@ -99,3 +108,135 @@ def load_source(table: SourceTable, *, key: str = "problems.") -> list[Problem]:
         source.to_problem(file, overrides=overrides, shapes=shapes, split=Split.GRPO)
         for file in source.files
     ]
+
+
+COLUMNS = {
+    "kernelbench": ("code", "level", "problem_id"),
+    "kernelbook": ("python_code", "entry_point"),
+    "tritonforge": ("label", "extra_info"),
+    "cuda-agent": ("code", "ops"),
+    "drkernel": ("reward_model",),
+    "drkernel-coldstart": ("original_python_code",),
+}
+"""Columns by which rows of each format are known."""
+CODE_COLUMNS = ("code", "python_code", "pytorch_code")
+"""Columns with the code of a problem, whatever the format."""
+
+
+def read_mixed(path: Path, *, key: str) -> Iterator[RowProblem]:
+    """The problems of a file or of a directory, in order.
+
+    Args:
+        key: key that messages name.
+
+    Raises:
+        ConfigError: a file that cannot be read or has another suffix, a row without code.
+    """
+    if not path.is_dir():
+        yield from _of_file(path, path.name, key=key)
+        return
+    rows = [one for suffix in SUFFIXES for one in path.rglob(f"*{suffix}")]
+    shown = [one for one in rows if not one.name.startswith(("_", "."))]
+    for file in sorted([*find_files(path, include=()), *shown]):
+        yield from _of_file(file, file.relative_to(path).as_posix(), key=key)
+
+
+def _of_file(file: Path, name: str, *, key: str) -> Iterator[RowProblem]:
+    if file.suffix == ".py":
+        try:
+            source = file.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as err:
+            raise ConfigError(f"{key}: {file}: cannot be read: {err}") from None
+        yield RowProblem(problem_id=name, source=source, family="")
+        return
+    if file.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"{key}: {file}: found {file.suffix or 'no suffix'}; *.py, *{', *'.join(SUFFIXES)}"
+        )
+    for number, row in enumerate(rows_of(file, key=key), start=1):
+        place = f"{key}: {file}, row {number}"
+        try:
+            yield _of_row(row, number=number, name=f"{name}:{number}")
+        except (BadRow, Unfit) as err:
+            raise ConfigError(f"{place}: {err}") from None
+
+
+def _of_row(row: Mapping[str, Any], *, number: int, name: str) -> RowProblem:
+    for format, columns in COLUMNS.items():
+        if all(row.get(column) is not None for column in columns):
+            return FORMATS[format](row, number=number)
+    found = next((row[one] for one in CODE_COLUMNS if isinstance(row.get(one), str)), None)
+    if found is None:
+        raise BadRow(f"found columns {', '.join(map(str, row))}; one of {', '.join(CODE_COLUMNS)}")
+    entry_point = row.get("entry_point")
+    return RowProblem(
+        problem_id=name,
+        source=found,
+        family="",
+        entry_point=entry_point if isinstance(entry_point, str) else DEFAULT_ENTRY_POINT,
+    )
+
+
+logger = logging.getLogger(__name__)
+
+
+def read_rows(
+    path: Path, *, format: str, include: list[str], key: str = "problems.path"
+) -> dict[str, tuple[RowProblem, ProblemFile]]:
+    """The problems of a file or a directory of files by their paths, `level1/19_ReLU.py`, in order.
+
+    Args:
+        include: glob patterns of ids; empty means all.
+        key: key that messages name.
+
+    Raises:
+        ConfigError: no such file, a row that does not match the format, or no problem at all.
+    """
+    found: dict[str, tuple[RowProblem, ProblemFile]] = {}
+    left_out: Counter[str] = Counter()
+    for place, row in _row_problems(path, format=format, left_out=left_out, key=key):
+        name = f"{row.problem_id}.py"
+        if include and not any(fnmatchcase(row.problem_id, pattern) for pattern in include):
+            continue
+        try:
+            file = parse_source(row.source, path=Path(name), entry_point=row.entry_point)
+        except ConfigError as err:
+            left_out[_kind(str(err), name)] += 1
+            continue
+        if name not in found:
+            found[name] = (row, file)
+        elif found[name][0].source == row.source:
+            left_out["the same again"] += 1
+        else:
+            raise ConfigError(f"{place}: {row.problem_id}: another row has this id")
+    words = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
+    if not found:
+        patterns = f" that matches {', '.join(include)}" if include else ""
+        raise ConfigError(
+            f'{key}: {path}: no problem{patterns} in format "{format}"'
+            + (f"; left out: {words}" if words else "")
+        )
+    logger.info("%d problems from %s; left out %s", len(found), path, words or "none")
+    return found
+
+
+def _row_problems(
+    path: Path, *, format: str, left_out: Counter[str], key: str
+) -> Iterator[tuple[str, RowProblem]]:
+    """Place and problem of each row."""
+    to_problem = FORMATS[format]
+    for file in row_files(path, key=key):
+        for number, row in enumerate(rows_of(file, key=key), start=1):
+            place = f'{key}: {file}, row {number} ("{format}")'
+            try:
+                yield place, to_problem(row, number=number)
+            except Unfit as reason:
+                left_out[str(reason)] += 1
+            except BadRow as err:
+                raise ConfigError(f"{place}: {err}") from None
+
+
+def _kind(message: str, name: str) -> str:
+    """Reason of a source that is no problem, without place and details."""
+    reason = message.removeprefix(name).lstrip(":0123456789 ")
+    return "that are no Python" if reason.startswith("no Python") else reason.split(";")[0]

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from forge.config.schema import EvalStage, Experiment, SftStage
 from forge.config.schema.problems import is_hub_name
 from forge.data.generator import is_ample
-from forge.data.problems import load_problems
-from forge.data.prompts.loading import make_prompts
-from forge.data.splits import in_split
+from forge.data.problems import in_split, load_problems
+from forge.data.prompts.prompt_set import make_prompts
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.site_packages import require_installed
 from forge.records import Split

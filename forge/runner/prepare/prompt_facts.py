@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.config.schema import PromptTable
-from forge.data.prompts.facts import DeviceFacts, PromptFacts
-from forge.data.prompts.loading import make_prompts
-from forge.data.prompts.prompt_set import PromptSet
+from forge.data.prompts.prompt_set import DeviceFacts, PromptFacts, PromptSet, make_prompts
 from forge.errors import ConfigError
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.numbers.tolerance import TOLERANCE

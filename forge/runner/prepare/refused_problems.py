@@ -12,8 +12,8 @@ import json
 from typing import TYPE_CHECKING
 
 from forge.config.schema import Experiment, GrpoStage
-from forge.data.compositions import is_generated
-from forge.data.splits import in_split
+from forge.data.generator import is_generated
+from forge.data.problems import in_split
 from forge.errors import ConfigError
 from forge.evalpool.examine import examine_all
 from forge.records import Split

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from forge.records import Problem
     from forge.rollout.batches import Batch, BatchPlan
-    from forge.rollout.sampling.sampler import Sampler
+    from forge.rollout.sampling import Sampler
     from forge.runner.stages.run_context import RunContext
 
 

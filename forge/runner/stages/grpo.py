@@ -23,7 +23,7 @@ from forge.records import Metrics, Split
 from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.pacing import PublishedSteps
 from forge.rollout.producer import produce_batches
-from forge.rollout.sampling.sampler import make_sampler
+from forge.rollout.sampling import make_sampler
 from forge.runner.live.progress import follow_steps, group_numbers
 from forge.runner.stages.batch_shelf import BatchShelf, recall_groups
 from forge.runner.stages.checkpoints import StageCheckpoints

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forge.data.splits import in_split
+from forge.data.problems import in_split
 from forge.records import Split
 from forge.rollout.play import Rules
 from forge.rollout.ports import Ports

@@ -8,7 +8,7 @@ import anyio
 
 from forge.adapters.openenv.episodes import Environment, EpisodeRules, ServedProblems, Sessions
 from forge.config.schema import PromptTable, RewardTable
-from forge.data.prompts.loading import make_prompts
+from forge.data.prompts.prompt_set import make_prompts
 from forge.records import Problem, Status, Timing, Verdict
 from tests.evalpool.judged import CODE, PROBLEM
 

@@ -16,8 +16,7 @@ import pytest
 
 from forge.commands.suite import EvalRequest, make_experiment
 from forge.config.load import load_experiment
-from forge.data.problems import load_problems
-from forge.data.splits import in_split
+from forge.data.problems import in_split, load_problems
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.records import Event, PolicyVersion, Split
 from forge.serve.weights import Weights

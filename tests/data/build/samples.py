@@ -10,8 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from forge.config.schema.build import DataBuild
-from forge.data.build.quality import parse
-from forge.data.build.shingles import signature, similarity
+from forge.data.build.near import signature, similarity
+from forge.data.build.steps import parse
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,13 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.config.schema.build import DuplicatesTable, SplitTable
-from forge.data.build.choice import Choice
-from forge.data.build.heldout import HeldoutProblems
-from forge.data.build.near import Families, SignatureIndex
-from forge.data.build.quality import parse
+from forge.data.build.choice import Choice, HeldoutProblems
+from forge.data.build.near import PERMUTATIONS, Families, SignatureIndex, signature, similarity
 from forge.data.build.shards import ShardFolder
-from forge.data.build.shingles import PERMUTATIONS, signature, similarity
-from forge.data.build.steps import Prepared, RowSteps, Step
+from forge.data.build.steps import Prepared, RowSteps, Step, parse
 from forge.errors import ConfigError
 from tests.data.build.samples import (
     MODULE,

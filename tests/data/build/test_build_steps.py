@@ -12,14 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.data.answers import extract
-from forge.data.build.normalise import normalise_text
-from forge.data.build.quality import find_fault, parse
-from forge.data.build.rewriting import rewrite_answer
+from forge.data.build.examples import passes
 from forge.data.build.rows import Broken
-from forge.data.build.steps import Dropped, NotRewritable, Prepared, RowSteps, Step
-from forge.data.build.traces import passes
+from forge.data.build.steps import (
+    Dropped,
+    NotRewritable,
+    Prepared,
+    RowSteps,
+    Step,
+    find_fault,
+    normalise_text,
+    parse,
+    rewrite_answer,
+)
 from forge.data.chat import ChatTemplate
-from forge.data.prompts.loading import make_prompts
+from forge.data.prompts.prompt_set import make_prompts
 from forge.records import Message
 from tests.data.build.samples import ANSWER, build_of, kernelbook_row, write_tokenizer
 from tests.examples import examples

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.compositions import answer
-from forge.data.generator import generate_problems
+from forge.data.generator import answer, generate_problems
 from forge.evalpool.judge.trial.shareable import ATTRIBUTES, BUILTINS, PATHS, is_plain, refusal
 from tests.evalpool.benches import HEAD, RELU_KERNEL
 

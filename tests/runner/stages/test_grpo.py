@@ -13,7 +13,7 @@ import pytest
 from forge.config.schema import Experiment
 from forge.records import Finish, Group, Problem, Status
 from forge.rollout.ports import Ports
-from forge.rollout.sampling.sampler import make_sampler
+from forge.rollout.sampling import make_sampler
 from forge.runner.stages.batch_shelf import recall_groups
 from forge.runner.stages.grpo import (
     _batch_plan,

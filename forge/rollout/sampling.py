@@ -1,0 +1,354 @@
+"""Samplers of problems: `uniform`, `priority` by the spread of a problem's returns, `curriculum` by
+level, and mixtures of sources.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forge.records import Group, Problem
+
+
+@dataclass(slots=True)
+class UniformSampler:
+    """Draws every problem once per epoch, in an order that depends on seed and epoch."""
+
+    problems: Sequence[Problem]
+    seed: int | str
+    epoch: int = 0
+    position: int = 0
+    _order: list[int] = field(default_factory=list[int])
+
+    def __post_init__(self) -> None:
+        if not self.problems:
+            raise ValueError("a sampler needs at least one problem")
+        self._shuffle()
+
+    def next(self) -> Problem:
+        """The next problem."""
+        if self.position >= len(self.problems):
+            self.epoch, self.position = self.epoch + 1, 0
+            self._shuffle()
+        problem = self.problems[self._order[self.position]]
+        self.position += 1
+        return problem
+
+    def observe(self, group: Group) -> None:
+        """Changes nothing: results do not matter here."""
+
+    def state(self) -> dict[str, Any]:
+        """The state for `restore`."""
+        return {"epoch": self.epoch, "position": self.position}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken, given the same problems and seed."""
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        self._order = list(range(len(self.problems)))
+        random.Random(f"{self.seed}/{self.epoch}").shuffle(self._order)
+
+
+FLOOR = 0.05
+"""Weight of a problem without signal: the policy changes, so no problem is dropped for good."""
+AGE_BONUS = 0.1
+"""Weight added per N draws without the problem: a tenth of the largest variance term."""
+FORGET = 0.5
+"""Weight of the newest group in the moving average: about the last three groups count."""
+REST = 8
+"""A problem is not drawn again within N / REST draws: two of its groups would run at once."""
+MAX_AGE = 4
+"""A problem that was not drawn for MAX_AGE · N draws is next, whatever its weight."""
+
+NEVER = -1
+"""Marks a problem that was not drawn yet."""
+
+
+class PrioritySampler:
+    """Draws at random, with weights from the results so far."""
+
+    def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
+        if not problems:
+            raise ValueError("a sampler needs at least one problem")
+        self._problems, self._seed = problems, seed
+        self._index = {problem.problem_id: i for i, problem in enumerate(problems)}
+        kinds = [f"{problem.family}/{problem.level}" for problem in problems]
+        self._kinds = sorted(set(kinds))
+        self._kind_of = np.array([self._kinds.index(kind) for kind in kinds], dtype=int)
+        self._num_drawn = 0
+        self._last_drawn = np.full(len(problems), NEVER)
+        self._own = np.full(len(problems), np.nan)
+        self._of_kind = np.full(len(self._kinds), np.nan)
+        """Recent variance of each problem, and of each family and level; nan where unknown."""
+
+    def next(self) -> Problem:
+        """The next problem: one that exceeded MAX_AGE, else one drawn by weight."""
+        draw = random.Random(f"{self._seed}/{self._num_drawn}").random()
+        oldest = int(np.argmax(self._ages()))
+        index = oldest
+        if self._ages()[oldest] < MAX_AGE * len(self._problems):
+            sums = np.cumsum(self.weights())
+            index = int(np.searchsorted(sums, draw * float(sums[-1]), side="right"))
+        self._last_drawn[index] = self._num_drawn
+        self._num_drawn += 1
+        return self._problems[index]
+
+    def observe(self, group: Group) -> None:
+        """Update the variance of its problem, family and level. Masked rollouts do not count."""
+        index = self._index.get(group.problem_id)
+        varied = return_variance(group)
+        if index is None or varied is None:
+            return
+        for known, at in ((self._own, index), (self._of_kind, self._kind_of[index])):
+            before = float(known[at])
+            mixed = (1 - FORGET) * before + FORGET * varied
+            known[at] = varied if math.isnan(before) else mixed
+
+    def state(self) -> dict[str, Any]:
+        """The state for `restore`."""
+        names = [problem.problem_id for problem in self._problems]
+        return {
+            "drawn": self._num_drawn,
+            "last_drawn": {
+                name: at
+                for name, at in zip(names, self._last_drawn.tolist(), strict=True)
+                if at != NEVER
+            },
+            "own": _known(names, self._own),
+            "kinds": _known(self._kinds, self._of_kind),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken, given the same problems and seed; with other problems,
+        use what it says about those that remain."""
+        self._num_drawn = int(state["drawn"])
+        self._last_drawn[:], self._own[:], self._of_kind[:] = NEVER, np.nan, np.nan
+        kinds = {name: i for i, name in enumerate(self._kinds)}
+        for known, index, values in (
+            (state["last_drawn"], self._index, self._last_drawn),
+            (state["own"], self._index, self._own),
+            (state["kinds"], kinds, self._of_kind),
+        ):
+            for name in known.keys() & index.keys():
+                values[index[name]] = known[name]
+
+    def weights(self) -> np.ndarray:
+        """Weight of each problem in the next draw; 0 while it rests. [N]"""
+        count, ages = len(self._problems), self._ages()
+        known = np.concatenate([self._own, self._of_kind])
+        largest = np.nanmax(known, initial=0.0) or 1.0
+        varied = np.where(np.isnan(self._own), self._of_kind[self._kind_of], self._own)
+        varied = np.where(np.isnan(varied), largest, varied)
+        weights = FLOOR + varied / largest + AGE_BONUS * ages / count
+        return np.where((self._last_drawn != NEVER) & (ages <= count // REST), 0.0, weights)
+
+    def _ages(self) -> np.ndarray:
+        """Draws since each problem was drawn, or since the first draw. [N]"""
+        return self._num_drawn - np.maximum(self._last_drawn, 0)
+
+
+def _known(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
+    pairs = zip(names, values.tolist(), strict=True)
+    return {name: value for name, value in pairs if not math.isnan(value)}
+
+
+def return_variance(group: Group) -> float | None:
+    """Variance of the unmasked returns over all turns, as in the advantages; None without any."""
+    values = [value for t in group.trajectories for value in t.returns if value is not None]
+    if not values:
+        return None
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / len(values)
+
+
+WINDOW = 16
+"""Groups in the frontier's pass rate: with 8 rollouts each, the standard error of a rate of one
+half is 4 points."""
+MASTERED = 0.5
+"""Mean share of solved rollouts that opens the next level. Most groups have both solved and
+unsolved rollouts at this share; a higher threshold would only add flat groups."""
+PATIENCE = 128
+"""Groups of the frontier after which the next level opens in any case: 16 steps of 8 groups."""
+REHEARSAL = 0.25
+"""Share of draws from levels below the frontier."""
+
+
+class CurriculumSampler:
+    """Opens levels one after another; within a level, draws every problem once per epoch."""
+
+    def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
+        if not problems:
+            raise ValueError("a sampler needs at least one problem")
+        self._seed = seed
+        self._level_of = {problem.problem_id: problem.level for problem in problems}
+        self._levels = sorted({problem.level for problem in problems})
+        self._within = {
+            level: UniformSampler([p for p in problems if p.level == level], f"{seed}/{level}")
+            for level in self._levels
+        }
+        self._open = 1
+        self._num_drawn = 0
+        self._num_told = 0
+        self._rates: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def frontier(self) -> int:
+        """The highest open level."""
+        return self._levels[self._open - 1]
+
+    def next(self) -> Problem:
+        """The next problem of the frontier, or sometimes of a lower level."""
+        draw = random.Random(f"{self._seed}/{self._num_drawn}")
+        self._num_drawn += 1
+        level = self.frontier
+        if self._open > 1 and draw.random() < REHEARSAL:
+            level = draw.choice(self._levels[: self._open - 1])
+        return self._within[level].next()
+
+    def observe(self, group: Group) -> None:
+        """Count a group of the frontier, and open the next level when it is due."""
+        rate = solved_share(group)
+        level = self._level_of.get(group.problem_id)
+        if rate is None or level != self.frontier or self._open == len(self._levels):
+            return
+        self._rates.append(rate)
+        self._num_told += 1
+        is_mastered = len(self._rates) == WINDOW and sum(self._rates) >= MASTERED * WINDOW
+        if is_mastered or self._num_told >= PATIENCE:
+            self._open, self._num_told = self._open + 1, 0
+            self._rates.clear()
+
+    def state(self) -> dict[str, Any]:
+        """The state for `restore`."""
+        return {
+            "open": self._open,
+            "drawn": self._num_drawn,
+            "told": self._num_told,
+            "rates": list(self._rates),
+            "within": {str(level): each.state() for level, each in self._within.items()},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken, given the same problems and seed. Levels that it lacks
+        start from the beginning."""
+        self._open = min(int(state["open"]), len(self._levels))
+        self._num_drawn = int(state["drawn"])
+        self._num_told = int(state["told"])
+        self._rates = deque(state["rates"], maxlen=WINDOW)
+        for level, each in self._within.items():
+            if (within := state["within"].get(str(level))) is not None:
+                each.restore(within)
+
+
+def solved_share(group: Group) -> float | None:
+    """Share of rollouts with a correct turn; None if all of them are masked."""
+    rollouts = [t for t in group.trajectories if not t.end.is_masked]
+    if not rollouts:
+        return None
+    return sum(any(turn.verdict.is_correct for turn in t.turns) for t in rollouts) / len(rollouts)
+
+
+class MixtureSampler:
+    """Draws a source by weight, then a problem with the source's sampler."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, Sampler],
+        *,
+        weights: Mapping[str, float],
+        origins: Mapping[str, str],
+        seed: int,
+    ) -> None:
+        """Args:
+        parts: samplers by source.
+        weights: positive weights by source.
+        origins: sources by problem id.
+        """
+        if not parts:
+            raise ValueError("a sampler needs at least one problem")
+        self._parts, self._origins, self._seed = parts, origins, seed
+        self._names = list(parts)
+        self._weights = [weights[name] for name in self._names]
+        self._num_drawn = 0
+
+    def next(self) -> Problem:
+        """The next problem."""
+        draw = random.Random(f"{self._seed}/source/{self._num_drawn}")
+        self._num_drawn += 1
+        (name,) = draw.choices(self._names, self._weights)
+        return self._parts[name].next()
+
+    def observe(self, group: Group) -> None:
+        """Pass the result to the sampler of its source."""
+        origin = self._origins.get(group.problem_id)
+        if origin is not None:
+            self._parts[origin].observe(group)
+
+    def state(self) -> dict[str, Any]:
+        """The state for `restore`."""
+        parts = {name: part.state() for name, part in self._parts.items()}
+        return {"drawn": self._num_drawn, "parts": parts}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken; sources that it lacks start from the beginning."""
+        self._num_drawn = int(state["drawn"])
+        for name, part in self._parts.items():
+            if (known := state["parts"].get(name)) is not None:
+                part.restore(known)
+
+
+class Sampler(Protocol):
+    """Draws problems and takes their results."""
+
+    def next(self) -> Problem:
+        """The next problem. Every problem returns again and again, whatever the results."""
+        ...
+
+    def observe(self, group: Group) -> None:
+        """Take the result of a finished group: once per group, in the order in which they end."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """The state for `restore`, as JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where `state` was taken, given the same problems and seed. If problems
+        were added or removed, use what it says about those that remain."""
+        ...
+
+
+def make_sampler(
+    kind: Literal["uniform", "curriculum", "priority"],
+    problems: Sequence[Problem],
+    *,
+    seed: int,
+    weights: Mapping[str, float] | None = None,
+) -> Sampler:
+    """The sampler of `[rollout] sampler`, one for each source if `weights` has some of the sources;
+    the weight of any other is its number of problems. Raises ValueError without problems."""
+    if weights:
+        by_origin: dict[str, list[Problem]] = {}
+        for problem in problems:
+            by_origin.setdefault(problem.origin, []).append(problem)
+        return MixtureSampler(
+            {name: make_sampler(kind, part, seed=seed) for name, part in by_origin.items()},
+            weights={name: weights.get(name, len(part)) for name, part in by_origin.items()},
+            origins={problem.problem_id: problem.origin for problem in problems},
+            seed=seed,
+        )
+    if kind == "curriculum":
+        return CurriculumSampler(problems, seed=seed)
+    if kind == "priority":
+        return PrioritySampler(problems, seed=seed)
+    return UniformSampler(problems, seed=seed)
