@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forge.data.answers import extract
 from forge.data.build.examples import passes
-from forge.data.build.rows import Broken
+from forge.data.build.rows import Broken, normalise_text
 from forge.data.build.steps import (
     Dropped,
     NotRewritable,
@@ -21,7 +21,6 @@ from forge.data.build.steps import (
     RowSteps,
     Step,
     find_fault,
-    normalise_text,
     parse,
     rewrite_answer,
 )
