@@ -43,9 +43,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "data.prompts": {"config.schema", "data"},
     "data.sources": {"config.schema", "data", "data.pairs"},
-    "rollout": {"data", "data.prompts", "rollout.rewards", "rollout.sampling"},
+    "rollout": {"data", "data.prompts", "rollout.rewards"},
     "rollout.rewards": {"config.schema", "process", "process.server"},
-    "rollout.sampling": set(),
     # serve: inference engines
     "serve": {"config.schema", "process", "process.server", "serve.upload"},
     "serve.remote": {"config.schema", "process", "serve"},
@@ -183,7 +182,7 @@ PARTS = {
     "config", "config.schema", "process",
     "process.server", "cluster",
     "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
-    "rollout.rewards", "rollout.sampling",
+    "rollout.rewards",
     "serve", "serve.remote", "serve.upload", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.compare", "views.report", "exits", "origin",
 }  # fmt: skip

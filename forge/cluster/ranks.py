@@ -19,7 +19,7 @@ import anyio
 from forge.cluster.order import Role
 from forge.errors import MachineError, NoRoom
 from forge.process.child import describe_exit
-from forge.train.elsewhere import files_of, most_others, split_job
+from forge.train.handle import files_of, most_others, split_job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence

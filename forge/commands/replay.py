@@ -40,8 +40,7 @@ from forge.store.codec import decode_ids, decode_logprobs
 from forge.store.layout import find_run
 from forge.store.reader import open_run
 from forge.train.batch import BadBatch, read_batch, write_batch
-from forge.train.checkpoints import checkpoint_dir, checkpoints, find_damage
-from forge.train.durable import STAGING
+from forge.train.checkpoints import STAGING, checkpoint_dir, checkpoints, find_damage
 from forge.train.handle import TrainerJob
 from forge.views.text.terminal import printable
 

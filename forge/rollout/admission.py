@@ -10,6 +10,9 @@ that ended first, so they overtake a slow one; room for it is kept in the steps 
 (*) holds for admitted groups, and `may_close` keeps it true when a batch is closed. It is Hall's
 condition for an earliest-deadline-first schedule: no group is ever thrown away, whatever order they
 end in. With max_staleness = 0 all deadlines are the open step: the synchronous loop.
+
+Pacing (`PublishedSteps`) holds the training step whose weights are served: each publish wakes the
+producer, which admits more groups, up to `max_staleness` steps ahead of it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import anyio
+
+from forge.errors import Stalled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,3 +90,34 @@ class Admission:
         for deadline in taken:
             self.leave(deadline)
         self.step += 1
+
+
+class PublishedSteps:
+    """The training step whose weights every replica serves. One producer waits on it, one
+    publisher advances it."""
+
+    def __init__(self, step: int = 0) -> None:
+        self.step = step
+        self._changed = anyio.Event()
+
+    def advance(self, step: int) -> None:
+        """Record a publish. A restarted trainer publishes its checkpoint, an older step: then new
+        samples are that old, and the step moves back."""
+        self.step = step
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def changed(self) -> None:
+        """Wait for the next publish."""
+        await self._changed.wait()
+
+    async def wait_for(self, step: int, *, timeout_s: float) -> None:
+        """Wait until `step` is published. Raises Stalled after `timeout_s` without a publish."""
+        while self.step < step:
+            with anyio.move_on_after(timeout_s) as scope:
+                await self.changed()
+            if scope.cancelled_caught:
+                raise Stalled(
+                    f"trainer: no weights published for {timeout_s:.0f} s; "
+                    f"the next batch waits for step {step}, the last published is {self.step}"
+                )

@@ -26,12 +26,13 @@ from forge.rollout.batches import (
     MAX_BATCHES_WITHOUT_SIGNAL,
     Batch,
     BatchPlan,
+    Buffer,
+    Waiting,
     make_samples,
     no_signal,
     no_signal_error,
     oldest_step,
 )
-from forge.rollout.buffer import Buffer, Waiting
 from forge.rollout.concurrency import Concurrency
 from forge.rollout.past import Past, to_state
 from forge.rollout.play import GroupPlace, Rules, play_group
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectSendStream
 
     from forge.records import Group, Problem, Verdict
-    from forge.rollout.pacing import PublishedSteps
+    from forge.rollout.admission import PublishedSteps
     from forge.rollout.ports import Ports
     from forge.rollout.sampling import Sampler
 

@@ -1,5 +1,9 @@
-"""Samplers of problems: `uniform`, `priority` by the spread of a problem's returns, `curriculum` by
-level, and mixtures of sources.
+"""Samplers choose the next problem: `uniform`, `priority` by the spread of a problem's returns,
+`curriculum` by level, and mixtures of sources. Plain objects without clock or task. Resume restores
+their state.
+
+To add one: a class that is a `Sampler`, a name for `[rollout] sampler`, a line in `make_sampler`.
+It must pass the property tests in `tests/rollout/test_samplers.py`.
 """
 
 from __future__ import annotations
@@ -75,7 +79,18 @@ NEVER = -1
 
 
 class PrioritySampler:
-    """Draws at random, with weights from the results so far."""
+    """Draws problems whose returns varied recently more often.
+
+    After prioritised replay (arXiv 1511.05952), with the variance of a group's returns in place of
+    the TD error. The advantage of a sample is the distance of its return from the group's mean, so
+    the variance is the mean square of the factor of the policy gradient. For a problem that was not
+    played yet, the variance of its family and level is the estimate.
+
+        weight_i = FLOOR + v_i / max v + AGE_BONUS · a_i / N
+        v_i   exponential moving average of the variance: of the problem, or of its family and level
+        a_i   draws since the problem was last drawn
+        N     number of problems
+    """
 
     def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
         if not problems:
@@ -184,7 +199,14 @@ REHEARSAL = 0.25
 
 
 class CurriculumSampler:
-    """Opens levels one after another; within a level, draws every problem once per epoch."""
+    """Opens levels one after another; within a level, draws every problem once per epoch.
+
+        level 1 ──▶ half of its recent rollouts solved ──▶ levels 1 and 2 ──▶ ...
+
+    Most draws come from the highest open level (the frontier), the others from lower levels, so
+    that the model keeps what it learned. A level that stays too hard still opens the next one after
+    a while, so that every problem is reached.
+    """
 
     def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
         if not problems:
@@ -259,7 +281,11 @@ def solved_share(group: Group) -> float | None:
 
 
 class MixtureSampler:
-    """Draws a source by weight, then a problem with the source's sampler."""
+    """Draws a source by weight, then a problem with the source's sampler.
+
+    A source of weight 2 is drawn twice as often as one of weight 1, whatever their numbers of
+    problems.
+    """
 
     def __init__(
         self,

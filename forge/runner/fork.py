@@ -29,8 +29,7 @@ from forge.store.layout import create_run, find_run, write_file
 from forge.store.reader import open_run
 from forge.store.resume import last_state
 from forge.store.write.writer import open_writer
-from forge.train.checkpoints import checkpoint_dir, checkpoints, require_whole
-from forge.train.durable import link_or_copy
+from forge.train.checkpoints import checkpoint_dir, checkpoints, link_or_copy, require_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forge.records import Group, Purpose, Sample
 from forge.rollout.admission import Admission
-from forge.rollout.buffer import Buffer, Waiting
+from forge.rollout.batches import Buffer, Waiting
 
 LAST_STEP = 6
 

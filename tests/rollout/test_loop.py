@@ -28,8 +28,8 @@ from forge.records import (
     Turn,
     Verdict,
 )
+from forge.rollout.admission import PublishedSteps
 from forge.rollout.batches import Batch, BatchPlan, count_from, make_samples
-from forge.rollout.pacing import PublishedSteps
 from forge.rollout.past import Past
 from forge.rollout.play import GroupPlace, play_group
 from forge.rollout.producer import produce_batches

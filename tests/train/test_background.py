@@ -96,7 +96,7 @@ def test_weights_are_published_every_nth_step_and_at_the_last(
 
 
 def test_the_publisher_counts_a_running_publish_and_raises_its_error() -> None:
-    from forge.train.trainer.publish.background import Publisher
+    from forge.train.trainer.publish.weights import Publisher
 
     publisher, go = Publisher(), threading.Event()
     assert publisher.weights_version is None

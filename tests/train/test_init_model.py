@@ -14,7 +14,7 @@ from forge.data.chat import ChatTemplate
 from forge.errors import ChildDied
 from forge.runner.plan.cpu_costs import count_params
 from forge.runner.plan.model_shape import tiny_shape
-from forge.train.durable import whole_dir
+from forge.train.checkpoints import whole_dir
 from forge.train.handle import run_init_model
 
 SIZES = TinyModel(

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.records import Metrics, Split
+from forge.rollout.admission import PublishedSteps
 from forge.rollout.batches import Batch, BatchPlan
-from forge.rollout.pacing import PublishedSteps
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling import make_sampler
 from forge.runner.live.progress import follow_steps, group_numbers
@@ -35,7 +35,7 @@ from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.runner.weights.sync import choose_turnover
 from forge.serve.port import PREFIX_CACHE
 from forge.store.reader import open_run
-from forge.train.durable import is_kept
+from forge.train.checkpoints import is_kept
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream

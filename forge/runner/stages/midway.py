@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from forge.config.schema import GrpoStage
-    from forge.rollout.pacing import PublishedSteps
+    from forge.rollout.admission import PublishedSteps
     from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Mapping
     from pathlib import Path
 
-    from forge.rollout.pacing import PublishedSteps
+    from forge.rollout.admission import PublishedSteps
     from forge.runner.stages.checkpoints import StageCheckpoints
     from forge.runner.stages.midway import Midway
     from forge.runner.stages.run_context import RunContext

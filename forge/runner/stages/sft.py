@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from forge.errors import ConfigError
 from forge.records import Event, Pair
-from forge.rollout.pacing import PublishedSteps
+from forge.rollout.admission import PublishedSteps
 from forge.runner.prepare.prepare import data_dir, load_pairs, write_kept
 from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.checkpoints import StageCheckpoints

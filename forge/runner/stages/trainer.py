@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forge.config.schema import ModelTable, ServeTable
     from forge.errors import ForgeError
     from forge.process.child import Child
-    from forge.rollout.pacing import PublishedSteps
+    from forge.rollout.admission import PublishedSteps
     from forge.runner.plan.placement import Placement
     from forge.runner.stages.checkpoints import StageCheckpoints
     from forge.runner.stages.run_context import RunContext

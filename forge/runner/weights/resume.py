@@ -17,8 +17,7 @@ from forge.errors import ConfigError, MachineError
 from forge.serve.weights import Weights
 from forge.store.reader import open_run
 from forge.store.resume import events, last_state
-from forge.train.checkpoints import checkpoint_dir, find_damage
-from forge.train.durable import is_kept
+from forge.train.checkpoints import checkpoint_dir, find_damage, is_kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ import pytest
 
 from forge.config.schema import EvalTable, GrpoStage
 from forge.errors import ConfigError
-from forge.rollout.pacing import PublishedSteps
+from forge.rollout.admission import PublishedSteps
 from forge.runner.live.stopping import StopRequest
 from forge.runner.stages import midway
 from forge.runner.stages.midway import Midway, evaluated_steps

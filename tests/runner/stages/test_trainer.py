@@ -19,7 +19,7 @@ from forge.errors import ChildDied, ConfigError, MachineError, Stalled, Stopped
 from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
 from forge.records import Event, Metrics, PolicyVersion
-from forge.rollout.pacing import PublishedSteps
+from forge.rollout.admission import PublishedSteps
 from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
 from forge.runner.plan.placement import Placement

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from forge.train.checkpoints import checkpoint_dir, write_manifest
-from forge.train.durable import STAGING, put_in_place
+from forge.train.checkpoints import STAGING, checkpoint_dir, put_in_place, write_manifest
 from forge.train.trainer.child.card import SharedCard
 from forge.train.trainer.child.parallel import World
 

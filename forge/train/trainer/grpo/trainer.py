@@ -35,9 +35,8 @@ from forge.train.trainer.child.parallel import LocalNumbers
 from forge.train.trainer.child.trainer import StageTrainer
 from forge.train.trainer.grpo.microbatches import MicroBatch, cut_batch
 from forge.train.trainer.grpo.stepstats import StepStats
-from forge.train.trainer.publish.background import Publisher, write_and_offer
 from forge.train.trainer.publish.probes import Prober, read_tokens
-from forge.train.trainer.publish.weights import snapshot
+from forge.train.trainer.publish.weights import Publisher, snapshot, write_and_offer
 
 if TYPE_CHECKING:
     from forge.records import Sample

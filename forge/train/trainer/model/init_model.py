@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from forge.process.lease import collector_paused, hold_lease
-from forge.train.durable import whole_dir
+from forge.train.checkpoints import whole_dir
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM

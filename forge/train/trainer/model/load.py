@@ -61,7 +61,7 @@ def _with_adapter(model: PreTrainedModel, path: Path) -> PeftModel:
     names = _full_names(given.target_parameters, model)
     if not names or not getattr(model, "is_loaded_in_4bit", False):
         return PeftModel.from_pretrained(model, str(path), is_trainable=True)
-    from forge.train.trainer.model.quantized_adapters import support_quantized_experts
+    from forge.train.trainer.model.quantized import support_quantized_experts
 
     given.target_parameters, given.inference_mode = names, False
     adapted: Any = get_peft_model(model, given)
@@ -109,7 +109,7 @@ def finish_adapter(model: torch.nn.Module, settings: TrainerSettings) -> None:
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.layer import ParamWrapper
 
-    from forge.train.trainer.model.quantized_adapters import support_quantized_experts
+    from forge.train.trainer.model.quantized import support_quantized_experts
 
     support_quantized_experts(model)
     for module in model.modules():

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from forge.process.lease import collector_paused, hold_lease
-from forge.train.durable import link_or_copy
+from forge.train.checkpoints import link_or_copy
 from forge.train.trainer.publish.weights import save_weights
 
 MAX_GAP = 0.1
