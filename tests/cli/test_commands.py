@@ -13,11 +13,13 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from rich.syntax import Syntax
+from rich.text import Text
 
-import forge
 from forge import cli
 from forge.cli import printing
 from forge.cli.explaining import explain
+from forge.commands import serve as serving
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled, Stopped
 from forge.exits import ending_of
 from forge.store.layout import RunPaths
@@ -26,16 +28,23 @@ ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"
 
 
-def run(*argv: str, **kwargs) -> subprocess.CompletedProcess[str]:
+def run(*argv: str) -> subprocess.CompletedProcess[str]:
+    """A process with this checkout's forge."""
     return subprocess.run(
-        [sys.executable, "-m", "forge", *argv],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        argv, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        **kwargs,
-    )
+    )  # fmt: skip
+
+
+@pytest.fixture
+def forge(capsys):
+    """Runs a command here: exit code, stdout and stderr."""
+
+    def run_here(*argv: str) -> tuple[int, str, str]:
+        code = cli.run_command(list(argv))
+        return code, *capsys.readouterr()
+
+    return run_here
 
 
 @pytest.mark.parametrize(
@@ -89,9 +98,7 @@ main()
 
 
 def test_ctrl_c_during_the_imports_is_one_line():
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False
-    )
+    done = run(sys.executable, "-c", INTERRUPTED_IMPORT)
     assert (done.returncode, done.stderr) == (130, "forge: stopped by Ctrl-C\n")
 
 
@@ -136,28 +143,29 @@ sys.exit(explain(error))
     ],
 )
 def test_only_a_closed_stdout_is_not_an_error(fd, error, code):
-    done = subprocess.run(
-        [sys.executable, "-c", PIPES, str(fd), error],
-        capture_output=True, timeout=60, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = run(sys.executable, "-c", PIPES, str(fd), error)
     assert done.returncode == code, done.stderr
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_characters_that_the_locale_lacks_are_printed_as_question_marks(encoding, monkeypatch):
-    monkeypatch.setenv("PYTHONIOENCODING", encoding)
-    done = run("keys", "rollout")
+def test_a_closed_pipe_is_no_error_and_a_closed_stdout_is_one():
+    command = f"{sys.executable} -m forge keys --json"
+    done = run("bash", "-c", f"{command} | head -c 10; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run("bash", "-c", f"{command} >&-")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "stdout is closed" in done.stderr
+
+
+def test_characters_that_the_locale_lacks_are_printed_as_question_marks(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    done = run(sys.executable, "-m", "forge", "keys", "rollout")
     assert (done.returncode, done.stderr) == (0, "")
     assert "return_t = ?_j" in done.stdout
 
 
 def test_any_other_error_is_a_bug_with_its_traceback(capsys):
-    try:
-        raise ExceptionGroup("", [ZeroDivisionError("1/0")])
-    except ExceptionGroup as error:
-        code = explain(error)
+    assert explain(ExceptionGroup("", [ZeroDivisionError("1/0")])) == 70
     printed = capsys.readouterr().err
-    assert code == 70
     assert "ZeroDivisionError: 1/0" in printed
     assert "this is a bug in forge" in printed.splitlines()[-1]
 
@@ -167,16 +175,71 @@ def test_each_exit_code_belongs_to_one_error():
     assert sorted(codes.values()) == [2, 3, 4, 5, 130]
 
 
-def test_a_wrong_command_line_exits_2_and_names_what_is_wrong():
-    done = run("plan", "--nonsense", str(QUICKSTART))
-    assert done.returncode == 2
-    assert "--nonsense" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["plan", "--nonsense", "x.toml"], 2, "--nonsense"),
+        (["plan", "quickstart"], 2, "there is experiments/quickstart.toml\n"),
+        (["show", "nothing"], 2, "forge: nothing: no such run; runs/ holds x-1\n"),
+        (["stop", "x"], 2, "x-1 is not running"),
+        (["keys", "rolout"], 2, "did you mean rollout?"),
+        (["keys", "rollout"], 0, "group_size"),
+        (["--help"], 0, "Usage: forge [OPTIONS] COMMAND"),
+        ([], 2, "resume"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_wrong_on_a_command_line_is_named(argv, code, words, forge, tmp_path, monkeypatch):
+    for file in ("experiments/quickstart.toml", "pyproject.toml", "runs/x-1/run.db"):
+        (tmp_path / file).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    found = forge(*argv)
+    assert found[0] == code
+    assert words in found[1] + found[2]
+    assert "Traceback" not in found[2]
+    assert "pyproject" not in found[2]
 
 
-def test_without_arguments_the_commands_are_listed():
-    done = run()
-    assert "resume" in done.stdout + done.stderr
+def test_a_bad_experiment_exits_2_with_every_mistake_and_makes_no_run(forge, tmp_path, monkeypatch):
+    text = QUICKSTART.read_text().replace("[rollout]\n", "[rollout]\ngrup_size = 1\ngamma = 7\n")
+    (tmp_path / "x.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for command in ("plan", "run"):
+        code, _, said = forge(command, "x.toml")
+        assert (code, "did you mean group_size?" in said, "rollout.gamma: found 7" in said) == (
+            2, True, True,
+        )  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["x.toml"]
+
+
+IMPORTED = """
+import sys
+from forge.cli import run_command
+code = run_command(sys.argv[2:])
+print([name for name in sys.argv[1].split() if name in sys.modules], file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "heavy"),
+    [
+        (["--help"], "pydantic rich anyio sqlite3 regex"),
+        (
+            ["plan", str(QUICKSTART), "--json"],
+            "torch transformers trl datasets triton numpy pandas httpx regex",
+        ),
+    ],
+    ids=["help", "plan"],
+)
+def test_a_command_imports_nothing_that_it_does_not_need(argv, heavy):
+    done = run(sys.executable, "-c", IMPORTED, heavy, *argv)
+    if done.returncode == 3:
+        pytest.skip(done.stderr)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    if "plan" in argv:
+        assert json.loads(done.stdout)["name"] == "quickstart"
 
 
 @pytest.mark.parametrize("command", ["run", "resume"])
@@ -187,29 +250,6 @@ def test_a_run_on_another_system_than_linux_is_refused_with_exit_3(command, monk
     assert "forge runs on Linux only" in capsys.readouterr().err
 
 
-def test_a_closed_pipe_is_not_an_error():
-    command = f"{sys.executable} -m forge keys --json | head -c 10; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["bash", "-c", command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_closed_stdout_is_reported():
-    command = f"{sys.executable} -m forge keys >&-"
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False, env=env
-    )
-    assert done.returncode == 2
-    assert done.stderr == "forge: stdout is closed; >/dev/null drops the output\n"
-
-
 def test_half_a_surrogate_pair_is_printed_as_a_json_escape(capsys):
     printing.print_json({"é": "\ud800"})
     out = capsys.readouterr().out
@@ -217,91 +257,12 @@ def test_half_a_surrogate_pair_is_printed_as_a_json_escape(capsys):
     assert json.loads(out) == {"é": "\ud800"}
 
 
-def test_plan_prints_json_and_imports_nothing_heavy(tmp_path):
-    heavy = (
-        "torch", "transformers", "trl", "datasets", "triton", "numpy", "pandas", "httpx", "regex",
-    )  # fmt: skip
-    code = (
-        "import sys; from forge.cli import run_command;"
-        f"code = run_command(['plan', {str(QUICKSTART)!r}, '--json']);"
-        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr);"
-        "sys.exit(code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-    )
-    if done.returncode == 3:
-        pytest.skip(done.stderr)
-    assert done.stderr == "[]\n"
-    planned = json.loads(done.stdout)
-    assert planned["name"] == "quickstart"
-    assert planned["cpu_s"] > 0
-
-
-def test_the_module_forge_is_the_command_forge():
-    done = run("--help")
-    assert done.stdout.startswith("Usage: forge [OPTIONS] COMMAND")
-    assert run("forge.cli").stderr.startswith("Usage: forge")
-
-
-def test_help_needs_neither_pydantic_nor_rich_nor_regex():
-    code = (
-        "import sys; from forge.cli import run_command; run_command(['--help']);"
-        "heavy = 'pydantic', 'rich', 'anyio', 'sqlite3', 'regex';"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True, text=True, timeout=60, check=True, cwd=ROOT,
-    )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_a_bad_experiment_exits_2_with_every_mistake_and_makes_no_run(tmp_path):
-    text = QUICKSTART.read_text().replace("[rollout]\n", "[rollout]\ngrup_size = 1\ngamma = 7\n")
-    (tmp_path / "x.toml").write_text(text)
-    for command in ("plan", "run"):
-        done = run(command, "x.toml", cwd=tmp_path)
-        assert done.returncode == 2, done.stderr
-        assert "rollout.grup_size: unknown key; did you mean group_size?" in done.stderr
-        assert "rollout.gamma: found 7; a number from 0 to 1" in done.stderr
-        assert "Traceback" not in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["x.toml"]
-
-
-def test_a_missing_file_and_a_missing_run_exit_2_and_list_the_existing_ones(tmp_path):
-    done = run("plan", "quickstat.toml", cwd=ROOT / "experiments")
-    assert (done.returncode, "there is quickstart.toml" in done.stderr) == (2, True)
-    for file in ("experiments/quickstart.toml", "pyproject.toml"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).touch()
-    done = run("plan", "quickstart", cwd=tmp_path)
-    assert done.stderr.endswith("there is experiments/quickstart.toml\n")
-    assert "pyproject" not in run("plan", "nosuch.toml", cwd=tmp_path).stderr
-    done = run("show", "nothing", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == "forge: nothing: no such run; runs/ holds no runs\n"
-
-
-def test_stop_of_a_run_that_is_not_running_is_refused(tmp_path):
-    folder = tmp_path / "runs" / "x-1"
-    folder.mkdir(parents=True)
-    (folder / "run.db").touch()
-    done = run("stop", "x", cwd=tmp_path)
-    assert (done.returncode, "x-1 is not running" in done.stderr) == (2, True)
-
-
-def test_a_detached_run_that_cannot_start_has_the_same_message_and_exit_code(tmp_path):
-    asked = ("--set=devices.gpus=auto", "--set=devices.train=99", "--set=store.dir=r")
-    done = run("run", "-d", str(QUICKSTART), *asked, cwd=tmp_path)
-    assert done.returncode == 3
-    assert "needs 99 GPUs (train 99)" in done.stderr
-    assert list((tmp_path / "r").iterdir()) == []
+def test_a_detached_run_that_cannot_start_has_the_same_message_and_exit_code(forge, tmp_path):
+    store = tmp_path / "r"
+    asked = ("devices.gpus=auto", "devices.train=99", f"store.dir={store}")
+    code, _, said = forge("run", "-d", str(QUICKSTART), *(f"--set={each}" for each in asked))
+    assert (code, "needs 99 GPUs (train 99)" in said) == (3, True)
+    assert list(store.iterdir()) == []
 
 
 def test_a_detached_run_downloads_its_model_in_the_foreground(monkeypatch, tmp_path, capsys):
@@ -328,17 +289,6 @@ def test_a_detached_run_names_the_commands_to_look_on(monkeypatch, tmp_path, cap
     assert capsys.readouterr().err == ""
 
 
-def test_judging_a_file_that_is_not_a_problem_exits_2(tmp_path):
-    (tmp_path / "p.py").write_text("class Model: pass\n")
-    (tmp_path / "c.py").write_text("x = 1\n")
-    done = run("judge", "p.py", "c.py", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "p.py" in done.stderr
-    assert "get_inputs" in done.stderr
-    done = run("judge", "p.py", "c.py", "--isolation", "weak", cwd=tmp_path)
-    assert (done.returncode, "one of auto" in done.stderr) == (2, True)
-
-
 def test_a_spinner_is_shown_while_a_judge_starts(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     with printing.waiting("judging", is_shown=True) as end_waiting:
@@ -352,15 +302,17 @@ def test_a_spinner_is_shown_while_a_judge_starts(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_keys_prints_a_table_or_lists_the_known_ones():
-    done = run("keys", "rollout")
-    assert done.returncode == 0
-    assert "group_size" in done.stdout
-    done = run("keys", "rolout")
-    assert (done.returncode, "did you mean rollout?" in done.stderr) == (2, True)
+def test_forge_serve_prints_the_address_of_its_engines(monkeypatch, capsys):
+    def serve(request, *, store_dir, say):
+        say(f"{request.source} at http://127.0.0.1:8000")
+
+    monkeypatch.setattr(serving, "serve", serve)
+    assert cli.run_command(["serve", "toy-1"]) == 0
+    assert capsys.readouterr().err == "toy-1 at http://127.0.0.1:8000\n"
 
 
-def test_the_entry_point_is_the_one_in_pyproject():
-    text = (ROOT / "pyproject.toml").read_text()
-    assert 'forge = "forge.__main__:main"' in text
-    assert forge.__version__
+def test_a_table_in_a_pipe_has_no_spaces_at_the_ends_of_lines(capsys):
+    printing.print_rich(Syntax("def f():\n    return 1  # \u2028", "python"))
+    assert capsys.readouterr().out == "def f():\n    return 1  # \u2028\n"
+    printing.print_rich(Text("a" * 150))
+    assert capsys.readouterr().out == "a" * 150 + "\n", "lines are long"
