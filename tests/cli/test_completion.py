@@ -34,8 +34,7 @@ def complete(words: str, folder: Path) -> list[str]:
     [
         ("forge ru", ["run", "runs"]),
         ("forge init qui", ["quickstart"]),
-        ("forge show qu", ["quick-2", "quick-1"]),
-        ("forge show l", ["last"]),
+        ("forge show ", ["quick-2", "quick-1", "last"]),
         ("forge run ", []),
     ],
 )

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from forge import cli
 from forge.adapters.settings import JudgeSettings
+from forge.adapters.subjects import read_source
 from forge.commands.judge import judge as judging
 from forge.commands.judge.judge import JudgingRequest, require_sources
 from forge.commands.judge.overrides import parse_overrides
@@ -38,22 +39,16 @@ def get_init_inputs():
     return []
 """
 WRONG = KERNEL.replace("tl.maximum(value, 0.0)", "value")
-ALIAS = KERNEL.replace("tl.maximum", "tl.maximun")
 SURROGATE = KERNEL.replace("        y = ", "        raise ValueError('\\ud800')\n        y = ")
 HOSTILE = KERNEL.replace("        y = ", "        raise ValueError('[red]a\x1b[2Jb')\n        y = ")
 
 
-def judge(
-    *argv: str, cwd: Path, stdin: str | bytes | None = None
-) -> subprocess.CompletedProcess[str]:
-    data = stdin.encode() if isinstance(stdin, str) else stdin
-    done = subprocess.run(
+def judge(*argv: str, cwd: Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "forge", "judge", *argv],
-        capture_output=True, timeout=120, check=False, cwd=cwd, input=data,
+        capture_output=True, text=True, timeout=120, check=False, cwd=cwd, input=stdin,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    texts = done.stdout.decode(), done.stderr.decode()
-    return subprocess.CompletedProcess(done.args, done.returncode, *texts)
 
 
 @pytest.fixture
@@ -61,17 +56,6 @@ def folder(tmp_path: Path) -> Path:
     """A working directory with one problem."""
     (tmp_path / "p.py").write_text(PROBLEM)
     return tmp_path
-
-
-def test_a_report_marks_the_failing_line(folder: Path) -> None:
-    (folder / "c.py").write_text(ALIAS)
-    done = judge("p.py", "c.py", "--profile", cwd=folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("compile_error (not_triton)\n")
-    assert ">    9 |     tl.store(y + i, tl.maximun(value, 0.0), mask=i < n)" in done.stdout
-    assert "     8 |     value = tl.load" in done.stdout
-    assert "a CPU has no GPU time" in done.stdout
-    assert "isolation namespaces, memory cap" in done.stdout
 
 
 def test_a_report_escapes_control_characters(
@@ -94,6 +78,7 @@ def test_a_report_escapes_control_characters(
 
 
 REFUSED = {
+    "": ("rejected (no_entry_point)",),
     "def f(:\n": ("compile_error (syntax_error)", ">    1 | def f(:"),
     "import os\n": ("rejected (no_entry_point)", "the answer does not define class ModelNew"),
 }
@@ -142,19 +127,9 @@ def test_only_the_other_candidates_of_a_directory_are_given_to_judges(
 
 def test_overrides_change_what_is_judged_and_json_is_the_verdict(folder: Path) -> None:
     """The candidate comes from stdin, within an answer's text."""
-    argv = (
-        "p.py",
-        "-",
-        "--json",
-        "--explain",
-        "--no-timing",
-        "--compile",
-        "ttir",
-        "--precision",
-        "fp16",
-    )
+    options = ("--json", "--explain", "--no-timing", "--precision", "fp16", "--override", "rows=3")
     text = f"Here:\n```python\n{KERNEL}```\n"
-    done = judge(*argv, "--override", "rows=3", cwd=folder, stdin=text)
+    done = judge("p.py", "-", *options, "--compile", "ttir", cwd=folder, stdin=text)
     assert (done.returncode, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
     assert "launch kernel[1, 1, 1](x=input 0 f16[3, 64]" in answer.pop("explained")
@@ -178,24 +153,6 @@ def test_a_directory_is_judged_into_a_table_and_a_summary(folder: Path) -> None:
         ["a.py", "p", "correct"], ["b.py", "p", "wrong"], ["deep/c.py", "p", "rejected"],
     ]  # fmt: skip
     assert lines[-1] == "3 candidates: 1 correct, 1 wrong, 1 rejected"
-
-
-@pytest.mark.long
-def test_in_two_directories_a_candidates_name_selects_its_problem(folder: Path) -> None:
-    for name in ("problems", "answers"):
-        (folder / name).mkdir()
-    (folder / "problems" / "3_relu.py").write_text(PROBLEM)
-    (folder / "problems" / "13_twice.py").write_text(
-        PROBLEM.replace("torch.relu(x)", "torch.relu(x) * 2")
-    )
-    (folder / "answers" / "3_mine.py").write_text(KERNEL)
-    (folder / "answers" / "13_twice.py").write_text(KERNEL)
-    done = judge("problems", "answers", "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    listed = json.loads(done.stdout)
-    assert {each["candidate"]: (each["problem"], each["status"]) for each in listed} == {
-        "3_mine.py": ("3_relu", "correct"), "13_twice.py": ("13_twice", "wrong"),
-    }  # fmt: skip
 
 
 def test_a_name_finds_the_best_matching_problem_or_none() -> None:
@@ -258,17 +215,6 @@ def test_a_problem_of_a_folder_has_sizes_of_its_own(folder: Path) -> None:
     assert shown == {"13_twice.py": "rows = 9", "3_mine.py": "dim = 4 rows = 7"}
 
 
-@pytest.mark.parametrize("value", ["nan", "-inf", "[1]"])
-def test_an_override_from_a_file_has_a_literal_in_python(tmp_path: Path, value: str) -> None:
-    sizes = tmp_path / "sizes.toml"
-    sizes.write_text(f"N = {value}\n")
-    with pytest.raises(ConfigError, match=r"sizes\.toml: N: not a number"):
-        parse_overrides([f"@{sizes}"])
-    sizes.write_text(f"[3_matmul]\nN = {value}\n")
-    with pytest.raises(ConfigError, match=r"sizes\.toml: 3_matmul\.N: not a number"):
-        parse_overrides([f"@{sizes}"])
-
-
 @pytest.mark.usefixtures("described")
 def test_files_without_a_problem_are_named_and_the_others_judged(folder: Path) -> None:
     make_folders(folder)
@@ -287,12 +233,6 @@ def test_files_without_a_problem_are_named_and_the_others_judged(folder: Path) -
         "13_twice.py": "correct", "3_mine.py": "correct", "5_mine.py": None, "helpers.py": None,
     }  # fmt: skip
     assert not judged.is_faulty
-
-
-def test_an_empty_stdin_is_rejected(folder: Path) -> None:
-    done = judge("p.py", "-", "--json", cwd=folder, stdin="")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["status"] == "rejected"
 
 
 @pytest.mark.long
@@ -324,19 +264,16 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
     ("argv", "expected"),
     [
         (["p.py", "missing.py"], "missing.py: no such file"),
-        (["missing.py", "c.py"], "missing.py: no such file"),
         (["p.py", "binary.py"], "binary.py: byte 0xff at 2 is not UTF-8"),
         (["p.py", "-"], "stdin: byte 0xff at 0 is not UTF-8"),
         (["p.py", "empty"], "empty: no *.py in it"),
         (["none.py", "c.py"], "none.py: no get_inputs and no get_init_inputs"),
         (["p.py", "c.py", "--device", "tpu"], "--device tpu: one of auto, cpu, cuda, cuda:N"),
-        (["p.py", "c.py", "--device", "cuda:"], "--device cuda:: one of"),
         (["p.py", "c.py", "--isolation", "weak"], "--isolation weak: one of auto, namespaces"),
         (["p.py", "c.py", "--compile", "x"], "--compile x: one of ttir, binary"),
         (["p.py", "c.py", "--baseline", "x"], "--baseline x: one of eager, compile"),
         (["p.py", "c.py", "--precision", "fp8"], "--precision fp8: one of fp32, fp16, bf16"),
         (["p.py", "c.py", "--timeout", "0"], "--timeout 0: seconds above 0, at most 86400"),
-        (["p.py", "c.py", "--timeout", "nan"], "--timeout nan: seconds above 0"),
         (["p.py", "c.py", "--url", "http://x:1", "--timeout", "2"], "--timeout must be set where"),
         (["p.py", "c.py", "--override", "dim=1"], "--override dim: p.py has no such module const"),
         (["p.py", "c.py", "--override", "rows"], "--override rows: a name and a value"),
@@ -347,13 +284,10 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
         (["p.py", "c.py", "--override", "@list.toml"], "@list.toml: p.rows: not a number"),
         (["p.py", "c.py", "--url", "nonsense"], "nonsense"),
         (["p.py", "c.py", "--url", "http://x:1", "--workers", "2"], "--workers must be set where"),
-        (
-            ["p.py", "c.py", "--override", "rows={[]: 1}"],
-            "--override rows={[]: 1}: not a number",
-        ),
-        (["p.py", "c.py", "--override", "rows=1e999"], "--override rows=1e999: not a number"),
+        (["p.py", "c.py", "--override", "rows={[]: 1}"], "rows={[]: 1}: not a number"),
+        (["p.py", "c.py", "--override", "rows=1e999"], "rows=1e999: not a number"),
+        (["--serve", "--socket", "s", "--shape", "n=1"], "--shape: not allowed with --serve"),
         (["p.py", "a" * 5000], "aaa: file name too long"),
-        (["a" * 5000, "c.py"], "aaa: file name too long"),
         (["p.py", ""], "CANDIDATE is empty"),
         (["p.py", "\x1b[2J.py"], "\u241b[2J.py: no such file"),
         (["--serve", "--socket", "/proc/x.sock"], "--socket /proc/x.sock: "),
@@ -361,7 +295,6 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
         ([], "no PROBLEM and CANDIDATE"),
         (["p.py", "c.py", "--serve", "--socket", "s"], "--serve takes no CANDIDATE"),
         (["p.py", "c.py", "--socket", "s"], "--socket and --listen are addresses of --serve; --u"),
-        (["p.py", "c.py", "--listen", "h:1"], "--socket and --listen are addresses of --serve"),
         (["--serve"], "a server needs either --socket PATH or --listen HOST:PORT"),
         (["--serve", "--socket", "s", "--json"], "--json: not allowed with --serve"),
         (["--serve", "--socket", "s", "--override", "n=1"], "--override: not allowed with --serve"),
@@ -393,14 +326,19 @@ def test_what_cannot_be_judged_exits_2_in_one_line(
     assert printed.err.count("\n") == 1
 
 
-def test_a_closed_stdin_is_reported(folder: Path) -> None:
-    command = f"{sys.executable} -m forge judge p.py - <&-"
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False,
-        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("forge: stdin: it is closed")
+@pytest.mark.parametrize("value", ["nan", "-inf", "[1]"])
+def test_an_override_from_a_file_has_a_literal_in_python(tmp_path: Path, value: str) -> None:
+    sizes = tmp_path / "sizes.toml"
+    for text, key in ((f"N = {value}\n", "N"), (f"[3_matmul]\nN = {value}\n", "3_matmul.N")):
+        sizes.write_text(text)
+        with pytest.raises(ConfigError, match=rf"sizes\.toml: {key}: not a number"):
+            parse_overrides([f"@{sizes}"])
+
+
+def test_a_closed_stdin_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # as Python starts under `<&-`
+    with pytest.raises(ConfigError, match="stdin: it is closed"):
+        read_source("-")
 
 
 def test_a_forbidden_path_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,15 +365,3 @@ def test_a_missing_device_is_a_machine_error(
     monkeypatch.chdir(folder)
     assert cli.run_command(["judge", "p.py", "c.py", "--device", "cuda:1"]) == 3
     assert "this machine has no GPU; --device cpu needs none" in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_a_failing_reference_gives_no_verdict_on_the_candidate(folder: Path) -> None:
-    (folder / "p.py").write_text(PROBLEM.replace("torch.relu(x)", "torch.relu(y)"))
-    (folder / "c.py").write_text(KERNEL)
-    done = judge("p.py", "c.py", cwd=folder)
-    assert done.returncode == 2
-    assert done.stdout.startswith("unjudgeable (reference_failed)")
-    assert "NameError" in done.stdout
-    assert "the problem's own code fails" in done.stdout
-    assert "judge it again" not in done.stdout

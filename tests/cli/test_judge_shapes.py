@@ -47,13 +47,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def judge(*argv: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    code = cli.run_command(["judge", *argv, "--device", "cpu", "--json"])
-    verdict = json.loads(capsys.readouterr().out)
-    assert code == {"infra_error": 3, "unjudgeable": 2}.get(verdict["status"], 0)
-    return verdict
-
-
 def judge_all(*argv: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
     """Verdicts of a directory's candidates, by name: of one judge, whose start takes seconds."""
     code = cli.run_command(["judge", *argv, "--device", "cpu", "--workers", "1", "--json"])
@@ -68,7 +61,7 @@ def judge_all(*argv: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[
 def test_a_kernel_for_one_size_passes_at_its_own_and_fails_at_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert judge("p.py", "answers/one_size.py", capsys=capsys)["status"] == "correct"
+    assert judge_all("p.py", "answers", capsys=capsys)["one_size"]["status"] == "correct"
     shapes = ("--shape", "rows=16", "--shape", "rows=40,width=32")
     verdicts = judge_all("p.py", "answers", *shapes, capsys=capsys)
     honest = verdicts.pop("c")
@@ -82,6 +75,10 @@ def test_a_kernel_for_one_size_passes_at_its_own_and_fails_at_others(
 
 UNUSABLE = {
     "2_none": ("[]", "get_input_sets() returns 0 sets; 1 to 16 allowed"),
+    "4_refused": (
+        "[{'rows': 1}, {'rows': 99}]",
+        "shape 2 of 2 (rows=99): the reference of 4_refused fails: AssertionError: too many rows",
+    ),
     "3_unknown": ("[{'lines': 2}]", "unexpected keyword argument 'lines'"),
 }
 """Problem to what `get_input_sets` returns, and the words about it."""
@@ -109,16 +106,6 @@ def test_every_input_set_of_a_file_is_judged_and_unusable_ones_blame_no_candidat
         assert verdicts[name]["reason"] == "reference_failed"
         assert words in verdicts[name]["detail"]
         assert "\n" not in verdicts[name]["detail"]
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_shape_that_the_reference_refuses_is_named_in_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    verdict = judge("p.py", "c.py", "--shape", "rows=1", "--shape", "rows=99", capsys=capsys)
-    assert verdict["reason"] == "reference_failed"
-    place = "shape 2 of 2 (rows=99): the reference of p fails: AssertionError: too many rows"
-    assert verdict["detail"] == place
 
 
 @pytest.mark.long
@@ -162,14 +149,10 @@ def test_a_shape_that_cannot_be_used_exits_2_in_one_line(
         assert printed.err.count("\n") == 1
 
 
-def test_a_server_takes_no_shapes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["judge", "--serve", "--socket", "s", "--shape", "n=1"]) == 2
-    assert "--shape: not allowed with --serve" in capsys.readouterr().err
-
-
 def test_a_shape_is_a_list_of_assignments_for_all_problems_or_for_one(tmp_path: Path) -> None:
     sizes = tmp_path / "sizes.toml"
     sizes.write_text("N = 4\n[3]\nM = 5\n")
+    assert parse_shapes([]) == ()
     items = ["N=1", "3_matmul:N=512, M=3", "N=4,3:M=7,K=2", "mode=a,b,N=3", f"@{sizes}"]
     assert parse_shapes(items) == (
         Overrides(everywhere={"N": 1}),
@@ -178,7 +161,3 @@ def test_a_shape_is_a_list_of_assignments_for_all_problems_or_for_one(tmp_path: 
         Overrides(everywhere={"mode": "a,b", "N": 3}),
         Overrides(everywhere={"N": 4}, by_problem={"3": {"M": 5}}),
     )
-
-
-def test_no_shape_is_no_mistake() -> None:
-    assert parse_shapes([]) == ()
