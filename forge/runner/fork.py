@@ -54,9 +54,9 @@ def fork_run(spec: str, *, overrides: Sequence[str] = ()) -> RunPaths:
     if not name or not step_text.isdecimal():
         raise ConfigError(f"--fork {spec}: found no RUN:STEP; write e.g. --fork quickstart-1:10")
     parent, step = find_run(name, store_dir=Path("runs")), int(step_text)
-    experiment = load_experiment(parent.experiment, overrides=overrides)
     with open_run(parent) as reader:
         past = EarlierAttempts(state=last_state(reader), stage_weights=load_stage_weights(reader))
+    experiment = load_experiment(parent.experiment, overrides=overrides)
     stage = _stage_of(past, parent, load_experiment(parent.experiment), step)
     _require_same_stages(experiment, load_experiment(parent.experiment), stage, step)
     paths = create_run(experiment.name, store_dir=experiment.store.dir)

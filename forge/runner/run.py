@@ -122,11 +122,11 @@ def resume_run(
     console = Console(quiet=quiet)
     # The lock first: another process may still write the state that is read here.
     with report_at_end(console) as begun, open_run_lock(paths):
+        restore_wals(paths)
+        refuse_damage(paths)
         experiment = load_experiment(paths.experiment)
         store = experiment.store.model_copy(update={"dir": paths.root.parent})
         experiment = experiment.model_copy(update={"store": store})
-        restore_wals(paths)
-        refuse_damage(paths)
         past = load_past(paths, experiment)
         for news in past.news():
             console.say(news)

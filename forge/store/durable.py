@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from forge.errors import MachineError
 from forge.store.read_only import is_damage, open_read_only
+from forge.store.schema.create import check_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -379,12 +380,18 @@ def restore_wals(paths: RunPaths) -> None:
 
 
 def refuse_damage(paths: RunPaths) -> None:
-    """Looks for damage in run.db for at most QUICK_S. Raises MachineError if it finds any."""
+    """Looks for damage in run.db for at most QUICK_S.
+
+    Raises:
+        ConfigError: run.db has another schema.
+        MachineError: it is damaged.
+    """
     connection, _ = open_read_only(paths.run_db)
     timer = threading.Timer(QUICK_S, connection.interrupt)
     with closing(connection):
         timer.start()
         try:
+            check_version(connection, path=paths.run_db)
             faults = _check(connection, "quick_check")
         except sqlite3.DatabaseError as error:
             if not is_damage(error):  # interrupted: found none in time

@@ -3,7 +3,9 @@ of the work that it reproduces."""
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,10 +45,6 @@ def plan_for(name: str, gpus: str, tmp_path: Path) -> Plan:
     return plan(load(name), machine=assume(gpus, here=this_machine(tmp_path)))
 
 
-def values(table: Any, *names: str) -> dict[str, Any]:
-    return {name: getattr(table, name) for name in names}
-
-
 @pytest.mark.parametrize("gpus", EIGHT)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_plans_for_eight_gpus_or_says_what_is_missing(
@@ -84,60 +82,60 @@ def test_an_evaluation_writes_no_checkpoints(tmp_path: Path) -> None:
     assert 0 < disk < 1e9, "texts and tokens of its turns"
 
 
-def test_sft_on_kernelbook_has_tritonforges_values() -> None:
-    experiment = load("qwen3-8b-kernelbook-sft")
-    assert experiment.model.path == "Qwen/Qwen3-8B"
-    assert (experiment.model.lora, experiment.model.quantize) == (None, None)
-    assert (experiment.data.source, experiment.data.format) == ("file", "kernelbook")
-    (stage,) = experiment.stage
-    names = ("batch_size", "learning_rate", "min_learning_rate", "schedule", "epochs", "max_length")
-    assert values(stage, *names) == {
-        "batch_size": 32,
-        "learning_rate": 1e-5,
-        "min_learning_rate": 1e-6,
-        "schedule": "cosine",
-        "epochs": 1,
-        "max_length": 8192,
-    }
-    assert values(stage, "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm") == {
-        "weight_decay": 0.1,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.95,
-        "max_grad_norm": 1.0,
-    }
+MULTI_TURN = {
+    "problems.include": ["level1/*.py", "level2/*.py"],
+    "rollout.max_turns": 3, "rollout.gamma": 0.4, "rollout.group_size": 8,
+    "rollout.groups_per_step": 4, "rollout.temperature": 1.0,
+    "rollout.max_completion_tokens": 8192,
+    "stage.grpo.learning_rate": 1e-6, "stage.grpo.clip_low": 0.2,
+    "stage.grpo.clip_high": 0.28, "stage.grpo.schedule": "constant", "stage.grpo.beta": 0.0,
+    "stage.grpo.weight_decay": 0.1, "stage.grpo.adam_beta1": 0.9, "stage.grpo.adam_beta2": 0.98,
+    "devices.train": 4, "devices.serve": 2, "devices.judge": 2,
+}  # fmt: skip
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "qwen3-8b-kernelbook-sft": {
+        "model.path": "Qwen/Qwen3-8B", "model.lora": None, "model.quantize": None,
+        "data.source": "file", "data.format": "kernelbook",
+        "stage.sft.batch_size": 32,
+        "stage.sft.learning_rate": 1e-5, "stage.sft.min_learning_rate": 1e-6,
+        "stage.sft.schedule": "cosine", "stage.sft.epochs": 1, "stage.sft.max_length": 8192,
+        "stage.sft.weight_decay": 0.1, "stage.sft.adam_beta1": 0.9, "stage.sft.adam_beta2": 0.95,
+        "stage.sft.max_grad_norm": 1.0,
+    },
+    "qwen3-8b-kernelbench": MULTI_TURN,
+    "mi300x-8b": MULTI_TURN,
+    "kernelllm-8b-single-turn": {
+        "model.path": "facebook/KernelLLM",
+        "rollout.max_turns": 1, "rollout.group_size": 4, "rollout.groups_per_step": 2,
+        "rollout.temperature": 0.8, "rollout.max_completion_tokens": 11264,
+        "stage.grpo.learning_rate": 5e-7,
+    },
+    "trinity-mini-qlora-sft": {
+        "model.path": "arcee-ai/Trinity-Mini", "data.format": "trinity",
+        "model.lora.r": 64, "model.lora.alpha": 128, "model.lora.dropout": 0.05,
+        "model.lora.target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        "model.quantize.bits": 4,
+        "stage.sft.max_length": 4096, "stage.sft.learning_rate": 2e-4, "stage.sft.batch_size": 8,
+        "stage.sft.epochs": 3,
+        "stage.sft.micro_batch_tokens": 4096,  # one row of the longest at a time
+    },
+    "trinity-mini-grpo": {
+        "model.path": "arcee-ai/Trinity-Mini", "model.quantize": None,
+        "model.lora.target_parameters": [],
+    },
+    "eval-kernelbench": {
+        "problems.include": [f"level{n}/*.py" for n in (1, 2, 3, 4)], "kinds": {"eval"},
+    },
+}  # fmt: skip
+"""Values of the work that a recipe reproduces."""
 
 
-@pytest.mark.parametrize("name", ["qwen3-8b-kernelbench", "mi300x-8b"])
-def test_multi_turn_grpo_has_tritonforges_values(name: str) -> None:
-    experiment = load(name)
-    assert experiment.problems.include == ["level1/*.py", "level2/*.py"]
-    names = ("max_turns", "gamma", "group_size", "groups_per_step", "temperature")
-    assert values(experiment.rollout, *names, "max_completion_tokens") == {
-        "max_turns": 3,
-        "gamma": 0.4,
-        "group_size": 8,
-        "groups_per_step": 4,
-        "temperature": 1.0,
-        "max_completion_tokens": 8192,
-    }
-    (stage,) = [stage for stage in experiment.stage if stage.kind == "grpo"]
-    assert values(stage, "learning_rate", "clip_low", "clip_high", "schedule", "beta") == {
-        "learning_rate": 1e-6,
-        "clip_low": 0.2,
-        "clip_high": 0.28,
-        "schedule": "constant",
-        "beta": 0.0,
-    }
-    assert values(stage, "weight_decay", "adam_beta1", "adam_beta2") == {
-        "weight_decay": 0.1,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.98,
-    }
-    assert values(experiment.devices, "train", "serve", "judge") == {
-        "train": 4,
-        "serve": 2,
-        "judge": 2,
-    }
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_has_the_published_values(name: str) -> None:
+    tables = dict(load(name))
+    stages = {stage.kind: stage for stage in tables.pop("stage")}
+    whole = SimpleNamespace(**tables, stage=SimpleNamespace(**stages), kinds=set(stages))
+    assert {path: attrgetter(path)(whole) for path in PUBLISHED[name]} == PUBLISHED[name]
 
 
 def test_the_full_recipe_trains_on_levels_1_and_2_and_evaluates_on_level_3(tmp_path: Path) -> None:
@@ -151,44 +149,6 @@ def test_the_full_recipe_trains_on_levels_1_and_2_and_evaluates_on_level_3(tmp_p
     phases = plan_for("qwen3-8b-full", "8xH100-80GB", tmp_path).phases
     assert [phase.name for phase in phases[1:]] == ["sft-0", "eval-1", "grpo-2", "eval-3"]
     assert "50 problems" in phases[2].work
-
-
-def test_single_turn_grpo_of_kernelllm_has_tritonforges_values() -> None:
-    experiment = load("kernelllm-8b-single-turn")
-    assert experiment.model.path == "facebook/KernelLLM"
-    names = ("max_turns", "group_size", "groups_per_step", "temperature", "max_completion_tokens")
-    assert values(experiment.rollout, *names) == {
-        "max_turns": 1,
-        "group_size": 4,
-        "groups_per_step": 2,
-        "temperature": 0.8,
-        "max_completion_tokens": 11264,
-    }
-    (stage,) = [stage for stage in experiment.stage if stage.kind == "grpo"]
-    assert stage.learning_rate == 5e-7
-
-
-def test_sft_of_trinity_has_its_recipes_values() -> None:
-    experiment = load("trinity-mini-qlora-sft")
-    assert experiment.model.path == "arcee-ai/Trinity-Mini"
-    assert experiment.data.format == "trinity"
-    assert values(experiment.model.lora, "r", "alpha", "dropout", "target_parameters") == {
-        "r": 64,
-        "alpha": 128,
-        "dropout": 0.05,
-        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
-    }
-    assert experiment.model.quantize is not None
-    assert experiment.model.quantize.bits == 4
-    (stage,) = experiment.stage
-    names = ("max_length", "learning_rate", "batch_size", "epochs", "micro_batch_tokens")
-    assert values(stage, *names) == {
-        "max_length": 4096,
-        "learning_rate": 2e-4,
-        "batch_size": 8,
-        "epochs": 3,
-        "micro_batch_tokens": 4096,  # one row of the longest at a time
-    }
 
 
 def test_trinity_in_4_bits_is_planned_for_a_gpu_of_40_gb(tmp_path: Path) -> None:
@@ -210,25 +170,6 @@ def test_a_single_turn_recipe_differs_from_its_base_in_turns_only(name: str, bas
         for stage in each["stage"]:
             stage.pop("save_every", None)
     assert found == wanted
-
-
-def test_grpo_of_trinity_adapts_attention_on_a_base_in_full_precision() -> None:
-    model = load("trinity-mini-grpo").model
-    assert model.path == "arcee-ai/Trinity-Mini"
-    assert model.quantize is None
-    assert model.lora is not None
-    assert model.lora.target_parameters == []
-
-
-def test_evaluation_measures_all_four_levels_and_trains_nothing() -> None:
-    experiment = load("eval-kernelbench")
-    assert [glob.split("/")[0] for glob in experiment.problems.include] == [
-        "level1",
-        "level2",
-        "level3",
-        "level4",
-    ]
-    assert {stage.kind for stage in experiment.stage} == {"eval"}
 
 
 def test_evaluation_of_a_server_needs_only_its_address(tmp_path: Path) -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from forge.cli import run_command
 from forge.store.schema.create import (
     APPLICATION_ID,
     RUN_SCHEMA,
+    UNRELEASED_ID,
     VERSION,
     create,
     create_run,
     split_statements,
 )
 from forge.store.schema.views import view_names
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
 
 BROKEN = "CREATE TABLE half (x);\nINSERT INTO half VALUES (1);\nCREATE TABLE half (y);\n"
 
@@ -65,3 +71,20 @@ def test_a_script_is_split_where_statements_end() -> None:
     triggers = [each for each in split_statements(RUN_SCHEMA) if "CREATE TRIGGER" in each]
     assert all(each.count("CREATE TRIGGER") == 1 and each.endswith("END") for each in triggers)
     assert len(triggers) == RUN_SCHEMA.count("CREATE TRIGGER")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["show RUN", "sql RUN", "status RUN", "resume RUN", "report RUN", "judge --run RUN"],
+)
+def test_a_run_from_before_the_first_release_is_refused_in_one_line(
+    command: str, canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connection = connect(canned_run.run_db)
+    connection.execute(f"PRAGMA application_id = {UNRELEASED_ID}")
+    connection.close()
+    argv = [str(canned_run.root) if each == "RUN" else each for each in command.split()]
+    assert run_command(argv) == 2
+    said = capsys.readouterr().err
+    assert "run.db: found a run recorded before the first release of forge" in said
+    assert said.count("\n") == 1

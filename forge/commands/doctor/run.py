@@ -103,9 +103,9 @@ def examine_run(paths: RunPaths) -> RunCheckup:
     """Runs all checks. Reads the whole databases and the newest weights."""
     findings, next_work = [_directory(paths), *_databases(paths)], None
     try:
-        experiment = load_experiment(paths.experiment)
-        findings.append(_disk(paths, experiment))
         with open_run(paths) as reader:
+            experiment = load_experiment(paths.experiment)
+            findings.append(_disk(paths, experiment))
             held = hold_rows(reader, experiment.stage)
             next_work = _next_work(reader, experiment, held)
             findings += [_state(reader), *_rows(reader, held), *_batches(paths)]

@@ -42,8 +42,9 @@ def check_version(connection: sqlite3.Connection, *, path: Path) -> int:
     found, owner, num_tables = connection.execute(_VERSION).fetchone()
     if owner == UNRELEASED_ID:
         raise ConfigError(
-            f"{path}: recorded by a forge from before its first release (schema {found}); allowed: "
-            f"schema {VERSION} of this forge. Read it with the version that wrote it"
+            f"{path}: found a run recorded before the first release of forge (application_id "
+            f"{owner:#x}); allowed: {APPLICATION_ID:#x}. Read it with the version that wrote it, "
+            "or run its experiment again"
         )
     if found > VERSION:
         raise ConfigError(
