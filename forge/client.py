@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,11 +21,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
-from forge.adapters.connection import UNIX_PREFIX, ServerConnection, open_connection
 from forge.adapters.verdict import Reward, Verdict
 from forge.errors import ConfigError, MachineError
 
+UNIX_PREFIX = "unix:"
+CONNECT_TIMEOUT_S = 10.0
+SHORTEST_TIMEOUT_S = 0.01
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 """Maximum pause between two attempts, whatever the server asks for."""
@@ -66,18 +70,15 @@ class Judge:
             raise ConfigError(f"url: found {url[:80]!r}; http://HOST:PORT or unix:/PATH")
         self._url = url.rstrip("/")
         self._patience_s = patience_s
-        headers = {"Content-Type": "application/json"}
+        self._headers = {"Content-Type": "application/json"}
         if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
+            if not (token.isascii() and token.isprintable()):  # http.client would show it
+                raise ConfigError("token: found a character that no header may have")
+            self._headers["Authorization"] = f"Bearer {token}"
         try:
-            first = open_connection(self._url)
+            self._idle = [_open_connection(self._url)]
         except (ValueError, http.client.InvalidURL) as error:
             raise ConfigError(f"url: found {url[:80]!r}: {error}") from None
-        try:
-            self._head = first.compose_head(headers)
-        except ValueError:  # its message has the token
-            raise ConfigError("token: found a character that no header may have") from None
-        self._idle: list[ServerConnection] = [first]
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -190,18 +191,25 @@ class Judge:
         self, method: str, path: str, content: bytes | None, *, timeout_s: float
     ) -> tuple[int, dict[str, Any], float | None]:
         """Status, JSON and Retry-After of an answer. Raises OSError, HTTPException, ValueError."""
+        timeout_s = max(timeout_s, SHORTEST_TIMEOUT_S)
         with self._lock:
-            connection = self._idle.pop() if self._idle else open_connection(self._url)
+            connection = self._idle.pop() if self._idle else _open_connection(self._url)
         try:
-            reply = connection.ask(method, path, self._head, content, timeout_s=timeout_s)
-            found = _parse(reply.content, is_answer=reply.status == 200)
+            if connection.sock is None:
+                connection.timeout = min(CONNECT_TIMEOUT_S, timeout_s)
+                connection.connect()
+            assert connection.sock is not None
+            connection.sock.settimeout(timeout_s)
+            connection.request(method, path, body=content, headers=self._headers)
+            with connection.getresponse() as response:
+                found = _parse(response.read(), is_answer=response.status == 200)
         except BaseException:
             connection.close()
             raise
         with self._lock:
             self._idle.append(connection)
-        asked = reply.retry_after
-        return reply.status, found, float(asked) if asked.isdecimal() else None
+        asked = response.headers.get("Retry-After", "")
+        return response.status, found, float(asked) if asked.isdecimal() else None
 
 
 def _parse(content: bytes, *, is_answer: bool) -> dict[str, Any]:
@@ -233,3 +241,27 @@ def _text(given: str | Path) -> str:
         return given.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{given}: cannot be read: {error}") from error
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("forge")
+        self._path = path
+
+    def connect(self) -> None:
+        """Connects. Raises OSError."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _open_connection(url: str) -> http.client.HTTPConnection:
+    """A connection that connects at its first request. Raises ValueError for no URL."""
+    if url.startswith(UNIX_PREFIX):
+        return _UnixConnection(url.removeprefix(UNIX_PREFIX))
+    parts = urlsplit(url)
+    is_tls = parts.scheme == "https"
+    kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
+    return kind(parts.hostname or "", parts.port)
