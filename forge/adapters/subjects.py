@@ -41,19 +41,23 @@ from forge.records import Problem, Reason, Split
 from forge.records.problem import ReferenceModule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forge.config.schema.problems import RowFormat
     from forge.data.problem_files import ProblemFile
 
 logger = logging.getLogger(__name__)
 
+STDIN = "-"
+MAX_BYTES = 16 << 20
+"""Maximum size of a source. The judge itself refuses far smaller ones, as a verdict."""
 MAX_SOURCE = 1 << 20
 """Maximum length of a problem's source: parsing takes a hundred times its memory."""
 CACHED_SOURCES = 256
 """Parsed problems that are kept: a trainer sends the same problem with each answer to it."""
 MAX_CACHED_SOURCE = 1 << 14
 """Maximum length of a source whose problem is kept, so that the cache takes at most 32 MB."""
+NO_OVERRIDES = Overrides()
 MAX_SHOWN = 80
 """Characters of a user's text in a message."""
 _SOURCE = re.compile(r"\n|^(?:import|from|class|def)\s")
@@ -182,9 +186,6 @@ def _is_python(text: str) -> bool:
     return True
 
 
-NO_OVERRIDES = Overrides()
-
-
 class KnownProblems:
     """Problem files by name."""
 
@@ -198,33 +199,34 @@ class KnownProblems:
             format: columns of a file of rows.
         """
         self._given = path
-        self._chosen = chosen
         self._folder = path if path.is_dir() else path.parent
         self._rows: SourceFiles | None = None
-        self._parsed: dict[str, ProblemFile] = {}
+        self._known: Mapping[str, ProblemFile | Path]
         self._files: dict[str, ProblemFile] = {}
         if path.suffix in SUFFIXES and not path.is_dir():
-            self._rows = read_row_problems(path, format)
+            table = SourceTable(source="file", path=path, format=format)
+            self._rows = read_rows(table, key="")
             self._folder = self._rows.root
-            paths = [file.path for file in self._rows.files]
-            self._parsed = dict(zip(self._rows.names, self._rows.files, strict=True))
+            self._known = dict(zip(self._rows.names, self._rows.files, strict=True))
         else:
             paths = find_files(path, include=()) if path.is_dir() else [path]
-        self._known = {each.relative_to(self._folder).as_posix(): each for each in paths}
+            self._known = {each.relative_to(self._folder).as_posix(): each for each in paths}
         self._names = list(self._known)
+        self._chosen = None if chosen is None else self._find(chosen, option="--problem ")
+        if chosen is None and not holds_several(path):
+            self._chosen = self._names[0]
 
     @property
     def names(self) -> Sequence[str]:
-        """Paths of all problems below their folder."""
-        return self._names
+        """Paths of the problems below their folder; of the chosen one alone, if there is one."""
+        return self._names if self._chosen is None else [self._chosen]
 
     def file(self, candidate: str) -> ProblemFile:
         """The problem that a candidate answers. Raises ConfigError."""
-        is_one = self._chosen is None and not holds_several(self._given)
-        name = self._names[0] if is_one else self._find(self._chosen or candidate)
+        name = self._find(candidate) if self._chosen is None else self._chosen
         if name not in self._files:
-            is_row = self._rows is not None
-            self._files[name] = self._parsed[name] if is_row else parse_file(self._known[name])
+            known = self._known[name]
+            self._files[name] = parse_file(known) if isinstance(known, Path) else known
         return self._files[name]
 
     def problem(
@@ -252,50 +254,30 @@ class KnownProblems:
         return replace(made, precision=precision)
 
     def check(self, overrides: Overrides, shapes: Sequence[Overrides]) -> None:
-        """Raises ConfigError for overrides and shapes without effect."""
-        files = list(self._files.values())
-        check_overrides(overrides, shapes, files, root=self._folder, among=self._names)
+        """Raises ConfigError for an override or a shape that names no problem, or no constant of
+        the files that were asked for."""
+        given = [("--override ", overrides), *(("--shape ", shape) for shape in shapes)]
+        files, among = list(self._files.values()), self._names
+        found = [
+            mistake
+            for prefix, each in given
+            for mistake in find_mistakes(each, files, root=self._folder, prefix=prefix, among=among)
+        ]
+        if found:
+            raise ConfigError("\n".join(dict.fromkeys(found)))
 
-    def _find(self, name: str) -> str:
+    def _find(self, name: str, *, option: str = "") -> str:
         found = find_problem(name, self._names)
         if found is None:
-            option = "--problem " if self._chosen is not None else ""
             raise ConfigError(
                 f"{option}{name}: {self._given} has no single problem of this name or number"
             )
         return found
 
 
-def read_row_problems(path: Path, format: RowFormat) -> SourceFiles:
-    """The problems in a file of rows. Raises ConfigError."""
-    return read_rows(SourceTable(source="file", path=path, format=format), key="")
-
-
 def holds_several(problem: Path) -> bool:
     """True for a directory of problems, or a file of rows."""
     return problem.is_dir() or problem.suffix in SUFFIXES
-
-
-def check_overrides(
-    overrides: Overrides,
-    shapes: Sequence[Overrides],
-    files: Sequence[ProblemFile],
-    *,
-    root: Path,
-    among: Sequence[str] | None = None,
-) -> None:
-    """Raises ConfigError for an override or a shape that names no file in `among`, or no constant
-    of `files`."""
-    found = list(find_mistakes(overrides, files, root=root, prefix="--override ", among=among))
-    for shape in shapes:
-        found += find_mistakes(shape, files, root=root, prefix="--shape ", among=among)
-    if found:
-        raise ConfigError("\n".join(dict.fromkeys(found)))
-
-
-STDIN = "-"
-MAX_BYTES = 16 << 20
-"""Maximum size of a source. The judge itself refuses far smaller ones, as a verdict."""
 
 
 def read_source(path: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,21 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.adapters.settings import MAX_JUDGES, check_precision
-from forge.adapters.subjects import check_overrides, read_row_problems
+from forge.adapters.subjects import KnownProblems
 from forge.commands.counter import open_counter
 from forge.commands.judge.judge import require_path
-from forge.data.pairs.files import SUFFIXES
-from forge.data.problem_files import (
-    find_files,
-    find_problem,
-    parse_file,
-    to_problem,
-    values_by_shape,
-)
 from forge.errors import ConfigError
 from forge.evalpool.examine import examine_all
 from forge.evalpool.pool import open_private_pool
-from forge.records import Split
 from forge.records.examination import Examination, Flag
 from forge.views.text.terminal import printable
 
@@ -73,23 +63,23 @@ def check_path(
     check_precision(precision)
     table, gpus = settings.table(), settings.gpus()
     require_path(path)
-    if path.suffix in SUFFIXES and not path.is_dir():
-        source, done = read_row_problems(path, row_format), list[Examination]()
-        check_overrides(overrides, shapes, source.files, root=source.root, among=source.names)
-        every = [
-            source.to_problem(file, overrides=overrides, shapes=shapes, split=Split.GRPO)
-            for file in source.files
-        ]
-        problems = [replace(each, precision=precision) for each in every]
-    else:
-        problems, done = _find_problems(path, overrides, shapes, precision)
-    if chosen is not None:
-        names = [f"{each.problem_id}.py" for each in (*problems, *done)]
-        name = find_problem(chosen, names)
-        if name is None:
-            raise ConfigError(f"--problem {chosen}: {path} has no single problem of this name")
-        problems = [each for each in problems if f"{each.problem_id}.py" == name]
-        done = [each for each in done if f"{each.problem_id}.py" == name]
+    known = KnownProblems(path, chosen=chosen, format=row_format)
+    if not known.names:
+        raise ConfigError(f"{path}: no *.py in it; expected a directory of problem files")
+    files: list[ProblemFile] = []
+    done: list[Examination] = []
+    for name in known.names:
+        try:
+            files.append(known.file(name))
+        except ConfigError as error:
+            place = str(path / name if path.is_dir() else path)
+            flags = {Flag.DOES_NOT_RUN: str(error).removeprefix(place).lstrip(":").strip()}
+            done.append(Examination(problem_id=name.removesuffix(".py"), flags=flags))
+    known.check(overrides, shapes)
+    problems = [
+        known.problem(file, overrides=overrides, shapes=shapes, precision=precision)
+        for file in files
+    ]
     if problems:
         done += anyio.run(_check, problems, table, gpus, is_shown)
     return sorted(done, key=lambda each: _natural(each.problem_id))
@@ -105,36 +95,6 @@ async def _check(
         open_private_pool(several, gpus=gpus[:num_judges]) as pool,
     ):
         return await examine_all(pool, problems, done=advance)
-
-
-def _find_problems(
-    path: Path, overrides: Overrides, shapes: Sequence[Overrides], precision: str
-) -> tuple[list[Problem], list[Examination]]:
-    """The problems of a directory, or of one file; and the files that are none, with the reason."""
-    root = path if path.is_dir() else path.parent
-    paths = find_files(path, include=()) if path.is_dir() else [path]
-    if not paths:
-        raise ConfigError(f"{path}: no *.py in it; expected a directory of problem files")
-    files: list[ProblemFile] = []
-    broken: list[Examination] = []
-    for each in paths:
-        try:
-            files.append(parse_file(each))
-        except ConfigError as error:
-            name = each.relative_to(root).with_suffix("").as_posix()
-            reason = str(error).removeprefix(str(each)).lstrip(":")
-            flags = {Flag.DOES_NOT_RUN: reason.strip()}
-            broken.append(Examination(problem_id=name, flags=flags))
-    names = [each.relative_to(root).as_posix() for each in paths]
-    check_overrides(overrides, shapes, files, root=root, among=names)
-    problems: list[Problem] = []
-    for file in files:
-        name = file.path.relative_to(root).as_posix()
-        values = values_by_shape(shapes, name, constants=file.constants, among=names)
-        own = overrides.of(name, among=names)
-        made = to_problem(file, root=root, overrides=own, shapes=values, split=Split.GRPO)
-        problems.append(replace(made, precision=precision))
-    return problems, broken
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
