@@ -167,12 +167,11 @@ ROOMS: dict[str, set[str]] = {
     "views.compare": {"store", "views", "views.sql", "views.text"},
     "views.report": {"store", "views", "views.text"},
     # tui: the monitor
-    "tui": {"process", "store", "tui.frame", "tui.dialogs", "tui.screens", "views.text"},
+    "tui": {"process", "store", "tui.frame", "tui.screens", "views.text"},
     "tui.frame": {"process", "store", "views", "views.text"},
-    "tui.dialogs": set(),
     "tui.widgets": {"process", "views", "views.text"},
     "tui.screens": {
-        "process", "store", "tui.frame", "tui.dialogs", "tui.widgets", "views", "views.compare",
+        "process", "store", "tui.frame", "tui.widgets", "views", "views.compare",
         "views.text",
     },
 }  # fmt: skip

@@ -21,10 +21,8 @@ from textual.screen import Screen
 from textual.theme import ThemeProvider
 
 from forge.errors import ForgeError
-from forge.tui.dialogs.help import Help, Palette
-from forge.tui.dialogs.questions import Confirm
-from forge.tui.frame.heading import TopLine
-from forge.tui.frame.theme import FORGE
+from forge.tui.frame.dialogs import Confirm, Help, Palette
+from forge.tui.frame.heading import FORGE, TopLine
 from forge.tui.frame.watched import Watched
 from forge.views.text.terminal import printable
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.tui.app import ACTIONS, PLACES, WatchApp
-from forge.tui.dialogs.help import Help, Palette
-from forge.tui.dialogs.questions import Confirm
 from forge.tui.frame import watched
+from forge.tui.frame.dialogs import Confirm, Help, Palette
 from forge.tui.frame.heading import NavLine
 from tests.tui.supervisors import supervising
 from tests.tui.watching import (

@@ -13,7 +13,7 @@ from textual.widgets import Input
 
 from forge.records import Status
 from forge.store.layout import RunPaths
-from forge.tui.dialogs.questions import Confirm
+from forge.tui.frame.dialogs import Confirm
 from forge.tui.screens.kernels import KernelsScreen
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import RowTable

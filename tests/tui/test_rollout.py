@@ -20,8 +20,7 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.tui.screens.rollout import PANES, RolloutScreen
 from forge.tui.widgets.conversations import answer_of
-from forge.tui.widgets.search import lines_with, marked
-from forge.tui.widgets.texts import shown_code
+from forge.tui.widgets.texts import lines_with, marked, shown_code
 from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
 from tests.tui.hostile import VISIBLE, assert_harmless, write_hostile_run
 from tests.tui.watching import (

@@ -18,8 +18,7 @@ from textual.containers import Vertical
 from textual.screen import Screen
 from textual.worker import Worker, WorkerState
 
-from forge.tui.frame.footer import KeyFooter
-from forge.tui.frame.heading import NavLine, TopLine
+from forge.tui.frame.heading import KeyFooter, NavLine, TopLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

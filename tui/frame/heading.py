@@ -1,5 +1,5 @@
-"""The first two lines of every screen: all screens with their keys; name and state of the run, and
-a problem with it, if any.
+"""The lines around every screen, and its colours: all screens with their keys; name and state of
+the run, and a problem with it, if any; the keys at the bottom.
 """
 
 from __future__ import annotations
@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.text import Text
-from textual.widgets import Static
+from textual.theme import Theme
+from textual.widgets import Footer, Static
 
 from forge.views.text.terminal import printable
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from textual.events import Resize
+    from textual.screen import Screen
 
     from forge.tui.frame.watched import Watched
 
@@ -92,3 +94,49 @@ def headline(watched: Watched) -> Text:
     if watched.problem is not None:
         line.append(f"\n✘ {printable(watched.problem)}", style="reverse")
     return line
+
+
+Shown = list[tuple[str, str, str, bool]]
+
+
+class KeyFooter(Footer):
+    """A footer that is composed again only when its keys have changed.
+
+    Textual's is composed again whenever the focus moves: a fifth of the time of a key press.
+    """
+
+    _shown: Shown | None = None
+
+    def bindings_changed(self, screen: Screen[object]) -> None:
+        """Compose again if a key, its description, its action or its state has changed."""
+        if screen.app.app_focus:
+            shown = [
+                (binding.key, binding.description, binding.action, is_enabled)
+                for _, binding, is_enabled, _ in screen.active_bindings.values()
+                if binding.show
+            ]
+            if shown == self._shown:
+                return
+            self._shown = shown
+        super().bindings_changed(screen)
+
+
+FORGE = Theme(
+    name="forge",
+    primary="#4aa3ff",
+    secondary="#39c5cf",
+    accent="#f0883e",
+    foreground="#e6edf3",
+    background="#0c0c0c",
+    surface="#12161c",
+    panel="#1b2430",
+    success="#3fb950",
+    warning="#e3b341",
+    error="#ff6b62",
+    dark=True,
+    variables={
+        "block-cursor-text-style": "none",
+        "footer-key-foreground": "#f0883e",
+        "input-selection-background": "#4aa3ff 35%",
+    },
+)

@@ -16,7 +16,7 @@ from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import shown_code, spark
 from forge.tui.widgets.verdicts import path_of_statuses
-from forge.views.problems import ProblemAttempt, ProblemHistory, load_history
+from forge.views.problems import ProblemHistory, load_history
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
 
@@ -161,10 +161,6 @@ class AttemptsScreen(PacedScreen[ProblemHistory]):
         listed = f", {MAX_ROWS} listed" if num_shown > MAX_ROWS else ""
         words = f"\n{num_shown} attempts{rest}{listed} · {self._filter} · by {self._order}"
         return text.append(words, style="not bold")
-
-
-def _purpose(attempt: ProblemAttempt) -> str:
-    return f"{attempt.purpose or '–'}{', greedy' if attempt.is_greedy else ''}"
 
 
 def _totals(row: ProblemRow) -> str:

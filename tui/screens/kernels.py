@@ -14,8 +14,8 @@ from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
 from forge.errors import ConfigError
-from forge.tui.dialogs.questions import AskLine, Confirm, FilterLine
 from forge.tui.frame.asking import PacedScreen
+from forge.tui.frame.dialogs import AskLine, Confirm, FilterLine
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import copy_code, shown_code

@@ -12,8 +12,8 @@ from textual.binding import Binding
 from textual.widgets import DataTable, Input, Static
 
 from forge.records import Purpose
-from forge.tui.dialogs.questions import FilterLine
 from forge.tui.frame.asking import PacedScreen, following
+from forge.tui.frame.dialogs import FilterLine
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import spark
 from forge.views.problems import ORDERS, ProblemFilter, ProblemList, load_problems

@@ -14,12 +14,10 @@ from textual.binding import Binding
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import DataTable, Static, TabbedContent, TabPane
 
-from forge.tui.dialogs.questions import AskLine
 from forge.tui.frame.asking import PacedScreen
-from forge.tui.widgets.conversations import answer_of, head_of, prompt_of, turn_diff
-from forge.tui.widgets.search import lines_with, marked
-from forge.tui.widgets.siblings import SiblingsPane
-from forge.tui.widgets.texts import copy_code, shown_code
+from forge.tui.frame.dialogs import AskLine
+from forge.tui.widgets.conversations import SiblingsPane, answer_of, head_of, prompt_of, turn_diff
+from forge.tui.widgets.texts import copy_code, lines_with, marked, shown_code
 from forge.tui.widgets.verdicts import verdict_panel
 from forge.views.rollouts import Conversation, PlayedTurn, load_conversation, parse_address
 from forge.views.text.terminal import printable

@@ -18,9 +18,16 @@ from textual.widgets import DataTable, Static
 from forge.tui.frame.asking import AskingScreen
 from forge.tui.widgets.curves import CurveGrid
 from forge.tui.widgets.histories import Histories
-from forge.tui.widgets.ladder import draw_ladder, ladder_line
 from forge.tui.widgets.processes import ProcessTable, row_of_component, row_of_store
-from forge.tui.widgets.run_lines import ENDED, best_kernels, figures, health, mix
+from forge.tui.widgets.run_lines import (
+    ENDED,
+    best_kernels,
+    draw_ladder,
+    figures,
+    health,
+    ladder_line,
+    mix,
+)
 from forge.views.curves import Activity, Curve, Curves, load_activity
 from forge.views.gains import load_gains
 from forge.views.run_state import EVALUATIONS, Rung, load_ladder, load_stages
@@ -177,7 +184,7 @@ class RunScreen(AskingScreen[RunData]):
             widget.display = bool(text)
             widget.update(text)
         table = self.query_one(ProcessTable)
-        table.show_rows(rows)
+        table.show_processes(rows)
         table.display = bool(rows)
         table.refresh(layout=True)
         used = len(rows) + sum(text.plain.count("\n") + 1 for text in texts.values() if text)

@@ -15,8 +15,8 @@ from textual.widgets import DataTable, Input, Static
 
 from forge.store.layout import RunPaths, list_runs
 from forge.store.ownership import is_owned
-from forge.tui.dialogs.questions import FilterLine
 from forge.tui.frame.asking import AskingScreen
+from forge.tui.frame.dialogs import FilterLine
 from forge.tui.frame.heading import STATE_SIGNS
 from forge.tui.screens.compare import CompareScreen
 from forge.tui.widgets.row_table import Column, RowTable

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-from textual.widgets import DataTable
-
+from forge.tui.widgets.row_table import Column, RowTable
 from forge.views.text.numbers import NONE, duration, memory, share
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from forge.process.control import ComponentStatus
 
-SIGNS = {"green": "● ok", "yellow": "▲ watch", "red": "✘ bad"}
-STYLES = {"green": "green", "yellow": "yellow", "red": "bold red"}
+SIGNS: dict[str | None, str] = {"green": "● ok", "yellow": "▲ watch", "red": "✘ bad"}
+STYLES: dict[str | None, str] = {"green": "green", "yellow": "yellow", "red": "bold red"}
 
 UUID = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]+")
 """Shortened to eight digits, which CUDA accepts too."""
 
 NARROW, WIDE = 60, 130
-COLUMNS: tuple[tuple[str, str, int], ...] = (
-    ("health", "health", 0),
-    ("name", "process", 0),
-    ("role", "role", WIDE),
-    ("device", "device", NARROW),
-    ("phase", "phase", 0),
-    ("cpu", "CPU", NARROW),
-    ("gpu_use", "GPU", NARROW),
-    ("gpu_memory", "GPUmem", NARROW),
-    ("memory", "memory", WIDE),
-    ("age", "ago", 0),
-    ("restarts", "rst", NARROW),
-    ("words", "last log line", NARROW),
-)
-"""Field, heading, and minimum terminal width to show it."""
 OF_GPUS = ("gpu_use", "gpu_memory")
-"""Fields shown if there is a GPU; without one, the machine's memory is shown."""
+"""Columns shown if there is a GPU; without one, the machine's memory is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +70,30 @@ def row_of_store(row: dict[str, Any], *, now: float) -> ProcessRow:
     )  # fmt: skip
 
 
-class ProcessTable(DataTable[Text]):
+def _text(name: str) -> Callable[[ProcessRow], str]:
+    return lambda row: printable(getattr(row, name))
+
+
+COLUMNS = (
+    Column(
+        "health", "health", lambda row: SIGNS.get(row.health, NONE),
+        style=lambda row: STYLES.get(row.health, ""),
+    ),
+    Column("name", "process", _text("name")),
+    Column("role", "role", _text("role"), from_width=WIDE),
+    Column("device", "device", _text("device"), from_width=NARROW),
+    Column("phase", "phase", _text("phase")),
+    Column("cpu", "CPU", _text("cpu"), from_width=NARROW),
+    Column("gpu_use", "GPU", _text("gpu_use"), from_width=NARROW),
+    Column("gpu_memory", "GPUmem", _text("gpu_memory"), from_width=NARROW),
+    Column("memory", "memory", _text("memory"), from_width=WIDE),
+    Column("age", "ago", _text("age")),
+    Column("restarts", "rst", _text("restarts"), from_width=NARROW),
+    Column("words", "last log line", _text("words"), from_width=NARROW, takes_rest=True),
+)  # fmt: skip
+
+
+class ProcessTable(RowTable):
     """The table; choosing a row (Enter, a click) leads to its log."""
 
     DEFAULT_CSS = """
@@ -96,53 +101,21 @@ class ProcessTable(DataTable[Text]):
     """
 
     def __init__(self) -> None:
-        super().__init__(cursor_type="row", cell_padding=0, zebra_stripes=True)
-        self._fields: tuple[str, ...] = ()
-        self._names: list[str] = []
+        super().__init__(COLUMNS)
 
-    def show_rows(self, rows: Sequence[ProcessRow]) -> None:
-        """Rewrites the cells that changed; the cursor stays in place."""
-        fields = _fields(rows, self.app.size.width)
-        names = [row.name for row in rows]
-        if fields != self._fields or names != self._names:
-            self._rebuild(fields, rows)
-            return
-        for row in rows:
-            for field in fields:
-                cell = _cell(row, field)
-                if self.get_cell(row.name, field) != cell:
-                    self.update_cell(row.name, field, cell, update_width=True)
-
-    def _rebuild(self, fields: tuple[str, ...], rows: Sequence[ProcessRow]) -> None:
-        at = self.cursor_row
-        self.clear(columns=True)
-        self._fields, self._names = fields, [row.name for row in rows]
-        for field, heading, _ in COLUMNS:
-            if field in fields:
-                self.add_column(Text(f"{heading} "), key=field)
-        for row in rows:
-            self.add_row(*(_cell(row, field) for field in fields), key=row.name)
-        self.move_cursor(row=min(at, max(len(rows) - 1, 0)))
-
-
-def _fields(rows: Sequence[ProcessRow], width: int) -> tuple[str, ...]:
-    if all(row.cpu == NONE for row in rows):  # from the store, or an older supervisor
-        least = {field: at for field, _, at in COLUMNS if field != "cpu"}
-    else:
-        least = {field: at for field, _, at in COLUMNS}
-    has_gpu = any(getattr(row, field) != NONE for row in rows for field in OF_GPUS)
-    if not has_gpu:
-        least |= {"memory": NARROW} | dict.fromkeys(OF_GPUS, math.inf)
-    return tuple(field for field, at in least.items() if width >= at)
+    def show_processes(self, rows: Sequence[ProcessRow]) -> None:
+        """Shows the columns that have a value; without a GPU, the memory from a narrow width."""
+        has_gpu = any(getattr(row, name) != NONE for row in rows for name in OF_GPUS)
+        left_out = () if has_gpu else OF_GPUS
+        if all(row.cpu == NONE for row in rows):  # from the store
+            left_out = (*left_out, "cpu")
+        self.columns_shown = [
+            each if has_gpu or each.key != "memory" else replace(each, from_width=NARROW)
+            for each in COLUMNS
+            if each.key not in left_out
+        ]
+        self.show_rows([(row.name, row) for row in rows])
 
 
 def _cores(value: float | None) -> str:
     return NONE if value is None else f"{value:.1f}"
-
-
-def _cell(row: ProcessRow, field: str) -> Text:
-    if field == "health":
-        if row.health is None:
-            return Text(f"{NONE} ")
-        return Text(f"{SIGNS[row.health]} ", style=STYLES[row.health])
-    return Text(f"{printable(getattr(row, field))} ", no_wrap=True)

@@ -51,7 +51,7 @@ class RowTable(DataTable["Text"]):
 
     def __init__(self, columns: Sequence[Column], *, id: str | None = None) -> None:
         super().__init__(cursor_type="row", cell_padding=0, zebra_stripes=True, id=id)
-        self._all = tuple(columns)
+        self.columns_shown: Sequence[Column] = columns
         self._given: tuple[Sequence[tuple[str, Any]], str | None] = ((), None)
         self._given_width = 0
         self._shape: Any = None
@@ -67,7 +67,7 @@ class RowTable(DataTable["Text"]):
         """Shows rows of (key, row). `marked` names a column whose heading gets a mark."""
         self._given = rows, marked
         self._given_width = width = self._room
-        columns = [column for column in self._all if column.from_width <= width]
+        columns = [column for column in self.columns_shown if column.from_width <= width]
         headings = [f"{'▾' if c.key == marked else ''}{c.heading}" for c in columns]
         cells = [[cell(heading) for heading in headings]]
         cells += [[cell(c.value(row), style=c.style(row)) for c in columns] for _, row in rows]

@@ -1,14 +1,17 @@
-"""Untrusted text as renderables: highlighted code, a signed diff, plain text.
+"""Untrusted text as renderables: highlighted code, a signed diff, plain text, and a search in them.
 
 The result contains no control characters and no markup, whatever the input; a text of any length
 costs a bounded time. Code is copied to the clipboard by OSC 52, which the terminal handles, also
-through SSH.
+through SSH. A search is for plain words, ignoring case; its result is independent of how lines are
+wrapped, except for a match that is broken across two of them.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
 from rich.syntax import Syntax
 from rich.text import Text
 
@@ -17,6 +20,7 @@ from forge.views.text.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import Console, RenderableType
     from textual.app import App
 
 MAX_SHOWN = 60_000
@@ -94,3 +98,33 @@ def _bounded(text: str) -> str:
         cut = "\n".join(lines[:MAX_LINES])
     rest = len(text) - len(cut)
     return f"{printable(cut)}\n… {rest} more characters" if rest else printable(cut)
+
+
+MATCH = "black on yellow"
+
+
+def marked(shown: RenderableType, words: str) -> RenderableType:
+    """The same with every match of `words` marked; highlighted code keeps its colours."""
+    if not words:
+        return shown
+    if isinstance(shown, Group):
+        return Group(*(marked(each, words) for each in shown.renderables))
+    if isinstance(shown, Syntax):
+        text = shown.highlight(shown.code)
+        text.overflow = "fold"
+        text.rstrip()
+    elif isinstance(shown, Text):
+        text = shown.copy()
+    else:
+        return shown
+    text.highlight_regex(re.compile(re.escape(words), re.IGNORECASE), MATCH)
+    return text
+
+
+def lines_with(console: Console, shown: RenderableType, words: str, *, width: int) -> list[int]:
+    """Numbers of the lines, from 0, that have a match when drawn in this width."""
+    if not words:
+        return []
+    drawn = console.render_lines(shown, console.options.update(width=width), pad=False)
+    texts = ("".join(segment.text for segment in line).casefold() for line in drawn)
+    return [number for number, text in enumerate(texts) if words.casefold() in text]
