@@ -8,6 +8,7 @@ fixtures start judges, engines and whole runs. Files whose tests take long come 
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import signal
 import sys
@@ -23,6 +24,8 @@ from tests.alone import take_turn
 from tests.evalpool.benches import Bench, open_bench, open_gpu_bench
 from tests.examples import WHOLE
 
+for name, value in (("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive")):
+    os.environ.setdefault(name, value)  # read when torch starts: its threads would wait spinning
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else children ignore Ctrl-C, too
 for name, num_examples in (("quick", 30), ("whole", WHOLE)):

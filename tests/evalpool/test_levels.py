@@ -194,7 +194,7 @@ def test_a_level_is_tried_in_the_order_of_strength(monkeypatch: pytest.MonkeyPat
 
 ATTEMPTING = """
 import os, socket, sys
-from forge.evalpool.judge.sandbox import attempts, landlock, linux
+from forge.evalpool.judge.sandbox import landlock, linux, proof
 linux.drop_capabilities()  # of root, which may read anybody
 sock = socket.socket(fileno=int(sys.argv[1]))
 if os.fork():

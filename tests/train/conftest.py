@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from forge.records import Sample
-
-# Read when torch starts. For models this small a second thread only waits for the first.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SIZES = TinyModel(
     hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=320

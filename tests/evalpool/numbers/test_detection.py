@@ -15,11 +15,6 @@ from tests.evalpool.numbers.references import REFERENCES, Case
 from tests.evalpool.numbers.wrong_answers import WRONG, Wrong
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
 def test_a_wrong_answer_is_refused(wrong: Wrong) -> None:
     reference = wrong.reference() if wrong.is_model else wrong.reference

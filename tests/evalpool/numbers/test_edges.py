@@ -330,7 +330,7 @@ def test_a_witness_takes_no_edge_values_away() -> None:
     def limited(x: torch.Tensor) -> torch.Tensor:
         return torch.minimum(torch.relu(x), torch.tensor(1000.0))
 
-    for _ in range(60):  # without a set of its own, a witness hid the limit in one draw of 12
+    for _ in range(30):  # without a set of its own, a witness hid the limit in one draw of 12
         assert draw(limited, lambda: [torch.randn(64, 256)]).refusals(torch.relu)
 
 
@@ -338,7 +338,7 @@ def test_a_witness_takes_no_edge_values_away() -> None:
 def test_raised_values_are_in_a_set_that_has_room(num_fit: int) -> None:
     """Two or three sets of a large problem are made: each kind belongs to one of them."""
     max_bytes = (2 * num_fit + 1) * 64 * 256 * 4
-    for _ in range(8):
+    for _ in range(3):
         drawn = draw(lambda x: x.softmax(-1), lambda: [torch.randn(64, 256)], max_bytes=max_bytes)
         assert len(drawn.sets) == num_fit
         assert drawn.refusals(lambda x: x.exp() / x.exp().sum(-1, keepdim=True))

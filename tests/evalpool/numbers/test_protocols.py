@@ -13,6 +13,7 @@ from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers import gpu_compare
 from forge.evalpool.judge.numbers.compare import Expected
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS, allclose_mismatch
+from tests.examples import examples
 
 TYPES = {"float32": torch.float32, "float16": torch.float16, "int32": torch.int32}
 SPECIAL = st.sampled_from([0.0, -0.0, 1.0, 1.0001, 1.01, math.nan, math.inf, -math.inf, 1e-5])
@@ -36,7 +37,7 @@ def found(reference: torch.Tensor, candidate: torch.Tensor, *, tolerance: float)
     return found
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(pairs=VALUES, dtype=st.sampled_from(list(TYPES)), tolerance=st.sampled_from([1e-4, 1e-2]))
 @example(pairs=[(math.nan, math.nan)], dtype="float32", tolerance=1e-2)
 @example(pairs=[(1.0, math.inf)], dtype="float32", tolerance=1e-2)

@@ -34,7 +34,7 @@ def inputs() -> list[torch.Tensor]:
 
 
 def test_an_honest_kernel_may_multiply_by_the_inverse() -> None:
-    for _ in range(10):
+    for _ in range(4):
         drawn = draw(quantised, lambda: [torch.randn(64, 512)])
         assert drawn.refusals(by_its_inverse) == {}
         assert drawn.refusals_on_a_gpu(by_its_inverse) == {}

@@ -152,7 +152,7 @@ def test_masks_keep_their_two_values() -> None:
     def reference(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return x + 0.01 * x.roll(1, -1) * (1 - mask)
 
-    for _ in range(5):
+    for _ in range(2):
         for one in draw(reference, inputs).sets:
             assert set(one.inputs[1].unique().tolist()) <= {0.0, 1.0}
 
@@ -181,5 +181,5 @@ def test_probabilities_of_zero_do_not_become_equal_ones_where_a_reference_sorts(
         return kept(probabilities, (is_ahead * other).sum(-1), bound)
 
     # One draw in twenty-five has values that are equal by chance.
-    refused = [bool(draw(by_sorting, inputs).refusals(by_comparing)) for _ in range(10)]
-    assert sum(refused) <= 5
+    refused = [bool(draw(by_sorting, inputs).refusals(by_comparing)) for _ in range(4)]
+    assert sum(refused) <= 2
