@@ -45,6 +45,32 @@ def get_init_inputs():
     return []
 """
 
+
+def problem(
+    forward: str,
+    *,
+    inputs: str = "torch.randn(8, 24)",
+    init: str = "[]",
+    head: str = "pass",
+) -> str:
+    """The source of a problem by the lines of its parts; `forward` has `inputs` and, as `x`, the
+    first of them."""
+    return f"""
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, *args):
+        super().__init__()
+        {head}
+    def forward(self, *inputs):
+        x = inputs[0]
+        {forward}
+def get_inputs():
+    return [{inputs}]
+def get_init_inputs():
+    return {init}
+"""
+
+
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
 
 RELU_KERNEL = (

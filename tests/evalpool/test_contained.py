@@ -53,7 +53,7 @@ def test_what_may_outlive_a_draw_is_seen(line: str) -> None:
 
 
 def test_problems_of_our_own_are_contained() -> None:
-    table = ProblemsTable(num_problems=400, sft_by_level=[20, 20, 20, 20])
+    table = ProblemsTable(num_problems=100, sft_by_level=[10, 10, 10, 10])
     assert all(is_contained(problem) for problem in generate_problems(table, seed=0))
 
 

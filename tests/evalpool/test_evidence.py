@@ -11,43 +11,7 @@ import pytest
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge.trial.checks import Checks
 from forge.records.verdict import Status
-
-HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
-RELU_KERNEL = (
-    HEAD
-    + """
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
-        return y
-"""
-)
-
-
-def problem(forward: str, *, inputs: str, init: str = "[]", head: str = "pass") -> str:
-    return f"""
-import torch
-class Model(torch.nn.Module):
-    def __init__(self, *args):
-        super().__init__()
-        {head}
-    def forward(self, *inputs):
-        {forward}
-def get_inputs():
-    return [{inputs}]
-def get_init_inputs():
-    return {init}
-"""
-
-
-RELU = problem("return torch.relu(inputs[0]) * 2", inputs="torch.randn(16, 64)")
+from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, problem
 
 # --- torch's share ------------------------------------------------------------------------------
 
@@ -279,7 +243,7 @@ def test_an_extremum_that_misses_an_end_is_wrong_in_every_draw(
     other = "-" if reduce == "max" else ""
     wrong = code.format(mask=mask, other=other, reduce=reduce)
     source = problem(forward, inputs="torch.randn(8, 300)")
-    for draw in range(5):
+    for draw in range(3):
         verdict = bench.judge(wrong, problem=f"{source}# {draw}\n")
         assert verdict.status is Status.WRONG, f"draw {draw}"
     right = code.format(mask="i < n", other=other, reduce=reduce)
@@ -358,8 +322,10 @@ PACKS = {
 }
 
 
-@pytest.mark.parametrize("kind", PACKS)
-@pytest.mark.parametrize("how", ["self.{} = {}", "self.register_buffer('{}', {})"])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [*((kind, "self.{} = {}") for kind in PACKS), ("linear", "self.register_buffer('{}', {})")],
+)
 def test_weights_packed_in_init_are_the_reference_s(bench: Any, kind: str, how: str) -> None:
     made, forward, own, packed, shift = PACKS[kind]
     source = problem(

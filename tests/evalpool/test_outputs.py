@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from forge.records.verdict import Status
+from tests.evalpool.benches import HEAD, problem
 
-HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
 CODE = (
     HEAD
     + """
@@ -32,22 +32,6 @@ def answer(
     body: str = "value * 2", *, out: str = "torch.empty_like(x)", end: str = "return y"
 ) -> str:
     return CODE.format(body=body, out=out, end=end)
-
-
-def problem(forward: str, *, inputs: str = "torch.randn(8, 24)", init: str = "[]") -> str:
-    return f"""
-import torch
-class Model(torch.nn.Module):
-    def __init__(self, *args):
-        super().__init__()
-    def forward(self, *inputs):
-        x = inputs[0]
-        {forward}
-def get_inputs():
-    return [{inputs}]
-def get_init_inputs():
-    return {init}
-"""
 
 
 DOUBLE = problem("return x * 2")

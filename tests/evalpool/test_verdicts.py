@@ -10,19 +10,7 @@ from forge.config.schema import JudgeTable, RewardTable
 from forge.evalpool.judge.trial import trial
 from forge.records.verdict import Status
 from forge.rollout.rewards import reward_terms
-
-HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
-
-RELU = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x) * 2
-def get_inputs():
-    return [torch.randn(16, 64)]
-def get_init_inputs():
-    return []
-"""
+from tests.evalpool.benches import HEAD, RELU, problem
 
 KERNEL = """
 @triton.jit
@@ -43,22 +31,6 @@ class ModelNew(torch.nn.Module):
 
 def relu_kernel(body: str = "tl.maximum(value, 0.0) * 2", *, end: str = "return y") -> str:
     return HEAD + KERNEL.format(body=body) + MODEL.format(end=end)
-
-
-def problem(forward: str, *, inputs: str, init: str = "[]", head: str = "pass") -> str:
-    return f"""
-import torch
-class Model(torch.nn.Module):
-    def __init__(self, *args):
-        super().__init__()
-        {head}
-    def forward(self, *inputs):
-        {forward}
-def get_inputs():
-    return [{inputs}]
-def get_init_inputs():
-    return {init}
-"""
 
 
 # --- honest -------------------------------------------------------------------------------------
@@ -141,30 +113,6 @@ def test_who_derives_weights_in_init_is_told_of_the_hook(bench: Any, kept: str) 
     assert bench.judge(with_hook, problem=LINEAR).status is Status.CORRECT
 
 
-def test_two_outputs(bench: Any) -> None:
-    code = (
-        HEAD
-        + """
-@triton.jit
-def kernel(x, y, z, n, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, value + 1, mask=i < n)
-    tl.store(z + i, value > 0, mask=i < n)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y, z = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
-        kernel[(1,)](x, y, z, x.numel(), BLOCK=64)
-        return y, z
-"""
-    )
-    source = problem("return inputs[0] + 1, inputs[0] > 0", inputs="torch.randn(60)")
-    assert bench.judge(code, problem=source).status is Status.CORRECT
-    wrong = bench.judge(code.replace("value > 0", "value < 0"), problem=source)
-    assert wrong.detail.startswith("output 1[0]: expected ")
-
-
 # --- mistakes, and the words for them -----------------------------------------------------------
 
 
@@ -174,15 +122,6 @@ def test_a_wrong_value_is_told_with_index_and_statistics(bench: Any) -> None:
     assert verdict.detail.startswith("output[0, ")
     assert "expected" in verdict.detail
     assert "% of elements differ, max abs error" in verdict.detail
-
-
-def test_a_wrong_shape_and_a_wrong_type_are_told(bench: Any) -> None:
-    shape = bench.judge(relu_kernel(end="return y.view(-1)"))
-    assert (shape.reason, shape.detail) == ("shape", "output shape is [1024], expected [16, 64]")
-    dtype = bench.judge(relu_kernel(end="return y.double()"))
-    assert dtype.detail == "output dtype is float64, expected float32"
-    nothing = bench.judge(relu_kernel(end="return None"))
-    assert nothing.detail == "forward returned 0 outputs, expected 1"
 
 
 def test_an_exception_is_told_with_its_line(bench: Any) -> None:
@@ -233,11 +172,6 @@ def test_an_output_never_written_is_wrong_and_not_compiled(bench: Any) -> None:
     assert nothing.detail == (
         "the output is all NaN: nothing was written to it, or every value is 0/0"
     )
-
-
-def test_inputs_must_stay(bench: Any) -> None:
-    verdict = bench.judge(relu_kernel(end="x.zero_(); return y"))
-    assert (verdict.status, verdict.reason) == (Status.WRONG, "inputs_modified")
 
 
 @pytest.mark.parametrize("end", ["return y.cuda()", "assert x.is_cuda; return y"])
