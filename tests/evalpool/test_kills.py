@@ -146,6 +146,7 @@ async def judged_with_a_kill(
             os.kill(found[victim], signal.SIGKILL)
             await wait_until_gone(set(found[victim:]))
     assert pool.stats().num_infra - before.num_infra in num_infra
+    assert (found[JUDGE] in observer.alive()) == (victim != JUDGE), "it replaces what it started"
     return verdicts[0]
 
 

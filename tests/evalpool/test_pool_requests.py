@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
@@ -81,6 +82,28 @@ async def test_a_cached_verdict_has_a_program_only_if_one_was_asked_for() -> Non
             verdict = await pool.judge(PROBLEM, "code", timing=False, program=True)
             assert verdict.program == b"p"
     assert one.asked.count("code") == 2
+
+
+async def test_the_same_candidate_is_judged_once_even_in_concurrent_requests() -> None:
+    async with kept(Script()) as pool:
+        async with anyio.create_task_group() as tg:
+            for _ in range(5):
+                tg.start_soon(partial(pool.judge, PROBLEM, "once", timing=False))
+        stats = pool.stats()
+    assert (stats.num_judged, stats.num_cached) == (1, 4)
+    assert sum(stats.busy_s.values()) > 0
+
+
+async def test_a_timeout_is_shared_with_waiting_requests_but_not_cached() -> None:
+    """A machine that was busy once does not fail a kernel for the whole run."""
+    late = replace(CORRECT, status=Status.TIMEOUT, reason="deadline:correct", device="cpu")
+    script = Script(late, late)
+    async with kept(script) as pool:
+        for expected in (1, 2):
+            async with anyio.create_task_group() as tg:
+                for _ in range(5):
+                    tg.start_soon(pool.judge, PROBLEM, "late")
+            assert script.asked.count("late") == expected
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"NaN", b"\xff", b"{", b""])
