@@ -46,8 +46,8 @@ from forge.store import RunPaths, create_run
 from forge.store.layout import write_file
 
 if TYPE_CHECKING:
+    from forge.runner.stages.desk import TrainerDesk
     from forge.runner.stages.run_context import RunContext
-    from forge.runner.stages.trainer_desk import TrainerDesk
 
 PARTS = 10
 EXPERIMENT = """\

@@ -30,11 +30,12 @@ from forge.records import (
 )
 from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights
+from forge.train.checkpoints import checkpoint_dir
 
 if TYPE_CHECKING:
     from forge.data.prompts.prompt_set import Exchange
+    from forge.runner.stages.desk import TrainerDesk
     from forge.runner.stages.run_context import RunContext
-    from forge.runner.stages.trainer_desk import TrainerDesk
 
 FAMILIES = ("elementwise", "softmax", "norm", "matmul")
 NUM_PROBLEMS = 400
@@ -174,7 +175,6 @@ async def train(
     on_step: Callable[[int], None],
 ) -> None:
     """A trainer without its process: takes, reports, publishes and saves every batch."""
-    assert run.stage is not None
     desk.trainer_starts()
     while desk.trained_step < steps:
         answer = await desk.take(desk.trained_step)
@@ -184,10 +184,10 @@ async def train(
         path = run.paths.weights / f"grpo-0-{step}"
         path.mkdir(parents=True)
         (path / "model.safetensors").write_bytes(b"weights")
-        await run.stage.acknowledge(step, TRAIN_METRICS)
+        await desk.trained(step, TRAIN_METRICS)
         with desk.publishing():
-            await run.stage.publish(path, step, None)
+            await desk.publish(path, step, None)
         if step % save_every == 0:
-            desk.shelf.discard(up_to=step)
-            desk.saved(oldest=step)
+            checkpoint_dir(desk.checkpoints.folder, step).mkdir(parents=True)
+            await desk.saved(step)
         on_step(step)

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from starlette.requests import Request
 
-    from forge.runner.stages.plug import TrainerPlug
+    from forge.runner.stages.desk import TrainerDesk
     from forge.runner.stages.run_context import RunContext
-    from forge.runner.stages.trainer_desk import TrainerDesk
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -174,31 +173,30 @@ class ControlServer:
     async def _get_status(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"ok": True, **self._status()}
 
-    def _trained_stage(self) -> TrainerPlug:
-        """The current training stage. Notes the time: its trainer is not silent."""
-        stage = self._run.stage
-        if stage is None:
+    def _desk(self) -> TrainerDesk:
+        """The desk of the current training stage. Notes the time: its trainer is not silent."""
+        desk = self._run.desk
+        if desk is None:
             raise Refused(400, "no training stage is running")
-        stage.desk.last_heard = time.monotonic()
-        return stage
+        desk.last_heard = time.monotonic()
+        return desk
 
     async def _take(self, body: dict[str, Any]) -> dict[str, Any]:
-        desk = self._trained_stage().desk
+        desk = self._desk()
         answer = await desk.take(_read(AtStep, body, desk).step)
         desk.last_heard = time.monotonic()
         return answer
 
     async def _trained(self, body: dict[str, Any]) -> dict[str, Any]:
-        stage = self._trained_stage()
-        report = _read(Report, body, stage.desk)
-        if stage.desk.shelf.path(report.step) is None:
+        desk = self._desk()
+        report = _read(Report, body, desk)
+        if desk.shelf.path(report.step) is None:
             raise Refused(400, f"step: found {report.step}, a step without a batch")
-        await stage.acknowledge(report.step, report.metrics)
-        return stage.desk.requests.after(report.step)
+        await desk.trained(report.step, report.metrics)
+        return desk.requests.after(report.step)
 
     async def _publish_weights(self, body: dict[str, Any]) -> dict[str, Any]:
-        stage = self._trained_stage()
-        desk = stage.desk
+        desk = self._desk()
         new = _read(Publication, body, desk)
         path, step, probe = Path(new.path), new.step, new.to_probe()
         if not path.is_dir():
@@ -206,51 +204,50 @@ class ControlServer:
         desk.last_heard = math.inf  # it waits for the replicas, which have their own deadlines
         try:
             with desk.publishing():
-                return {"version": await stage.publish(path, step, probe)}
+                return {"version": await desk.publish(path, step, probe)}
         finally:
             desk.last_heard = time.monotonic()
 
     async def _trainer_failed(self, body: dict[str, Any]) -> dict[str, Any]:
-        desk = self._trained_stage().desk
-        desk.failure = read_body_as(MemoryFailure, body).model_dump()
+        self._desk().failure = read_body_as(MemoryFailure, body).model_dump()
         return {}
 
     async def _checkpoint(self, body: dict[str, Any]) -> dict[str, Any]:
-        stage = self._trained_stage()
-        await stage.save(_read(AtStep, body, stage.desk).step)
+        desk = self._desk()
+        await desk.saved(_read(AtStep, body, desk).step)
         return {}
 
     async def _progress(self, body: dict[str, Any]) -> dict[str, Any]:
-        stage = self._trained_stage()
-        report = _read(Report, body, stage.desk)
-        await stage.report(report.step, report.metrics)
-        return stage.desk.requests.after(report.step)
+        desk = self._desk()
+        report = _read(Report, body, desk)
+        await desk.report(report.step, report.metrics)
+        return desk.requests.after(report.step)
 
     async def _stop_run(self, body: dict[str, Any]) -> dict[str, Any]:
         self._run.stop.set(read_body_as(StopBody, body).reason)
         return {}
 
     async def _save(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._training_stage("nothing to save").desk.requests.is_save_wanted = True
+        self._desk_for("nothing to save").requests.is_save_wanted = True
         label = self._run.progress.label
         return await self._record(f"{label}: saves a checkpoint after the step that runs")
 
     async def _evaluate(self, body: dict[str, Any]) -> dict[str, Any]:
-        stage = self._training_stage("no policy that changes")
+        desk = self._desk_for("no policy that changes")
         try:
-            message = stage.request_evaluation()
+            message = desk.request_evaluation()
         except ConfigError as error:
             raise Refused(400, str(error)) from error
         return await self._record(message)
 
-    def _training_stage(self, lack: str) -> TrainerPlug:
-        """The stage that a user's request is for."""
-        stage, label = self._run.stage, self._run.progress.label
-        if stage is None:
+    def _desk_for(self, lack: str) -> TrainerDesk:
+        """The desk that a user's request is for."""
+        desk, label = self._run.desk, self._run.progress.label
+        if desk is None:
             raise Refused(400, f"{label}: no trainer runs now, so there is {lack}")
-        if stage.desk.is_stopping:
+        if desk.is_stopping:
             raise Refused(400, f"{label}: it is stopping, and saves a checkpoint as it does")
-        return stage
+        return desk
 
     async def _record(self, message: str) -> dict[str, Any]:
         await self._run.writer.put(Event(at=time.time(), kind="asked", message=message))

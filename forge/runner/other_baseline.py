@@ -18,7 +18,7 @@ import anyio
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Event, Trajectory
-from forge.runner.stages.finished_groups import finished_groups
+from forge.runner.stages.evaluate import finished_groups
 from forge.store.reader import open_run
 from forge.store.resume import events
 from forge.views.statistics import measure_speed

@@ -6,7 +6,7 @@ live supervisor adds its own numbers (`RunState.live`). `load_run_state` runs a 
 queries (1 ms), so it may be polled.
 
 An idle share is the part of its steps in which a role (trainer, replicas, judges) had no work; the
-supervisor records the seconds at each publish (`runner/stages/plug.py`).
+supervisor records the seconds at each publish (`runner/live/progress.py`).
 """
 
 from __future__ import annotations

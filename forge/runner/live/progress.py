@@ -83,6 +83,8 @@ class Progress:
     _paced_from: tuple[float, int] = (0.0, 0)
     """Time and `done` from which the pace is measured."""
     _busy_at_start: dict[str, float] = field(default_factory=dict[str, float])
+    _step_began: tuple[float, Mapping[str, float]] = (0.0, {})
+    """Time of the last publish, and the busy seconds by role then."""
     _roles: Collection[str] = ()
     """Roles that work in the stage; empty for all."""
 
@@ -95,6 +97,7 @@ class Progress:
         self.stage_started_at = time.monotonic()
         self._paced_from = (self.stage_started_at, 0)
         self.numbers, self.idle, self._busy_at_start = {}, {}, dict(busy)
+        self._step_began = self.stage_started_at, busy
         self._roles = roles
         self.played = PlayedSteps()
 
@@ -108,11 +111,26 @@ class Progress:
         self.done, self._paced_from = done, (time.monotonic(), done)
 
     def measure_idle(self, busy: Mapping[str, float]) -> None:
-        """Idle share by role: 1 - busy seconds / wall seconds since the stage began. `busy`
-        counts per process, averaged."""
-        wall = max(time.monotonic() - self.stage_started_at, 1e-9)
-        self.idle = {
-            role: min(max(1.0 - (seconds - self._busy_at_start.get(role, 0.0)) / wall, 0.0), 1.0)
+        """Idle share by role since the stage began. `busy` counts per process, averaged."""
+        wall_s = max(time.monotonic() - self.stage_started_at, 1e-9)
+        idle_s = self._idle_s(busy, self._busy_at_start, wall_s)
+        self.idle = {role: seconds / wall_s for role, seconds in idle_s.items()}
+
+    def end_step(self, busy: Mapping[str, float], *, now: float) -> dict[str, float]:
+        """Metrics of a step, from one publish to the next: its seconds, and how many of them each
+        role was idle. Roles may be added between calls."""
+        began, before = self._step_began
+        self._step_began, wall_s = (now, busy), now - began
+        idle_s = self._idle_s(busy, before, wall_s)
+        shown = {f"idle/{role}/seconds": seconds for role, seconds in idle_s.items()}
+        return {"step/wall/seconds": wall_s, **shown}
+
+    def _idle_s(
+        self, busy: Mapping[str, float], before: Mapping[str, float], wall_s: float
+    ) -> dict[str, float]:
+        """Idle seconds by role, of those that work in the stage."""
+        return {
+            role: min(max(wall_s - (seconds - before.get(role, 0.0)), 0.0), wall_s)
             for role, seconds in busy.items()
             if not self._roles or role in self._roles
         }

@@ -18,19 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from forge.rollout.past import Past, recall, still_of_use
-from forge.store.reader import open_run
-from forge.store.resume import untrained_groups
 from forge.train.batch import BadBatch, SampleHeader, read_headers, read_state, write_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from forge.records import Problem
-    from forge.rollout.batches import Batch, BatchPlan
-    from forge.rollout.sampling import Sampler
-    from forge.runner.stages.run_context import RunContext
+    from forge.rollout.batches import Batch
 
 
 PLAYED_AGAIN = '"forge resume" plays its step again'
@@ -136,25 +130,3 @@ class BatchShelf:
         """Steps with a file."""
         name = re.compile(rf"{self._stage}-(\d+)\.npz")
         return {int(m[1]) for path in self._folder.iterdir() if (m := name.fullmatch(path.name))}
-
-
-def recall_groups(
-    run: RunContext,
-    shelf: BatchShelf,
-    sampler: Sampler,
-    problems: Sequence[Problem],
-    plan: BatchPlan,
-    step_of: Callable[[int], int],
-) -> Past:
-    """The groups that an earlier attempt began and did not offer. Restores the sampler if there is
-    a state. Reads the store: call it in a thread."""
-    with open_run(run.paths) as reader:
-        found = untrained_groups(reader, stage=plan.stage)
-    offered = shelf.groups()
-    untrained = still_of_use(
-        (group for group in found if group.group_id not in offered), plan, step_of=step_of
-    )
-    if shelf.last_state is None:
-        return Past(ended=untrained)
-    sampler.restore(shelf.last_state["sampler"])
-    return recall(shelf.last_state, untrained=untrained, problems=problems)

@@ -27,11 +27,12 @@ from forge.train.checkpoints import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from forge.config.schema import GrpoStage, SftStage
     from forge.runner.stages.batch_shelf import BatchShelf
-    from forge.runner.stages.run_context import RunContext
+    from forge.store.layout import RunPaths
+    from forge.store.write.writer import Writer
 
 
 NEWEST_WITH_BATCHES = 2
@@ -42,11 +43,20 @@ an older one, later steps are played again."""
 class StageCheckpoints:
     """Checkpoints of a `[[stage]]`."""
 
-    def __init__(self, run: RunContext, stage: SftStage | GrpoStage, index: int) -> None:
-        self._run, self._stage, self._index = run, stage, index
+    def __init__(
+        self,
+        stage: SftStage | GrpoStage,
+        index: int,
+        *,
+        paths: RunPaths,
+        writer: Writer,
+        say: Callable[[str], None],
+    ) -> None:
+        self._stage, self._index = stage, index
+        self._paths, self._writer, self._tell = paths, writer, say
         self._label = f"{stage.kind}-{index}"
         self._said: tuple[str, ...] = ()
-        self.folder = run.paths.checkpoints / f"stage-{index}"
+        self.folder = paths.checkpoints / f"stage-{index}"
         self.trained_step = 0
         """Last step that was trained, in any attempt."""
 
@@ -75,13 +85,14 @@ class StageCheckpoints:
 
     async def rewind(self, step: int, reason: str = "") -> None:
         """Mark the rows of later steps, which are played and trained again, and say so."""
-        run = self._run
         again = self._repeated(step, "played and trained")
         message = f"{reason}{self._label} goes back to step {step}{again}"
-        await run.writer.put(Rewind(at=time.time(), stage=self._index, step=step, message=message))
-        await run.writer.flush()
+        await self._writer.put(
+            Rewind(at=time.time(), stage=self._index, step=step, message=message)
+        )
+        await self._writer.flush()
         self.trained_step = min(self.trained_step, step)
-        run.console.say(message)
+        self._tell(message)
 
     async def recover(self, shelf: BatchShelf, point: ResumePoint) -> None:
         """Take the batches of earlier attempts over. Lost ones are played again.
@@ -116,9 +127,7 @@ class StageCheckpoints:
         Returns the step of the oldest of the newest."""
         message = f"{self._label}: checkpoint after step {step}"
         data = {"stage": self._index, "step": step}
-        await self._run.writer.put(
-            Event(at=time.time(), kind="checkpoint", message=message, data=data)
-        )
+        await self._writer.put(Event(at=time.time(), kind="checkpoint", message=message, data=data))
         kept = await anyio.to_thread.run_sync(self._rotate, step)
         oldest = kept[-self._num_newest :][0]
         await anyio.to_thread.run_sync(partial(shelf.discard, up_to=oldest, keep=kept))
@@ -126,7 +135,7 @@ class StageCheckpoints:
 
     def lost(self, damage: str) -> MachineError:
         """The error of a stage that cannot continue."""
-        name = self._run.paths.name
+        name = self._paths.name
         return MachineError(
             f"{damage}; no whole checkpoint of {self._label} is left. Put a copy of one back, or "
             f'"forge resume {name} --from 0" trains {self._label} from its beginning'
@@ -138,12 +147,12 @@ class StageCheckpoints:
         return NEWEST_WITH_BATCHES if wanted == "all" else wanted
 
     def _find(self) -> ResumePoint:
-        with open_run(self._run.paths) as reader:
+        with open_run(self._paths) as reader:
             self.trained_step, saved = last_steps(reader, stage=self._index)
         return find_resume_point(self.folder, last_saved=saved)
 
     def _without_tokens(self) -> set[int]:
-        with open_run(self._run.paths) as reader:
+        with open_run(self._paths) as reader:
             return groups_without_tokens(reader, stage=self._index)
 
     def _rotate(self, step: int) -> list[int]:
@@ -159,7 +168,7 @@ class StageCheckpoints:
 
     def _by_evaluation(self) -> Iterable[int]:
         """Evaluated steps, the best first."""
-        with open_run(self._run.paths) as reader:
+        with open_run(self._paths) as reader:
             rows = reader.query(
                 "SELECT step FROM v_evaluations WHERE stage = ? || step "
                 "ORDER BY pass_at_1 DESC, step DESC",
@@ -182,5 +191,5 @@ class StageCheckpoints:
 
     async def _say(self, kind: str, message: str) -> None:
         data = {"stage": self._index}
-        await self._run.writer.put(Event(at=time.time(), kind=kind, message=message, data=data))
-        self._run.console.say(message)
+        await self._writer.put(Event(at=time.time(), kind=kind, message=message, data=data))
+        self._tell(message)

@@ -1,7 +1,13 @@
 """Evaluations: play held-out problems with one set of weights, measure, store.
 
 Called by `work.py` for an eval stage and by `midway.py` during a grpo stage. An eval stage that was
-interrupted keeps its finished groups and plays the others.
+interrupted keeps its finished groups, read back from the store, and plays the others. Token ids and
+log-probabilities are left out there: an evaluation needs verdicts and versions.
+
+Problems that the run has trained on before, by rows of SFT or by rollouts, are counted: an
+evaluation on them says how well answers were remembered, so it is labelled everywhere. Problems are
+compared by their text and by the normal form of their code, since rows of a file have other names,
+sizes and prompts. What trained the model before this run is unknown.
 """
 
 from __future__ import annotations
@@ -9,29 +15,58 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 
-from forge.records import Evaluation, Group, Problem, Purpose, Split
+from forge.config.schema import SftStage
+from forge.data.sources.normal_form import digests_in, normal_digest
+from forge.records import End, Evaluation, Event, Group, Problem, Purpose, Split, Trajectory
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.seeds import problem_place
 from forge.runner.live.progress import group_numbers
-from forge.runner.stages.finished_groups import keep_finished
-from forge.runner.stages.trained_problems import count_trained
+from forge.runner.prepare.prepare import load_pairs
+from forge.store.reader import open_run
+from forge.store.resume import read_turn
 from forge.views.statistics import evaluate_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.config.schema import EvalStage, EvalTable, ServeTable
+    from forge.records import Turn
     from forge.rollout.ports import Ports
     from forge.runner.stages.run_context import RunContext
+    from forge.store.layout import RunPaths
+    from forge.store.reader import RunReader
 
 ROLLOUTS_PER_SLOT = 1.5
 """Rollouts played at once per sequence slot of the engines: while some are judged, others use their
 slots, and few wait."""
+KEPT = "evaluation_continued"
+"""Kind of the event by which a resumed evaluation keeps finished groups (`v_replayed`)."""
+_ENDS = """
+SELECT g.group_id, g.problem_id, g.stage, g.step, g.is_greedy, g.is_flat, r.rollout, r.ended
+FROM groups g JOIN trajectories r USING (group_id)
+WHERE g.purpose = 'eval' AND g.stage = :stage AND g.step = :step AND g.num_rollouts > 0
+    AND NOT EXISTS (SELECT 1 FROM groups l WHERE l.purpose = 'eval' AND l.stage = g.stage
+        AND l.step = g.step AND l.problem_id = g.problem_id AND l.is_greedy = g.is_greedy
+        AND l.attempt > g.attempt)
+ORDER BY g.group_id, r.rollout
+"""
+_TURNS = """
+SELECT * FROM v_turns WHERE purpose = 'eval' AND stage = :stage AND step = :step
+ORDER BY group_id, rollout, turn
+"""
+_PLAYED = """
+SELECT DISTINCT p.source_id FROM sample_uses u JOIN groups g USING (group_id)
+JOIN problems p ON p.problem_id = g.problem_id
+"""
+_SAME = f"SELECT problem_id FROM problems WHERE source_id IN ({_PLAYED})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,3 +253,110 @@ def spread(problems: Sequence[Problem], count: int) -> list[Problem]:
     if count >= len(problems):
         return list(problems)
     return [problems[i * len(problems) // count] for i in range(count)]
+
+
+async def keep_finished(
+    run: RunContext, problems: Sequence[Problem], settings: EvalSettings, *, stage: int
+) -> list[Group]:
+    """Groups that an interrupted attempt at this stage finished, under the same prompts, weights
+    and settings and without a fault of the machine. Recorded, since they still count."""
+    if run.attempt <= 1:
+        return []
+
+    def read() -> list[Group]:
+        with open_run(run.paths) as reader:
+            return finished_groups(reader, stage=stage, step=run.weights.step)
+
+    names = {problem.problem_id for problem in problems}
+    found = [
+        group
+        for group in await anyio.to_thread.run_sync(read)
+        if group.problem_id in names and _is_same(group, settings, run)
+    ]
+    if found:
+        message = f"eval-{stage}: {len(found)} groups of earlier attempts are kept"
+        run.console.say(message)
+        data = {"stage": stage, "step": run.weights.step}
+        await run.writer.put(Event(at=time.time(), kind=KEPT, message=message, data=data))
+    return found
+
+
+def _is_same(group: Group, settings: EvalSettings, run: RunContext) -> bool:
+    """True if the group would be played in the same way now."""
+    size = (1 if settings.greedy else 0) if group.is_greedy else settings.samples
+    return len(group.trajectories) == size and all(
+        each.end is not End.INFRA
+        and len(each.turns) <= settings.max_turns
+        and (each.end is not End.MAX_TURNS or len(each.turns) == settings.max_turns)
+        and all(
+            turn.prompt_hash == run.prompts.hash
+            and turn.completion.min_version == turn.completion.max_version == run.weights.version
+            for turn in each.turns
+        )
+        for each in group.trajectories
+    )
+
+
+def finished_groups(reader: RunReader, *, stage: int, step: int) -> list[Group]:
+    """Complete groups of the evaluations of one stage and step, oldest first; of groups of one
+    problem those of the last attempt that began one."""
+    place = {"stage": stage, "step": step}
+    turns: dict[tuple[int, int], list[Turn]] = {}
+    for row in reader.rows(_TURNS, place):
+        turns.setdefault((row["group_id"], row["rollout"]), []).append(read_turn(row))
+    ends = groupby(reader.rows(_ENDS, place), key=itemgetter("group_id"))
+    return [_group(list(rows), turns) for _, rows in ends]
+
+
+def _group(rows: Sequence[dict[str, Any]], turns: dict[tuple[int, int], list[Turn]]) -> Group:
+    first = rows[0]
+    return Group(
+        group_id=first["group_id"],
+        problem_id=first["problem_id"],
+        purpose=Purpose.EVAL,
+        stage=first["stage"],
+        step=first["step"],
+        trajectories=tuple(
+            Trajectory(
+                group_id=row["group_id"],
+                rollout=row["rollout"],
+                problem_id=row["problem_id"],
+                turns=tuple(turns.get((row["group_id"], row["rollout"]), ())),
+                end=End(row["ended"]),
+            )
+            for row in rows
+        ),
+        is_greedy=bool(first["is_greedy"]),
+        is_flat=bool(first["is_flat"]),
+    )
+
+
+def count_trained(run: RunContext, problems: Sequence[Problem], *, stage: int) -> int:
+    """Number of these problems that stages up to `stage` trained on. Reads files and the store:
+    call it in a thread."""
+    with open_run(run.paths) as reader:
+        played = {name for (name,) in reader.query(_SAME).rows}
+    asked, digests = frozenset[str](), frozenset[str]()
+    if any(isinstance(each, SftStage) for each in run.experiment.stage[:stage]):
+        asked, digests = _read_asked(run.paths)
+    digests |= {_digest(each) for each in run.problems if each.problem_id in played}
+    return sum(
+        problem.problem_id in played
+        or run.prompts.first_messages(problem)[-1].content in asked
+        or problem.source.strip() in asked
+        or _digest(problem) in digests
+        for problem in problems
+    )
+
+
+def _digest(problem: Problem) -> str:
+    """Digest of a problem's normal form; its id if it has none."""
+    return normal_digest(problem.source, entry_point=problem.entry_point) or problem.problem_id
+
+
+@lru_cache(maxsize=1)  # the rows of a run do not change, and thousands take seconds
+def _read_asked(paths: RunPaths) -> tuple[frozenset[str], frozenset[str]]:
+    """Texts of the users' messages in the SFT rows of a run, and the digests of models in them."""
+    pairs = load_pairs(paths)
+    asked = {each.content for pair in pairs for each in pair.messages if each.role == "user"}
+    return frozenset(asked), frozenset(found for text in asked for found in digests_in(text))

@@ -7,6 +7,17 @@ apart.
 
 Every n steps, and on request, the published weights are evaluated (`midway.py`): the trainer gets
 its next batch afterwards, which is played meanwhile.
+
+Engines sleep while the trainer trains, where both do not fit one card at once:
+
+    trainer asks, a batch is there ─▶ engines finish, sleep ─▶ the batch is handed out
+    trainer acknowledges the step  ─▶ engines wake ─▶ its weights are published ─▶ turns continue
+
+The desk holds a batch back until the engines are asleep, and a publish waits until they are awake.
+Generation and training take turns then: only judging overlaps. Turns wait at the gate from before
+the sleep until after the publish: a turn that began with weights about to be replaced would delay
+their successor. After a trainer died the engines wake: the next one publishes before it takes a
+batch.
 """
 
 from __future__ import annotations
@@ -15,36 +26,41 @@ import math
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from forge.records import Metrics, Split
-from forge.rollout.admission import PublishedSteps
 from forge.rollout.batches import Batch, BatchPlan
+from forge.rollout.past import Past, recall, still_of_use
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling import make_sampler
 from forge.runner.live.progress import follow_steps, group_numbers
-from forge.runner.stages.batch_shelf import BatchShelf, recall_groups
+from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.checkpoints import StageCheckpoints
-from forge.runner.stages.engine_sleep import alternate_with_training
+from forge.runner.stages.desk import Engines, TrainerDesk, TrainerState
 from forge.runner.stages.midway import Midway, evaluated_steps
-from forge.runner.stages.plug import TrainerPlug, plugged_in
 from forge.runner.stages.trainer import own_trainer
-from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.runner.weights.sync import choose_turnover
 from forge.serve.port import PREFIX_CACHE
 from forge.store.reader import open_run
+from forge.store.resume import untrained_groups
 from forge.train.checkpoints import is_kept
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from anyio.streams.memory import MemoryObjectReceiveStream
 
     from forge.config.schema import GrpoStage
+    from forge.records import Problem
     from forge.rollout.play import Rules
     from forge.rollout.ports import Ports
+    from forge.rollout.sampling import Sampler
     from forge.runner.stages.run_context import RunContext
-    from forge.serve.weights import Weights
+    from forge.runner.weights.sync import TurnGate
+    from forge.serve.remote.remote import Remote
+    from forge.serve.weights import Publishing, Weights
     from forge.train.checkpoints import ResumePoint
 
 
@@ -52,14 +68,19 @@ async def run_grpo_stage(
     run: RunContext, stage: GrpoStage, index: int, *, start: Weights, back_to: int | None = None
 ) -> None:
     """Run a `[[stage]]` of kind grpo; from step `back_to` if given. Raises as `own_trainer`."""
-    shelf = BatchShelf(run.paths.batches, stage=index)
-    checkpoints = StageCheckpoints(run, stage, index)
+    shelf, rollout = BatchShelf(run.paths.batches, stage=index), run.experiment.rollout
+    checkpoints = StageCheckpoints(
+        stage, index, paths=run.paths, writer=run.writer, say=run.console.say
+    )
     point = await _continue_from(checkpoints, shelf, back_to)
     desk = TrainerDesk(
-        shelf, stage=index, last_step=stage.steps, sink=run.writer,
+        run, shelf, checkpoints, stage=index, last_step=stage.steps,
+        is_kept=partial(is_kept, steps=stage.steps, save_every=stage.save_every),
         steps=await anyio.to_thread.run_sync(_published_steps, run, index),
+        # Until the trainer has published its checkpoint, the engines may serve later steps.
+        published=-rollout.max_staleness - 1 if point.step else 0,
     )  # fmt: skip
-    problems, rollout = run.problems_of(Split.GRPO), run.experiment.rollout
+    problems = run.problems_of(Split.GRPO)
     weights, seed = run.experiment.problems.weights, run.experiment.seed
     sampler = make_sampler(rollout.sampler, problems, seed=seed, weights=weights)
     plan = _batch_plan(run, stage, index, first_step=shelf.last_step + 1)
@@ -67,10 +88,8 @@ async def run_grpo_stage(
     past = await anyio.to_thread.run_sync(
         recall_groups, run, shelf, sampler, problems, plan, step_of
     )
-    # Until the trainer has published its checkpoint, the engines may serve later steps.
-    published = PublishedSteps(-rollout.max_staleness - 1 if point.step else 0)
     evaluated = await anyio.to_thread.run_sync(evaluated_steps, run, index)
-    midway = Midway(run, stage, desk, published, evaluated=evaluated)
+    midway = desk.evaluations = Midway(run, stage, desk, evaluated=evaluated)
     _set_turnover(run, start)
     run.progress.enter(
         f"grpo-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
@@ -82,7 +101,7 @@ async def run_grpo_stage(
         with producing:
             await produce_batches(
                 plan, sampler=sampler, rules=_training_rules(run), ports=_training_ports(run),
-                published=published, group_ids=run.group_ids, sample_ids=run.sample_ids,
+                published=desk.published, group_ids=run.group_ids, sample_ids=run.sample_ids,
                 out=send, step_of=step_of, past=past,
             )  # fmt: skip
 
@@ -91,11 +110,7 @@ async def run_grpo_stage(
         producing.cancel()
         desk.stop()
 
-    is_step_kept = partial(is_kept, steps=stage.steps, save_every=stage.save_every)
-    plug = TrainerPlug(
-        run, desk, published, checkpoints=checkpoints, is_kept=is_step_kept, midway=midway
-    )
-    with plugged_in(run, plug):
+    with run.training(desk):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(produce)
             tasks.start_soon(_offer, run, desk, receive)
@@ -104,7 +119,7 @@ async def run_grpo_stage(
             tasks.start_soon(midway.run)
             if run.placement.sleeps and run.replicas is not None:
                 tasks.start_soon(alternate_with_training, run.replicas, desk, run.weights.gate)
-            await own_trainer(run, stage, desk, published, checkpoints, point=point, start=start)
+            await own_trainer(run, stage, desk, point=point, start=start)
             await midway.finish()
             tasks.cancel_scope.cancel()
 
@@ -118,6 +133,28 @@ async def _continue_from(
     point = await checkpoints.choose()
     await checkpoints.recover(shelf, point)
     return point
+
+
+def recall_groups(
+    run: RunContext,
+    shelf: BatchShelf,
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    plan: BatchPlan,
+    step_of: Callable[[int], int],
+) -> Past:
+    """The groups that an earlier attempt began and did not offer. Restores the sampler if there is
+    a state. Reads the store: call it in a thread."""
+    with open_run(run.paths) as reader:
+        found = untrained_groups(reader, stage=plan.stage)
+    offered = shelf.groups()
+    untrained = still_of_use(
+        (group for group in found if group.group_id not in offered), plan, step_of=step_of
+    )
+    if shelf.last_state is None:
+        return Past(ended=untrained)
+    sampler.restore(shelf.last_state["sampler"])
+    return recall(shelf.last_state, untrained=untrained, problems=problems)
 
 
 async def _offer(
@@ -197,6 +234,39 @@ def _batch_plan(run: RunContext, stage: GrpoStage, index: int, *, first_step: in
         most_in_flight=most,
         judge_capacity=sum(seat.capacity for seat in run.pool.seating.seats),
     )
+
+
+async def alternate_with_training(
+    engines: Publishing[Any] | Remote, desk: TrainerDesk, gate: TurnGate
+) -> None:
+    """Runs until cancelled; leaves the engines awake and the gate open."""
+    desk.engines_sleep = True
+    try:
+        while True:
+            await desk.wait_until(lambda: desk.is_sleep_wanted)
+            desk.set_engines(Engines.CHANGING)
+            gate.hold()
+            await engines.sleep()
+            desk.set_engines(Engines.ASLEEP)
+            await desk.wait_until(partial(_is_step_over, desk, desk.num_handed_out))
+            desk.set_engines(Engines.CHANGING)
+            await engines.wake()
+            desk.set_engines(Engines.AWAKE)
+            await desk.wait_until(lambda: desk.is_publishing or desk.state is TrainerState.WAITING)
+            await desk.wait_until(lambda: not desk.is_publishing)
+            gate.release()
+    finally:
+        gate.release()
+        with anyio.CancelScope(shield=True):
+            await engines.wake()
+        desk.engines_sleep = False
+        desk.set_engines(Engines.AWAKE)
+
+
+def _is_step_over(desk: TrainerDesk, num_before: int) -> bool:
+    """True once the next batch was handed out and is no longer trained, or a publish began."""
+    is_trained = desk.num_handed_out > num_before and desk.state is not TrainerState.TRAINING
+    return is_trained or desk.is_publishing
 
 
 def _batch_metrics(stage: int, batch: Batch) -> Metrics:

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from forge.config.schema import GrpoStage
-    from forge.rollout.admission import PublishedSteps
+    from forge.runner.stages.desk import TrainerDesk
     from forge.runner.stages.run_context import RunContext
-    from forge.runner.stages.trainer_desk import TrainerDesk
 
 EXCUSE_EVERY_S = 1.0
 """Far below every deadline that a held trainer could miss."""
@@ -52,12 +51,11 @@ class Midway:
         run: RunContext,
         stage: GrpoStage,
         desk: TrainerDesk,
-        published: PublishedSteps,
         *,
         evaluated: Iterable[int] = (),
     ) -> None:
         """`evaluated`: Steps that earlier attempts evaluated."""
-        self._run, self._stage, self._desk, self._published = run, stage, desk, published
+        self._run, self._stage, self._desk = run, stage, desk
         table = run.experiment.eval
         self._send, self._receive = anyio.create_memory_object_stream[int](1)
         self._problems = spread(run.problems_of(Split.HELDOUT), table.num_problems)
@@ -70,7 +68,7 @@ class Midway:
         ConfigError during the last step."""
         desk, last = self._desk, self._stage.steps
         label = f"grpo-{desk.stage}"
-        if max(desk.trained_step, self._published.step) + 1 >= last:
+        if max(desk.trained_step, self._desk.published.step) + 1 >= last:
             raise ConfigError(
                 f"{label}: its last step runs, {last} of {last}; what comes out is evaluated by a "
                 'stage of kind "eval" after it'
@@ -115,7 +113,7 @@ class Midway:
     async def _excuse_trainer(self) -> None:
         """Keep waits for the next publish from timing out while the trainer is held."""
         while True:
-            self._published.advance(self._published.step)
+            self._desk.published.advance(self._desk.published.step)
             await anyio.sleep(EXCUSE_EVERY_S)
 
     async def finish(self) -> None:

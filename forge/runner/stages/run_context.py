@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from forge.rollout.ports import Ports
 from forge.serve.remote.remote import RefusedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
     from pathlib import Path
 
     from forge.cluster.cluster import Cluster
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from forge.runner.live.progress import Progress
     from forge.runner.live.stopping import StopRequest
     from forge.runner.plan.placement import Placement
-    from forge.runner.stages.plug import TrainerPlug
-    from forge.runner.stages.trainer_desk import TrainerDesk
+    from forge.runner.stages.desk import TrainerDesk
     from forge.runner.weights.sync import WeightSync
     from forge.serve.remote.remote import Remote
     from forge.serve.weights import Publishing
@@ -81,8 +80,8 @@ class RunContext:
     """Set while stages are played, with `reward.function`."""
     replicas: Publishing[Any] | Remote | None = None
     """Set while engines run."""
-    stage: TrainerPlug | None = None
-    """Set during a training stage."""
+    desk: TrainerDesk | None = None
+    """Desk of the current stage's trainer; None outside training stages."""
     ending: Sequence[Role] = ()
     """Roles whose processes are being closed and will not be restarted."""
 
@@ -92,14 +91,19 @@ class RunContext:
         return self.paths.logs(self.attempt)
 
     @property
-    def desk(self) -> TrainerDesk | None:
-        """The trainer desk of the current stage; None outside training stages."""
-        return None if self.stage is None else self.stage.desk
-
-    @property
     def control_socket(self) -> Path:
         """Socket of `control.py`."""
         return self.socket_dir / "control.sock"
+
+    @contextmanager
+    def training(self, desk: TrainerDesk) -> Generator[None]:
+        """The control socket serves this desk while inside."""
+        self.desk = desk
+        try:
+            yield
+        finally:
+            desk.stop()  # wakes a pending take, which would delay closing the socket
+            self.desk = None
 
     def problems_of(self, split: Split) -> list[Problem]:
         """The problems of one split, in order; for GRPO without the refused ones."""

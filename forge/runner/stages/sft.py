@@ -11,13 +11,11 @@ import anyio.to_thread
 
 from forge.errors import ConfigError
 from forge.records import Event, Pair
-from forge.rollout.admission import PublishedSteps
 from forge.runner.prepare.prepare import data_dir, load_pairs, write_kept
 from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.checkpoints import StageCheckpoints
-from forge.runner.stages.plug import TrainerPlug, plugged_in
+from forge.runner.stages.desk import TrainerDesk
 from forge.runner.stages.trainer import own_trainer
-from forge.runner.stages.trainer_desk import TrainerDesk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,21 +45,20 @@ async def run_sft_stage(
         await run.writer.put(Event(at=time.time(), kind="sft_rows", message=message))
     stage = await anyio.to_thread.run_sync(with_steps, stage, rows)
     shelf = BatchShelf(run.paths.batches, stage=index)  # stays empty: the trainer has its rows
-    desk = TrainerDesk(shelf, stage=index, last_step=stage.steps, sink=run.writer)
-    checkpoints, published = StageCheckpoints(run, stage, index), PublishedSteps()
+    checkpoints = StageCheckpoints(
+        stage, index, paths=run.paths, writer=run.writer, say=run.console.say
+    )
     if back_to is not None:
         await checkpoints.go_back(back_to, shelf)
     point = await checkpoints.choose()
     run.progress.enter(
         f"sft-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy(), roles=ROLES
     )
-    plug = TrainerPlug(
-        run, desk, published, checkpoints=checkpoints, is_kept=lambda step: True, roles=ROLES
+    desk = TrainerDesk(
+        run, shelf, checkpoints, stage=index, last_step=stage.steps, is_kept=lambda step: True
     )
-    with plugged_in(run, plug):
-        await own_trainer(
-            run, stage, desk, published, checkpoints, point=point, start=start, rows_path=rows
-        )
+    with run.training(desk):
+        await own_trainer(run, stage, desk, point=point, start=start, rows_path=rows)
 
 
 def with_steps(stage: SftStage, rows_path: Path) -> SftStage:

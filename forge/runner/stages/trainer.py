@@ -36,11 +36,9 @@ if TYPE_CHECKING:
     from forge.config.schema import ModelTable, ServeTable
     from forge.errors import ForgeError
     from forge.process.child import Child
-    from forge.rollout.admission import PublishedSteps
     from forge.runner.plan.placement import Placement
-    from forge.runner.stages.checkpoints import StageCheckpoints
+    from forge.runner.stages.desk import TrainerDesk
     from forge.runner.stages.run_context import RunContext
-    from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.serve.weights import Weights
     from forge.train.checkpoints import ResumePoint
 
@@ -64,8 +62,6 @@ async def own_trainer(
     run: RunContext,
     stage: SftStage | GrpoStage,
     desk: TrainerDesk,
-    published: PublishedSteps,
-    checkpoints: StageCheckpoints,
     *,
     point: ResumePoint,
     start: Weights,
@@ -94,7 +90,7 @@ async def own_trainer(
         scaled = replace(job, micro_batch_scale=scale, checkpoint=point.path)
         doing = partial(_doing, stage, desk)
         trained_before = desk.trained_step
-        fault = await _train(run, stage, scaled, desk, published, doing)
+        fault = await _train(run, stage, scaled, desk, doing)
         if fault is None:
             return
         if desk.failure is not None:
@@ -117,7 +113,7 @@ async def own_trainer(
         desk.num_restarts += 1
         await run.writer.put(Event(at=time.time(), kind="child_restart", message=message))
         run.console.say(message)
-        point = await checkpoints.choose()
+        point = await desk.checkpoints.choose()
         await anyio.to_thread.run_sync(partial(desk.shelf.check, after=point.step))
 
 
@@ -140,7 +136,6 @@ async def _train(
     stage: SftStage | GrpoStage,
     job: TrainerJob,
     desk: TrainerDesk,
-    published: PublishedSteps,
     doing: Callable[[], str],
 ) -> _Fault | None:
     """One trainer, on all its machines, until it ends. None if the last step is published."""
@@ -149,7 +144,7 @@ async def _train(
         desk.last_heard, desk.failure = time.monotonic(), None
         async with open_trainer(ranks.job, observer=run.observer) as child:
             fault = await _until_exit(run, stage, child, desk, ranks, doing)
-            if published.step >= stage.steps:
+            if desk.published.step >= stage.steps:
                 return None
             if run.stop.is_set and fault is None and child.exit_reason in SAVED:
                 raise run.stop.stopped()

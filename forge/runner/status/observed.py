@@ -18,7 +18,7 @@ from forge.evalpool.judges import request_timeout_s
 from forge.evalpool.pool import MAX_QUEUED
 from forge.evalpool.seat import State
 from forge.runner.live.observer import Seen
-from forge.runner.stages.trainer_state import TrainerState
+from forge.runner.stages.desk import TrainerState
 from forge.serve.remote.remote import Remote
 from forge.serve.replicas import Replicas
 from forge.serve.upload.sending import RemoteReplicas
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from forge.evalpool.seat import Seat
     from forge.process.control import Health, Role
     from forge.runner.live.progress import Progress
-    from forge.runner.stages.trainer_desk import TrainerDesk
+    from forge.runner.stages.desk import TrainerDesk
     from forge.serve.remote.remote import RemoteServer
     from forge.serve.replica import Replica
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from forge.records import Sample
 from forge.rollout.batches import Batch
+from forge.runner.live.progress import Progress
 from forge.runner.stages.batch_shelf import BatchShelf
-from forge.runner.stages.trainer_desk import TrainerDesk
+from forge.runner.stages.desk import TrainerDesk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +46,13 @@ def batch(step: int, *, state: Mapping[str, Any] | None = None) -> Batch:
     return Batch(step=step, groups=(), samples=(sample(step),), state=state or {})
 
 
-def make_desk(folder: Path, *, stage: int = 3, last_step: int = 3, sink: Any = None) -> TrainerDesk:
-    shelf = BatchShelf(folder, stage=stage)
-    return TrainerDesk(shelf, stage=stage, last_step=last_step, sink=sink or Recorder())
+def make_desk(
+    folder: Path, *, stage: int = 3, last_step: int = 3, run: Any = None, checkpoints: Any = None
+) -> TrainerDesk:
+    if run is None:
+        progress = Progress(run="x-1", num_stages=2)
+        run = SimpleNamespace(writer=Recorder(), progress=progress, busy=dict)
+    return TrainerDesk(
+        run, BatchShelf(folder, stage=stage), checkpoints, stage=stage, last_step=last_step,
+        is_kept=lambda step: True,
+    )  # fmt: skip

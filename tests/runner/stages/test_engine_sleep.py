@@ -9,9 +9,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from forge.runner.stages import trainer_desk as desk_module
-from forge.runner.stages.engine_sleep import alternate_with_training
-from forge.runner.stages.trainer_state import TrainerState
+from forge.runner.stages import desk as desk_module
+from forge.runner.stages.desk import TrainerState
+from forge.runner.stages.grpo import alternate_with_training
 from forge.runner.weights.sync import TurnGate
 from tests.runner.stages.desks import batch, make_desk
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from forge.runner.stages.trainer_desk import TrainerDesk
+    from forge.runner.stages.desk import TrainerDesk
 
 pytestmark = pytest.mark.anyio
 

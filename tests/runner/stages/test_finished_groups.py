@@ -10,8 +10,7 @@ import anyio
 import pytest
 
 from forge.records import End, Event, Group, GroupStart, Purpose, Status
-from forge.runner.stages.evaluate import EvalSettings
-from forge.runner.stages.finished_groups import KEPT, finished_groups, keep_finished
+from forge.runner.stages.evaluate import KEPT, EvalSettings, finished_groups, keep_finished
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from tests.store.storefactory import attempt, group, problem, write_run

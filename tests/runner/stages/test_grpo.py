@@ -14,12 +14,12 @@ from forge.config.schema import Experiment
 from forge.records import Finish, Group, Problem, Status
 from forge.rollout.ports import Ports
 from forge.rollout.sampling import make_sampler
-from forge.runner.stages.batch_shelf import recall_groups
 from forge.runner.stages.grpo import (
     _batch_plan,
     _set_turnover,
     _step_of,
     _training_ports,
+    recall_groups,
 )
 from forge.runner.weights.resume import StartingWeights
 from forge.runner.weights.sync import TurnGate, Turnover, WeightSync

@@ -11,7 +11,6 @@ import pytest
 
 from forge.config.schema import EvalTable, GrpoStage
 from forge.errors import ConfigError
-from forge.rollout.admission import PublishedSteps
 from forge.runner.live.stopping import StopRequest
 from forge.runner.stages import midway
 from forge.runner.stages.midway import Midway, evaluated_steps
@@ -28,8 +27,9 @@ class Stage:
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, *, evaluated: set[int] | None = None
     ) -> None:
-        self.stop, self.published = StopRequest(resume="resume."), PublishedSteps(2)
+        self.stop = StopRequest(resume="resume.")
         self.desk = make_desk(Path(), last_step=9)
+        self.desk.published.step = 2
         monkeypatch.setattr(self.desk.shelf, "path", lambda step: Path("3") if step == 3 else None)
         self.numbers: dict[str, float] = {}
         self.labels: list[str] = []
@@ -43,7 +43,7 @@ class Stage:
         monkeypatch.setattr(midway, "evaluate", self.evaluate)
         table = GrpoStage(kind="grpo", steps=9, learning_rate=1e-3)
         done = evaluated or set()
-        self.midway = Midway(run, table, self.desk, self.published, evaluated=done)
+        self.midway = Midway(run, table, self.desk, evaluated=done)
 
     async def evaluate(self, *args: object, label: str, **kwargs: object) -> SimpleNamespace:
         self.labels.append(label)
@@ -83,7 +83,7 @@ async def test_a_wait_for_the_next_publish_does_not_time_out_while_the_trainer_i
         tasks.start_soon(stage.midway.run)
         stage.midway.after(2)
         with anyio.move_on_after(0.2) as scope:
-            await stage.published.wait_for(3, timeout_s=0.05)
+            await stage.desk.published.wait_for(3, timeout_s=0.05)
         assert scope.cancelled_caught
         stage.played.set()
         await stage.midway.finish()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from contextlib import closing
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -53,10 +52,11 @@ class Stage:
     def __init__(self, root: Path, writer: Any) -> None:
         self.said: list[str] = []
         self.paths = RunPaths(root)
-        console = SimpleNamespace(say=self.said.append)
-        self.run: Any = SimpleNamespace(paths=self.paths, writer=writer, console=console)
+        self.writer = writer
         self.shelf = BatchShelf(self.paths.batches, stage=1)
-        self.checkpoints = StageCheckpoints(self.run, TABLE, 1)
+        self.checkpoints = StageCheckpoints(
+            TABLE, 1, paths=self.paths, writer=writer, say=self.said.append
+        )
         self.folder = self.paths.checkpoints / "stage-1"
 
     def save(self, step: int) -> None:
@@ -104,7 +104,7 @@ async def test_the_newest_whole_checkpoint_is_continued_and_damage_is_said_once(
         "checkpoints/stage-1/checkpoint-4: optimizer.pt: its content has changed; grpo-1 continues "
         "from checkpoint-2, steps 3 to 5 are trained again"
     )
-    await stage.run.writer.flush()
+    await stage.writer.flush()
     assert stage.said == stage.events("checkpoint_damaged") == [line]
 
 
@@ -136,7 +136,7 @@ async def test_batches_are_kept_for_the_older_checkpoint(stage: Stage) -> None:
 
 async def test_all_checkpoints_stay_and_batches_only_for_the_newest_two(stage: Stage) -> None:
     table = TABLE.model_copy(update={"keep_checkpoints": "all"})
-    kept = StageCheckpoints(stage.run, table, 1)
+    kept = StageCheckpoints(table, 1, paths=stage.paths, writer=stage.writer, say=stage.said.append)
     for step in (6, 8):
         stage.save(step)
         oldest = await kept.saved(step, stage.shelf)
@@ -149,8 +149,8 @@ async def test_all_checkpoints_stay_and_batches_only_for_the_newest_two(stage: S
 async def test_the_newest_two_and_the_best_by_evaluation_stay(stage: Stage) -> None:
     for step, solved in ((2, 0.9), (4, 0.1), (6, 0.3)):
         found = evaluation(f"grpo-1@{step}", step=step, pass_at_1=solved)
-        await stage.run.writer.put(found)
-    await stage.run.writer.flush()
+        await stage.writer.put(found)
+    await stage.writer.flush()
     for step in (6, 8):
         stage.save(step)
         if step == 8:
@@ -190,14 +190,14 @@ async def test_a_lost_batch_that_was_not_trained_is_made_again(stage: Stage) -> 
 async def test_untrained_groups_that_lost_their_tokens_are_said(stage: Stage) -> None:
     """As where tokens.db was emptied or moved away. The samples of group 91 are in a batch."""
     groups = [group(number, ROWS, step=6, version=6) for number in (90, 91, 92)]
-    await stage.run.writer.put(*groups)
-    await stage.run.writer.flush()
+    await stage.writer.put(*groups)
+    await stage.writer.flush()
     with closing(sqlite3.connect(stage.paths.tokens_db, isolation_level=None)) as db:
         db.execute("DELETE FROM tokens WHERE group_id IN (5, 90, 91)")
     shelf = BatchShelf(stage.paths.batches, stage=1)
     with patch.object(shelf, "groups", return_value={91}):
         await stage.checkpoints.recover(shelf, await stage.checkpoints.choose())
-    await stage.run.writer.flush()
+    await stage.writer.flush()
     words = "tokens.db: the tokens of untrained groups are missing"
     line = f"{words}; grpo-1: 1 group is played again"
     assert stage.said == stage.events("tokens_lost") == [line]
@@ -210,8 +210,8 @@ async def test_trained_batches_are_not_lost_silently_before_the_first_checkpoint
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stage.checkpoints.go_back, 1, stage.shelf)
     stage.said.clear()
-    await stage.run.writer.put(Metrics(stage=1, step=2, at=2.0, values={"train/loss/mean": 0.5}))
-    await stage.run.writer.flush()
+    await stage.writer.put(Metrics(stage=1, step=2, at=2.0, values={"train/loss/mean": 0.5}))
+    await stage.writer.flush()
     point = await stage.checkpoints.choose()
     assert point.path is None
     with pytest.raises(MachineError, match=r"batches/1-000001.npz: missing; .*--from 0"):
@@ -243,11 +243,11 @@ async def test_a_step_trained_again_counts_once(stage: Stage) -> None:
     await stage.checkpoints.go_back(2, stage.shelf)
     again = group(40, ROWS, step=3, version=9)
     made = samples(again, first_id=400)
-    await stage.run.writer.put(again, *made, *(use(each, step=3) for each in made))
-    await stage.run.writer.put(
+    await stage.writer.put(again, *made, *(use(each, step=3) for each in made))
+    await stage.writer.put(
         Event(at=1.0, kind="checkpoint", message="", data={"stage": 1, "step": 3})
     )
-    await stage.run.writer.flush()
+    await stage.writer.flush()
     with open_run(stage.paths) as reader:
         rows = reader.query("SELECT num_groups, num_turns FROM v_steps WHERE step = 3").rows
         found = reader.query("SELECT sample_id FROM v_samples WHERE step = 3").rows

@@ -13,7 +13,7 @@ import pytest
 
 from forge.config.schema import EvalStage, SftStage
 from forge.records import Message, Pair, Status
-from forge.runner.stages.trained_problems import count_trained
+from forge.runner.stages.evaluate import count_trained
 from forge.store.layout import RunPaths
 from tests.prompting import PROMPTS
 from tests.store import storefactory

@@ -19,14 +19,12 @@ from forge.errors import ChildDied, ConfigError, MachineError, Stalled, Stopped
 from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
 from forge.records import Event, Metrics, PolicyVersion
-from forge.rollout.admission import PublishedSteps
 from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import trainer
-from forge.runner.stages.plug import TrainerPlug, plugged_in
+from forge.runner.stages.desk import TrainerEvent, TrainerState
 from forge.runner.stages.run_context import RunContext
-from forge.runner.stages.trainer_state import TrainerState
 from forge.runner.weights import sync as weights
 from forge.runner.weights.resume import StartingWeights
 from forge.runner.weights.sync import TurnGate
@@ -67,14 +65,12 @@ class Stage:
         self.folder, self.programs = folder, programs
         self.table = SftStage(kind="sft", steps=5, learning_rate=1e-3, **keys)
         self.started: list[Child] = []
-        self.published, self.stop = PublishedSteps(), StopRequest(resume="resume.")
+        self.stop = StopRequest(resume="resume.")
         self.writer, self.said = Recorder(), []
         self.on_restart: Callable[[], None] = lambda: None
         self.on_start: Callable[[], None] = lambda: None
         self.asked: list[TrainerJob] = []
-        self.desk = make_desk(folder, stage=1, last_step=5, sink=self.writer)
         self.points = [ResumePoint(path=folder / "checkpoint-3", step=3)]
-        self.checkpoints: Any = SimpleNamespace(choose=self.choose)
         self.progress = Progress(run="x-1", num_stages=2)
         self.run: Any = SimpleNamespace(
             experiment=SimpleNamespace(
@@ -94,15 +90,12 @@ class Stage:
             stop=self.stop,
             writer=self.writer,
             progress=self.progress,
-            stage=None,
             console=SimpleNamespace(say=self.said.append),
             busy=dict,
         )
-
-    def plug(self) -> TrainerPlug:
-        return TrainerPlug(
-            self.run, self.desk, self.published,
-            checkpoints=self.checkpoints, is_kept=lambda step: True,
+        self.desk = make_desk(
+            folder, stage=1, last_step=5, run=self.run,
+            checkpoints=SimpleNamespace(choose=self.choose),
         )  # fmt: skip
 
     async def choose(self) -> ResumePoint:
@@ -113,8 +106,6 @@ class Stage:
             self.run,
             self.table,
             self.desk,
-            self.published,
-            self.checkpoints,
             point=ResumePoint(),
             start=Weights(full=Path("w")),
         )
@@ -239,7 +230,7 @@ async def test_a_restarted_trainer_finds_the_desk_in_the_starting_state(stage: S
         stage.desk.state = TrainerState.TRAINING
 
     stage.on_start = note
-    stage.on_restart = lambda: stage.published.advance(5)
+    stage.on_restart = lambda: stage.desk.published.advance(5)
     await stage.own()
     assert states == [TrainerState.STARTING, TrainerState.STARTING]
 
@@ -259,7 +250,7 @@ async def test_a_trainer_is_not_restarted_during_an_evaluation(stage: Stage) -> 
         await anyio.wait_all_tasks_blocked()
 
     stage.on_start = publish
-    stage.on_restart = lambda: stage.published.advance(5)
+    stage.on_restart = lambda: stage.desk.published.advance(5)
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stage.own)
@@ -274,9 +265,8 @@ async def test_a_trainer_is_not_restarted_during_an_evaluation(stage: Stage) -> 
 
 @trainers("raise SystemExit(3)", "print('done')", restarts=1)
 async def test_a_stage_ends_once_its_last_step_is_published(stage: Stage) -> None:
-    with plugged_in(stage.run, stage.plug()):
-        stage.on_restart = lambda: stage.published.advance(5)
-        await stage.own()
+    stage.on_restart = lambda: stage.desk.published.advance(5)
+    await stage.own()
     assert stage.writer.records[0].message.startswith("trainer: exit 3 in stage sft-1")
 
 
@@ -286,10 +276,10 @@ async def test_a_trainer_is_starting_at_its_first_start_and_at_a_restart(stage: 
 
     def note() -> None:
         states.append(stage.desk.state)
-        stage.desk.report(1)
+        stage.desk._apply(TrainerEvent.REPORTED)
 
     stage.on_start = note
-    stage.on_restart = lambda: stage.published.advance(5)
+    stage.on_restart = lambda: stage.desk.published.advance(5)
     await stage.own()
     assert states == [TrainerState.STARTING, TrainerState.STARTING]
 
@@ -300,12 +290,11 @@ async def test_publishing_a_checkpoint_again_keeps_the_metrics_of_its_step(
     stage = Stage(tmp_path, [])
     stage.run.busy = lambda: {"serve": 0.0}
     stage.run.weights = SimpleNamespace(publish=published_row)
-    plug = stage.plug()
     stage.desk.trainer_starts()
-    await plug.publish(tmp_path, 2, None)
+    await stage.desk.publish(tmp_path, 2, None)
     assert stage.progress.done == 2, "the live line continues where the stage is"
-    await plug.report(3, {})
-    await plug.publish(tmp_path, 3, None)
+    await stage.desk.report(3, {})
+    await stage.desk.publish(tmp_path, 3, None)
     assert stage.progress.done == 3
     again, _, after = (row.values for row in stage.writer.records)
     assert set(again) == {"weights/publish/seconds", "weights/probe_gap/mean"}
@@ -323,17 +312,15 @@ async def test_groups_are_admitted_while_the_store_still_reads_the_weights(
         StartingWeights(weights=Weights(full=tmp_path)), attempt=1, precision="exact",
         gate=TurnGate(timeout_s=5), sink=stage.run.writer,
     )  # fmt: skip
-    plug = stage.plug()
-    with plugged_in(stage.run, plug):
-        for step, served in ((4, 4), (5, 4)):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(plug.publish, tmp_path, step, None)
-                await anyio.sleep(0.05)
-                assert stage.published.step == served
-                assert stage.run.weights.step == step
-                is_read.set()
-            assert stage.published.step == step
-            is_read.clear()
+    for step, served in ((4, 4), (5, 4)):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stage.desk.publish, tmp_path, step, None)
+            await anyio.sleep(0.05)
+            assert stage.desk.published.step == served
+            assert stage.run.weights.step == step
+            is_read.set()
+        assert stage.desk.published.step == step
+        is_read.clear()
     rows = [record for record in stage.writer.records if isinstance(record, PolicyVersion)]
     assert [row.publish_s < 0.05 for row in rows] == [True, True]
 
@@ -432,7 +419,7 @@ async def test_the_publish_timeout_of_a_trainer_covers_restarting_every_replica(
 async def test_reports_of_an_sft_step_are_stored_and_shown(stage: Stage) -> None:
     stage.progress.enter("sft-1", stage=1, total=5, unit="steps", busy={})
     values = {"train/loss/mean": 0.5, "train/tokens/per_s": 3120.0, "train/grad_norm/value": 1.0}
-    await stage.plug().report(3, values)
+    await stage.desk.report(3, values)
     (row,) = stage.writer.records
     assert isinstance(row, Metrics)
     assert (row.stage, row.step, row.values) == (1, 3, values)
@@ -448,7 +435,7 @@ def test_the_live_idle_share_of_a_trainer_is_its_waiting_time_at_the_desk(tmp_pa
     stage.progress.enter("sft-1", stage=1, total=5, unit="steps", busy=RunContext.busy(run))
     stage.progress.stage_started_at -= 10
     run.desk = stage.desk
-    stage.desk._waiting._total_s = 4.0
+    stage.desk._idle_s = 4.0
     stage.progress.measure_idle(RunContext.busy(run))
     assert stage.progress.idle["trainer"] == pytest.approx(0.4, abs=0.01)
 
@@ -457,7 +444,7 @@ def test_a_stage_that_serves_no_policy_refuses_an_evaluation_in_a_line(tmp_path:
     stage = Stage(tmp_path, [])
     stage.progress.label = "sft-1"
     with pytest.raises(ConfigError, match=r"^sft-1: serves no policy while it trains; [^\n]*$"):
-        stage.plug().request_evaluation()
+        stage.desk.request_evaluation()
 
 
 def lose_ranks(

@@ -13,10 +13,10 @@ import pytest
 from forge.errors import MachineError
 from forge.records import Metrics, SampleUse
 from forge.rollout.batches import Batch
-from forge.runner.stages import trainer_desk as desk_module
+from forge.runner.live.progress import Progress
+from forge.runner.stages import desk as desk_module
+from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.stages.grpo import _offer
-from forge.runner.stages.plug import Idleness
-from forge.runner.stages.trainer_state import TrainerState
 from tests.runner.stages.desks import Recorder, batch, make_desk
 
 pytestmark = pytest.mark.anyio
@@ -71,11 +71,10 @@ async def test_a_trainer_that_needs_a_batch_that_is_gone_is_told_so_and_does_not
 
 
 async def test_an_acknowledged_step_records_uses_with_staleness_and_metrics(tmp_path: Path) -> None:
-    sink = Recorder()
-    desk = make_desk(tmp_path, sink=sink)
+    desk = make_desk(tmp_path)
     await desk.offer(batch(1))
     await desk.trained(1, {"train/loss/mean": 0.5})
-    use, metrics = sink.records
+    use, metrics = records_of(desk)
     assert isinstance(use, SampleUse)
     assert (use.staleness, use.step, use.stage) == (0, 1, 3)
     assert isinstance(metrics, Metrics)
@@ -83,12 +82,11 @@ async def test_an_acknowledged_step_records_uses_with_staleness_and_metrics(tmp_
 
 
 async def test_staleness_counts_steps_even_if_a_restart_publishes_one_again(tmp_path: Path) -> None:
-    sink = Recorder()
-    desk = make_desk(tmp_path, sink=sink)
+    desk = make_desk(tmp_path)
     await desk.offer(batch(3))
     desk.steps.update({4: 1, 5: 2, 6: 0, 7: 1, 8: 2})  # version 4 sampled what step 3 trains
     await desk.trained(3, {})
-    assert sink.records[0].staleness == 1
+    assert records_of(desk)[0].staleness == 1
 
 
 async def test_a_batch_is_offered_only_after_run_db_has_its_samples(tmp_path: Path) -> None:
@@ -183,7 +181,7 @@ async def test_a_trainer_is_idle_while_it_starts(tmp_path: Path) -> None:
     desk.trainer_starts()
     await anyio.sleep(0.02)
     assert desk.idle_s(time.monotonic()) >= begun_s + 0.02
-    desk.report(1)  # with rows of its own
+    await desk.report(1, {})  # with rows of its own
     begun_s = desk.idle_s(time.monotonic())
     await anyio.sleep(0.01)
     assert desk.idle_s(time.monotonic()) == begun_s
@@ -204,22 +202,22 @@ async def test_a_take_of_a_dead_trainer_gets_no_batch(tmp_path: Path) -> None:
     assert desk.state is TrainerState.GONE
 
 
-async def test_idle_seconds_are_counted_per_step() -> None:
-    idleness = Idleness(now=100.0, busy={"serve": 5.0})
-    first = idleness.since_last(now=110.0, busy={"serve": 15.0, "trainer": 2.0})
-    second = idleness.since_last(now=114.0, busy={"serve": 16.0, "trainer": 6.0})
-    assert first == {
-        "step/wall/seconds": 10.0, "idle/serve/seconds": 0.0, "idle/trainer/seconds": 8.0
-    }  # fmt: skip
-    assert second == {
-        "step/wall/seconds": 4.0, "idle/serve/seconds": 3.0, "idle/trainer/seconds": 0.0
-    }  # fmt: skip
-
-
-async def test_idle_seconds_are_those_of_roles_that_work_in_the_stage() -> None:
-    idleness = Idleness(now=0.0, busy={"serve": 5.0, "trainer": 0.0}, roles=["trainer"])
-    found = idleness.since_last(now=10.0, busy={"serve": 5.0, "trainer": 7.0})
-    assert found == {"step/wall/seconds": 10.0, "idle/trainer/seconds": 3.0}
+def test_idle_seconds_are_counted_per_step_for_the_roles_that_work_in_the_stage() -> None:
+    progress = Progress(run="x-1", num_stages=1)
+    progress.enter("grpo-0", stage=0, total=3, unit="steps", busy={"serve": 5.0})
+    began = progress.stage_started_at
+    first = progress.end_step({"serve": 15.0, "trainer": 2.0}, now=began + 10)
+    second = progress.end_step({"serve": 16.0, "trainer": 6.0}, now=began + 14)
+    assert first == pytest.approx(
+        {"step/wall/seconds": 10.0, "idle/serve/seconds": 0.0, "idle/trainer/seconds": 8.0}
+    )
+    assert second == pytest.approx(
+        {"step/wall/seconds": 4.0, "idle/serve/seconds": 3.0, "idle/trainer/seconds": 0.0}
+    )
+    busy = {"serve": 5.0, "trainer": 0.0}
+    progress.enter("sft-0", stage=0, total=3, unit="steps", busy=busy, roles=["trainer"])
+    found = progress.end_step({"serve": 5.0, "trainer": 7.0}, now=progress.stage_started_at + 10)
+    assert found == pytest.approx({"step/wall/seconds": 10.0, "idle/trainer/seconds": 3.0})
 
 
 async def test_every_take_after_a_stop_is_answered_with_stop(tmp_path: Path) -> None:
@@ -267,9 +265,20 @@ async def test_only_the_newest_take_gets_the_batch(tmp_path: Path) -> None:
 
 
 async def test_a_desk_forgets_versions_that_no_batch_can_have(tmp_path: Path) -> None:
-    desk = make_desk(tmp_path, last_step=1000)
+    checkpoints = SimpleNamespace(saved=saved)
+    desk = make_desk(tmp_path, last_step=1000, checkpoints=checkpoints)
     for step in range(1, 501):
         desk.steps[step + 7] = step
         if step % 10 == 0:
-            desk.saved(oldest=step)
+            await desk.saved(step)
     assert sorted(desk.steps.values()) == list(range(500 - desk_module.STEPS_BEFORE, 501))
+
+
+async def saved(step: int, shelf: object) -> int:
+    """The newest checkpoint is the oldest that may be continued."""
+    return step
+
+
+def records_of(desk: TrainerDesk) -> list[Any]:
+    writer: Any = desk._run.writer
+    return writer.records

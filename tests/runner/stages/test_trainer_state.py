@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forge.runner.stages.trainer_state import TrainerEvent, TrainerState, next_state
+from forge.runner.stages.desk import TrainerEvent, TrainerState, next_state
 
 TABLE = """
               GONE      STARTING  WAITING   TRAINING  WORKING

@@ -23,7 +23,7 @@ from forge.process.devices import Gpu, Vendor
 from forge.process.machine import HostMemory
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
-from forge.runner.stages.trainer_state import TrainerState
+from forge.runner.stages.desk import TrainerEvent, TrainerState
 from forge.runner.status import status as components_module
 from forge.runner.status.status import Components
 from forge.runner.status.vitals import Card, Vitals
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from forge.runner.stages.trainer_desk import TrainerDesk
+    from forge.runner.stages.desk import TrainerDesk
 
 pytestmark = pytest.mark.anyio
 
@@ -183,7 +183,7 @@ async def test_a_trainer_has_a_status_from_start_to_restart(watched: Watched) ->
     )  # fmt: skip
     watched.start("trainer", pid=12)
     assert watched.look()["trainer"].why == "recovering: killed by signal 9", "it has begun only"
-    desk.report(3)
+    desk._apply(TrainerEvent.REPORTED)
     found = watched.look()["trainer"]
     assert (found.health, found.why) == ("yellow", "restarted 0 s ago")
     desk.last_heard = watched.now + 20

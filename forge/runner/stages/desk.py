@@ -1,0 +1,437 @@
+"""The trainer's desk: what a training stage gives its trainer over control.sock, what the trainer
+reports, and requests of users to it.
+
+    offer(batch) ──▶ shelf ──▶ take ──▶ trainer ──▶ trained, publish, saved
+
+A trainer that restarts at step k asks for step k + 1 and gets the same batch again, so a batch that
+was taken but not trained is not lost and no step counts twice. Events change the trainer's state:
+
+    STARTING ── asked ──▶ WAITING ── given ──▶ TRAINING
+        │                 ▲     │                 │
+     reported         asked   unanswered     acknowledged
+        ▼                 │     ▼                 │
+     WORKING ◀────────────┴─────┴─────────────────┘       ended: GONE, started: STARTING
+
+Publishing is no state: weights are published beside a step, and a publish may outlive its trainer.
+Built by `sft.py` and `grpo.py`, called by `control.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+
+from forge.errors import ConfigError
+from forge.records import Metrics, SampleUse
+from forge.rollout.admission import PublishedSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+    from pathlib import Path
+
+    from forge.rollout.batches import Batch
+    from forge.runner.live.progress import Progress
+    from forge.runner.stages.batch_shelf import BatchShelf
+    from forge.runner.stages.checkpoints import StageCheckpoints
+    from forge.runner.weights.sync import Probe, WeightSync
+    from forge.store.write.writer import Writer
+
+TAKE_WAIT_S = 20.0
+"""Duration of one long poll; the trainer asks again. Shorter than its HTTP deadline."""
+STEPS_BEFORE = 16
+"""Steps before the oldest checkpoint whose versions are remembered: samples of a batch are at most
+8 steps old (`rollout.max_staleness`)."""
+SHOWN = {"train/loss/mean": "loss", "train/tokens/per_s": "trained tok/s"}
+"""Metrics on the live line, with their names there."""
+
+
+class TrainerState(StrEnum):
+    """State of a stage's trainer."""
+
+    GONE = "gone"
+    """No trainer runs."""
+    STARTING = "starting"
+    """Being started; it has neither asked for a batch nor reported a step."""
+    WAITING = "waiting"
+    """Asks for a batch."""
+    TRAINING = "training"
+    """Has a batch that it has not acknowledged."""
+    WORKING = "working"
+    """Between two batches, for example saving a checkpoint; or training on rows of its own."""
+
+
+class TrainerEvent(StrEnum):
+    """Event in the life of a trainer."""
+
+    STARTED = "started"
+    ASKED = "asked"
+    """It asked for a batch."""
+    GIVEN = "given"
+    """It got one."""
+    UNANSWERED = "unanswered"
+    """It got another answer."""
+    ACKNOWLEDGED = "acknowledged"
+    """It trained its batch."""
+    REPORTED = "reported"
+    """It trained a step on rows of its own."""
+    ENDED = "ended"
+
+
+TRANSITIONS: Mapping[TrainerEvent, Mapping[TrainerState, TrainerState]] = {
+    TrainerEvent.STARTED: dict.fromkeys(TrainerState, TrainerState.STARTING),
+    TrainerEvent.ASKED: dict.fromkeys(TrainerState, TrainerState.WAITING),
+    TrainerEvent.GIVEN: {TrainerState.WAITING: TrainerState.TRAINING},
+    TrainerEvent.UNANSWERED: {TrainerState.WAITING: TrainerState.WORKING},
+    TrainerEvent.ACKNOWLEDGED: {TrainerState.TRAINING: TrainerState.WORKING},
+    TrainerEvent.REPORTED: {TrainerState.STARTING: TrainerState.WORKING},
+    TrainerEvent.ENDED: dict.fromkeys(TrainerState, TrainerState.GONE),
+}
+"""The next state by event and state. An event changes no state that it does not list: the last
+request of a dead trainer may be handled while its successor starts."""
+
+
+def next_state(state: TrainerState, event: TrainerEvent) -> TrainerState:
+    """The state after an event."""
+    return TRANSITIONS[event].get(state, state)
+
+
+class Engines(StrEnum):
+    """State of engines that sleep while the trainer trains."""
+
+    AWAKE = "awake"
+    CHANGING = "changing"
+    ASLEEP = "asleep"
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRequests:
+    """Requests of users to the trainer, carried out once its current step ends."""
+
+    last_step: int
+    is_save_wanted: bool = False
+    """True until a checkpoint is written."""
+    is_evaluation_wanted: bool = False
+    """True until an evaluation begins."""
+    evaluated_step: int = 0
+    """Step after which the trainer was asked to publish and to wait for that; 0 for none."""
+
+    def after(self, step: int) -> dict[str, bool]:
+        """The answer to a trainer that has ended a step."""
+        is_evaluated = self.is_evaluation_wanted and step < self.last_step
+        if is_evaluated:
+            self.evaluated_step = step
+        return {"save": self.is_save_wanted, "evaluate": is_evaluated}
+
+    def begin_evaluation(self) -> None:
+        """The requested evaluation begins."""
+        self.is_evaluation_wanted, self.evaluated_step = False, 0
+
+
+class DeskRun(Protocol):
+    """The parts of a run that a desk uses."""
+
+    writer: Writer
+    progress: Progress
+    weights: WeightSync
+
+    def busy(self) -> dict[str, float]:
+        """Busy seconds so far by role."""
+        ...
+
+
+class Evaluations(Protocol):
+    """Evaluations between the steps of a stage."""
+
+    def ask(self) -> str:
+        """Request one after the current step; returns a message. Raises ConfigError."""
+        ...
+
+    def after(self, step: int) -> None:
+        """The weights of a step are published."""
+        ...
+
+
+class TrainerDesk:
+    """State of one training stage as seen over the control socket, and its answers there."""
+
+    def __init__(
+        self,
+        run: DeskRun,
+        shelf: BatchShelf,
+        checkpoints: StageCheckpoints,
+        *,
+        stage: int,
+        last_step: int,
+        is_kept: Callable[[int], bool],
+        steps: Mapping[int, int] | None = None,
+        published: int = 0,
+    ) -> None:
+        """
+        Args:
+            is_kept: True for a step whose weights stay on disk when the next version replaces them.
+            published: Step whose weights are served at first.
+        """
+        self._run, self._is_kept = run, is_kept
+        self.shelf, self.checkpoints = shelf, checkpoints
+        self.stage, self.last_step = stage, last_step
+        self.published = PublishedSteps(published)
+        self.evaluations: Evaluations | None = None
+        """None where no policy is served while the stage trains."""
+        self.steps = dict(steps or {})
+        """Policy version to the step of this stage that published it, earlier attempts included.
+        Absent are versions from before the stage, which count as step 0, and those too old to be in
+        a batch."""
+        self.state = TrainerState.GONE
+        self.requests = StepRequests(last_step=last_step)
+        self.trained_step = 0
+        self.num_handed_out = 0
+        """Batches given to trainers of this stage, counting each one every time."""
+        self.num_restarts = 0
+        """Trainers of this stage that died or hung and were replaced."""
+        self.last_heard = time.monotonic()
+        """Monotonic time of the trainer's last request; infinite while it waits for a publish."""
+        self.failure: Mapping[str, Any] | None = None
+        """The trainer's own report of why it is about to end."""
+        self.is_stopping = False
+        self.is_held = False
+        """True while the trainer gets no batch because an evaluation runs."""
+        self.engines_sleep = False
+        """True if a batch is handed out only while the engines are asleep."""
+        self._engines = Engines.AWAKE
+        self._idle_s, self._idle_since = 0.0, None
+        """Seconds of earlier waits, and the monotonic time at which the current one began."""
+        self._asked_step = 0
+        self._num_publishing = 0
+        self._last_take = 0
+        """Number of the take that may still be answered with a batch; raised when a trainer
+        ends."""
+        self._changed = anyio.Event()
+
+    # Batches
+
+    async def offer(self, batch: Batch) -> None:
+        """Make a batch durable and available."""
+        await self.shelf.add(batch)
+        self._wake()
+
+    async def take(self, step: int) -> dict[str, Any]:
+        """The batch after `step`, or why there is none now. Waits for up to TAKE_WAIT_S."""
+        answer: dict[str, Any] = {"kind": "wait"}
+        self._last_take += 1
+        this_take, self._asked_step = self._last_take, step
+        self._apply(TrainerEvent.ASKED)
+        try:
+            with anyio.move_on_after(TAKE_WAIT_S):
+                while this_take == self._last_take:
+                    if (found := self._answer(step)) is not None:
+                        answer = found
+                        break
+                    await self._changed.wait()
+        finally:
+            if this_take == self._last_take:
+                is_batch = answer["kind"] == "batch"
+                self.num_handed_out += is_batch
+                self._apply(TrainerEvent.GIVEN if is_batch else TrainerEvent.UNANSWERED)
+        return answer
+
+    def _answer(self, step: int) -> dict[str, Any] | None:
+        if self.is_stopping:
+            return {"kind": "stop"}
+        if self.is_held:
+            return None
+        if step >= self.last_step:
+            return {"kind": "done"}
+        path = self.shelf.path(step + 1)
+        # A publish that a dead trainer left needs the engines until it ends.
+        is_free = self._engines is Engines.ASLEEP and not self.is_publishing
+        if path is None or (self.engines_sleep and not is_free):
+            return None
+        return {"kind": "batch", "step": step + 1, "samples_path": str(path)}
+
+    # Reports of the trainer
+
+    async def trained(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Acknowledge a step: record which samples it used, at which staleness, and its metrics.
+
+        Staleness counts steps, not versions: a trainer that restarts publishes an old step again.
+        Raises KeyError if no batch of that step was offered.
+        """
+        await self._run.writer.put(
+            *(
+                SampleUse(
+                    sample_id=header.sample_id,
+                    group_id=header.group_id,
+                    rollout=header.rollout,
+                    turn=header.turn,
+                    stage=self.stage,
+                    step=step,
+                    advantage=header.advantage,
+                    staleness=step - 1 - self.steps.get(header.policy_version, 0),
+                )
+                for header in self.shelf.headers(step)
+            ),
+            self._metrics(step, metrics),
+        )
+        self._end_step(step, metrics, TrainerEvent.ACKNOWLEDGED)
+
+    async def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A trainer with rows of its own has trained a step."""
+        self._end_step(step, metrics, TrainerEvent.REPORTED)
+        await self._run.writer.put(self._metrics(step, metrics))
+
+    async def saved(self, step: int) -> None:
+        """The trainer wrote the checkpoint of a step."""
+        first = await self.checkpoints.saved(step, self.shelf) - STEPS_BEFORE
+        self.requests.is_save_wanted = False
+        self.steps = {version: at for version, at in self.steps.items() if at >= first}
+
+    async def publish(self, path: Path, step: int, probe: Probe | None) -> int:
+        """Serve the weights of a step. Returns their version once every replica has them."""
+        run, progress = self._run, self._run.progress
+        await self.wait_until_awake()
+
+        def on_served() -> None:
+            if step < self.last_step:  # the last step ends the stage, so it is stored first
+                self.published.advance(step)
+
+        row = await run.weights.publish(
+            path,
+            stage=self.stage,
+            step=step,
+            probe=probe,
+            keep=self._is_kept(step),
+            on_served=on_served,
+        )
+        self.steps[row.version] = step
+        progress.policy_version = row.version
+        values = {
+            "weights/publish/seconds": row.publish_s,
+            "weights/probe_gap/mean": row.probe_gap,
+        }
+        if self.state is TrainerState.STARTING:  # a checkpoint's weights again: already measured
+            progress.begin_at(step)
+        else:
+            values |= progress.end_step(run.busy(), now=time.monotonic())
+        await run.writer.put(self._metrics(step, values))
+        self.published.advance(step)
+        if self.evaluations is not None:
+            self.evaluations.after(step)
+        return row.version
+
+    def _end_step(self, step: int, metrics: Mapping[str, float], event: TrainerEvent) -> None:
+        self.trained_step = max(self.trained_step, step)
+        self._apply(event)
+        progress = self._run.progress
+        if not progress.done:
+            progress.begin_at(step)
+        progress.done = max(progress.done, step)
+        progress.numbers.update({SHOWN[key]: metrics[key] for key in SHOWN if key in metrics})
+
+    def _metrics(self, step: int, values: Mapping[str, float]) -> Metrics:
+        return Metrics(stage=self.stage, step=step, at=time.time(), values=dict(values))
+
+    # The trainer's process, and requests to it
+
+    def trainer_starts(self) -> None:
+        """A trainer is being started."""
+        self._apply(TrainerEvent.STARTED)
+
+    def trainer_ended(self) -> None:
+        """The trainer ended, if there was one: its requests are no longer answered."""
+        self._last_take += 1
+        self._apply(TrainerEvent.ENDED)
+
+    def stop(self) -> None:
+        """Answer every further `take` with stop: the trainer saves a checkpoint and ends."""
+        self.is_stopping = True
+        self._wake()
+
+    def hold(self) -> None:
+        """Give the trainer no batch until `release`."""
+        self.is_held = True
+
+    def release(self) -> None:
+        """End of `hold`."""
+        self.is_held = False
+        self._wake()
+
+    def request_evaluation(self) -> str:
+        """Ask for an evaluation after the current step; returns a message for the user. Raises
+        ConfigError if there can be none."""
+        if self.evaluations is not None:
+            return self.evaluations.ask()
+        raise ConfigError(
+            f"{self._run.progress.label}: serves no policy while it trains; a grpo stage is "
+            'evaluated in between, and a stage of kind "eval" evaluates what comes out of this one'
+        )
+
+    # Publishing and engines
+
+    @contextmanager
+    def publishing(self) -> Generator[None]:
+        """Around a publish: a trainer without a batch waits for its end."""
+        self._num_publishing += 1
+        self._update()
+        try:
+            yield
+        finally:
+            self._num_publishing -= 1
+            self._update()
+
+    @property
+    def is_publishing(self) -> bool:
+        """True while weights are being published or wait for sleeping engines."""
+        return self._num_publishing > 0
+
+    @property
+    def is_sleep_wanted(self) -> bool:
+        """True if the trainer waits for a batch that it gets once the engines are asleep."""
+        return (
+            self._engines is Engines.AWAKE
+            and self.state is TrainerState.WAITING
+            and not (self.is_stopping or self.is_held or self.is_publishing)
+            and self._asked_step < self.last_step
+            and self.shelf.path(self._asked_step + 1) is not None
+        )
+
+    def set_engines(self, state: Engines) -> None:
+        """Called at each change, where engines sleep while the trainer trains."""
+        self._engines = state
+        self._wake()
+
+    async def wait_until_awake(self) -> None:
+        """Wait for engines that can load weights."""
+        await self.wait_until(lambda: self._engines is Engines.AWAKE)
+
+    async def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition on this desk holds; checked at every change of the desk."""
+        while not holds():
+            await self._changed.wait()
+
+    # Time
+
+    def idle_s(self, now: float) -> float:
+        """Seconds that the trainer has spent starting, waiting for a batch, or waiting for a
+        publish. A publish beside a step is no wait."""
+        return self._idle_s + (0.0 if self._idle_since is None else now - self._idle_since)
+
+    def _apply(self, event: TrainerEvent) -> None:
+        self.state = next_state(self.state, event)
+        self._update()
+
+    def _update(self) -> None:
+        is_idle = self.state in (TrainerState.STARTING, TrainerState.WAITING) or (
+            self.is_publishing and self.state is not TrainerState.TRAINING
+        )
+        now = time.monotonic()
+        self._idle_s, self._idle_since = self.idle_s(now), now if is_idle else None
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
