@@ -82,7 +82,7 @@ def read_identity(paths: RunPaths) -> Identity | None:
 
 
 def recorded_identity(reader: RunReader) -> Identity | None:
-    """The last identity in the store; None in a run of an earlier version."""
+    """The last identity in the store; None before an attempt recorded one."""
     found = events(reader, kind=KIND)
     return Identity.of(found[-1].data) if found else None
 
@@ -101,8 +101,8 @@ def settle_identity(paths: RunPaths, *, recorded: Identity | None = None) -> Set
 
 
 def present_identity(paths: RunPaths) -> Identity | None:
-    """The identity with its present place, for a copy that knows its original; None in a run of an
-    earlier version."""
+    """The identity with its present place, for a copy that knows its original; None if the run
+    directory has none."""
     found = read_identity(paths)
     return None if found is None else _identify(paths, found)[0]
 

@@ -38,7 +38,7 @@ from forge.records import (
 )
 from forge.records.judged_again import JudgedAgain, Judging
 from forge.records.verdict import TIMING_FIELDS
-from forge.store.write.texts import ProgramTable, TextTable
+from forge.store.write.texts import HashedTable, TextTable
 
 if TYPE_CHECKING:
     from forge.records import Timing, Verdict
@@ -96,7 +96,9 @@ class RowWriter:
         self._clock = clock
         self._record_path = record_path
         self._texts = TextTable(run, encoder=encoder)
-        self._programs = ProgramTable(run)
+        self._programs = HashedTable(
+            run, table="programs", key="program_id", columns="sha256, body"
+        )
         self._ended: dict[tuple[int, int], Trajectory] = {}
         self._attempt: int = run.execute(
             "SELECT coalesce(max(attempt), 0) FROM attempts"
@@ -231,8 +233,10 @@ class RowWriter:
         detail_id = self._texts.put(encoded.detail, within_id=feedback_id)
         row = key | _of_verdict(record.verdict) | {"detail_id": detail_id}
         self._put("verdicts", _TURN_KEY, row)
-        if encoded.program is not None:
-            row = key | {"program_id": self._programs.put(encoded.program)}
+        program = encoded.program
+        if program is not None:
+            program_id = self._programs.put(program.digest, lambda: (program.body,))
+            row = key | {"program_id": program_id}
             self._put("turn_programs", _TURN_KEY, row)
         for name, other in record.verdict.also.items():
             row = key | _of_fields(other) | {"protocol": name, "status": str(other.status)}

@@ -8,7 +8,7 @@ recently are neither compressed nor looked up again: a group's prompt occurs G t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -173,24 +173,28 @@ class HashedTable:
     """A table of run.db whose rows are found by the hash of their content, each stored once. For
     the writer's thread."""
 
-    def __init__(self, run: sqlite3.Connection, *, insert: str, find: str) -> None:
+    def __init__(self, run: sqlite3.Connection, *, table: str, key: str, columns: str) -> None:
         """
         Args:
-            insert: inserts a row, unless its hash is there.
-            find: selects the id of a row by its hash.
+            key: the column with a row's id.
+            columns: the others, the first of which is the hash.
         """
+        marks = ", ".join("?" for _ in columns.split(","))
         self._run = run
-        self._insert = insert
-        self._find = find
+        self._insert = f"INSERT OR IGNORE INTO {table} ({columns}) VALUES ({marks})"
+        self._find = f"SELECT {key} FROM {table} WHERE {columns.split(',')[0]} = ?"
         self._ids: dict[bytes, int] = {}
 
-    def known(self, digest: bytes) -> int | None:
-        """The id of a row that was put recently."""
-        return self._ids.get(digest)
+    def put(self, digest: bytes, rest: Callable[[], tuple[Any, ...]]) -> int:
+        """The id of a row, inserted if it is new; a single statement then, the usual case.
 
-    def put(self, digest: bytes, row: tuple[Any, ...]) -> int:
-        """The id of a row, inserted if it is new; a single statement then, the usual case."""
-        cursor = self._run.execute(self._insert, row)
+        Args:
+            rest: the columns after the hash, asked for if the row was not put recently.
+        """
+        known = self._ids.get(digest)
+        if known is not None:
+            return known
+        cursor = self._run.execute(self._insert, (digest, *rest()))
         if cursor.rowcount and cursor.lastrowid is not None:
             found = cursor.lastrowid
         else:
@@ -207,9 +211,7 @@ class TextTable:
     def __init__(self, run: sqlite3.Connection, *, encoder: TurnEncoder) -> None:
         self._encoder = encoder
         self._table = HashedTable(
-            run,
-            insert="INSERT OR IGNORE INTO texts (sha256, num_bytes, body) VALUES (?, ?, ?)",
-            find="SELECT text_id FROM texts WHERE sha256 = ?",
+            run, table="texts", key="text_id", columns="sha256, num_bytes, body"
         )
 
     def put(self, text: EncodedText | None, *, within_id: int | None = None) -> int | None:
@@ -220,31 +222,9 @@ class TextTable:
         """
         if text is None:
             return None
-        known = self._table.known(text.digest)
-        if known is not None:
-            return known
-        row = (text.digest, text.num_bytes, self._body(text, within_id))
-        return self._table.put(text.digest, row)
+        return self._table.put(text.digest, lambda: (text.num_bytes, self._body(text, within_id)))
 
     def _body(self, text: EncodedText, within_id: int | None) -> Body:
         if text.part is not None and within_id is not None:
             return text.part.body(within_id)
         return self._encoder.body(text.value) if text.body is None else text.body
-
-
-class ProgramTable:
-    """The table `programs` of run.db, for the writer's thread."""
-
-    def __init__(self, run: sqlite3.Connection) -> None:
-        self._table = HashedTable(
-            run,
-            insert="INSERT OR IGNORE INTO programs (sha256, body) VALUES (?, ?)",
-            find="SELECT program_id FROM programs WHERE sha256 = ?",
-        )
-
-    def put(self, program: EncodedProgram) -> int:
-        """The program_id of a program, inserted if it is new."""
-        known = self._table.known(program.digest)
-        if known is not None:
-            return known
-        return self._table.put(program.digest, (program.digest, program.body))
