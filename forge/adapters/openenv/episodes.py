@@ -3,9 +3,9 @@
 An answer is a source, or a model's reply with the source in a fence; `class Model` in place of
 `ModelNew` is accepted, since kernrl asks for that name. `level1/19_ReLU` is `L1_19_ReLU`, as in
 kernrl; a client may also give the id, a number, KernelBench's `level=1 problem_id=19`, or part of a
-name. Promises: a fault of the judge is NoVerdict and neither a turn nor a reward; the numbers of
-answers and of open episodes are bounded; every refusal is a Refusal with OpenEnv's code, the HTTP
-status of the same meaning, and one line of text.
+name. Promises: a fault of the judge is neither a turn nor a reward; the numbers of answers and of
+open episodes are bounded; every refusal is a Refusal with OpenEnv's code, the HTTP status of the
+same meaning, and one line of text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
@@ -28,44 +28,47 @@ from forge.adapters.openenv.models import (
     KernelState,
     ResetOptions,
 )
+from forge.adapters.published import for_reward, reward_of
 from forge.adapters.subjects import find_code, problem_from_text
-from forge.data.answers import Extraction, fenced_blocks
+from forge.data.answers import fenced_blocks
 from forge.data.problem_files import find_problem
 from forge.errors import ConfigError
 from forge.process.ask import LOOP_BYTES
-from forge.records import Reason, Status, Verdict
-from forge.rollout.play import verdict_without_code
-from forge.rollout.rewards import is_good_enough, reward_terms
+from forge.process.server.door import Refused
+from forge.records import Reason
+from forge.rollout.rewards import is_good_enough
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from forge.adapters.subjects import KnownProblems
+    from forge.adapters.verdict import Verdict
     from forge.config.schema import RewardTable
     from forge.data.prompts.prompt_set import PromptSet
     from forge.records import Problem
     from forge.records.problem import ReferenceModule
 
-# pyright: strict
 
-
+ModelT = TypeVar("ModelT", bound=BaseModel)
+NAME = "forge"
+DESCRIPTION = (
+    "Write Triton kernels that replace a PyTorch module. Every answer is compiled, run and compared"
+    " in a sandbox; the reward and the feedback come from the verdict."
+)
+BUSY = 503
+"""Status of a refusal after which the same request may succeed."""
 TIMES = ("candidate_us", "baseline_us", "speedup_low")
+_LEVEL = re.compile(r"level[_-]?\d+", re.IGNORECASE)
+MAX_NAMES = 5
+"""Names that a message lists."""
 
 
-class NoVerdict(Exception):
-    """An answer without a verdict: the judge failed, or the problem cannot be judged."""
+class Refusal(Refused):
+    """A request without an observation."""
 
-    def __init__(self, verdict: Verdict) -> None:
-        is_fault = verdict.status is Status.INFRA_ERROR
-        what = "the judge failed" if is_fault else "the problem cannot be judged"
-        advice = "send the step again" if is_fault else "reset with another problem"
-        super().__init__(f"{what}, not the answer: {verdict.reason}: {verdict.detail}; {advice}")
-        self.is_fault = is_fault
-        """True if the same step may succeed later."""
-
-
-class OutOfOrder(Exception):
-    """A step that no episode takes: it has ended, or another step is being judged."""
+    def __init__(self, code: ErrorCode, message: str, *, status: int) -> None:
+        super().__init__(status, message)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,7 @@ class EpisodeRules:
     """Settings that all episodes share."""
 
     judge: Callable[[ReferenceModule, str], Awaitable[Verdict]]
-    """Judges a source; a fault is a verdict too."""
+    """Judges an answer; a fault is a verdict too."""
     reward: RewardTable
     prompts: PromptSet
     max_turns: int
@@ -93,49 +96,51 @@ class Episode:
     turn: int = 0
     best_speedup: float = 0.0
     is_solved: bool = False
-    _is_judging: bool = field(default=False)
+    is_judging: bool = False
+    """True while an answer is being judged."""
 
     @property
     def is_done(self) -> bool:
         """True if no further answer is taken."""
         return self.is_solved or self.turn >= self.rules.max_turns
 
-    @property
-    def is_judging(self) -> bool:
-        """True while an answer is being judged."""
-        return self._is_judging
-
     def start(self) -> KernelObservation:
         """The observation before the first answer."""
         return self._observe(reward=0.0, compilation_success=True)
 
-    async def step(self, text: str) -> KernelObservation:
-        """Judge an answer. Raises NoVerdict and OutOfOrder."""
+    async def step(self, action: KernelAction) -> KernelObservation:
+        """Judge an answer. Raises Refusal for one that is out of order or has no verdict."""
+        why = ""
         if self.is_done:
-            raise OutOfOrder(f"the episode ended after {self.turn} answers; reset starts another")
-        if self._is_judging:
-            raise OutOfOrder("a step of this episode is being judged; wait for its answer")
-        self._is_judging = True
+            why = f"the episode ended after {self.turn} answers; reset starts another"
+        elif self.is_judging:
+            why = "a step of this episode is being judged; wait for its answer"
+        if why:
+            raise Refusal(ErrorCode.EXECUTION_ERROR, why, status=409)
+        self.is_judging = True
         try:
-            verdict = await self._judge(text)
+            answer = answer_in(action.code, entry_point=self.problem.entry_point)
+            verdict = await self.rules.judge(self.problem, answer)
         finally:
-            self._is_judging = False
-        terms = reward_terms(verdict, self.rules.reward)
-        if terms is None:
-            raise NoVerdict(verdict)
+            self.is_judging = False
+        reward = reward_of(verdict, self.rules.reward)
+        if reward.value is None:
+            raise _no_verdict(verdict)
         self.turn += 1
-        self.is_solved = is_good_enough(verdict, self.rules.reward)
-        speedup = None if verdict.timing is None else verdict.timing.speedup
-        if verdict.is_correct:
-            self.best_speedup = max(self.best_speedup, speedup or 0.0)
+        self.is_solved = is_good_enough(for_reward(verdict), self.rules.reward)
+        if verdict.correct:
+            self.best_speedup = max(self.best_speedup, verdict.speedup or 0.0)
+        facts = {"status": verdict.status, "reason": verdict.reason}
+        if verdict.speedup is not None:
+            facts |= {name: getattr(verdict, name) for name in TIMES}
         return self._observe(
-            reward=sum(terms.values()),
-            feedback=self.rules.prompts.feedback_message(verdict).content,
-            compilation_success=verdict.is_compiled,
-            compilation_error=None if verdict.is_compiled else verdict.detail,
-            correctness_pass=verdict.is_correct if verdict.is_compiled else None,
-            speedup=speedup,
-            metadata={**_facts(verdict), "reward_terms": terms},
+            reward=reward.value,
+            feedback=verdict.feedback,
+            compilation_success=verdict.compiled,
+            compilation_error=None if verdict.compiled else verdict.detail,
+            correctness_pass=verdict.correct if verdict.compiled else None,
+            speedup=verdict.speedup,
+            metadata={**facts, "reward_terms": dict(reward.terms)},
         )
 
     def state(self) -> KernelState:
@@ -145,12 +150,6 @@ class Episode:
             turn=self.turn, max_turns=self.rules.max_turns, best_speedup=self.best_speedup,
             solved=self.is_solved,
         )  # fmt: skip
-
-    async def _judge(self, text: str) -> Verdict:
-        found = candidate_in(text, entry_point=self.problem.entry_point)
-        if not found.is_ok:
-            return verdict_without_code(found.reason)
-        return await self.rules.judge(self.problem, found.code)
 
     def _observe(
         self, *, metadata: dict[str, Any] | None = None, **fields: Any
@@ -169,16 +168,25 @@ class Episode:
         )
 
 
-def candidate_in(text: str, *, entry_point: str) -> Extraction:
-    """The source in an answer, which may have the name of the reference alone."""
+def _no_verdict(verdict: Verdict) -> Refusal:
+    """The judge failed, and the same step may succeed later, or the problem cannot be judged."""
+    what = "the judge failed" if verdict.infra else "the problem cannot be judged"
+    advice = "send the step again" if verdict.infra else "reset with another problem"
+    text = f"{what}, not the answer: {verdict.reason}: {verdict.detail}; {advice}"
+    return Refusal(ErrorCode.EXECUTION_ERROR, text, status=BUSY if verdict.infra else 422)
+
+
+def answer_in(text: str, *, entry_point: str) -> str:
+    """The source in an answer, which may have the name of the reference alone; the answer itself
+    without one."""
     found = find_code(text, entry_point=entry_point)
     if found.is_ok:
-        return replace(found, code=_renamed(found.code, entry_point))
+        return _renamed(found.code, entry_point)
     if found.reason is Reason.NO_ENTRY_POINT:
         for _, code in reversed(fenced_blocks(text)):
             if (renamed := _renamed(code, entry_point)) != code:
-                return Extraction(code=renamed, reason=Reason.OK)
-    return found
+                return renamed
+    return text
 
 
 def _renamed(code: str, entry_point: str) -> str:
@@ -187,35 +195,6 @@ def _renamed(code: str, entry_point: str) -> str:
     if f"{entry_point}New" in code or not named.search(code):
         return code
     return f"{code.rstrip()}\n\n\n{entry_point}New = {entry_point}\n"
-
-
-def _facts(verdict: Verdict) -> dict[str, Any]:
-    timing = verdict.timing
-    times = {} if timing is None else {name: getattr(timing, name) for name in TIMES}
-    return {"status": str(verdict.status), "reason": verdict.reason, **times}
-
-
-# pyright: strict
-
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
-NAME = "forge"
-DESCRIPTION = (
-    "Write Triton kernels that replace a PyTorch module. Every answer is compiled, run and compared"
-    " in a sandbox; the reward and the feedback come from the verdict."
-)
-BUSY = 503
-"""Status of a refusal after which the same request may succeed."""
-
-
-class Refusal(Exception):
-    """A request without an observation."""
-
-    def __init__(self, code: ErrorCode, message: str, *, status: int) -> None:
-        super().__init__(message)
-        self.code = code
-        self.status = status
-        """HTTP status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,29 +209,15 @@ class Environment:
     async def reset(self, data: Any) -> Episode:
         """A new episode. Raises Refusal."""
         options = parse(ResetOptions, data)
-        try:
-            if options.reference_code is not None:
-                problem = await given_problem(options.reference_code)
-                name = options.problem_id or problem.problem_id
-            elif options.problem_id is not None:
-                name, problem = self.problems.find(options.problem_id)
-            else:
-                name, problem = self.problems.choose(options.seed)
-        except NoProblem as error:
-            raise Refusal(ErrorCode.VALIDATION_ERROR, str(error), status=422) from None
+        if options.reference_code is not None:
+            problem = await given_problem(options.reference_code)
+            name = options.problem_id or problem.problem_id
+        elif options.problem_id is not None:
+            name, problem = self.problems.find(options.problem_id)
+        else:
+            name, problem = self.problems.choose(options.seed)
         episode_id = options.episode_id or str(uuid4())
         return Episode(rules=self.rules, episode_id=episode_id, name=name, problem=problem)
-
-
-async def step(episode: Episode, action: KernelAction) -> KernelObservation:
-    """The observation after an answer. Raises Refusal."""
-    try:
-        return await episode.step(action.code)
-    except OutOfOrder as error:
-        raise Refusal(ErrorCode.EXECUTION_ERROR, str(error), status=409) from None
-    except NoVerdict as error:
-        status = BUSY if error.is_fault else 422
-        raise Refusal(ErrorCode.EXECUTION_ERROR, str(error), status=status) from None
 
 
 def parse(model: type[ModelT], data: Any) -> ModelT:
@@ -280,16 +245,6 @@ def _path(loc: tuple[int | str, ...]) -> str:
     return ".".join(str(part)[:40] for part in loc) or "data"
 
 
-# pyright: strict
-
-
-class Full(Exception):
-    """As many episodes are open as the server allows."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} episodes are open, the maximum; try again later")
-
-
 @dataclass(slots=True, kw_only=True)
 class Sessions:
     """Open connections, and episodes over HTTP by their ids."""
@@ -308,7 +263,7 @@ class Sessions:
         return self.num_connections + len(self._episodes)
 
     def connect(self, *, now: float) -> None:
-        """Take a place for a connection. Raises Full."""
+        """Take a place for a connection. Raises Refusal."""
         self._make_place(now)
         self.num_connections += 1
 
@@ -317,7 +272,7 @@ class Sessions:
         self.num_connections -= 1
 
     def open(self, episode: Episode, *, now: float) -> None:
-        """Keep an episode over HTTP, in place of one with the same id. Raises Full."""
+        """Keep an episode over HTTP, in place of one with the same id. Raises Refusal."""
         if episode.episode_id not in self._episodes:
             self._make_place(now)
         self._episodes[episode.episode_id] = episode
@@ -341,7 +296,8 @@ class Sessions:
         if self.num_open >= self.limit and ended:
             self._close(min(ended, key=self._used_at.__getitem__))
         if self.num_open >= self.limit:
-            raise Full(self.limit)
+            text = f"{self.limit} episodes are open, the maximum; try again later"
+            raise Refusal(ErrorCode.CAPACITY_REACHED, text, status=BUSY)
 
     def _expire(self, now: float) -> None:
         for key in [
@@ -355,18 +311,6 @@ class Sessions:
         del self._episodes[key], self._used_at[key]
 
 
-# pyright: strict
-
-
-_LEVEL = re.compile(r"level[_-]?\d+", re.IGNORECASE)
-MAX_NAMES = 5
-"""Names that a message lists."""
-
-
-class NoProblem(ValueError):
-    """A problem that a client asks for and that is not served. The message is one line."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedProblems:
     """Problems by name, in order."""
@@ -378,7 +322,7 @@ class ServedProblems:
         object.__setattr__(self, "names", tuple(self.by_name))
 
     def find(self, name: str) -> tuple[str, Problem]:
-        """The name and the problem that a client means. Raises NoProblem."""
+        """The name and the problem that a client means. Raises Refusal."""
         if name in self.by_name:
             return name, self.by_name[name]
         by_id = {problem.problem_id: known for known, problem in self.by_name.items()}
@@ -390,13 +334,15 @@ class ServedProblems:
             listed = ", ".join(self.names[:MAX_NAMES])
             more = len(self.names) - MAX_NAMES
             rest = f" and {more} more" if more > 0 else ""
-            raise NoProblem(f"problem_id: {name[:100]}: no such problem; there are {listed}{rest}")
+            raise _no_problem(
+                f"problem_id: {name[:100]}: no such problem; there are {listed}{rest}"
+            )
         return known, self.by_name[known]
 
     def choose(self, seed: int | None) -> tuple[str, Problem]:
-        """A problem at random; the same for the same seed. Raises NoProblem if there is none."""
+        """A problem at random; the same for the same seed. Raises Refusal if there is none."""
         if not self.names:
-            raise NoProblem("the server has no problems of its own; send reference_code")
+            raise _no_problem("the server has no problems of its own; send reference_code")
         name = random.Random(seed).choice(self.names)
         return name, self.by_name[name]
 
@@ -413,13 +359,17 @@ def serve_problems(known: KnownProblems | None) -> ServedProblems:
 
 
 async def given_problem(source: str) -> ReferenceModule:
-    """The problem in a source that a client sends. Raises NoProblem."""
+    """The problem in a source that a client sends. Raises Refusal."""
     try:
         if len(source) > LOOP_BYTES:
             return await anyio.to_thread.run_sync(problem_from_text, source)
         return problem_from_text(source)
     except ConfigError as error:
-        raise NoProblem(f"reference_code: {' '.join(str(error).split())}") from error
+        raise _no_problem(f"reference_code: {' '.join(str(error).split())}") from error
+
+
+def _no_problem(text: str) -> Refusal:
+    return Refusal(ErrorCode.VALIDATION_ERROR, text, status=422)
 
 
 def _name_of(problem: Problem) -> str:

@@ -16,9 +16,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-# pyright: strict
-
-
 MAX_ID = 255
 """Maximum length of an episode's id, as in OpenEnv."""
 MAX_CODE = 8 << 20

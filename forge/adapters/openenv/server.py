@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from forge.adapters.answering import answering_on
 from forge.adapters.http.routes import serve
 from forge.adapters.openenv.episodes import (
     BUSY,
@@ -28,13 +29,11 @@ from forge.adapters.openenv.episodes import (
     NAME,
     Environment,
     EpisodeRules,
-    Full,
     Refusal,
     Sessions,
     parse,
     payload,
     serve_problems,
-    step,
 )
 from forge.adapters.openenv.models import (
     ErrorCode,
@@ -46,14 +45,14 @@ from forge.adapters.openenv.models import (
 )
 from forge.adapters.subjects import known_problems
 from forge.config.schema import PromptTable, RewardTable
-from forge.errors import ConfigError, MachineError, Stalled, pip_install
-from forge.process.server.door import Refused, error_answer, read_object
+from forge.errors import ConfigError, MachineError, pip_install
+from forge.evalpool.served import error_with_pause, to_json_response
+from forge.process.server.door import Refused, read_object
 from forge.process.strict_json import BadJson, parse_json
-from forge.records import Reason, Status, Verdict
 from forge.runner.prepare.prompt_facts import prompts_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from anyio.abc import ObjectReceiveStream, ObjectSendStream
@@ -67,17 +66,21 @@ if TYPE_CHECKING:
     from forge.config.schema.problems import RowFormat
     from forge.evalpool.pool import Pool
     from forge.evalpool.served import PoolApp
-    from forge.records.problem import ReferenceModule
-
-# pyright: strict
 
 
 PRESET = "standard"
 """Preset of the prompts: it states the rules, since clients have models of any kind."""
 MAX_TURNS = 16
 """Maximum of `--turns`, as of rollout.max_turns."""
-MAX_DETAIL = 500
-"""Maximum length of the detail of a verdict that no judge gave."""
+MAX_BODY_BYTES = 16 << 20
+RETRY_AFTER_S = 5
+API_VERSION = "1.0.0"
+"""Version of OpenEnv's HTTP interface."""
+TYPES = "reset, step, state, close"
+MAX_AHEAD = 4
+"""Messages that a client may send before the first of them is answered."""
+CLOSE_TIMEOUT_S = 5.0
+"""Maximum time to tell a client that its session has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,16 +123,9 @@ def serve_environment(
     prompts = prompts_for(PromptTable(preset=PRESET), table, gpus)
 
     def routes(pool: Pool, _served: PoolApp) -> Sequence[BaseRoute]:
-        async def judge(problem: ReferenceModule, code: str) -> Verdict:
-            try:
-                return await pool.judge(problem, code)
-            except Stalled as error:
-                detail = str(error)[:MAX_DETAIL]
-                return Verdict(status=Status.INFRA_ERROR, reason=Reason.NO_JUDGE, detail=detail)
-
         rules = EpisodeRules(
-            judge=judge, reward=RewardTable(), prompts=prompts, max_turns=request.turns,
-            device=gpus[0].name if gpus else "cpu",
+            judge=answering_on(pool, table).judge, reward=RewardTable(), prompts=prompts,
+            max_turns=request.turns, device=gpus[0].name if gpus else "cpu",
         )  # fmt: skip
         sessions = Sessions(limit=request.sessions, idle_s=request.idle_s)
         return routes_of(Environment(rules=rules, problems=problems, sessions=sessions))
@@ -138,15 +134,6 @@ def serve_environment(
         settings, problems=request.problems, candidate=candidate, format=request.format,
         socket=socket, listen=listen, more=routes, more_paths=openapi_paths(),
     )  # fmt: skip
-
-
-# pyright: strict
-
-
-MAX_BODY_BYTES = 16 << 20
-RETRY_AFTER_S = 5
-API_VERSION = "1.0.0"
-"""Version of OpenEnv's HTTP interface."""
 
 
 def routes_of(environment: Environment) -> Sequence[BaseRoute]:
@@ -160,12 +147,12 @@ def routes_of(environment: Environment) -> Sequence[BaseRoute]:
 
     return [
         WebSocketRoute("/ws", socket),
-        Route("/reset", handlers.reset, methods=["POST"]),
-        Route("/step", handlers.step, methods=["POST"]),
-        Route("/state", handlers.state),
-        Route("/metadata", _metadata),
-        Route("/schema", _schema),
-        Route("/mcp", _mcp, methods=["POST"]),
+        Route("/reset", _answering(handlers.reset), methods=["POST"]),
+        Route("/step", _answering(handlers.step), methods=["POST"]),
+        Route("/state", _answering(handlers.state)),
+        Route("/metadata", _answering(_metadata)),
+        Route("/schema", _answering(_schema)),
+        Route("/mcp", _answering(_mcp), methods=["POST"]),
     ]
 
 
@@ -184,39 +171,46 @@ class _Handlers:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
 
-    async def reset(self, request: Request) -> Response:
+    async def reset(self, request: Request) -> dict[str, Any]:
         """POST /reset."""
-        try:
-            episode = await self._environment.reset(await _body(request))
-            self._environment.sessions.open(episode, now=self._environment.now())
-        except Refusal as error:
-            return _refusal(error)
-        except Full as error:
-            return _busy(str(error))
-        return _json(payload(episode.start()))
+        episode = await self._environment.reset(await _body(request))
+        self._environment.sessions.open(episode, now=self._environment.now())
+        return payload(episode.start())
 
-    async def step(self, request: Request) -> Response:
+    async def step(self, request: Request) -> dict[str, Any]:
         """POST /step."""
-        try:
-            options = parse(StepOptions, await _body(request))
-            episode = self._find(options.episode_id)
-            return _json(payload(await step(episode, options.action)))
-        except Refusal as error:
-            return _refusal(error)
+        options = parse(StepOptions, await _body(request))
+        episode = self._find(options.episode_id)
+        if episode is None:
+            raise Refused(404, _unknown(options.episode_id))
+        return payload(await episode.step(options.action))
 
-    async def state(self, request: Request) -> Response:
+    async def state(self, request: Request) -> dict[str, Any]:
         """GET /state."""
         episode_id = request.query_params.get("episode_id")
-        found = self._environment.sessions.find(episode_id, now=self._environment.now())
+        found = self._find(episode_id)
         if episode_id is not None and found is None:
             raise Refused(404, _unknown(episode_id))
-        return _json((KernelState() if found is None else found.state()).model_dump())
+        return (KernelState() if found is None else found.state()).model_dump()
 
-    def _find(self, episode_id: str | None) -> Episode:
-        found = self._environment.sessions.find(episode_id, now=self._environment.now())
-        if found is None:
-            raise Refused(404, _unknown(episode_id))
-        return found
+    def _find(self, episode_id: str | None) -> Episode | None:
+        return self._environment.sessions.find(episode_id, now=self._environment.now())
+
+
+def _answering(
+    handler: Callable[[Request], Awaitable[dict[str, Any]]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """A handler whose object is the answer; the door answers other refusals."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return to_json_response(await handler(request))
+        except Refusal as error:
+            if error.status != BUSY:
+                raise
+            return error_with_pause(str(error), pause_s=RETRY_AFTER_S)
+
+    return answer
 
 
 def _unknown(episode_id: str | None) -> str:
@@ -232,19 +226,19 @@ async def _body(request: Request) -> dict[str, Any]:
     return await read_object(request, max_bytes=MAX_BODY_BYTES, invalid=422)
 
 
-async def _metadata(_request: Request) -> Response:
-    return _json({"name": NAME, "description": DESCRIPTION, "version": API_VERSION})
+async def _metadata(_request: Request) -> dict[str, Any]:
+    return {"name": NAME, "description": DESCRIPTION, "version": API_VERSION}
 
 
-async def _schema(_request: Request) -> Response:
+async def _schema(_request: Request) -> dict[str, Any]:
     models = {"action": KernelAction, "observation": KernelObservation, "state": KernelState}
-    return _json({name: model.model_json_schema() for name, model in models.items()})
+    return {name: model.model_json_schema() for name, model in models.items()}
 
 
-async def _mcp(_request: Request) -> Response:
+async def _mcp(_request: Request) -> dict[str, Any]:
     """OpenEnv's tools ask whether the address answers; there are no MCP tools."""
     error = {"code": -32601, "message": "no MCP here; play episodes at /ws"}
-    return _json({"jsonrpc": "2.0", "id": None, "error": error})
+    return {"jsonrpc": "2.0", "id": None, "error": error}
 
 
 def _operation(summary: str, body: type[Any] | None) -> dict[str, Any]:
@@ -259,32 +253,6 @@ def _operation(summary: str, body: type[Any] | None) -> dict[str, Any]:
     return operation
 
 
-def _json(content: Any) -> Response:
-    from starlette.responses import JSONResponse
-
-    return JSONResponse(content)
-
-
-def _refusal(error: Refusal) -> Response:
-    return _busy(str(error)) if error.status == BUSY else error_answer(error.status, str(error))
-
-
-def _busy(message: str) -> Response:
-    response = error_answer(BUSY, message)
-    response.headers["Retry-After"] = str(RETRY_AFTER_S)
-    return response
-
-
-# pyright: strict
-
-
-TYPES = "reset, step, state, close"
-MAX_AHEAD = 4
-"""Messages that a client may send before the first of them is answered."""
-CLOSE_TIMEOUT_S = 5.0
-"""Maximum time to tell a client that its session has ended."""
-
-
 async def serve_socket(websocket: WebSocket, environment: Environment) -> None:
     """Serve one connection until its client leaves."""
     from starlette.websockets import WebSocketDisconnect
@@ -294,8 +262,8 @@ async def serve_socket(websocket: WebSocket, environment: Environment) -> None:
     try:
         try:
             sessions.connect(now=environment.now())
-        except Full as error:
-            await _refuse(websocket, ErrorCode.CAPACITY_REACHED, str(error))
+        except Refusal as error:
+            await _refuse(websocket, error.code, str(error))
             await websocket.close()
         else:
             try:
@@ -369,7 +337,7 @@ class _Session:
         if self._episode is None:
             message = "step: no episode is open; send reset first"
             raise Refusal(ErrorCode.EXECUTION_ERROR, message, status=409)
-        observation = await step(self._episode, parse(KernelAction, data))
+        observation = await self._episode.step(parse(KernelAction, data))
         return {"type": "observation", "data": payload(observation)}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
+from forge.adapters.answering import Answering
 from forge.adapters.openenv.episodes import Environment, EpisodeRules, ServedProblems, Sessions
-from forge.config.schema import PromptTable, RewardTable
+from forge.config.schema import JudgeTable, PromptTable, RewardTable
 from forge.data.prompts.prompt_set import make_prompts
 from forge.records import Problem, Status, Timing, Verdict
 from tests.evalpool.judged import CODE, PROBLEM
@@ -38,7 +39,7 @@ class ScriptedJudge:
         self.asked: list[str] = []
         self._pause_s = pause_s
 
-    async def __call__(self, problem: ReferenceModule, code: str) -> Verdict:
+    async def judge(self, problem: ReferenceModule, code: str, *, timing: bool) -> Verdict:
         self.asked.append(code)
         await anyio.sleep(self._pause_s)
         if self.verdicts:
@@ -48,10 +49,16 @@ class ScriptedJudge:
 
 def scripted_rules(*verdicts: Verdict, pause_s: float = 0.0, max_turns: int = 3) -> EpisodeRules:
     """EpisodeRules of episodes with a scripted judge."""
+    return rules_of(ScriptedJudge(*verdicts, pause_s=pause_s), max_turns=max_turns)
+
+
+def rules_of(judge: ScriptedJudge, *, max_turns: int = 3) -> EpisodeRules:
+    """EpisodeRules of episodes with this judge as the pool."""
+    prompts = make_prompts(PromptTable(preset="standard"))
     return EpisodeRules(
-        judge=ScriptedJudge(*verdicts, pause_s=pause_s),
+        judge=Answering(cast("Any", judge), JudgeTable(), prompts).judge,
         reward=RewardTable(),
-        prompts=make_prompts(PromptTable(preset="standard")),
+        prompts=prompts,
         max_turns=max_turns,
         device="cpu",
     )

@@ -11,16 +11,14 @@ import pytest
 
 from forge.adapters.openenv.episodes import (
     Episode,
-    Full,
-    NoProblem,
-    NoVerdict,
-    OutOfOrder,
+    Refusal,
     ServedProblems,
     Sessions,
-    candidate_in,
+    answer_in,
     given_problem,
     serve_problems,
 )
+from forge.adapters.openenv.models import KernelAction
 from forge.adapters.subjects import known_problems
 from forge.errors import ConfigError
 from forge.records import Reason
@@ -32,6 +30,7 @@ from tests.adapters.openenv.scripted import (
     SLOW,
     WRONG,
     ScriptedJudge,
+    rules_of,
     scripted_rules,
 )
 from tests.evalpool.judged import CODE, PROBLEM, SOURCE
@@ -49,26 +48,30 @@ def episode_of(*verdicts, pause_s: float = 0.0, episode_id: str = "e") -> Episod
     return Episode(rules=rules, episode_id=episode_id, name="L1_1_Add", problem=PROBLEM)
 
 
+def act(text: str) -> KernelAction:
+    return KernelAction(code=text)
+
+
 async def test_an_episode_ends_with_a_correct_answer() -> None:
     episode = episode_of()
     first = episode.start()
     assert (first.turn, first.done, first.reward, first.feedback) == (0, False, 0.0, "")
     assert "x + 1" in first.problem_description
     assert first.reference_code == SOURCE
-    wrong = await episode.step(CODE.replace("+ 1", "+ 2"))
+    wrong = await episode.step(act(CODE.replace("+ 1", "+ 2")))
     assert (wrong.turn, wrong.done, wrong.reward, wrong.correctness_pass) == (1, False, 0.3, False)
     assert "judge> wrong: mismatch" in wrong.feedback
-    right = await episode.step(CODE)
+    right = await episode.step(act(CODE))
     assert (right.turn, right.done, right.reward, right.correctness_pass) == (2, True, 0.8, True)
     assert right.metadata["reward_terms"] == {"compiled": 0.3, "correct": 0.5}
     assert episode.state().solved
-    with pytest.raises(OutOfOrder, match="ended after 2 answers"):
-        await episode.step(CODE)
+    with pytest.raises(Refusal, match="ended after 2 answers"):
+        await episode.step(act(CODE))
 
 
 async def test_an_episode_ends_with_its_last_turn() -> None:
     episode = episode_of(WRONG, WRONG, WRONG)
-    done = [(await episode.step(CODE)).done for _ in range(3)]
+    done = [(await episode.step(act(CODE))).done for _ in range(3)]
     assert done == [False, False, True]
     assert not episode.state().solved
 
@@ -76,66 +79,69 @@ async def test_an_episode_ends_with_its_last_turn() -> None:
 async def test_a_timed_answer_ends_it_at_the_speed_that_the_reward_asks_for() -> None:
     fast = replace(SLOW, speedup=2.2, speedup_low=2.1)
     episode = episode_of(replace(RIGHT, timing=SLOW), replace(RIGHT, timing=fast))
-    slow = await episode.step(CODE)
+    slow = await episode.step(act(CODE))
     assert (slow.done, slow.speedup, slow.metadata["speedup_low"]) == (False, 1.5, 1.4)
-    assert (await episode.step(CODE)).done
+    assert (await episode.step(act(CODE))).done
     assert episode.state().best_speedup == 2.2
 
 
 @pytest.mark.parametrize("verdict", [FAULT, HOPELESS])
 async def test_without_a_verdict_there_is_neither_a_turn_nor_a_reward(verdict) -> None:
     episode = episode_of(verdict)
-    with pytest.raises(NoVerdict, match="not the answer") as error:
-        await episode.step(CODE)
-    assert error.value.is_fault == (verdict is FAULT)
+    with pytest.raises(Refusal, match="not the answer") as error:
+        await episode.step(act(CODE))
+    assert error.value.status == (503 if verdict is FAULT else 422)
     assert episode.state().turn == 0
-    assert (await episode.step(CODE)).turn == 1
+    assert (await episode.step(act(CODE))).turn == 1
 
 
 async def test_two_answers_at_once_are_not_one_turn() -> None:
     episode = episode_of(pause_s=0.05)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(episode.step, CODE)
+        tasks.start_soon(episode.step, act(CODE))
         await anyio.sleep(0.01)
-        with pytest.raises(OutOfOrder, match="being judged"):
-            await episode.step(CODE)
+        with pytest.raises(Refusal, match="being judged"):
+            await episode.step(act(CODE))
     assert episode.turn == 1
 
 
 async def test_an_answer_without_code_is_a_turn_and_no_work_for_the_judge() -> None:
-    episode = episode_of()
-    seen = await episode.step("```python\nx = 1\n```")
+    judge = ScriptedJudge()
+    episode = Episode(rules=rules_of(judge), episode_id="e", name="L1_1_Add", problem=PROBLEM)
+    seen = await episode.step(act("```python\nx = 1\n```"))
     assert (seen.turn, seen.reward, seen.metadata["reason"]) == (1, 0.0, Reason.NO_ENTRY_POINT)
-    assert isinstance(episode.rules.judge, ScriptedJudge)
-    assert episode.rules.judge.asked == []
+    assert judge.asked == []
 
 
 RENAMED = CODE.replace("ModelNew", "Model")
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    "text",
     [
-        (CODE, Reason.OK),
-        (f"Here it is.\n```python\n{CODE}```\nDone.", Reason.OK),
-        (f"<think>hm</think>\n```python\n{CODE}```", Reason.OK),
-        (RENAMED, Reason.OK),
-        (f"```\n{RENAMED}```", Reason.OK),
-        ("<think>hm", Reason.UNCLOSED_THINKING),
-        ("<think>hm</think> sorry", Reason.NO_CODE_BLOCK),
-        ("```python\ny = 2\n```", Reason.NO_ENTRY_POINT),
+        CODE,
+        f"Here it is.\n```python\n{CODE}```\nDone.",
+        f"<think>hm</think>\n```python\n{CODE}```",
+        RENAMED,
+        f"```\n{RENAMED}```",
     ],
 )
-def test_code_is_found_in_sources_and_replies(text: str, reason: Reason) -> None:
-    found = candidate_in(text, entry_point="Model")
-    assert found.reason is reason
-    if found.is_ok:
-        assert "class ModelNew" in found.code or found.code.endswith("ModelNew = Model\n")
+def test_code_is_found_in_sources_and_replies(text: str) -> None:
+    found = answer_in(text, entry_point="Model")
+    assert found.strip() == CODE.strip() or found.endswith("ModelNew = Model\n")
 
 
-def test_a_source_that_has_the_name_keeps_its_bytes() -> None:
-    both = f"class Model:\n    pass\n\n\n{CODE}"
-    assert candidate_in(both, entry_point="Model").code == both
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>hm",
+        "<think>hm</think> sorry",
+        "```python\ny = 2\n```",
+        f"class Model:\n    pass\n\n\n{CODE}",
+    ],
+)
+def test_an_answer_without_code_or_with_the_name_keeps_its_bytes(text: str) -> None:
+    assert answer_in(text, entry_point="Model") == text
 
 
 @pytest.mark.parametrize(
@@ -158,9 +164,9 @@ def test_a_problem_is_found_by_all_of_its_names(asked: str, name: str) -> None:
 
 
 def test_a_problem_that_is_not_there_is_named_with_some_that_are() -> None:
-    with pytest.raises(NoProblem, match="no such problem; there are L1_1_Add, L1_12_Mul"):
+    with pytest.raises(Refusal, match="no such problem; there are L1_1_Add, L1_12_Mul"):
         ServedProblems(by_name=PROBLEMS).find("Softmax")
-    with pytest.raises(NoProblem, match="no such problem"):
+    with pytest.raises(Refusal, match="no such problem"):
         ServedProblems(by_name=PROBLEMS).find("")
 
 
@@ -192,7 +198,7 @@ def test_directories_files_and_rows_are_served(tmp_path: Path) -> None:
 async def test_a_given_source_must_be_a_problem() -> None:
     assert (await given_problem(SOURCE)).source == SOURCE
     assert (await given_problem(f"{SOURCE}\n# {'x' * 100_000}")).entry_point == "Model"
-    with pytest.raises(NoProblem, match=r"reference_code: "):
+    with pytest.raises(Refusal, match=r"reference_code: "):
         await given_problem("x = 1")
 
 
@@ -201,10 +207,10 @@ async def test_episodes_are_bounded_and_expire() -> None:
     first, second = episode_of(RIGHT, episode_id="a"), episode_of(episode_id="b")
     sessions.open(first, now=0.0)
     sessions.open(second, now=5.0)
-    with pytest.raises(Full, match="2 episodes are open"):
+    with pytest.raises(Refusal, match="2 episodes are open"):
         sessions.connect(now=6.0)
     assert sessions.find(None, now=6.0) is None  # which one?
-    await first.step(CODE)
+    await first.step(act(CODE))
     sessions.connect(now=6.0)  # in place of the one that has ended
     assert sessions.find("a", now=6.0) is None
     assert sessions.find("b", now=6.0) is second
@@ -218,7 +224,7 @@ async def test_an_episode_does_not_expire_while_it_is_judged() -> None:
     sessions, episode = Sessions(limit=2, idle_s=10.0), episode_of(pause_s=0.05)
     sessions.open(episode, now=0.0)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(episode.step, CODE)
+        tasks.start_soon(episode.step, act(CODE))
         await anyio.sleep(0.01)
         assert sessions.find("e", now=100.0) is episode
     assert sessions.find("e", now=111.0) is None
