@@ -164,7 +164,7 @@ ROOMS: dict[str, set[str]] = {
     "views": {"process", "store", "views.compare", "views.sql", "views.text"},
     "views.text": {"store"},
     "views.sql": {"store", "views.text"},
-    "views.compare": {"store", "views", "views.sql", "views.text"},
+    "views.compare": {"store", "views", "views.text"},
     "views.report": {"store", "views", "views.text"},
     # tui: the monitor
     "tui": {"process", "store", "tui.frame", "tui.screens", "views.text"},

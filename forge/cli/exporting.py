@@ -149,7 +149,7 @@ def _export_tables(
     from forge.store.read_only import RowTable
     from forge.store.reader import open_run
     from forge.views.sql import export as view
-    from forge.views.sql.sql import render_table
+    from forge.views.text.fitting import Fitting
 
     if out is None:
         raise ConfigError(f"forge export {form}: --out DIR is missing; a directory for the files")
@@ -159,7 +159,7 @@ def _export_tables(
     if as_json:
         return print_json([asdict(each) for each in found])
     rows = tuple((each.path, each.num_rows, each.num_bytes) for each in found)
-    print_rich(render_table(RowTable(columns=("file", "rows", "bytes"), rows=rows)))
+    print_rich(Fitting(RowTable(columns=("file", "rows", "bytes"), rows=rows)))
 
 
 app.add_typer(kernels_app, name="kernels")

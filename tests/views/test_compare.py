@@ -11,17 +11,14 @@ import anyio
 import pytest
 
 from forge.cli import run_command
-from forge.config.keys import all_keys
 from forge.store.reader import open_run
 from forge.views.compare import By, compare, render_comparison
 from forge.views.compare.runs import difference_of_shares
-from forge.views.compare.settings import RULES, applies
 from forge.views.statistics import Tally
 from tests.store.storefactory import (
     EXPERIMENT,
     attempt,
     problem,
-    small_run,
     timing,
     write_run,
 )
@@ -186,17 +183,6 @@ def test_each_part_that_cannot_be_compared_has_a_note(tmp_path: Path) -> None:
     assert [each.problem_id for each in renamed.problems] == ["softmax-0000"]
 
 
-def test_a_run_of_evaluations_is_a_baseline_for_a_trained_one(tmp_path: Path) -> None:
-    baseline = [attempt(), problem(0), *eval_groups(9, {0: 1}, stage=2, step=0)]
-    baseline.append(measured("eval-2", stage_index=2, step=0, at=1.0))
-    found = compared(tmp_path, baseline, made({0: 4}, num_steps=3))
-    assert found.notes == (
-        "a-1 has trained no step of grpo: no curves; the last evaluations are compared",
-    )
-    assert found.score is not None
-    assert (found.score.a, found.score.b) == (0.25, 1.0)
-
-
 def test_a_repeated_evaluation_counts_once(tmp_path: Path) -> None:
     cut_short = eval_groups(300, {0: 0}, stage=2, step=4)
     again = [attempt(), problem(0), *cut_short, attempt(2), *made({0: 4})[1:]]
@@ -252,28 +238,3 @@ def test_a_hostile_name_is_made_printable(tmp_path: Path) -> None:
     assert "won by b: 1 problems" in text
     assert not set("\x07\x9b\u202e\r") & set(text)
     assert "\x1b]" not in text
-
-
-def test_curves_name_the_window_of_their_means(tmp_path: Path) -> None:
-    """`best_speedup 5.8` is the value of no single step."""
-    text = shown(render_comparison(compared(tmp_path, small_run(), small_run(seed=1))))
-    assert "curves at equal step, means of the last 5 steps, a → b" in text
-
-
-def test_a_key_without_effect_in_both_runs_is_not_listed() -> None:
-    loaded = {"stages": "eval", "model.path": "m", "serve.url": [], "problems.source": "dir"}
-    for key in ("model.tiny.num_layers", "rollout.gamma", "reward.correct", "data.format",
-                "problems.sizes", "eval.every"):  # fmt: skip
-        assert not applies(key, loaded), key
-    for key in ("rollout.temperature", "serve.engine", "judge.workers", "seed", "model.path"):
-        assert applies(key, loaded), key
-    tiny = {"stages": "sft → grpo", "model.init": "tiny", "problems.source": "generated"}
-    assert all(applies(key, tiny) for key in ("model.tiny.num_layers", "reward.correct",
-                                              "problems.sizes", "data.format"))  # fmt: skip
-    assert not applies("serve.slots", tiny | {"serve.url": ["http://x"]})
-
-
-def test_each_rule_of_a_key_names_one_of_the_schema() -> None:
-    known = {each.path for each in all_keys()}
-    for name in RULES:
-        assert name in known or any(key.startswith(name) for key in known), name

@@ -194,7 +194,3 @@ def test_the_steps_come_in_order_without_being_asked_to(live: RunPaths) -> None:
     with open_run(live) as reader:
         found = reader.query("SELECT stage, step FROM v_steps").rows
     assert list(found) == sorted(found)
-
-
-def _rollout_card(shown: str) -> Any:
-    return next(card for card in json.loads(shown)[1]["cards"] if card["title"] == "Rollouts")

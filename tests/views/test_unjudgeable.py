@@ -96,20 +96,12 @@ def test_an_evaluation_of_which_all_problems_were_judged_says_so(tmp_path: Path)
         assert not load_run_state(reader, now=3_000.0).is_judged_in_part
 
 
-def test_the_view_of_evaluations_has_the_denominator_also_for_rows_of_earlier_versions(
-    root: Path,
-) -> None:
+def test_the_view_of_evaluations_has_the_denominator(root: Path) -> None:
     query = "SELECT num_problems, num_judged_problems, unjudgeable FROM v_evaluations"
     with open_run(root) as reader:
         num, num_judged, reasons = reader.query(query).rows[0]
     assert (num, num_judged) == (3, 1)
     assert json.loads(reasons) == {"problem_too_large": 1, "reference_failed": 1}
-    old = run()
-    old[-2] = replace(old[-2], detail={"tallies": {}})
-    path = root.with_name("old-1")
-    anyio.run(lambda: write_run(path, old, texts="plain"))
-    with open_run(path) as reader:
-        assert list(reader.query(query).rows) == [(3, 3, "{}")]
 
 
 def test_unjudgeable_problems_are_listed_with_reason_and_an_example(root: Path) -> None:
@@ -122,19 +114,6 @@ def test_unjudgeable_problems_are_listed_with_reason_and_an_example(root: Path) 
     ]
     assert "unjudgeable" in rows[0]["detail"]
     assert len(found) == 4
-
-
-def test_a_fault_of_an_earlier_version_that_was_the_problems_is_listed_too(
-    tmp_path: Path,
-) -> None:
-    rows: list[Any] = [attempt(), problem(0), problem(1)]
-    for number, reason in ((0, "reference_failed"), (1, "judge_lost")):
-        each = played(number, [[Status.INFRA_ERROR]], reason)
-        rows += [each.trajectories[0].turns[0], each.trajectories[0], each]
-    anyio.run(lambda: write_run(tmp_path / "toy-1", rows, texts="plain"))
-    with open_run(tmp_path / "toy-1") as reader:
-        found = reader.rows("SELECT problem_id FROM v_unjudgeable")
-    assert found == [{"problem_id": problem(0).problem_id}]
 
 
 def test_training_counts_unjudgeable_turns_as_masked_and_their_problems_apart(root: Path) -> None:

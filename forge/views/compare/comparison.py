@@ -7,15 +7,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from forge.store.read_only import RowTable
-from forge.views.sql.sql import render_table
 from forge.views.text.numbers import NONE, digits, percent, without_empty
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from rich.console import Group as RichGroup
-    from rich.table import Table as RichTable
 
     from forge.views.statistics import Estimate
+    from forge.views.text.fitting import Fitting
 
 
 class By(StrEnum):
@@ -181,7 +182,7 @@ def render_comparison(found: Comparison) -> RichGroup:
     parts += [Text(printable(f"note: {note}"), style="yellow") for note in found.notes]
     if found.config:
         rows = tuple((each.key, _value(each.a), _value(each.b)) for each in found.config)
-        table = render_table(RowTable(columns=("key", "a", "b"), rows=rows))
+        table = _table(("key", "a", "b"), rows)
         parts += [Text(""), Text("settings that differ", style="bold"), table]
     if found.curves:
         title = f"curves at equal {found.by}, means of the last {WINDOW} steps, a → b"
@@ -220,7 +221,7 @@ def _sentence(score: Score) -> str:
     )
 
 
-def _render_curves(found: Comparison) -> RichTable:
+def _render_curves(found: Comparison) -> Fitting:
     unit = _UNITS[found.by]
     xs = found.curves[0].at[-NUM_POINTS:]
     columns = ("metric", *(f"{point.x:,.0f} {unit}" for point in xs))
@@ -231,10 +232,10 @@ def _render_curves(found: Comparison) -> RichTable:
         )
         for curve in found.curves
     )
-    return render_table(RowTable(columns=columns, rows=rows))
+    return _table(columns, rows)
 
 
-def _render_parts(parts: tuple[ScorePart, ...]) -> RichTable:
+def _render_parts(parts: tuple[ScorePart, ...]) -> Fitting:
     columns = ("", "n", "a", "b", "b − a", "95 %", "won", "lost", "speed b/a")
     rows = [
         (
@@ -251,10 +252,10 @@ def _render_parts(parts: tuple[ScorePart, ...]) -> RichTable:
         for part in parts
     ]
     columns, rows = without_empty(columns, rows)
-    return render_table(RowTable(columns=columns, rows=rows))
+    return _table(columns, rows)
 
 
-def _render_problems(problems: list[ProblemChange]) -> RichTable:
+def _render_problems(problems: list[ProblemChange]) -> Fitting:
     columns = ("problem", "level", "a", "b", "b − a", "95 %", "speed-up a", "speed-up b")
     rows = [
         (
@@ -270,7 +271,7 @@ def _render_problems(problems: list[ProblemChange]) -> RichTable:
         for each in problems[:NUM_PROBLEMS]
     ]
     columns, rows = without_empty(columns, rows)
-    return render_table(RowTable(columns=columns, rows=rows))
+    return _table(columns, rows)
 
 
 def _speed(part: ScorePart) -> str:
@@ -290,3 +291,9 @@ def _value(value: Any) -> str:
         return NONE
     text = str(value)
     return text if len(text) <= VALUE_CHARACTERS else f"{text[: VALUE_CHARACTERS - 1]}…"
+
+
+def _table(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> Fitting:
+    from forge.views.text.fitting import Fitting
+
+    return Fitting(RowTable(columns=tuple(columns), rows=tuple(rows)))

@@ -22,9 +22,9 @@ from forge.views.text.terminal import json_text, printable
 
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
-    from rich.table import Table as RichTable
 
     from forge.store.read_only import SqlReader
+    from forge.views.text.fitting import Fitting
 
 PLACE = "forge sql"
 MOST_ROWS = 1000
@@ -69,10 +69,12 @@ def named_json() -> list[dict[str, Any]]:
     ]
 
 
-def render_named() -> RichTable:
+def render_named() -> Fitting:
     """The list shown by `forge sql --list`."""
+    from forge.views.text.fitting import Fitting
+
     rows = tuple((name, each.question, ", ".join(each.params)) for name, each in QUERIES.items())
-    return render_table(RowTable(columns=("name", "question", "parameters"), rows=rows))
+    return Fitting(RowTable(columns=("name", "question", "parameters"), rows=rows))
 
 
 def list_relations(reader: SqlReader) -> list[Relation]:
@@ -152,21 +154,6 @@ def _csv_line(values: Sequence[Any]) -> str:
     return f"{out.getvalue()[:-2]}\n"
 
 
-def render_table(table: RowTable) -> RichTable:
-    """A table for the terminal, with texts made printable."""
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    from forge.views.text.fitting import cell
-
-    out = RichTable(show_edge=False, header_style="bold")
-    for column in table.columns:
-        out.add_column(printable(column), overflow="fold")
-    for row in table.rows:
-        out.add_row(*(Text(cell(value)) for value in row))
-    return out
-
-
 def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichGroup:
     """The first rows, fitted to the terminal, and a note if there are more."""
     from rich.console import Group as RichGroup
@@ -182,12 +169,12 @@ def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichG
     return RichGroup(table, Text(note, style="yellow"))
 
 
-def render_relations(relations: list[Relation]) -> RichTable:
+def render_relations(relations: list[Relation]) -> Fitting:
     """The list shown by `forge sql RUN`."""
-    table = RowTable(
-        columns=("name", "content"), rows=tuple((r.name, r.comment) for r in relations)
-    )
-    return render_table(table)
+    from forge.views.text.fitting import Fitting
+
+    rows = tuple((each.name, each.comment) for each in relations)
+    return Fitting(RowTable(columns=("name", "content"), rows=rows))
 
 
 def relations_json(relations: list[Relation]) -> str:
