@@ -126,6 +126,12 @@ def canned_template(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     return canned.unpack(tmp_path_factory.mktemp("canned"))
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The backend of tests with the marker `anyio`."""
+    return "asyncio"
+
+
 @pytest.fixture
 def canned_run(canned_template: RunPaths, tmp_path: Path) -> RunPaths:
     """A finished quickstart of the test's own: `<tmp_path>/runs/quickstart-1` (tests/canned)."""

@@ -9,91 +9,8 @@ import pytest
 from forge.config.load import dump_experiment, load_experiment
 from forge.errors import ConfigError
 
-CLUSTER = """\
-name = "x"
-[model]
-init = "tiny"
-[cluster]
-address = "auto"
-judges = 2
-[[stage]]
-kind = "eval"
-"""
-
-
-@pytest.fixture
-def cluster_file(tmp_path: Path) -> Path:
-    path = tmp_path / "x.toml"
-    path.write_text(CLUSTER)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (["cluster.judges=0"], "cluster.address: set, and nothing runs on its nodes"),
-        (["cluster.serve=true"], 'serve.engine: found "auto", and engines run on other nodes'),
-        (
-            ["cluster.serve=true", 'serve.engine="vllm"', 'serve.url=["unix:/s"]'],
-            "cluster.serve: found true with serve.url",
-        ),
-        (
-            [
-                "cluster.serve=true",
-                'cluster.serve_on="cpu"',
-                'devices.gpus="auto"',
-                "devices.serve=1",
-            ],
-            "devices.serve: found 1 with cluster.serve",
-        ),
-        (
-            ["cluster.train_nodes=1"],
-            "cluster.train_nodes: found 1, and no stage trains; a stage of kind sft or grpo, or 0",
-        ),
-        (['cluster.address="head"'], 'found "head"; auto, HOST:PORT or ray://HOST:PORT'),
-        (
-            [
-                "cluster.serve=true",
-                "cluster.share_gpus=true",
-                'serve.engine="vllm"',
-                "serve.tensor_parallel=2",
-            ],
-            "cluster.share_gpus: found true with serve.tensor_parallel = 2; false, or 1",
-        ),
-        (['judge.url=["unix:/s"]'], "cluster.judges: found 2 with judge.url; one of them"),
-        (['devices.gpus="auto"', "devices.judge=1"], "devices.judge: found 1 with cluster.judges"),
-        (["eval.both_baselines=true"], "measured by judges of this machine only"),
-        (['cluster.judge_on="tpu"'], 'found "tpu"; one of "gpu", "cpu"'),
-    ],
-)
-def test_a_mistake_about_a_cluster_is_one_line(
-    cluster_file: Path, given: list[str], expected: str
-) -> None:
-    with pytest.raises(ConfigError) as raised:
-        load_experiment(cluster_file, overrides=given)
-    assert expected in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_judges_elsewhere_need_an_address(cluster_file: Path) -> None:
-    cluster_file.write_text(CLUSTER.replace('address = "auto"\n', ""))
-    with pytest.raises(ConfigError, match=r"found 2 without cluster\.address; both or neither"):
-        load_experiment(cluster_file)
-
-
-def test_problems_for_gpus_may_be_judged_on_gpus_of_other_nodes(cluster_file: Path) -> None:
-    load_experiment(cluster_file, overrides=['problems.sizes="gpu"'])
-    with pytest.raises(ConfigError, match=r"judges on the CPU"):
-        load_experiment(cluster_file, overrides=['problems.sizes="gpu"', 'cluster.judge_on="cpu"'])
-
-
-@pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "[::1]:6379"])
-def test_an_address_may_name_the_head(cluster_file: Path, address: str) -> None:
-    experiment = load_experiment(cluster_file, overrides=[f'cluster.address="{address}"'])
-    assert experiment.cluster.address == address
-
-
 EXPERIMENT = 'name = "x"\n[model]\ninit = "tiny"\n[[stage]]\nkind = "eval"\n'
+NODES = ['cluster.address="auto"', "cluster.judges=2"]
 URL = "https://hooks.example/services/T0/B0"
 
 
@@ -107,28 +24,84 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ('notify.webhook="ftp://x"', 'found "ftp://x"; http(s)://HOST[:PORT][/PATH]'),
-        ('notify.webhook="https://a b"', 'found "https://a b"; http(s)://HOST[:PORT][/PATH]'),
-        ('notify.on=["dead"]', 'found "dead"; a list of "done", "failed", "stalled", "stopped"'),
-        ('notify.on=["done"]', "set without command or webhook; set one of them"),
-        ('notify.webhook_env="NO_SUCH_HOOK"', 'found "NO_SUCH_HOOK", which is not set;'),
-        ('notify.webhook_env="EMPTY_HOOK"', 'found "EMPTY_HOOK", which is not http(s)://HOST'),
-        ("notify.timeout_s=0", "found 0; a number, above 0, 300 or less"),
-        ('notify.comand="x"', "unknown key; did you mean command?"),
-        ('sinks.to=["wandbb"]', 'found "wandbb"; a list of "tensorboard", "trackio", "wandb"'),
-        ('sinks.wandb_mode="offline"', 'set without "wandb" in sinks.to; both or neither'),
-        ('sinks.project="a/b"', 'found "a/b"; 1 to 64 letters'),
+        (["cluster.judges=2"], "found 2 without cluster.address; both or neither"),
+        ([*NODES, "cluster.judges=0"], "cluster.address: set, and nothing runs on its nodes"),
+        (
+            [*NODES, "cluster.serve=true"],
+            'serve.engine: found "auto", and engines run',
+        ),
+        (
+            [*NODES, "cluster.serve=true", 'serve.engine="vllm"', 'serve.url=["unix:/s"]'],
+            "cluster.serve: found true with serve.url",
+        ),
+        (
+            [
+                *NODES,
+                "cluster.serve=true",
+                'cluster.serve_on="cpu"',
+                'devices.gpus="auto"',
+                "devices.serve=1",
+            ],
+            "devices.serve: found 1 with cluster.serve",
+        ),
+        (
+            [*NODES, "cluster.train_nodes=1"],
+            "cluster.train_nodes: found 1, and no stage trains; a stage of kind sft or grpo, or 0",
+        ),
+        ([*NODES, 'cluster.address="head"'], 'found "head"; auto, HOST:PORT or ray://HOST:PORT'),
+        (
+            [
+                *NODES,
+                "cluster.serve=true",
+                "cluster.share_gpus=true",
+                'serve.engine="vllm"',
+                "serve.tensor_parallel=2",
+            ],
+            "cluster.share_gpus: found true with serve.tensor_parallel = 2; false, or 1",
+        ),
+        ([*NODES, 'judge.url=["unix:/s"]'], "cluster.judges: found 2 with judge.url; one of them"),
+        (
+            [*NODES, 'devices.gpus="auto"', "devices.judge=1"],
+            "devices.judge: found 1 with",
+        ),
+        ([*NODES, "eval.both_baselines=true"], "measured by judges of this machine only"),
+        ([*NODES, 'cluster.judge_on="tpu"'], 'found "tpu"; one of "gpu", "cpu"'),
+        (
+            [*NODES, 'problems.sizes="gpu"', 'cluster.judge_on="cpu"'],
+            "judges on the CPU",
+        ),
+        (['notify.webhook="ftp://x"'], 'found "ftp://x"; http(s)://HOST[:PORT][/PATH]'),
+        (['notify.webhook="https://a b"'], 'found "https://a b"; http(s)://HOST[:PORT][/PATH]'),
+        (['notify.on=["dead"]'], 'found "dead"; a list of "done", "failed", "stalled", "stopped"'),
+        (['notify.on=["done"]'], "set without command or webhook; set one of them"),
+        (['notify.webhook_env="NO_SUCH_HOOK"'], 'found "NO_SUCH_HOOK", which is not set;'),
+        (['notify.webhook_env="EMPTY_HOOK"'], 'found "EMPTY_HOOK", which is not http(s)://HOST'),
+        (["notify.timeout_s=0"], "found 0; a number, above 0, 300 or less"),
+        (['notify.comand="x"'], "unknown key; did you mean command?"),
+        (['sinks.to=["wandbb"]'], 'found "wandbb"; a list of "tensorboard", "trackio", "wandb"'),
+        (['sinks.wandb_mode="offline"'], 'set without "wandb" in sinks.to; both or neither'),
+        (['sinks.project="a/b"'], 'found "a/b"; 1 to 64 letters'),
     ],
 )
-def test_a_mistake_about_an_outlet_is_one_line(
-    file: Path, given: str, expected: str, monkeypatch: pytest.MonkeyPatch
+def test_a_mistake_is_one_line(
+    file: Path, given: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EMPTY_HOOK", "")
     monkeypatch.delenv("NO_SUCH_HOOK", raising=False)
     with pytest.raises(ConfigError) as raised:
-        load_experiment(file, overrides=[given])
+        load_experiment(file, overrides=given)
     assert expected in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_problems_for_gpus_may_be_judged_on_gpus_of_other_nodes(file: Path) -> None:
+    load_experiment(file, overrides=[*NODES, 'problems.sizes="gpu"'])
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "[::1]:6379"])
+def test_an_address_may_name_the_head(file: Path, address: str) -> None:
+    experiment = load_experiment(file, overrides=[*NODES, f'cluster.address="{address}"'])
+    assert experiment.cluster.address == address
 
 
 def test_a_webhook_and_a_variable_for_it_exclude_each_other(

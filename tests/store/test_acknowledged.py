@@ -42,11 +42,6 @@ from tests.store.storefactory import (
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def known(root: Path) -> Acknowledged:
     return read_acknowledged(RunPaths(root).acknowledged)
 

@@ -75,7 +75,7 @@ def test_a_script_is_split_where_statements_end() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["show RUN", "sql RUN", "status RUN", "resume RUN", "report RUN", "judge --run RUN"],
+    ["show RUN", "sql RUN", "status RUN", "resume RUN", "judge --run RUN"],
 )
 def test_a_run_from_before_the_first_release_is_refused_in_one_line(
     command: str, canned_run: RunPaths, capsys: pytest.CaptureFixture[str]

@@ -38,11 +38,6 @@ from tests.store.storefactory import (
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def counts(root: Path) -> dict[str, int]:
     with open_run(root) as reader:
         names = [row["name"] for row in reader.rows("SELECT name FROM sqlite_master")]
