@@ -1,5 +1,6 @@
 # pyright: strict
-"""The supervisor's side of a cluster: the broker, kept alive, and the hosts that it opens.
+"""The side of the supervisor of a cluster: the broker, kept alive, and the children that it opens
+on nodes.
 
 Opened by `runner.work` for as long as a role needs it. Promises: a host's log is copied into the
 run's log folder; a host ends with its context; whatever fails is a ForgeError that names the child.
@@ -7,9 +8,13 @@ run's log folder; a host ends with its context; whatever fails is a ForgeError t
 
 from __future__ import annotations
 
+import base64
 import logging
 import secrets
+import sys
+import time
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,14 +23,14 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.abc
 
-from forge.cluster.broker_process import BROKER, broker_spec, keep_broker
-from forge.cluster.connection import SURVEY_S
-from forge.cluster.hosted import NEWS_S, STOP_S, TRANSFER_S, Hosted
+from forge.cluster.nodes import SURVEY_S
 from forge.cluster.order import Order, Role
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
 from forge.origin import source_digest
 from forge.process.ask import open_client, send
-from forge.process.child import ProcessObserver
+from forge.process.child import ChildSpec, ProcessObserver, open_child
+from forge.process.environment import child_env
+from forge.process.logtail import logged_error, read_last_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
@@ -40,6 +45,16 @@ ROOM_S = 45.0
 """Maximum wait for a node with room, its first import of forge included."""
 MAX_LOST = 3
 """Hosts that may be lost, one after the other, while they start a child."""
+TRANSFER_S = 1800.0
+"""Maximum time until weights have reached a node: 140 GB at 1 Gbit/s."""
+NEWS_S = 90.0
+STOP_S = 20.0
+BROKER = "cluster"
+"""Name of the broker in messages, logs and the store."""
+CONNECT_S = 90.0
+"""Maximum time until the broker is connected: importing Ray takes seconds."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+"""Pauses before a broker that ended is started again."""
 
 
 class HostLost(ChildDied):
@@ -204,3 +219,125 @@ async def open_cluster(
             yield Cluster(http, tasks, run=run, log_dir=log_dir, say=say, observer=observer)
         finally:
             tasks.cancel_scope.cancel()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Hosted:
+    """A child on a node."""
+
+    cluster: Cluster
+    name: str
+    key: str
+    """Its name in requests to the broker."""
+    url: str
+    host: str
+    """Name of its machine."""
+    log_path: Path
+    """The copy of its log, here."""
+    log_offset: int
+    """Size of that copy before this child."""
+    client: Any = None
+    """The client of an engine."""
+    reason: str = ""
+    """Reason of its end; empty while it runs."""
+    failure: Mapping[str, Any] | None = None
+    """Its own report of why it ended."""
+    ended: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def is_alive(self) -> bool:
+        """True until its end is known."""
+        return not self.reason
+
+    async def wait(self) -> str:
+        """Wait for its end and return the reason."""
+        await self.ended.wait()
+        return self.reason
+
+    async def kill(self) -> None:
+        """End it before its context ends."""
+        await self.cluster.stop(self.key)
+        self._end("killed by forge")
+
+    def dump_stacks(self) -> None:
+        """Make it write its stacks to its log."""
+        self.cluster.tasks.start_soon(self._dump_stacks)
+
+    async def _dump_stacks(self) -> None:
+        with suppress(ForgeError):
+            await self.cluster.ask("/stacks", {"id": self.key}, timeout_s=STOP_S)
+
+    def died(self, *, doing: str = "") -> ChildDied:
+        """The error for a child that ended unasked."""
+        while_doing = f" while {doing}" if doing else ""
+        lines = read_last_lines(self.log_path, num_lines=20, offset=self.log_offset)
+        return ChildDied(
+            f"{self.name} on {self.host} died{while_doing}: {self.reason}. "
+            f"Last lines of {self.log_path}:\n{lines}"
+        )
+
+    async def bring(self, path: Path) -> Path:
+        """Copy a directory of weights to its node; returns the path there."""
+        body, began = {"id": self.key, "path": str(path.absolute())}, time.monotonic()
+        found = await self.cluster.ask("/bring", body, timeout_s=TRANSFER_S)
+        logger.info("%s has %s (%.3f s)", self.name, path.name, time.monotonic() - began)
+        return Path(found["path"])
+
+    async def follow(self, scope: anyio.CancelScope) -> None:
+        """Copy its log until its end, and note the reason."""
+        offset = 0
+        with scope, self.log_path.open("ab") as log:
+            while self.is_alive:
+                asked = {"id": self.key, "offset": offset}
+                try:
+                    news: Any = await self.cluster.ask("/news", asked, timeout_s=NEWS_S)
+                except ForgeError as error:
+                    news = {"log": "", "ended": str(error)}
+                offset += log.write(base64.b64decode(news["log"]))
+                log.flush()
+                if news["ended"]:
+                    self.failure = news.get("failure")
+                    self._end(news["ended"])
+
+    def _end(self, reason: str) -> None:
+        self.reason = self.reason or reason  # the first one stays
+        self.ended.set()
+
+
+def broker_spec(address: str, *, socket_dir: Path, log_dir: Path) -> ChildSpec:
+    """The broker of a cluster."""
+    socket_path = socket_dir / f"{BROKER}.sock"
+    return ChildSpec(
+        name=BROKER,
+        argv=(sys.executable, "-m", "forge.cluster.broker"),
+        log_path=log_dir / f"{BROKER}.log",
+        env=child_env(threads=1),
+        socket_path=socket_path,
+        config={"address": address, "socket_path": str(socket_path)},
+        ready_timeout_s=CONNECT_S,
+    )
+
+
+async def keep_broker(
+    spec: ChildSpec,
+    observer: ProcessObserver | None,
+    *,
+    task_status: anyio.abc.TaskStatus[None],
+) -> None:
+    """Keep the broker running. The first start must succeed; later ones are repeated: the head of
+    the cluster may come back."""
+    is_first, pause_s = True, FIRST_PAUSE_S
+    while True:
+        try:
+            async with open_child(spec, observer=observer) as child:
+                if is_first:
+                    task_status.started()
+                is_first, pause_s = False, FIRST_PAUSE_S
+                reason = await child.wait()
+                logger.error("%s ended: %s; its hosts ended with it", BROKER, reason)
+        except (ChildDied, Stalled) as error:
+            if is_first:
+                raise logged_error(error, MachineError, ConfigError) or error from error
+            logger.error("%s cannot be started: %s", BROKER, error)
+        await anyio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

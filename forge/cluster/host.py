@@ -12,6 +12,7 @@ for errors, so that the broker needs none of the node's classes.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import sys
@@ -22,14 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from forge.cluster.nodes import import_ray, list_nodes, node_facts
 from forge.cluster.order import WORK, Order, Place, child_of
-from forge.cluster.survey import node_facts
 from forge.cluster.weights import touch, unpack
 from forge.errors import ForgeError, MachineError
 from forge.origin import source_digest
 from forge.process.child import open_child, thread_for_children
-from forge.process.devices import inventory
+from forge.process.devices import VISIBILITY_VARIABLES, inventory
 from forge.process.gpu_locks import claim
+from forge.process.lease import take_parents_priority
 from forge.process.server.network import port_file
 from forge.process.sockets import open_private_dir
 from forge.train.handle import FAILURE
@@ -183,3 +185,28 @@ class Host:
         if self._child is not None:
             await self._child.stop()
         self._stack.close()
+
+
+class NodeHost(Host):
+    """A host in a Ray actor."""
+
+    def __init__(self, *, is_on_gpu: bool) -> None:
+        """Read the node's facts from Ray. `is_on_gpu`: its neighbours are those on GPUs."""
+        ray = import_ray()
+        here = next(node for node in list_nodes(ray) if node.is_here)
+        super().__init__(here.ip, int(here.gpus if is_on_gpu else here.cpus))
+
+    async def hold(self, order: Mapping[str, Any]) -> None:
+        """Start the child, with the priority of Ray's daemon, and wait for its end."""
+        take_parents_priority()
+        await super().hold(order)
+
+    async def describe(self, needs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """Facts about this node, with its cards and the nice value of its children."""
+        for name in VISIBILITY_VARIABLES:  # Ray hides all cards from a host that has none
+            os.environ.pop(name, None)
+        cards = [
+            {"name": gpu.name, "used_bytes": gpu.memory_bytes - gpu.free_bytes}
+            for gpu in inventory()
+        ]
+        return {**await super().describe(needs), "nice": take_parents_priority(), "cards": cards}

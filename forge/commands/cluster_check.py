@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from forge.cluster.cluster import open_cluster
-from forge.cluster.connection import Node
-from forge.cluster.survey import NO_FORGE_LINE, RANKS_NEED
+from forge.cluster.nodes import NO_FORGE_LINE, RANKS_NEED, Node
 from forge.commands.doctor.finding import Finding, error, warning
 from forge.errors import ConfigError, pip_install
 from forge.origin import installed_versions, source_digest

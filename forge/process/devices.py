@@ -46,6 +46,8 @@ AMD_SETTINGS = {
     "AMD_LOG_LEVEL": "0",
     "GPU_MAX_HW_QUEUES": "1",
 }
+IDLE_BYTES = 1 << 30
+"""Maximum memory that driver, display and monitoring hold on an idle GPU."""
 
 
 class Vendor(StrEnum):
@@ -275,10 +277,6 @@ def _hip_index(amdsmi, handle, *, default: int) -> int:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
-
-
-IDLE_BYTES = 1 << 30
-"""Maximum memory that driver, display and monitoring hold on an idle GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

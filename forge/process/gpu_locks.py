@@ -43,6 +43,13 @@ POLL_S = 0.005
 
 _POLLING: dict[Path, threading.Lock] = {}
 """A lock per GPU: its holder alone polls the files, for all threads of this process."""
+TURN_TIMEOUT_S = 300.0
+"""Maximum wait for judges, which time kernels in windows of seconds, one after another."""
+CLAIM_POLL_S = 0.5
+MAX_WORDS = 4096
+"""Bytes of a claim's file that are read."""
+LOCKS = Path("/proc/locks")
+LOCKED_INODE = re.compile(r" FLOCK .* \w+:\w+:(\d+) ")
 
 
 class GpuLease:
@@ -136,10 +143,6 @@ def _busy(path: Path) -> Stalled:
     return Stalled(f"{path}: the GPU was not free in time")
 
 
-TURN_TIMEOUT_S = 300.0
-"""Maximum wait for judges, which time kernels in windows of seconds, one after another."""
-
-
 def card_turns(uuids: Sequence[str]) -> Callable[[], AbstractContextManager[None]]:
     """A factory of contexts, one for each step of an engine; inside, the engine is a reader of all
     these GPUs, so that its work and a judge's timing never overlap. Work on the GPU must be done
@@ -160,13 +163,6 @@ def card_turns(uuids: Sequence[str]) -> Callable[[], AbstractContextManager[None
             yield
 
     return turn
-
-
-CLAIM_POLL_S = 0.5
-MAX_WORDS = 4096
-"""Bytes of a claim's file that are read."""
-LOCKS = Path("/proc/locks")
-LOCKED_INODE = re.compile(r" FLOCK .* \w+:\w+:(\d+) ")
 
 
 class Claim:

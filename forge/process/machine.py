@@ -27,6 +27,27 @@ from forge.errors import MachineError
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+MIN_OPEN_FILES = 512
+"""Twice the descriptors of a candidate's process; a supervisor with 16 children holds 150."""
+OPEN_FILES = 65536
+"""Descriptors that a process gets if it may: sockets of many requests, logs, stores."""
+MIN_ADDRESS_SPACE = 8 << 30
+"""A judge maps 2 GB of torch, and its candidate may take memory_bytes (4 GB) more."""
+MEMORY_WORDS = (
+    "Cannot allocate memory",
+    "MemoryError",
+    "bad_alloc",
+    "failed to map segment",
+    "can't allocate memory",
+    "can't start new thread",
+)
+M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
+"""glibc: malloc.h."""
+LARGE_BYTES = 1 << 20
+"""Blocks of the allocator that are mappings of their own."""
+COLLECT_AFTER = 10_000
+"""Objects made and not freed between two passes of the garbage collector; Python's own is 700."""
+FILES_WORDS = ("Too many open files",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,29 +196,6 @@ def _down(root: Path, path: str) -> Iterator[Path]:
         if not folder.is_dir():
             return
         yield folder
-
-
-MIN_OPEN_FILES = 512
-"""Twice the descriptors of a candidate's process; a supervisor with 16 children holds 150."""
-OPEN_FILES = 65536
-"""Descriptors that a process gets if it may: sockets of many requests, logs, stores."""
-MIN_ADDRESS_SPACE = 8 << 30
-"""A judge maps 2 GB of torch, and its candidate may take memory_bytes (4 GB) more."""
-MEMORY_WORDS = (
-    "Cannot allocate memory",
-    "MemoryError",
-    "bad_alloc",
-    "failed to map segment",
-    "can't allocate memory",
-    "can't start new thread",
-)
-M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
-"""glibc: malloc.h."""
-LARGE_BYTES = 1 << 20
-"""Blocks of the allocator that are mappings of their own."""
-COLLECT_AFTER = 10_000
-"""Objects made and not freed between two passes of the garbage collector; Python's own is 700."""
-FILES_WORDS = ("Too many open files",)
 
 
 def require_limits() -> None:

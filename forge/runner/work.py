@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.cluster.cluster import open_cluster
-from forge.cluster.engines import engines_elsewhere
-from forge.cluster.judges import judges_elsewhere
+from forge.cluster.roles import engines_elsewhere, judges_elsewhere
 from forge.config.schema import EvalStage, GrpoStage, SftStage
 from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool

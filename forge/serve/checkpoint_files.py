@@ -24,6 +24,7 @@ from forge.errors import ConfigError
 
 MAX_HEADER_BYTES = 100_000_000
 """Limit of the reference implementation."""
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 class Element(StrEnum):
@@ -141,9 +142,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: not a JSON object")
     return data
-
-
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 def holds_adapter(path: Path) -> bool:

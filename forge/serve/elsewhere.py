@@ -1,5 +1,5 @@
 # pyright: strict
-"""An engine on another machine: as a replica sees it, and its child there. `forge.cluster.engines`
+"""An engine on another machine: as a replica sees it, and its child there. `forge.cluster.roles`
 provides the first and starts the second.
 """
 

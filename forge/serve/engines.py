@@ -32,6 +32,15 @@ LLAMA_MODELS = frozenset({"qwen3"})
 """Values of model_type in config.json that `forge.serve.llama` can convert."""
 TESTED_VLLM = "0.24"
 """Minor version that `forge.serve.vllm` was tested with; pyproject.toml requires it."""
+PYTHON_AT_LEAST = (3, 11)
+"""The same as in pyproject.toml and in forge.install, which must load under older versions."""
+ASK_TIMEOUT_S = 60.0
+"""Maximum wait for another interpreter's answer."""
+GPU_BACKENDS = {
+    Vendor.NVIDIA: frozenset({"cuda", "vulkan"}),
+    Vendor.AMD: frozenset({"hip", "vulkan"}),
+}
+"""Backends of llama.cpp for GPUs, as `make setup LLAMA=` names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,17 +186,6 @@ def find_fault(engine: str, found: Interpreter, *, num_gpus: int) -> str | None:
 
 def _missing(kind: EngineKind, found: Interpreter) -> list[str]:
     return [name for name in kind.requires if name not in found.modules]
-
-
-PYTHON_AT_LEAST = (3, 11)
-"""The same as in pyproject.toml and in forge.install, which must load under older versions."""
-ASK_TIMEOUT_S = 60.0
-"""Maximum wait for another interpreter's answer."""
-GPU_BACKENDS = {
-    Vendor.NVIDIA: frozenset({"cuda", "vulkan"}),
-    Vendor.AMD: frozenset({"hip", "vulkan"}),
-}
-"""Backends of llama.cpp for GPUs, as `make setup LLAMA=` names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,11 @@ COMPACT_WIRE = "compact"
 
 ADAPTER = "adapter"
 """Answer of `load_weights` for an adapter; FULL for a checkpoint."""
+MAX_SAMPLES = 4096
+"""Maximum samples of one request: bounds the work that one line of JSON can queue."""
+MAX_STOP_IDS = 16
+"""Capacity of a row in the slot table."""
+SEED_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +126,6 @@ class EnginePort(Protocol):
     def status(self) -> EngineStatus:
         """Numbers as of the last step."""
         ...
-
-
-MAX_SAMPLES = 4096
-"""Maximum samples of one request: bounds the work that one line of JSON can queue."""
-MAX_STOP_IDS = 16
-"""Capacity of a row in the slot table."""
-SEED_MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True, eq=False)

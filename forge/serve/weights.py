@@ -24,6 +24,9 @@ from forge.serve.served import Served, Server
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+DRAIN_PAUSE_S = 0.02
+"""Pause between two checks for the end of the last request."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
@@ -67,10 +70,6 @@ class Weights:
             return [self.full]
         is_on_it = served is not None and served.base == self.base
         return [self.adapter] if is_on_it else [self.full, self.adapter]
-
-
-DRAIN_PAUSE_S = 0.02
-"""Pause between two checks for the end of the last request."""
 
 
 class WeightServer(Server, Protocol):

@@ -35,6 +35,8 @@ COMPACT = "application/x-forge-samples"
 MAGIC = b"FS1\0"
 _PREFIX = struct.Struct("<4sI")
 _ID, _LOGPROB = np.dtype("<u4"), np.dtype("<f4")
+MAX_BODY_BYTES = 64 << 20
+"""Eight times a prompt of a million tokens."""
 
 
 def pack(completions: Sequence[Completion]) -> bytes:
@@ -89,9 +91,6 @@ def unpack(content: bytes) -> list[Completion]:
 
 
 logger = logging.getLogger(__name__)
-
-MAX_BODY_BYTES = 64 << 20
-"""Eight times a prompt of a million tokens."""
 
 
 def openai_error(status: int, message: str) -> Response:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.cluster.survey import NO_FORGE_LINE
+from forge.cluster.nodes import NO_FORGE_LINE
 from forge.commands.cluster_check import find_all, has_labels
 from forge.commands.doctor.finding import Finding, Severity, can_run
 from forge.config.load import load_experiment

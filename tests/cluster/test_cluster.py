@@ -13,7 +13,7 @@ import pytest
 
 from forge.cluster.cluster import MAX_LOST, Cluster, HostLost
 from forge.cluster.order import Role
-from forge.cluster.ranks import open_ranks
+from forge.cluster.roles import open_ranks
 from forge.config.schema import ClusterTable, ModelTable, SftStage
 from forge.errors import MachineError, NoRoom
 from forge.train.handle import TrainerJob

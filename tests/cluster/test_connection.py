@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from forge.cluster import connection
-from forge.cluster.connection import connect, import_ray
-from forge.cluster.survey import explain
+from forge.cluster import nodes
+from forge.cluster.nodes import connect, explain, import_ray
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, pip_install
 from forge.process.logtail import logged_error
 
@@ -19,7 +18,7 @@ def ray_that_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def init(**_settings: Any) -> None:
         raise error
 
-    monkeypatch.setattr(connection, "import_ray", lambda: SimpleNamespace(init=init))
+    monkeypatch.setattr(nodes, "import_ray", lambda: SimpleNamespace(init=init))
 
 
 def line_of(address: str, kind: type[ForgeError] = MachineError) -> str:
@@ -35,7 +34,7 @@ def test_a_missing_package_names_the_command_that_installs_it(
     def absent(name: str) -> None:
         raise ModuleNotFoundError(f"No module named '{name}'")
 
-    monkeypatch.setattr(connection.importlib, "import_module", absent)
+    monkeypatch.setattr(nodes.importlib, "import_module", absent)
     with pytest.raises(MachineError, match="needs ray, which is not installed") as raised:
         import_ray()
     assert str(raised.value).endswith(pip_install("ray"))

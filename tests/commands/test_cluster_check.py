@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.cluster.connection import Node
-from forge.cluster.survey import RANKS_NEED
+from forge.cluster.nodes import RANKS_NEED, Node
 from forge.commands.cluster_check import find_all
 from forge.config.load import load_experiment
 from forge.errors import pip_install

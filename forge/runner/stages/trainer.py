@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from forge.cluster.ranks import is_cause, open_ranks
+from forge.cluster.roles import is_cause, open_ranks
 from forge.config.schema import GrpoStage, SftStage
 from forge.errors import MachineError
 from forge.process.child import describe_exit
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from forge.cluster.ranks import Ranks
+    from forge.cluster.roles import Ranks
     from forge.config.schema import ModelTable, ServeTable
     from forge.errors import ForgeError
     from forge.process.child import Child

@@ -64,6 +64,7 @@ logger = logging.getLogger(__name__)
 ABORTED_S = 10.0
 """Maximum wait before sleep for samples to end whose client has just hung up."""
 IDLE_PAUSE_S = 0.02
+HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
 
 
 class Endpoints:
@@ -230,9 +231,6 @@ def _answered(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
             raise Refused(503, str(error)) from error
 
     return endpoint
-
-
-HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
 
 
 class EventStream(Response):

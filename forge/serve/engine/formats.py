@@ -30,6 +30,7 @@ IGNORED = frozenset({"model", "user", "logprobs", "stream", "stream_options"})
 KNOWN = frozenset(
     {"prompt", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids"}
 )
+REPLACEMENT = "\ufffd"
 
 
 def request_from(body: Mapping[str, Any], *, prompt: np.ndarray, stop: Sequence[int]) -> Request:
@@ -134,9 +135,6 @@ def _number(body: Mapping[str, Any], name: str, default: float) -> float:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-REPLACEMENT = "\ufffd"
 
 
 class Texts:

@@ -37,6 +37,7 @@ from forge.serve.checkpoint_files import (
 )
 
 LORA_KEY = re.compile(r"^(?:base_model\.model\.)?(?P<module>.*)\.lora_(?P<side>[AB])\.weight$")
+ARCHITECTURE = "qwen3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,9 +253,6 @@ def _block(sizes: Sizes) -> dict[str, tuple[str, tuple[int, ...]]]:
         "mlp.up_proj": ("ffn_up", (inner, hidden)),
         "mlp.down_proj": ("ffn_down", (hidden, inner)),
     }
-
-
-ARCHITECTURE = "qwen3"
 
 
 class Precision(StrEnum):

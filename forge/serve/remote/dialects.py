@@ -39,6 +39,11 @@ logger = logging.getLogger(__name__)
 
 SPLIT_ME = "def kernel(x_ptr, BLOCK: tl.constexpr):\n    return tl.load(x_ptr + 17)  # née"
 """A text that different tokenizers hardly split alike."""
+SEED_LIMIT = 1 << 31
+"""Seeds are taken modulo this: some servers accept signed 32 bits only."""
+REASONING = ("reasoning_content", "reasoning")
+"""Fields of a chat message with the thinking: DeepSeek, SGLang and older vLLM; OpenRouter and newer
+vLLM. The first that is not empty counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +145,6 @@ def _entries(found: Any) -> list[dict[str, Any]]:
     return [one for one in entries if isinstance(one, dict) and isinstance(one.get("id"), str)]
 
 
-SEED_LIMIT = 1 << 31
-"""Seeds are taken modulo this: some servers accept signed 32 bits only."""
-
-
 class Dialect(StrEnum):
     """The API of a server for samples."""
 
@@ -192,11 +193,6 @@ PATHS = {
     Dialect.SGLANG: "/generate",
     Dialect.CHAT: "/v1/chat/completions",
 }
-
-
-REASONING = ("reasoning_content", "reasoning")
-"""Fields of a chat message with the thinking: DeepSeek, SGLang and older vLLM; OpenRouter and newer
-vLLM. The first that is not empty counts."""
 
 
 def read_answer(

@@ -58,6 +58,21 @@ WAIT_S = 120.0
 """Maximum wait for any server to be up."""
 NEWER_LIMIT = "max_completion_tokens"
 """Name of max_tokens in OpenAI's newer models."""
+SHORT_TIMEOUT_S = 20.0
+"""Maximum wait for answers without samples."""
+BUSY = frozenset({429, 503})
+BUSY_ATTEMPTS = 8
+"""Maximum attempts while the server is busy."""
+BUSY_PAUSE_S = 1.0
+"""First pause before another attempt without Retry-After. Doubles up to LONGEST_PAUSE_S."""
+LONGEST_PAUSE_S = 30.0
+SILENT = 504
+"""A gateway got no answer from the server in time."""
+KEY_REFUSED = frozenset({401, 403})
+CLAIM_LOST = 409
+"""`forge serve --weights`: it was started again, or another run publishes there."""
+CONTENT_REFUSED = frozenset({400, 413, 422})
+"""Refusals of one request, mostly as too long: the server may answer others."""
 
 
 class ChatPort(Protocol):
@@ -273,23 +288,6 @@ def _key(variable: str | None) -> str | None:
     if not (key := os.environ.get(variable)):
         raise ConfigError(f'serve.api_key_env: found "{variable}", which is not set or empty')
     return key
-
-
-SHORT_TIMEOUT_S = 20.0
-"""Maximum wait for answers without samples."""
-BUSY = frozenset({429, 503})
-BUSY_ATTEMPTS = 8
-"""Maximum attempts while the server is busy."""
-BUSY_PAUSE_S = 1.0
-"""First pause before another attempt without Retry-After. Doubles up to LONGEST_PAUSE_S."""
-LONGEST_PAUSE_S = 30.0
-SILENT = 504
-"""A gateway got no answer from the server in time."""
-KEY_REFUSED = frozenset({401, 403})
-CLAIM_LOST = 409
-"""`forge serve --weights`: it was started again, or another run publishes there."""
-CONTENT_REFUSED = frozenset({400, 413, 422})
-"""Refusals of one request, mostly as too long: the server may answer others."""
 
 
 class RefusedRequest(ConfigError):

@@ -24,6 +24,16 @@ SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".txt", ".model", ".tik
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_FILES = 1000
 BLOCK_BYTES = 1 << 20
+CLAIM = "X-Forge-Claim"
+"""Header with the key of a run's claim."""
+CONFLICT = 409
+"""Another run publishes, the claim is unknown, or an upload continues elsewhere."""
+DAMAGED = 422
+"""The bytes of a file are not those of its digest."""
+FULL = 507
+"""Insufficient storage: the client's run ends instead of trying again."""
+SAME = "install the same version on both"
+"""End of the refusal of another version of forge, which no waiting repairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +110,3 @@ def _read_file(found: Any) -> WeightFile:
     if type(size) is not int or size < 0:
         raise ConfigError(f"files: {name}: found {size!r}; num_bytes is an integer from 0")
     return WeightFile(name=name, sha256=digest, num_bytes=size)
-
-
-CLAIM = "X-Forge-Claim"
-"""Header with the key of a run's claim."""
-CONFLICT = 409
-"""Another run publishes, the claim is unknown, or an upload continues elsewhere."""
-DAMAGED = 422
-"""The bytes of a file are not those of its digest."""
-FULL = 507
-"""Insufficient storage: the client's run ends instead of trying again."""
-SAME = "install the same version on both"
-"""End of the refusal of another version of forge, which no waiting repairs."""

@@ -78,6 +78,10 @@ SILENT_S = 30.0
 """Maximum pause between two pieces of an upload; the client continues it by another request."""
 WRITE_BYTES = 4 << 20
 """Bytes that are collected before a thread writes them and adds them to the digest."""
+RESERVE_BYTES = 1 << 30
+"""Free bytes that no upload may take."""
+CLAIM_SILENT_S = 120.0
+"""Silence after which another run may publish."""
 
 
 class WeightEndpoints:
@@ -306,10 +310,6 @@ def _place(request: Request) -> tuple[str, int, int]:
     return digest, offset, size
 
 
-RESERVE_BYTES = 1 << 30
-"""Free bytes that no upload may take."""
-
-
 class LostPlace(ConfigError):
     """A write at another byte than the next one, or by a writer that was replaced."""
 
@@ -455,10 +455,6 @@ def _targets(directories: Iterable[Path]) -> Iterable[str]:
         for link in directory.iterdir() if directory.is_dir() else ():
             if link.is_symlink():
                 yield os.readlink(link)
-
-
-CLAIM_SILENT_S = 120.0
-"""Silence after which another run may publish."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -48,6 +48,21 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 2.0
 """Interval of /health, which also keeps the claim."""
+PIECE_BYTES = 1 << 20
+RETRY_PAUSE_S = 0.5
+"""First pause after a lost connection. Doubles up to LONGEST_PAUSE_S."""
+LONGEST_PAUSE_S = 5.0
+SHORT_TIMEOUT_S = 20.0
+"""Maximum wait for answers that need no work."""
+CLAIM_TIMEOUT_S = 600.0
+"""Maximum wait for a claim: the server reads the digests of its own model first."""
+RELEASE_S = 2.0
+SILENT_S = 20.0
+"""Maximum time in which the connection takes nothing more of a file."""
+DAMAGED_ATTEMPTS = 3
+"""Maximum times that a file is sent whose bytes arrive changed."""
+KEY_REFUSED = frozenset({401, 403})
+ABSENT = frozenset({404, 405})
 
 
 class WeightTaker(RemoteServer):
@@ -282,22 +297,6 @@ async def _send_first(replicas: RemoteReplicas, weights: Weights) -> None:
 
 
 logger = logging.getLogger(__name__)
-
-PIECE_BYTES = 1 << 20
-RETRY_PAUSE_S = 0.5
-"""First pause after a lost connection. Doubles up to LONGEST_PAUSE_S."""
-LONGEST_PAUSE_S = 5.0
-SHORT_TIMEOUT_S = 20.0
-"""Maximum wait for answers that need no work."""
-CLAIM_TIMEOUT_S = 600.0
-"""Maximum wait for a claim: the server reads the digests of its own model first."""
-RELEASE_S = 2.0
-SILENT_S = 20.0
-"""Maximum time in which the connection takes nothing more of a file."""
-DAMAGED_ATTEMPTS = 3
-"""Maximum times that a file is sent whose bytes arrive changed."""
-KEY_REFUSED = frozenset({401, 403})
-ABSENT = frozenset({404, 405})
 
 
 class LostClaim(MachineError):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from forge.cluster.hosted import Hosted
-from forge.cluster.ranks import Ranks
+from forge.cluster.cluster import Hosted
+from forge.cluster.roles import Ranks
 from forge.config.schema import ClusterTable, EvalTable, LoraTable, ModelTable, ServeTable, SftStage
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled, Stopped
 from forge.process.child import ChildSpec, open_child

@@ -1,26 +1,44 @@
 # pyright: strict
-"""The connection to a Ray cluster, with one-line errors, and the nodes that it has.
+"""The connection to a Ray cluster, with one-line errors, its nodes, and facts about each.
 
-Called in the broker and, through `forge cluster check`, in its process. Ray is imported here only.
+Called in the broker and, through `forge cluster check`, in its process. For a survey each node but
+this one gets a host for a moment. Ray is imported here only.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import platform
 import re
 import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
+import anyio.to_thread
+import numpy as np
+
 from forge.errors import ConfigError, MachineError, pip_install
+from forge.origin import installed_versions, source_digest
 
 CONNECT_TIMEOUT_S = 5.0
 """Maximum wait for a TCP connection to the cluster's head."""
 SURVEY_S = 60.0
 """Maximum time until a node has reported, its first import of forge included."""
 LONGEST_MESSAGE = 400
+MEASURED_BYTES = 32 << 20
+"""Bytes that are sent to a node to measure its bandwidth: a second at 256 Mbit/s."""
+RANKS_NEED = ("torch", "transformers", "trl", "peft", "datasets")
+"""Packages that ranks of a trainer need on their node."""
+NO_FORGE = "No module named 'forge"
+"""Part of Ray's message about a node whose Python cannot import forge."""
+NO_FORGE_LINE = "its node has no forge: install the same commit there, in the Python that runs Ray"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,3 +154,73 @@ def cause_line(error: Exception) -> str:
     """The cause in one line: Ray's messages have the ids first and the cause last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300]
+
+
+def node_facts(ip: str, needs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Facts about this node, for the check of its installation."""
+    return {
+        "ip": ip,
+        "host": socket.gethostname(),
+        "sources": source_digest(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "time": time.time(),
+        "versions": installed_versions(needs["packages"]),
+        "missing": [path for path in needs["paths"] if not Path(path).exists()],
+    }
+
+
+async def survey(
+    ray: Any, new_host: Callable[[dict[str, str]], Any], needs: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
+    """Each living node, this one first, and what a host there reports.
+
+    Args:
+        new_host: makes a host on a node with the given labels.
+        needs: packages and paths that are looked for on each node.
+    """
+    nodes = list_nodes(ray)
+    found = [{"node": node.to_json()} for node in nodes]
+
+    async def ask(facts: dict[str, Any], node: Node) -> None:
+        host = new_host({"ray.io/node-id": node.node_id})
+        try:
+            with anyio.fail_after(SURVEY_S):
+                facts |= await _ask(ray, host, node, needs)
+        except TimeoutError:
+            facts["error"] = f"it did not answer within {SURVEY_S:.0f} s"
+        except ray.exceptions.RayError as error:
+            facts["error"] = explain(error)
+        finally:
+            ray.kill(host)
+
+    async with anyio.create_task_group() as tasks:
+        for facts, node in zip(found, nodes, strict=True):
+            if not node.is_here:
+                tasks.start_soon(ask, facts, node)
+    return found
+
+
+async def _ask(
+    ray: Any, host: Any, node: Node, needs: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    await host.ready.remote()  # so that its start is no part of the times
+    before = time.time()
+    facts = await host.describe.remote(needs)
+    skew_s = facts["time"] - (before + time.time()) / 2
+    ref = ray.put(np.zeros(MEASURED_BYTES, np.uint8))
+    began = time.monotonic()
+    await host.receive.remote([ref])
+    megabytes_s = MEASURED_BYTES / 1e6 / (time.monotonic() - began)
+    is_reachable = await anyio.to_thread.run_sync(is_open, node.ip, facts["port"])
+    await host.stop.remote()
+    return {
+        **facts, "skew_s": skew_s, "megabytes_s": megabytes_s, "is_reachable": is_reachable,
+    }  # fmt: skip
+
+
+def explain(error: Exception) -> str:
+    """The reason why a host is gone, in one line."""
+    if NO_FORGE in str(error):
+        return NO_FORGE_LINE
+    return f"its host is gone: {cause_line(error)}"
