@@ -27,8 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "config.schema": set(),
     "install": set(),
     "client": {"adapters"},
-    "process": {"process.client"},
-    "process.client": {"process"},
+    "process": set(),
     "process.server": {"process"},
     "exits": {"process"},
     # data and rollout: the problems and the loop

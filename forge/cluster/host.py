@@ -32,7 +32,7 @@ from forge.process.child import open_child, thread_for_children
 from forge.process.devices import VISIBILITY_VARIABLES, inventory
 from forge.process.gpu_locks import claim
 from forge.process.lease import take_parents_priority
-from forge.process.server.network import port_file
+from forge.process.server.listening import port_file
 from forge.process.sockets import open_private_dir
 from forge.train.handle import FAILURE
 

@@ -3,7 +3,7 @@
 
 Made by the supervisor, sent through the broker as JSON, read on the node. The child is the one that
 `open_pool`, `open_replicas` or `open_trainer` starts at home; servers have a second listener for
-the supervisor (`process.server.network`).
+the supervisor (`process.server.listening`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from forge.config.schema import JudgeTable
 from forge.evalpool.capacity import GPU_CAPACITY, seat_cores
 from forge.evalpool.links import judge_spec
 from forge.evalpool.pool import CPU_CAPACITY
-from forge.serve.elsewhere import spec_elsewhere
-from forge.train.handle import ranks_spec
+from forge.serve.replicas import spec_elsewhere
+from forge.train.elsewhere import ranks_spec
 
 if TYPE_CHECKING:
     from forge.process.child import ChildSpec

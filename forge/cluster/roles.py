@@ -32,8 +32,8 @@ from forge.evalpool.wire import NoAnswer
 from forge.process.ask import open_url_client
 from forge.process.child import describe_exit
 from forge.serve.client import ReplicaClient
-from forge.serve.elsewhere import settings_elsewhere
 from forge.serve.engines import start_timeout_s
+from forge.serve.replicas import settings_elsewhere
 from forge.train.elsewhere import files_of, most_others, split_job
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from forge.config.schema import ClusterTable, JudgeTable, ServeTable
     from forge.evalpool.pool import OpenElsewhere
     from forge.process.child import ChildSpec
-    from forge.serve.elsewhere import EngineElsewhere, OpenEngineElsewhere
+    from forge.serve.replica import EngineElsewhere, OpenEngineElsewhere
     from forge.train.handle import TrainerJob
 
 MARGIN_S = 10.0

@@ -42,8 +42,8 @@ from forge.evalpool.site_packages import require_installed
 from forge.records import End, Problem, Split
 from forge.rollout.play import Rules
 from forge.runner.prepare.prompt_facts import prompts_for
-from forge.serve.remote.remote import RefusedRequest
 from forge.serve.remote.teacher import open_teacher
+from forge.serve.remote.url_client import RefusedRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence

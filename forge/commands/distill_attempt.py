@@ -37,7 +37,7 @@ from forge.records import (
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.ports import Ports
 from forge.rollout.prompter import TemplatePrompter
-from forge.serve.remote.remote import RefusedRequest
+from forge.serve.remote.url_client import RefusedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

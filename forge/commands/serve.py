@@ -21,7 +21,7 @@ from forge.config.load import load_experiment
 from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
-from forge.process.server.address import open_listener, url_of
+from forge.process.server.listening import open_listener, url_of
 from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
 from forge.process.sockets import open_socket_dir
 from forge.runner.plan.claiming import open_claimed

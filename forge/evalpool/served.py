@@ -30,11 +30,9 @@ from forge.evalpool.links import TOKEN_VARIABLE
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seat import State
 from forge.evalpool.wire import parse_lists_sets, parse_problem, parse_request, read_request
-from forge.process.server.address import open_listener, url_of
-from forge.process.server.door import Door, error_answer
-from forge.process.server.hanging_up import unless_hung_up
+from forge.process.server.door import Door, error_answer, unless_hung_up
+from forge.process.server.listening import open_listener, url_of
 from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
-from forge.process.server.short_way import ShortWay
 from forge.process.sockets import open_socket_dir
 from forge.records.verdict import Status, Verdict
 
@@ -161,7 +159,7 @@ class PoolApp:
         door = Middleware(Door, token=self._token, is_local=self._is_local)
         return Starlette(
             routes=routes,
-            middleware=[door, Middleware(ShortWay, routes=routes)],
+            middleware=[door],
             exception_handlers={HTTPException: _refuse_route},
         )
 

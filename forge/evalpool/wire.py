@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 
 from forge.errors import ChildDied, Stalled
-from forge.process.ask import error_message, retry_pause_s, send
+from forge.process.answers import error_message, retry_pause_s
+from forge.process.ask import send
 from forge.process.server.door import Refused, read_object
 from forge.records.examination import Examination
 from forge.records.problem import ReferenceModule

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from forge.evalpool.pool import Pool
     from forge.runner.past import EarlierAttempts
     from forge.runner.stages.run_context import RunContext
-    from forge.serve.elsewhere import OpenEngineElsewhere
     from forge.serve.remote.remote import Remote
+    from forge.serve.replica import OpenEngineElsewhere
     from forge.serve.weights import Publishing
 
 

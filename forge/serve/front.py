@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from forge.errors import ChildDied, ForgeError, Stalled
 from forge.process.ask import named_errors, open_client
-from forge.process.server.door import CLIENT_CLOSED, Door, parse_object, read_body
+from forge.process.server.door import Door, parse_object, read_body, unless_hung_up
 from forge.serve.wire import MAX_BODY_BYTES, openai_error
 
 if TYPE_CHECKING:
@@ -105,22 +106,11 @@ class Front:
     # -- forwarding ------------------------------------------------------------------------------
 
     async def _forward(self, request: Request) -> Response:
-        from starlette.responses import Response
-
         self._require_claim(request)
         body = await read_body(request, max_bytes=MAX_BODY_BYTES)
         prompt_ids, num_samples = _facts(await parse_object(body))
-        answered: list[Response] = []
-
-        async def ask() -> None:
-            answered.append(await self._ask(request, body, prompt_ids, num_samples))
-            group.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(ask)
-            await request.receive()  # after the body: the client hung up
-            group.cancel_scope.cancel()
-        return answered[0] if answered else Response(status_code=CLIENT_CLOSED)
+        ask = partial(self._ask, request, body, prompt_ids, num_samples)
+        return await unless_hung_up(request, ask)
 
     def _require_claim(self, request: Request) -> None:
         """Raise Refused for a run whose weights are served here no longer."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.records import Completion
-    from forge.serve.elsewhere import EngineElsewhere, OpenEngineElsewhere
+    from forge.serve.replica import EngineElsewhere, OpenEngineElsewhere
     from forge.serve.served import SampleRequest
     from forge.serve.weights import Weights
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import ServeTable
-    from forge.serve.elsewhere import OpenEngineElsewhere
+    from forge.serve.replica import OpenEngineElsewhere
     from forge.serve.weights import Weights
 
 ALL_GPU_LAYERS = 999

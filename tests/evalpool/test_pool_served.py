@@ -26,8 +26,8 @@ from forge.evalpool.served import PoolApp, serve_pool
 from forge.evalpool.wire import MAX_BODY_BYTES, NoAnswer, problem_to_json
 from forge.process.ask import JSON_TYPE, open_client, open_url_client
 from forge.process.server import door
-from forge.process.server.address import bound_path, open_listener, parse_address, url_of
 from forge.process.server.door import MAX_DRAINED_BYTES
+from forge.process.server.listening import bound_path, open_listener, parse_address, url_of
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records.verdict import Status, Verdict

@@ -21,7 +21,7 @@ from forge.evalpool.seat import Seat
 from forge.evalpool.seating import Seating
 from forge.evalpool.served import PoolApp
 from forge.evalpool.wire import INVALID
-from forge.process.ask import Answer
+from forge.process.answers import Answer
 from forge.process.busy import BusyClock
 from forge.process.server.serving import serve_task
 from forge.records.examination import Examination

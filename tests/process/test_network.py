@@ -13,8 +13,8 @@ import pytest
 from forge.process.ask import open_client, open_url_client, send
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
-from forge.process.server.address import open_listener
-from forge.process.server.network import NetworkGuard, bind_network, port_file
+from forge.process.server.door import NetworkGuard
+from forge.process.server.listening import bind_network, open_listener, port_file
 from forge.process.sockets import open_socket_dir
 
 SERVER = """

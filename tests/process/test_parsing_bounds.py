@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from forge.process.server.connections import MAX_PENDING_BYTES, MAX_PIPELINED
-from forge.process.server.hanging_up import unless_hung_up
+from forge.process.server.door import unless_hung_up
 from forge.process.server.serving import serve_task
 from tests.process.five_doors import read_answer
 

@@ -10,15 +10,17 @@ import anyio.abc
 import pytest
 
 from forge.errors import ChildDied, Stalled
-from forge.process import ask as ask_module
-from forge.process.ask import Answer, open_client, open_url_client, send
-from forge.process.client.pool import IDLE_CONNECTIONS, PooledClient
+from forge.process import answers
+from forge.process.ask import open_client, open_url_client, send
+from forge.process.client import IDLE_CONNECTIONS, PooledClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     import httpx
+
+    from forge.process.answers import Answer
 
     Handler = Callable[[anyio.abc.ByteStream, bytes], Awaitable[None]]
 
@@ -213,12 +215,12 @@ async def test_closing_the_client_ends_a_request_that_waits(tmp_path: Path) -> N
 async def test_an_answer_beyond_the_bound_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forge.process.client.connection.MAX_ANSWER_BYTES", 1)
+    monkeypatch.setattr("forge.process.client.MAX_ANSWER_BYTES", 1)
     async with (
         serving(tmp_path / "s", ok),
         open_client(tmp_path / "s", timeout_s=5) as client,
     ):
-        with pytest.raises(ChildDied, match=f"more than {ask_module.MAX_ANSWER_BYTES >> 20} MB"):
+        with pytest.raises(ChildDied, match=f"more than {answers.MAX_ANSWER_BYTES >> 20} MB"):
             await ask(client)
 
 

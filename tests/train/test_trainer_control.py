@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import GrpoStage
-from forge.process.ask import Answer
+from forge.process.answers import Answer
 from forge.train.trainer.child import control
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from tests.train.trained import settings_of

@@ -6,12 +6,11 @@ Used by `serving.py`. Promises: a connection on which no whole head has arrived 
 is closed; beyond the server's maximum, the connection that has been idle for longest is closed, so
 that a client with a request is served however many idle ones there are; bytes that are no HTTP get
 400 or end their connection, and cause no error; work for a request can be ended when its client
-hangs up (`hanging_up.py`); a head, or what else is no body, has at most `MAX_PENDING_BYTES` and one
-read; a client that sends requests without waiting for answers has at most `MAX_PIPELINED` waiting.
-uvicorn's connection with httptools, a parser in C, has neither of these two bounds; its connection
-with h11 has both, at the price of 0.13 ms of CPU time a request.
-A WebSocket counts, and is never idle: its handler bounds its silence.
-Not covered: a client that reads no answer.
+hangs up (`unless_hung_up`); a head, or what else is no body, has at most `MAX_PENDING_BYTES` and
+one read; a client that sends requests without waiting for answers has at most `MAX_PIPELINED`
+waiting. uvicorn's connection with httptools, a parser in C, has neither of these two bounds; its
+connection with h11 has both, at the price of 0.13 ms of CPU time a request. A WebSocket counts, and
+is never idle: its handler bounds its silence. Not covered: a client that reads no answer.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from forge.process.server.hanging_up import CONNECTION
+from forge.process.server.door import CONNECTION
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,42 +33,6 @@ MAX_PENDING_BYTES = 64 << 10
 """Maximum number of bytes without a whole head, a part of a body or the end of a message."""
 MAX_PIPELINED = 16
 """Maximum number of requests that have arrived before the one ahead of them is answered."""
-MAX_GATHERED_BYTES = 64 << 10
-"""More is written at once, so that a slow client slows down its handler."""
-
-
-class GatheredWrites:
-    """A transport that sends what is written in one step of the loop by one system call.
-
-    uvicorn writes the head and the body of an answer one after the other. Sent apart, they cost a
-    second system call here, and on a busy machine they wake the client twice.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._written = bytearray()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Send the data at the end of this step, or now if it is much."""
-        if data and not self._written:
-            self._loop.call_soon(self._send)
-        self._written += data
-        if len(self._written) > MAX_GATHERED_BYTES:
-            self._send()
-
-    def close(self) -> None:
-        """Close the connection when all is sent."""
-        self._send()
-        self._transport.close()
-
-    def _send(self) -> None:
-        if self._written:
-            data, self._written = self._written, bytearray()
-            self._transport.write(data)
 
 
 class PastBound(Exception):
@@ -98,14 +61,9 @@ class GuardedConnection(HttpToolsProtocol):
         """True if no request is being answered."""
         return self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
 
-    @property
-    def has_whole_request(self) -> bool:
-        """True if the body of the request that is being answered has arrived, and none after it."""
-        return self.cycle is not None and not self.cycle.more_body and not self.pipeline  # pyright: ignore[reportUnnecessaryComparison]
-
     def connection_made(self, transport: asyncio.Transport) -> None:
         """A client has connected."""
-        super().connection_made(cast("asyncio.Transport", GatheredWrites(transport, self.loop)))
+        super().connection_made(transport)
         self.idle_since = self.loop.time()
         self._watch_head()
         self._make_room()

@@ -18,20 +18,19 @@ other forms of ::1, and it answers in plain text, which no client of ours or of 
 from __future__ import annotations
 
 import hmac
-from contextlib import nullcontext
+import ipaddress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
 
-from forge.process.ask import parse_content
-from forge.process.server.address import is_loopback
-from forge.process.server.hanging_up import connection_of
+from forge.process.answers import parse_content
 from forge.process.strict_json import BadJson, parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -46,9 +45,11 @@ DRAIN_TIMEOUT_S = 5.0
 """Maximum time for that; shorter than a client without a token holds a connection anyway."""
 CLIENT_CLOSED = 499
 """Status of a request whose client hung up, as in nginx. It is never read."""
-
-
 TOO_SLOW = 408
+CONNECTION = "forge.connection"
+"""Key of the connection in the state of a request."""
+
+T = TypeVar("T")
 
 
 class Refused(Exception):
@@ -163,6 +164,33 @@ class Door:
             raise Refused(415, "Content-Type: application/json is needed")
 
 
+class NetworkGuard:
+    """ASGI middleware that asks for the token unless a request came over the Unix socket."""
+
+    def __init__(self, app: ASGIApp, *, token: str) -> None:
+        """Guard `app`. Raises ValueError for an empty token, which would admit everybody."""
+        if not token:
+            raise ValueError("a listener on the network needs a token")
+        self._app = app
+        self._door = Door(app, token=token)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "lifespan" or _is_unix(scope):
+            await self._app(scope, receive, send)
+        else:
+            await self._door(scope, receive, send)
+
+
+def _is_unix(scope: Scope) -> bool:
+    """True if the request came over a Unix socket, whose address has no port."""
+    match scope.get("server"):
+        case (str(path), None):
+            return path.startswith("/")
+        case _:
+            return False
+
+
 def _headers_of(scope: Scope) -> dict[bytes, bytes]:
     """The first header of each name, in small letters."""
     return dict(reversed(scope["headers"]))
@@ -196,10 +224,8 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
     declared = request.headers.get("Content-Length", "")
     if declared.isdecimal() and int(declared[:20]) > max_bytes:
         raise too_large
-    connection = connection_of(request)
-    has_arrived = connection is not None and connection.has_whole_request
-    try:  # a deadline costs a third of the way to a handler
-        with nullcontext() if has_arrived else anyio.fail_after(BODY_TIMEOUT_S):
+    try:
+        with anyio.fail_after(BODY_TIMEOUT_S):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > max_bytes:
@@ -209,9 +235,47 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
     return bytes(body)
 
 
+class _Connection(Protocol):
+    """A connection that calls back at its end: a task that waits for it costs as much as the rest
+    of a short request."""
+
+    def telling(self, hang_up: Callable[[], None]) -> AbstractContextManager[None]: ...
+
+
+async def unless_hung_up(request: Request, work: Callable[[], Awaitable[T]]) -> T:
+    """The result of `work` for a request whose body has been read; `work` is cancelled if the
+    client hangs up first. Behind a server that is not forge's, `work` goes on.
+
+    Raises:
+        ClientDisconnect: the client hung up; the door answers it.
+        Exception: an error of `work`, as it is.
+    """
+    from starlette.requests import ClientDisconnect
+
+    connection = _connection_of(request)
+    if connection is None:
+        return await work()
+    with anyio.CancelScope() as scope, connection.telling(scope.cancel):
+        return await work()
+    raise ClientDisconnect
+
+
+def _connection_of(request: Request) -> _Connection | None:
+    """The connection of a request; None behind a server that is not forge's."""
+    return request.scope.get("state", {}).get(CONNECTION)
+
+
 def _names_loopback(host: str) -> bool:
     """True for a Host header with a name of loopback. A web page's own name can resolve to it."""
     try:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False
+
+
+def is_loopback(host: str) -> bool:
+    """True for a loopback address and for localhost; any other name may resolve elsewhere."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,13 +1,13 @@
 # pyright: strict
 """HTTP servers: the one that a child's `main` ends in, and those inside a running event loop.
 
-Clients are in `ask.py`; `door.py` guards requests, `connections.py` connections. `serve` returns
+Clients are in `ask.py`; `door.py` guards requests, `connections.py` connections, `listening.py`
+opens sockets. `serve` returns
 after SIGTERM, so a child that ends in it exits with 0. uvicorn is imported on first use.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import socket
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.abc
 
-from forge.process.sockets import check_socket_path
+from forge.process.server.door import NetworkGuard
+from forge.process.server.listening import bind_network, bind_socket
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -48,10 +49,8 @@ def serve(app: Starlette, socket_path: Path, *, network: Mapping[str, str] | Non
     start.
 
     Args:
-        network: host and token of a second listener, for clients on other machines (`network.py`).
+        network: host and token of a second listener, for clients on other machines.
     """
-    from forge.process.server.network import NetworkGuard, bind_network
-
     guarded = app if network is None else NetworkGuard(app, token=network["token"])
     server = _make_server(guarded, signals=(signal.SIGTERM,))
     with ExitStack() as stack:
@@ -160,33 +159,3 @@ def _make_server(
 def _most_connections() -> int:
     """The rest of the descriptors is for files, logs and children."""
     return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-
-
-@contextmanager
-def bind_address(host: str, port: int) -> Generator[socket.socket]:
-    """A listening TCP socket; port 0 means a free one. Raises OSError.
-
-    Its connections send each write at once. asyncio sets that option for sockets of another kind
-    only (those with a protocol number), and without it the body of an answer, which uvicorn writes
-    after the headers, waits for the client's delayed acknowledgement: 40 ms on Linux.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family, backlog=1024) as listener:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        yield listener
-
-
-@contextmanager
-def bind_socket(socket_path: Path) -> Generator[socket.socket]:
-    """A listening 0600 socket. uvicorn's `uds` option would make it 0666."""
-    check_socket_path(socket_path)
-    socket_path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        listener.bind(str(socket_path))
-        os.chmod(socket_path, 0o600)
-        listener.listen(1024)
-        yield listener
-    finally:
-        listener.close()
-        socket_path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from forge.data.problems import in_split
 from forge.records import Split
 from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
-from forge.serve.remote.remote import RefusedRequest
+from forge.serve.remote.url_client import RefusedRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterator, Sequence

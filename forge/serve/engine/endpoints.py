@@ -35,8 +35,7 @@ from starlette.routing import Route
 from forge.errors import ConfigError, ForgeError, MachineError, Stalled
 from forge.process.busy import BusyClock
 from forge.process.gpu_locks import card_turns
-from forge.process.server.door import Door, Refused, read_object
-from forge.process.server.hanging_up import unless_hung_up
+from forge.process.server.door import Door, Refused, read_object, unless_hung_up
 from forge.process.server.serving import serve
 from forge.serve.engine.formats import (
     Deltas,
@@ -253,16 +252,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events as they come, until the client hangs up."""
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        async with anyio.create_task_group() as group:
-
-            async def produce() -> None:
-                await self._produce(send)
-                group.cancel_scope.cancel()
-
-            group.start_soon(produce)
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            group.cancel_scope.cancel()
+        await unless_hung_up(HttpRequest(scope), partial(self._produce, send))
 
     async def _produce(self, send: Send) -> None:
         offer, chunks = anyio.create_memory_object_stream[Chunk](float("inf"))

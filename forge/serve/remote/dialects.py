@@ -33,7 +33,7 @@ from forge.serve.served import SampleRequest
 from forge.serve.wire import MAGIC, unpack
 
 if TYPE_CHECKING:
-    from forge.serve.remote.remote import UrlClient
+    from forge.serve.remote.url_client import UrlClient
 
 logger = logging.getLogger(__name__)
 

@@ -20,14 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.process.ask import (
-    Answer,
-    error_message,
-    open_url_client,
-    parse_content,
-    retry_pause_s,
-    send,
-)
+from forge.process.answers import Answer, error_message, parse_content, retry_pause_s
+from forge.process.ask import open_url_client, send
 from forge.process.busy import BusyClock
 from forge.serve.remote.dialects import (
     PATHS,

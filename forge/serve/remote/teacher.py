@@ -32,7 +32,8 @@ from forge.process.ask import open_url_client
 from forge.process.strict_json import parse_json
 from forge.records import Finish
 from forge.serve.remote.dialects import PATHS, REASONING, SEED_LIMIT, Dialect
-from forge.serve.remote.remote import NEWER_LIMIT, UrlClient
+from forge.serve.remote.remote import NEWER_LIMIT
+from forge.serve.remote.url_client import UrlClient
 
 if TYPE_CHECKING:
     from forge.records import Message

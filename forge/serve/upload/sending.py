@@ -25,10 +25,12 @@ import anyio
 import anyio.to_thread
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.process.ask import Answer, error_message, named_errors, send
+from forge.process.answers import Answer, error_message
+from forge.process.ask import named_errors, send
 from forge.serve.port import SLEEP
 from forge.serve.remote.dialects import SPLIT_ME, Dialect, discover
-from forge.serve.remote.remote import WAIT_S, ChatPort, OtherWeights, RemoteServer, open_client_of
+from forge.serve.remote.remote import WAIT_S, ChatPort, RemoteServer, open_client_of
+from forge.serve.remote.url_client import OtherWeights
 from forge.serve.upload.files import CLAIM, CONFLICT, DAMAGED, FULL, SAME, Digests
 from forge.serve.weights import Publishing
 
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from forge.config.schema import ServeTable
     from forge.records import Completion
     from forge.serve.remote.dialects import RemoteModel
-    from forge.serve.remote.remote import UrlClient
+    from forge.serve.remote.url_client import UrlClient
     from forge.serve.served import SampleRequest
     from forge.serve.upload.files import Manifest, WeightFile
     from forge.serve.weights import Weights
