@@ -15,9 +15,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import anyio.abc
@@ -29,11 +30,10 @@ from forge.serve.client import ReplicaClient
 from forge.serve.weights import drain
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
     from pathlib import Path
 
     from forge.records import Completion
-    from forge.serve.replica import EngineElsewhere, OpenEngineElsewhere
     from forge.serve.served import SampleRequest
     from forge.serve.weights import Weights
 
@@ -69,6 +69,45 @@ class Restarts:
         if len(self._deaths) > self.limit:
             return None
         return min(self.first_delay_s * 2 ** (len(self._deaths) - 1), self.longest_delay_s)
+
+
+class EngineElsewhere(Protocol):
+    """A started engine on another machine, with the methods of `Child` that a replica needs."""
+
+    @property
+    def client(self) -> ReplicaClient:
+        """Its client, closed with the engine."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """True until its end is known."""
+        ...
+
+    async def wait(self) -> str:
+        """Wait for its end and return the reason."""
+        ...
+
+    async def kill(self) -> None:
+        """End it."""
+        ...
+
+    def dump_stacks(self) -> None:
+        """Make it write its stacks to its log."""
+        ...
+
+    def died(self, *, doing: str = "") -> ChildDied:
+        """The error for an engine that ended unasked."""
+        ...
+
+    async def bring(self, path: Path) -> Path:
+        """Copy a directory of weights to its machine; returns the path there. Raises ChildDied,
+        MachineError."""
+        ...
+
+
+OpenEngineElsewhere = Callable[[ChildSpec], AbstractAsyncContextManager[EngineElsewhere]]
+"""Starts the engine of a spec on another machine. Raises NoRoom while none has room."""
 
 
 class Replica:

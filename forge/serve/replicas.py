@@ -1,5 +1,6 @@
 # pyright: strict
-"""All replicas of a stage: kept alive, asked through a router, given new weights together.
+"""All replicas of a stage: kept alive, asked through a router, given new weights together; and the
+child of a replica, here or on another machine (`forge.cluster.roles` starts it there).
 
 Opened by the runner; `generate` is the loop's port Generate (`forge.serve.served`), `publish` is
 that of `forge.serve.weights`.
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from forge.config.schema import ServeTable, with_half_a_card
 from forge.process.child import ChildSpec, ProcessObserver
 from forge.process.environment import child_env
 from forge.serve.engines import (
@@ -22,19 +24,19 @@ from forge.serve.engines import (
     start_timeout_s,
 )
 from forge.serve.port import SLEEP
-from forge.serve.replica import Replica
+from forge.serve.replica import OpenEngineElsewhere, Replica
 from forge.serve.weights import Publishing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from pathlib import Path
 
-    from forge.config.schema import ServeTable
-    from forge.serve.replica import OpenEngineElsewhere
     from forge.serve.weights import Weights
 
 ALL_GPU_LAYERS = 999
 """Value for "all layers" in llama.cpp."""
+COMMON = ("stop_token_ids", "max_lora_rank", "version")
+"""Keys of an engine's config that are the same at home and elsewhere."""
 
 
 class Replicas(Publishing[Replica]):
@@ -178,3 +180,37 @@ def engine_spec(
         ready_timeout_s=start_timeout_s(table),
         devices=",".join(gpus) or "cpu",
     )
+
+
+def settings_elsewhere(spec: ChildSpec, table: ServeTable) -> dict[str, Any]:
+    """The part of a replica's spec that its engine elsewhere needs, as JSON."""
+    return {
+        "table": table.model_dump(mode="json"),
+        "common": {key: spec.config[key] for key in COMMON},
+    }
+
+
+def spec_elsewhere(
+    settings: Mapping[str, Any], *, index: int, model_dir: str, folder: Path, work: Path,
+    gpus: Sequence[str], shares_gpu: bool,
+) -> ChildSpec:  # fmt: skip
+    """The engine of a replica on this machine, with its own installation and cards.
+
+    Raises MachineError if the engine is not installed here.
+
+    Args:
+        settings: from `settings_elsewhere`.
+        folder: for its socket and its log. `work` is for its own files.
+        shares_gpu: its card may have another child of the run.
+    """
+    table = resolve(ServeTable.model_validate(settings["table"]), gpus=gpus)
+    check_engine(table, gpus=gpus)
+    own: dict[str, Any] = {
+        "work_dir": str(work), "model_dir": model_dir, "shared_gpus": gpus if shares_gpu else [],
+    }  # fmt: skip
+    if shares_gpu:
+        table = with_half_a_card(table)
+    return engine_spec(
+        table, index=index, socket_dir=folder, log_dir=folder, gpus=gpus,
+        config={**own, **settings["common"]},
+    )  # fmt: skip

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import forge.serve.remote.remote
+import forge.serve.remote.url_client
 from forge.config.schema import ServeTable
 from forge.data.chat import PlainChat
 from forge.errors import ConfigError, MachineError, Stalled
@@ -307,7 +308,7 @@ async def test_a_server_with_another_tokenizer_gets_messages(tmp_path: Path) -> 
 async def test_a_busy_server_is_asked_again_and_a_dead_ones_requests_go_to_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forge.serve.remote.remote, "BUSY_PAUSE_S", 0.01)
+    monkeypatch.setattr(forge.serve.remote.url_client, "BUSY_PAUSE_S", 0.01)
     monkeypatch.setattr(forge.serve.remote.remote, "PROBE_EVERY_S", 0.05)
     first = Server(tmp_path / "a", models=[("qwen", "vllm")])
     second = Server(tmp_path / "b", models=[("qwen", "vllm")])
@@ -378,7 +379,7 @@ async def test_an_unusable_server_is_one_line_before_anything_is_sampled(
 async def test_a_failing_server_is_not_classified_as_a_chat_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(forge.serve.remote.remote, "BUSY_PAUSE_S", 0.001)
+    monkeypatch.setattr(forge.serve.remote.url_client, "BUSY_PAUSE_S", 0.001)
     server = Server(tmp_path / "s", models=[("qwen", "vllm")])
     server.answers["/v1/completions"] = lambda _body: Response(status_code=status)
     server.answers["/v1/chat/completions"] = like_chat

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.strict_json import parse_json
 from forge.records import Completion, Finish, Prompt
+from forge.serve.remote.url_client import choose_model
 from forge.serve.served import SampleRequest
 from forge.serve.wire import MAGIC, unpack
 
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 SPLIT_ME = "def kernel(x_ptr, BLOCK: tl.constexpr):\n    return tl.load(x_ptr + 17)  # née"
 """A text that different tokenizers hardly split alike."""
+MODEL_NAME = "serve.model_name"
 SEED_LIMIT = 1 << 31
 """Seeds are taken modulo this: some servers accept signed 32 bits only."""
 REASONING = ("reasoning_content", "reasoning")
@@ -73,12 +75,18 @@ async def discover(
         health = await client.json("GET", "/health")
         if isinstance(health, dict) and "features" in health:
             there = health.get("model")  # an engine alone reports none
-            model = _choose(client.url, [there], model_name) if isinstance(there, str) else ""
+            model = (
+                choose_model(client.url, [there], model_name, setting=MODEL_NAME)
+                if isinstance(there, str)
+                else ""
+            )
             dialect = Dialect.CHAT if split_ids is None else Dialect.FORGE
             found = RemoteModel(dialect=dialect, model=model)
         else:
-            entries = _entries(await client.json("GET", "/v1/models"))
-            model = _choose(client.url, [entry["id"] for entry in entries], model_name)
+            entries = await client.models()
+            model = choose_model(
+                client.url, [entry["id"] for entry in entries], model_name, setting=MODEL_NAME
+            )
             owner = str(entries[0].get("owned_by", "")) if entries else ""
             best = Dialect.SGLANG if owner == "sglang" else Dialect.TOKENS
             speaks = (
@@ -92,17 +100,6 @@ async def discover(
     served = found.model or "forge's engine"
     logger.info("%s serves %s, asked by %s", client.url, served, found.dialect)
     return found
-
-
-def _choose(url: str, there: Sequence[str], wanted: str | None) -> str:
-    listed = ", ".join(there) or "none"
-    if wanted is not None:
-        if wanted in there or not there:
-            return wanted
-        raise ConfigError(f'serve.model_name: found "{wanted}"; {url} has: {listed}')
-    if len(there) != 1:
-        raise ConfigError(f"serve.model_name is absent, and {url} has: {listed}")
-    return there[0]
 
 
 async def _speaks(
@@ -137,12 +134,6 @@ async def _splits_alike(client: UrlClient, model: str, ours: Sequence[int]) -> b
         return True
     logger.warning("%s does not tokenize like [model]: it is asked by messages", client.url)
     return False
-
-
-def _entries(found: Any) -> list[dict[str, Any]]:
-    data = found.get("data") if isinstance(found, dict) else None
-    entries = data if isinstance(data, list) else []
-    return [one for one in entries if isinstance(one, dict) and isinstance(one.get("id"), str)]
 
 
 class Dialect(StrEnum):

@@ -15,25 +15,21 @@ Promise: `ask` ends with an answer or with an error of one line that names the U
 
 from __future__ import annotations
 
-import difflib
 import logging
-import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import anyio
 
 from forge.config.schema.serving import SERVE_URL
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
-from forge.process.ask import open_url_client
 from forge.process.strict_json import parse_json
 from forge.records import Finish
 from forge.serve.remote.dialects import PATHS, REASONING, SEED_LIMIT, Dialect
-from forge.serve.remote.remote import NEWER_LIMIT
-from forge.serve.remote.url_client import UrlClient
+from forge.serve.remote.url_client import LIMIT, UrlClient, choose_model, open_server
 
 if TYPE_CHECKING:
     from forge.records import Message
@@ -46,8 +42,6 @@ SILENT_ATTEMPTS = 2
 """Maximum attempts at one request that gets no answer in time: each may take minutes."""
 FIRST_PAUSE_S = 1.0
 """Pause before the second attempt. It doubles: 31 s of pauses over all attempts."""
-MAX_NAMES = 8
-"""Models that a message lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +83,6 @@ class Teacher:
         """Host and port, without the path."""
         self._client = client
         self._body = body
-        self._limit_name = "max_tokens"
         self._is_failing = False
         """True since a request was lost, until the next answer."""
 
@@ -114,13 +107,15 @@ class Teacher:
             body["temperature"] = temperature
         if seed is not None:
             body["seed"] = seed % SEED_LIMIT
-        return await self._ask({**body, **self._body}, max_tokens)
+        return await self._ask({**body, **self._body, LIMIT: max_tokens})
 
-    async def _ask(self, body: Mapping[str, Any], max_tokens: int) -> TeacherAnswer:
+    async def _ask(self, body: Mapping[str, Any]) -> TeacherAnswer:
         pause_s, num_silent = FIRST_PAUSE_S, 0
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                answer = read_teacher(await self._post(body, max_tokens), url=self._client.url)
+                answer = read_teacher(
+                    await self._client.post_limited(PATHS[Dialect.CHAT], body), url=self._client.url
+                )
             except Stalled as error:
                 num_silent += 1
                 lost = error
@@ -140,17 +135,6 @@ class Teacher:
             pause_s *= 2
         raise AssertionError("the loop returns or raises")
 
-    async def _post(self, body: Mapping[str, Any], max_tokens: int) -> bytes:
-        """Post with `max_tokens`, or with its newer name once the server asked for that."""
-        path, name = PATHS[Dialect.CHAT], self._limit_name
-        try:
-            return await self._client.post(path, {**body, name: max_tokens})
-        except ConfigError as error:
-            if NEWER_LIMIT not in str(error) or name == NEWER_LIMIT:
-                raise
-            self._limit_name = NEWER_LIMIT
-            return await self._client.post(path, {**body, NEWER_LIMIT: max_tokens})
-
 
 @asynccontextmanager
 async def open_teacher(settings: TeacherSettings) -> AsyncGenerator[Teacher]:
@@ -161,16 +145,15 @@ async def open_teacher(settings: TeacherSettings) -> AsyncGenerator[Teacher]:
     """
     if not SERVE_URL.fullmatch(settings.url):
         raise ConfigError(f"--url {settings.url}: http://HOST:PORT[/PATH] or unix:/PATH")
-    key = _key(settings.api_key_env)
-    root = settings.url.rstrip("/").removesuffix("/v1")  # which users may write
-    timeout_s = settings.timeout_s
-    async with open_url_client(root, timeout_s=timeout_s, token=key) as http:
-        client = UrlClient(settings.url, http, timeout_s=timeout_s, key_setting="--api-key-env")
+    async with open_server(
+        settings.url, timeout_s=settings.timeout_s, key_env=settings.api_key_env,
+        key_setting="--api-key-env",
+    ) as (client, _):  # fmt: skip
         try:
-            found = await client.json("GET", "/v1/models")
+            there = [each["id"] for each in await client.models()]
         except (ChildDied, Stalled) as error:
             raise MachineError(f"--url: no server answers: {error}") from error
-        model = _choose(settings.url, _names(found), settings.model)
+        model = choose_model(settings.url, there, settings.model, setting="--model")
         yield Teacher(client, model=model, body=settings.body)
 
 
@@ -206,33 +189,3 @@ def _text(found: object) -> str:
 
 def _count(found: object) -> int | None:
     return found if isinstance(found, int) else None
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    if not (key := os.environ.get(variable)):
-        raise ConfigError(f"--api-key-env {variable}: this variable is not set or empty")
-    return key
-
-
-def _names(found: object) -> list[str]:
-    """Names of the models that a server lists; empty if it lists none."""
-    data: object = cast("dict[str, Any]", found).get("data") if isinstance(found, dict) else None
-    entries = cast("list[Any]", data) if isinstance(data, list) else []
-    ids = [cast("dict[str, Any]", one).get("id") for one in entries if isinstance(one, dict)]
-    return [name for name in ids if isinstance(name, str)]
-
-
-def _choose(url: str, there: Sequence[str], wanted: str | None) -> str:
-    if wanted is not None and (wanted in there or not there):
-        return wanted
-    if wanted is None and len(there) == 1:
-        return there[0]
-    near = difflib.get_close_matches(wanted or "", there, n=MAX_NAMES)
-    shown = near or there[:MAX_NAMES]
-    more = f" and {len(there) - len(shown)} more" if len(there) > len(shown) else ""
-    listed = (", ".join(shown) or "no list of models") + more
-    if wanted is None:
-        raise ConfigError(f"--model is absent, and {url} has {listed}")
-    raise ConfigError(f"--model {wanted}: {url} has {listed}")

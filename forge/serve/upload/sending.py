@@ -29,8 +29,8 @@ from forge.process.answers import Answer, error_message
 from forge.process.ask import named_errors, send
 from forge.serve.port import SLEEP
 from forge.serve.remote.dialects import SPLIT_ME, Dialect, discover
-from forge.serve.remote.remote import WAIT_S, ChatPort, RemoteServer, open_client_of
-from forge.serve.remote.url_client import OtherWeights
+from forge.serve.remote.remote import WAIT_S, ChatPort, RemoteServer
+from forge.serve.remote.url_client import OtherWeights, open_server
 from forge.serve.upload.files import CLAIM, CONFLICT, DAMAGED, FULL, SAME, Digests
 from forge.serve.weights import Publishing
 
@@ -220,7 +220,9 @@ async def open_takers(
                 replicas.note_up()
 
         for index, url in enumerate(table.url):
-            client, http = await opened.enter_async_context(open_client_of(table, url))
+            client, http = await opened.enter_async_context(
+                open_server(url, timeout_s=table.request_timeout_s, key_env=table.api_key_env)
+            )
             sender = WeightSender(
                 url, http, owner=owner, forge=forge, digests=digests,
                 patience_s=table.request_timeout_s,
@@ -253,7 +255,9 @@ async def check_takers(table: ServeTable, *, owner: str, forge: str) -> None:
     """Raise as `open_takers` if a server would not take this run's weights; leaves no claim."""
     async with AsyncExitStack() as opened:
         for url in table.url:
-            _, http = await opened.enter_async_context(open_client_of(table, url))
+            _, http = await opened.enter_async_context(
+                open_server(url, timeout_s=table.request_timeout_s, key_env=table.api_key_env)
+            )
             sender = WeightSender(
                 url, http, owner=owner, forge=forge, digests=Digests(),
                 patience_s=table.request_timeout_s,

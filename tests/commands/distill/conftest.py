@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import forge.serve.remote.remote
 import forge.serve.remote.teacher
+import forge.serve.remote.url_client
 from tests.commands.distill.teaching import FakeTeacher
 
 
@@ -19,5 +19,5 @@ def anyio_backend() -> str:
 @pytest.fixture
 def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTeacher:
     monkeypatch.setattr(forge.serve.remote.teacher, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(forge.serve.remote.remote, "BUSY_PAUSE_S", 0.001)
+    monkeypatch.setattr(forge.serve.remote.url_client, "BUSY_PAUSE_S", 0.001)
     return FakeTeacher(tmp_path / "s")

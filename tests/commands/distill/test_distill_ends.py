@@ -101,14 +101,14 @@ async def test_a_server_that_cannot_be_used_is_one_line_before_anything_is_asked
     folder, out = write_problems(tmp_path / "bench", "x"), tmp_path / "out"
     error = await failing(teacher, folder, out, model="kimi-k9")
     assert isinstance(error, ConfigError)
-    assert str(error) == f"--model kimi-k9: {teacher.url} has kimi"
+    assert str(error) == f'--model: found "kimi-k9"; {teacher.url} has: kimi'
     teacher.models = [f"m{number}" for number in range(20)]
     error = await failing(teacher, folder, out)
-    assert str(error).startswith(f"--model is absent, and {teacher.url} has m0, m1")
+    assert str(error).startswith(f"--model is absent, and {teacher.url} has: m0, m1")
     assert str(error).endswith("and 12 more")
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     error = await failing(teacher, folder, out, api_key_env="NO_SUCH_KEY")
-    assert str(error) == "--api-key-env NO_SUCH_KEY: this variable is not set or empty"
+    assert str(error) == '--api-key-env: found "NO_SUCH_KEY", which is not set or empty'
     assert teacher.bodies == []
     assert not out.exists()
 
