@@ -21,7 +21,7 @@ from forge.evalpool.capacity import GPU_CAPACITY, seat_cores
 from forge.evalpool.links import judge_spec
 from forge.evalpool.pool import CPU_CAPACITY
 from forge.serve.replicas import spec_elsewhere
-from forge.train.elsewhere import ranks_spec
+from forge.train.handle import ranks_spec
 
 if TYPE_CHECKING:
     from forge.process.child import ChildSpec

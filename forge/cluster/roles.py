@@ -34,7 +34,7 @@ from forge.process.child import describe_exit
 from forge.serve.client import ReplicaClient
 from forge.serve.engines import start_timeout_s
 from forge.serve.replicas import settings_elsewhere
-from forge.train.elsewhere import files_of, most_others, split_job
+from forge.train.handle import files_of, most_others, split_job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence

@@ -235,7 +235,7 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-class _Connection(Protocol):
+class _HangingUp(Protocol):
     """A connection that calls back at its end: a task that waits for it costs as much as the rest
     of a short request."""
 
@@ -260,7 +260,7 @@ async def unless_hung_up(request: Request, work: Callable[[], Awaitable[T]]) -> 
     raise ClientDisconnect
 
 
-def _connection_of(request: Request) -> _Connection | None:
+def _connection_of(request: Request) -> _HangingUp | None:
     """The connection of a request; None behind a server that is not forge's."""
     return request.scope.get("state", {}).get(CONNECTION)
 
