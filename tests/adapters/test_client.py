@@ -1,8 +1,7 @@
-"""`forge.client.Judge`: order, retries, errors; many clients of which half hang up."""
+"""`forge.client.Judge`: order, retries, errors."""
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -123,49 +122,6 @@ def test_a_refused_request_is_one_line_at_once(url: str, tmp_path: Path) -> None
         judge.health()
     with pytest.raises(ConfigError, match="url: found 'ftp://x'; http://HOST:PORT or unix:/PATH"):
         Judge("ftp://x")
-
-
-def test_of_64_clients_half_hang_up_and_no_verdict_is_lost_or_mixed_up(tmp_path: Path) -> None:
-    pool = TextPool(delay_s=0.02)
-    path = tmp_path / "x.sock"
-    found: dict[int, list[tuple[str, str]]] = {}
-
-    def stay(number: int, url: str) -> None:
-        pairs = [(PROBLEM, code(_name(number, one))) for one in range(4)]
-        with Judge(url) as judge:
-            verdicts = judge.judge_many(pairs, concurrency=2)
-            found[number] = [(one.code, one.status) for one in verdicts]
-
-    def hang_up(number: int) -> None:
-        for one in range(8):
-            body = json.dumps({"problem": PROBLEM, "answer": code(_name(number, one))}).encode()
-            head = (
-                "POST /v1/judge HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                f"Content-Length: {len(body)}\r\n\r\n"
-            )
-            content = head.encode() + body
-            with socket.socket(socket.AF_UNIX) as stream:
-                stream.connect(str(path))
-                stream.sendall(content[: len(content) * (one + 1) // 8])
-                time.sleep(0.005 * one)
-
-    with serving(pool, path) as url:
-        threads = [threading.Thread(target=stay, args=(number, url)) for number in range(32)]
-        threads += [threading.Thread(target=hang_up, args=(number,)) for number in range(32, 64)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        with Judge(url) as judge:
-            assert judge.judge(PROBLEM, code("last")).correct
-    for number in range(32):
-        assert found[number] == [
-            (code(_name(number, one)), "wrong" if one % 2 else "correct") for one in range(4)
-        ]
-
-
-def _name(number: int, one: int) -> str:
-    return f"{'wrong' if one % 2 else 'right'} {one} of client {number}"
 
 
 def test_the_client_needs_the_standard_library_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -24,28 +25,20 @@ CHUNKED = (
     b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
     b"5\r\n" + BODY[:5] + b"\r\n%x\r\n" % len(BODY[5:]) + BODY[5:] + b"\r\n0\r\n\r\n"
 )
+LONG = b'{"problems": ["%b"]}' % (b"x" * 300_000)
 USUAL = {
-    "plain": [PLAIN],
-    "small letters": [PLAIN.replace(b"Content-Length", b"content-length")],
-    "head in two parts": [PLAIN[:9], PLAIN[9:]],
-    "head, then body": [PLAIN[: -len(BODY)], BODY],
-    "body in parts": [PLAIN[:-9], PLAIN[-9:-4], PLAIN[-4:]],
-    "chunks": [CHUNKED],
-    "chunks in parts": [CHUNKED[:20], CHUNKED[20:70], CHUNKED[70:]],
-    "100 Continue before it": [b"HTTP/1.1 100 Continue\r\n\r\n", PLAIN],
-    "a header twice": [PLAIN.replace(LENGTH, b"X: 1\r\nX: 2\r\n" + LENGTH)],
-    "line feeds alone": [PLAIN.replace(b"\r\n", b"\n")],
+    "in parts": [PLAIN[:9], PLAIN[9:-9], PLAIN[-9:]],
+    "in chunks": [CHUNKED[:20], CHUNKED[20:]],
+    "long": [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(LONG), LONG],
 }
 """Answers whose connection serves the next request, too."""
 LAST = {
     "up to the end": [b"HTTP/1.1 200 OK\r\n\r\n" + BODY],
-    "HTTP/1.0": [PLAIN.replace(b"1.1", b"1.0")],
     "Connection: close": [PLAIN.replace(LENGTH, LENGTH + b"Connection: close\r\n")],
 }
 BROKEN = {
     "nothing": ([], "RemoteDisconnected"),
     "no HTTP": ([b"\x00" * 40 + b"\r\n\r\n"], "BadStatusLine"),
-    "half of a head": ([b"HTTP/1.1 200 OK\r\nContent"], "Expecting value"),
     "half of a body": ([PLAIN[:-3]], "IncompleteRead"),
     "endless head": ([b"HTTP/1.1 200 OK\r\nX: " + b"x" * (200 << 10)], "LineTooLong"),
     "no object": ([PLAIN.replace(BODY, b"[" + b" " * (len(BODY) - 2) + b"]")], "found list"),
@@ -87,7 +80,7 @@ def answering(path: Path, *answers: Sequence[bytes], is_last: bool = False) -> I
 def test_an_answer_is_read_and_its_connection_used_again(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     with answering(path, USUAL[kind], [PLAIN]) as asked, Judge(f"unix:{path}") as judge:
-        assert judge.problems() == ["a", "b"]
+        assert judge.problems() == json.loads(LONG if kind == "long" else BODY)["problems"]
         assert judge.problems() == ["a", "b"]
     assert asked == [1, 1]
 
@@ -122,14 +115,6 @@ def test_a_broken_connection_is_not_used_again(tmp_path: Path) -> None:
     ):
         assert judge.problems() == ["a", "b"]
     assert asked == [1, 2]
-
-
-def test_a_long_answer_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "x.sock"
-    body = b'{"problems": ["%b"]}' % (b"x" * 300_000)
-    parts = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body]
-    with answering(path, parts), Judge(f"unix:{path}") as judge:
-        assert judge.problems() == ["x" * 300_000]
 
 
 def test_a_url_or_token_that_http_cannot_send_is_refused_without_showing_the_token() -> None:

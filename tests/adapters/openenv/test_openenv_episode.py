@@ -23,8 +23,6 @@ from forge.adapters.subjects import known_problems
 from forge.errors import ConfigError
 from forge.records import Reason
 from tests.adapters.openenv.scripted import (
-    FAULT,
-    HOPELESS,
     PROBLEMS,
     RIGHT,
     SLOW,
@@ -83,16 +81,6 @@ async def test_a_timed_answer_ends_it_at_the_speed_that_the_reward_asks_for() ->
     assert (slow.done, slow.speedup, slow.metadata["speedup_low"]) == (False, 1.5, 1.4)
     assert (await episode.step(act(CODE))).done
     assert episode.state().best_speedup == 2.2
-
-
-@pytest.mark.parametrize("verdict", [FAULT, HOPELESS])
-async def test_without_a_verdict_there_is_neither_a_turn_nor_a_reward(verdict) -> None:
-    episode = episode_of(verdict)
-    with pytest.raises(Refusal, match="not the answer") as error:
-        await episode.step(act(CODE))
-    assert error.value.status == (503 if verdict is FAULT else 422)
-    assert episode.state().turn == 0
-    assert (await episode.step(act(CODE))).turn == 1
 
 
 async def test_two_answers_at_once_are_not_one_turn() -> None:
