@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 MAX_DETAIL = 500
 """Maximum length of the detail of a verdict that no judge gave."""
+NOT_RUN = "not run"
+"""Isolation of a candidate that was refused by its source alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,6 @@ async def open_answering(table: JudgeTable, gpus: Sequence[Gpu]) -> AsyncGenerat
 def answering_on(pool: Pool, table: JudgeTable) -> Answering:
     """Judges answers on a pool that is open already."""
     return Answering(pool, table, make_prompts(PromptTable(preset="standard")))
-
-
-NOT_RUN = "not run"
-"""Isolation of a candidate that was refused by its source alone."""
 
 
 def refuse(problem: ReferenceModule, code: str) -> Verdict | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +17,22 @@ if TYPE_CHECKING:
 
 MAX_ITEMS = 1024
 """Answers of one batch."""
+SCHEMAS = "#/components/schemas/"
+SENDER = {
+    "401": "The bearer token is missing or wrong.",
+    "403": "A server without a token, on loopback, serves no other host name and no web page.",
+}
+"""Refusals of any request."""
+BODY = {
+    "400": "The body is no HTTP.",
+    "408": "The body did not arrive in time.",
+    "413": "The body is too large.",
+    "415": "The content type is not application/json.",
+    "422": "The body is no request; the error says where.",
+}
+"""Refusals of a request with a body."""
+FAULT = {"503": "The machine prevented a verdict, or the server is full: repeat after Retry-After."}
+RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 0}}
 
 
 class Body(BaseModel):
@@ -166,26 +183,10 @@ class ErrorReply(Body):
     """One line: where, what was found, what is allowed."""
 
 
-SCHEMAS = "#/components/schemas/"
 CALLS: tuple[type[BaseModel], ...] = (JudgeCall, BatchCall)
 REPLIES: tuple[type[BaseModel], ...] = (
     JudgeReply, BatchReply, ProblemNames, ProblemReply, HealthReply, ErrorReply,
 )  # fmt: skip
-SENDER = {
-    "401": "The bearer token is missing or wrong.",
-    "403": "A server without a token, on loopback, serves no other host name and no web page.",
-}
-"""Refusals of any request."""
-BODY = {
-    "400": "The body is no HTTP.",
-    "408": "The body did not arrive in time.",
-    "413": "The body is too large.",
-    "415": "The content type is not application/json.",
-    "422": "The body is no request; the error says where.",
-}
-"""Refusals of a request with a body."""
-FAULT = {"503": "The machine prevented a verdict, or the server is full: repeat after Retry-After."}
-RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 0}}
 
 
 @cache
@@ -210,55 +211,43 @@ def document() -> dict[str, Any]:
         },
         "security": [{"token": []}, {}],
         "paths": {
-            "/v1/judge": {"post": _post("Judge one answer", JudgeCall, JudgeReply)},
-            "/v1/judge/batch": {"post": _post("Judge several answers", BatchCall, BatchReply)},
-            "/v1/problems": {"get": _get("List the problems of the server", ProblemNames)},
+            "/v1/judge": {"post": _call("Judge one answer", JudgeReply, body=JudgeCall)},
+            "/v1/judge/batch": {"post": _call("Judge several answers", BatchReply, body=BatchCall)},
+            "/v1/problems": {"get": _call("List the problems of the server", ProblemNames)},
             "/v1/problems/{name}": {
                 "parameters": [name],
-                "get": _get(
+                "get": _call(
                     "Show one problem", ProblemReply, {"404": "The server knows no such problem."}
                 ),
             },
-            "/v1/health": {"get": _health()},
+            "/v1/health": {
+                "get": _call(
+                    "Show the state of the judges", HealthReply, {"503": "No judge takes requests."}
+                )
+            },
         },
     }
 
 
-def _post(summary: str, call: type[BaseModel], reply: type[BaseModel]) -> dict[str, Any]:
-    return {
-        "summary": summary,
-        "requestBody": {"required": True, "content": _content(call)},
-        "responses": {
-            "200": _answer(summary, reply),
-            **_refusals({**SENDER, **BODY, **FAULT}),
-        },
-    }
-
-
-def _get(
-    summary: str, reply: type[BaseModel], refusals: Mapping[str, str] | None = None
+def _call(
+    summary: str,
+    reply: type[BaseModel],
+    more: Mapping[str, str] = MappingProxyType({}),
+    *,
+    body: type[BaseModel] | None = None,
 ) -> dict[str, Any]:
-    found = _refusals({**SENDER, **(refusals or {})})
-    return {"summary": summary, "responses": {"200": _answer(summary, reply), **found}}
-
-
-def _health() -> dict[str, Any]:
-    """No judge is up: the state is sent with 503."""
-    shown = _get("Show the state of the judges", HealthReply)
-    down = {**_answer("No judge takes requests.", HealthReply), "headers": _pause()}
-    return {**shown, "responses": {**shown["responses"], "503": down}}
-
-
-def _refusals(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Answers with an error, by status in order."""
-    found = {status: _answer(text, ErrorReply) for status, text in sorted(texts.items())}
-    if "503" in found:
-        found["503"]["headers"] = _pause()
+    """One operation. `more` are refusals of its own; the state is sent with 503 too."""
+    texts = {**SENDER, **(BODY | FAULT if body is not None else {}), **more}
+    responses = {"200": _answer(summary, reply)}
+    for status, text in sorted(texts.items()):
+        is_state = reply is HealthReply and status == "503"
+        responses[status] = _answer(text, HealthReply if is_state else ErrorReply)
+    if "503" in responses:
+        responses["503"]["headers"] = {"Retry-After": RETRY_AFTER}
+    found: dict[str, Any] = {"summary": summary, "responses": responses}
+    if body is not None:
+        found["requestBody"] = {"required": True, "content": _content(body)}
     return found
-
-
-def _pause() -> dict[str, Any]:
-    return {"Retry-After": RETRY_AFTER}
 
 
 def _answer(text: str, model: type[BaseModel]) -> dict[str, Any]:

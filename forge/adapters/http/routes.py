@@ -49,6 +49,25 @@ if TYPE_CHECKING:
 
 INFRA_RETRY_AFTER_S = 5
 """Pause that a client is asked for after a fault: a judge restarts within it."""
+T = TypeVar("T", bound=BaseModel)
+INVALID = 422
+"""Status of JSON that is no request."""
+MAX_KEY = 40
+"""Characters of a client's key in a message."""
+NEEDED = {
+    "string_type": "a string is needed",
+    "bool_type": "true or false is needed",
+    "dict_type": "an object is needed",
+    "model_type": "an object is needed",
+    "list_type": "an array is needed",
+    "missing": "it is needed",
+}
+"""Requirements by pydantic's type of error."""
+NAMES = {
+    "bool": "a boolean", "int": "a number", "float": "a number", "str": "a string",
+    "list": "an array", "dict": "an object", "NoneType": "null",
+}  # fmt: skip
+"""JSON's names of Python's types."""
 
 
 class JudgeApi:
@@ -187,28 +206,6 @@ def _reply(verdict: Verdict, weights: RewardTable | None) -> dict[str, Any]:
 def _fault(verdict: Verdict) -> str:
     """The fault of the machine in one line."""
     return f"{verdict.status}: {verdict.reason}: {' '.join(verdict.detail.split())}"
-
-
-T = TypeVar("T", bound=BaseModel)
-
-INVALID = 422
-"""Status of JSON that is no request."""
-MAX_KEY = 40
-"""Characters of a client's key in a message."""
-NEEDED = {
-    "string_type": "a string is needed",
-    "bool_type": "true or false is needed",
-    "dict_type": "an object is needed",
-    "model_type": "an object is needed",
-    "list_type": "an array is needed",
-    "missing": "it is needed",
-}
-"""Requirements by pydantic's type of error."""
-NAMES = {
-    "bool": "a boolean", "int": "a number", "float": "a number", "str": "a string",
-    "list": "an array", "dict": "an object", "NoneType": "null",
-}  # fmt: skip
-"""JSON's names of Python's types."""
 
 
 def parse(model: type[T], body: dict[str, Any]) -> T:

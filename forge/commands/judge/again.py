@@ -68,6 +68,17 @@ SELECT t.group_id, t.rollout, t.turn FROM turns t JOIN groups g USING (group_id)
 WHERE t.code_id = ? AND g.problem_id = ? ORDER BY 1, 2, 3
 """
 _PROBLEMS = "SELECT problem_id, text(source_id) AS source, entry_point, precision FROM problems"
+MAX_CHANGED = 40
+"""Changed turns that are listed; --json has all."""
+MAX_DETAIL = 80
+_CHANGED = """
+SELECT turn_id, problem_id, own_status, own_reason, status, reason, detail FROM v_judged_again
+WHERE judging = ? AND is_changed ORDER BY group_id, rollout, turn
+"""
+_COUNTS = """
+SELECT own_status, status, count(*) AS num_turns FROM v_judged_again WHERE judging = ?
+GROUP BY own_status, status
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,20 +253,6 @@ def _kernels(
         if problem_id not in problems:
             raise MachineError(f"{reader.paths.run_db}: no row of the problem {problem_id}")
         yield _Kernel(problem=problems[problem_id], code_id=code_id)
-
-
-MAX_CHANGED = 40
-"""Changed turns that are listed; --json has all."""
-MAX_DETAIL = 80
-
-_CHANGED = """
-SELECT turn_id, problem_id, own_status, own_reason, status, reason, detail FROM v_judged_again
-WHERE judging = ? AND is_changed ORDER BY group_id, rollout, turn
-"""
-_COUNTS = """
-SELECT own_status, status, count(*) AS num_turns FROM v_judged_again WHERE judging = ?
-GROUP BY own_status, status
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

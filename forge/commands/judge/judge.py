@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from forge.records import Problem
 
 
+MAX_NAME = 256
+"""Characters of a path in a message: users paste a source in place of a path."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """The verdicts, in the order of the candidates' names."""
@@ -152,10 +156,6 @@ async def _judge_all(
         for index, job in enumerate(jobs):
             tasks.start_soon(judge_one, index, job)
     return [verdicts[index] for index in range(len(jobs))]
-
-
-MAX_NAME = 256
-"""Characters of a path in a message: users paste a source in place of a path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _ASSIGNMENT = re.compile(r"\s*(?:([^=]+):)?\s*([^\W\d]\w*)\s*=(.*)", re.DOTALL)
 BOOLEANS = {"true": True, "false": False}
 """Booleans as TOML writes them."""
+OPTION = "--shape"
+_PROBLEM = re.compile(r"([^=]+:)?(.*)", re.DOTALL)
+_NEXT = re.compile(r",(?=(?:[^=,]+:)?\s*[^\W\d]\w*\s*=)")
+"""A comma before the next name, or problem and name; a comma in a value does not separate."""
 
 
 def parse_overrides(items: Iterable[str], *, option: str = "--override") -> Overrides:
@@ -115,12 +119,6 @@ def _value(text: str) -> Constant:
     if not _is_constant(value):
         raise ValueError(text)
     return value
-
-
-OPTION = "--shape"
-_PROBLEM = re.compile(r"([^=]+:)?(.*)", re.DOTALL)
-_NEXT = re.compile(r",(?=(?:[^=,]+:)?\s*[^\W\d]\w*\s*=)")
-"""A comma before the next name, or problem and name; a comma in a value does not separate."""
 
 
 def parse_shapes(items: Sequence[str]) -> tuple[Overrides, ...]:
