@@ -31,15 +31,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from forge.errors import MachineError
 from forge.store.read_only import is_damage, open_read_only
 from forge.store.schema.create import check_version
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from forge.store.layout import RunPaths
 
@@ -216,7 +216,7 @@ CHECKSUMMED = 8
 """Bytes of a frame's header that its checksum covers, before the page."""
 
 Checksum: TypeAlias = tuple[int, int]
-Words: TypeAlias = NDArray[np.uint32]
+Words: TypeAlias = "NDArray[np.uint32]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class _Wal:
         if len(self.data) < HEADER.size + FRAME.size:
             return
         magic, _, self.page_bytes, _, *salts, one, two = HEADER.unpack_from(self.data)
-        self.words = np.dtype(">u4" if magic == BIG_ENDIAN else "<u4")
+        self.words = ">u4" if magic == BIG_ENDIAN else "<u4"
         head = self.data[: HEADER.size - CHECKSUMMED]
         is_known = magic in (LITTLE_ENDIAN, BIG_ENDIAN)
         self.is_headed = is_known and self.checksum(head, (0, 0)) == (one, two)
@@ -251,6 +251,8 @@ class _Wal:
 
     def checksum(self, data: bytes, seed: Checksum) -> Checksum:
         """SQLite's checksum of whole words, from the one before."""
+        import numpy as np  # not for readers, which check no frame
+
         return _wal_checksum(np.frombuffer(data, self.words).astype(np.uint32), seed)
 
     def page(self, frame: _Frame) -> bytes:
@@ -327,7 +329,7 @@ def _read_page(descriptor: int, number: int, num_bytes: int) -> bytes:
 def _wal_checksum(words: Words, seed: Checksum) -> Checksum:
     """SQLite's checksum, a linear map of seed and words: `a += word + b; b += word + a` in turn."""
     by_seed, by_word = _weights(len(words) // 2)
-    one, two = (int((words * weights).sum(dtype=np.uint32)) for weights in by_word)
+    one, two = (int((words * weights).sum(dtype="uint32")) for weights in by_word)
     (p, q), (r, s) = by_seed
     return (one + p * seed[0] + q * seed[1]) % 2**32, (two + r * seed[0] + s * seed[1]) % 2**32
 
@@ -335,6 +337,8 @@ def _wal_checksum(words: Words, seed: Checksum) -> Checksum:
 @cache
 def _weights(num_pairs: int) -> tuple[tuple[Checksum, Checksum], tuple[Words, Words]]:
     """Weights of the seed and of each word in the two numbers of a checksum, modulo 2**32."""
+    import numpy as np
+
     p, q, r, s = 1, 0, 0, 1  # the map of the pairs that follow
     one: list[int] = []
     two: list[int] = []

@@ -47,6 +47,7 @@ JSON_COLUMNS = {
     ("verdicts", "phase_s"): _TURN,
     ("evaluations", "pass_at_k"): "'evaluation_id ' || evaluation_id",
     ("evaluations", "detail"): "'evaluation_id ' || evaluation_id",
+    ("judgings", "settings"): "'judging ' || judging",
 }
 """Table and column to the SQL that names a row in an error."""
 
