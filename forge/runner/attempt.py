@@ -1,23 +1,35 @@
-"""Description of one start of a run, for repeating it: commit and uncommitted changes, versions,
-machine."""
+"""Records of one attempt: its description, for repeating it (commit and uncommitted changes,
+versions, machine); its log, STATUS.json, counters and limits, by background tasks that never delay
+the work; and how it ended.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import platform
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
+
 from forge import origin
 from forge.process.machine import total_memory_bytes
-from forge.records import Attempt
+from forge.records import Attempt, AttemptEnd
+from forge.runner.live.stopping import limit_reached
 from forge.runner.plan.machine import count_cores
+from forge.store.ownership import write_status
 from forge.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forge.exits import Ending
     from forge.process.devices import Gpu
+    from forge.runner.stages.run_context import RunContext
 
 PACKAGES = (
     "torch", "triton", "transformers", "trl", "peft", "datasets", "tokenizers",
@@ -26,6 +38,9 @@ PACKAGES = (
 MAX_DIFF_BYTES = 1 << 20
 """Maximum recorded length of uncommitted changes; longer ones are cut."""
 UNKNOWN_CHANGES = "forge was built from a checkout with uncommitted changes, which are not known\n"
+STATUS_EVERY_S = 1.0
+MAX_REASON = 2000
+"""Maximum length of the recorded reason in characters; a dead child's includes log lines."""
 
 
 def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt:
@@ -64,3 +79,70 @@ def _describe_code(package: Path) -> tuple[str, str]:
         return commit, diff[:MAX_DIFF_BYTES]
     built = origin.read_record(package)
     return built.commit, UNKNOWN_CHANGES if built.is_changed else ""
+
+
+class RunLog(logging.FileHandler):
+    """A log file that drops the lines that it cannot write: the run's own error says why."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one line, unless the disk is full or read-only."""
+        with suppress(OSError):  # of the first line, which opens the file
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Prints a mistake in a call of the logger; nothing about the disk."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
+def log_to(path: Path) -> None:
+    """Send the supervisor's log to a file: the terminal shows only progress."""
+    handler = RunLog(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+async def keep_status(run: RunContext) -> None:
+    """Write STATUS.json once a second until cancelled."""
+    while True:
+        record_status(run, state="running", control_socket=str(run.control_socket))
+        await anyio.sleep(STATUS_EVERY_S)
+
+
+async def keep_counters(run: RunContext) -> None:
+    """Update the token and judgement counters and check `[limits]`, twice a second."""
+    progress, limits = run.progress, run.experiment.limits
+    while True:
+        now = time.monotonic()
+        if run.replicas is not None:
+            progress.tokens.set(run.replicas.stats().generated_tokens, now)
+        if run.pool is not None:
+            progress.judged.set(run.pool.stats().num_judged, now)
+        progress.measure_idle(run.busy())
+        hours = (now - progress.started_at) / 3600
+        reached = limit_reached(limits, hours=hours, tokens=progress.tokens.total)
+        if reached and not run.stop.is_set:
+            run.stop.set(reached)
+            run.console.say(f"{reached}: finishing the step and saving")
+        await anyio.sleep(0.5)
+
+
+def record_status(run: RunContext, *, state: str, **more: str) -> None:
+    """Write STATUS.json once."""
+    status = {**run.progress.snapshot(), "state": state, "pid": os.getpid(), "at": time.time()}
+    write_status(run.paths, status | more)
+
+
+async def record_end(run: RunContext, ending: Ending) -> None:
+    """Record how the attempt ended. Returns once it is on disk; each wait on the store has its own
+    deadline."""
+    row = AttemptEnd(
+        attempt=run.attempt,
+        ended_at=time.time(),
+        exit_code=ending.code,
+        reason=ending.message[:MAX_REASON],
+    )
+    with anyio.CancelScope(shield=True):
+        await run.writer.put(row)
+        await run.writer.flush()

@@ -21,8 +21,7 @@ from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import EvalStage
 from forge.errors import ConfigError
 from forge.records import Event
-from forge.runner.past import EarlierAttempts, require_checkpoint
-from forge.runner.prepare.missing_rows import FORKED
+from forge.runner.past import FORKED, EarlierAttempts, require_checkpoint
 from forge.runner.weights.resume import load_stage_weights
 from forge.store.identity import read_identity
 from forge.store.layout import create_run, find_run, write_file

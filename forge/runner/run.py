@@ -28,8 +28,7 @@ from forge.errors import ForgeError, MachineError
 from forge.exits import Ending, ending_of
 from forge.process.machine import collect_less_often, use_one_heap
 from forge.process.sockets import open_socket_dir, remove_left_dirs, remove_socket_dir
-from forge.runner.attempt import describe_attempt
-from forge.runner.background import keep_status, log_to, record_end, record_status
+from forge.runner.attempt import describe_attempt, keep_status, log_to, record_end, record_status
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.console import Console
 from forge.runner.live.held_directory import hold_directory

@@ -21,7 +21,7 @@ from forge.config.schema import EvalStage, GrpoStage, SftStage
 from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
 from forge.records import Evaluation, Event
-from forge.runner.background import keep_counters
+from forge.runner.attempt import keep_counters
 from forge.runner.early_start import TRAINED_SHARE, EarlyStart, is_before_use, start_early
 from forge.runner.live.kernels import KernelTravel
 from forge.runner.other_baseline import with_other_baseline

@@ -13,8 +13,7 @@ from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, PolicyVersion
 from forge.runner.fork import fork_run
-from forge.runner.past import EarlierAttempts, back_to_step, load_past
-from forge.runner.prepare.missing_rows import hold_rows
+from forge.runner.past import EarlierAttempts, back_to_step, hold_rows, load_past
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths, create_run
 from forge.store.reader import open_run

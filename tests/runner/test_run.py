@@ -21,7 +21,7 @@ from forge.process.devices import Gpu, Vendor
 from forge.process.environment import child_env
 from forge.runner import run as run_module
 from forge.runner import work as stages
-from forge.runner.background import keep_counters
+from forge.runner.attempt import keep_counters
 from forge.runner.live.console import Console
 from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest

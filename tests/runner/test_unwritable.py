@@ -13,7 +13,7 @@ import pytest
 
 from forge.errors import ChildDied, MachineError
 from forge.exits import ending_of
-from forge.runner.background import RunLog
+from forge.runner.attempt import RunLog
 from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock, read_status, write_status
 

@@ -16,7 +16,7 @@ from forge.commands.doctor.finding import Finding, can_run, error, to_json, warn
 from forge.config.load import load_experiment
 from forge.config.schema import EvalStage
 from forge.errors import ConfigError, ForgeError, MachineError
-from forge.runner.prepare.missing_rows import hold_rows, name_steps
+from forge.runner.past import hold_rows, name_steps
 from forge.runner.weights.resume import find_starting_weights, load_stage_weights
 from forge.serve.weights import Weights
 from forge.store.durable import find_faults
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from forge.config.schema import Experiment
-    from forge.runner.prepare.missing_rows import HeldRows
+    from forge.runner.past import HeldRows
     from forge.store.layout import RunPaths
     from forge.store.reader import RunReader
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import groupby
 from operator import itemgetter
@@ -106,20 +106,17 @@ async def evaluate(
         show: Drive the progress display, which a training stage uses otherwise.
         kept: Groups of an earlier attempt, which are not played again.
     """
-    playing = Playing.of(run, settings, stage=stage, step=step, show=show, kept=kept)
+    playing = Playing(run=run, rules=_rules_of(run, settings), stage=stage, step=step, show=show)
+    playing.groups += kept
     if show:
         playing.show_begin(label, len(problems))
     version = await playing.play_all(problems)
-    measure = partial(
-        evaluate_groups,
-        playing.groups,
-        problems,
-        stage=label,
-        step=step,
-        version=version,
-        max_turns=settings.max_turns,
-    )
-    result = await anyio.to_thread.run_sync(lambda: measure(at=time.time()))
+    result = await anyio.to_thread.run_sync(
+        lambda: evaluate_groups(
+            playing.groups, problems, stage=label, step=step, version=version,
+            max_turns=settings.max_turns, at=time.time(),
+        )
+    )  # fmt: skip
     result = await _with_detail(run, result, problems, stage=stage)
     await run.writer.put(result)
     return result
@@ -135,33 +132,8 @@ class Playing:
     stage: int
     step: int
     show: bool
-    groups: list[Group]
+    groups: list[Group] = field(default_factory=list[Group])
     """Finished groups, those of an earlier attempt included."""
-    limiter: anyio.CapacityLimiter
-
-    @classmethod
-    def of(
-        cls,
-        run: RunContext,
-        settings: EvalSettings,
-        *,
-        stage: int,
-        step: int,
-        show: bool,
-        kept: Sequence[Group],
-    ) -> Playing:
-        """Nothing played but the groups of an earlier attempt."""
-        rules = _rules_of(run, settings)
-        sizes = [rule.group_size for rule in rules]
-        return cls(
-            run=run,
-            rules=rules,
-            stage=stage,
-            step=step,
-            show=show,
-            groups=[*kept],
-            limiter=anyio.CapacityLimiter(groups_in_flight(run.experiment.serve, sizes)),
-        )
 
     def show_begin(self, label: str, num_problems: int) -> None:
         """Sets up the progress display."""
@@ -174,17 +146,21 @@ class Playing:
     async def play_all(self, problems: Sequence[Problem]) -> int:
         """Plays what an earlier attempt has not. Returns the policy version that played."""
         done = {(group.problem_id, group.is_greedy) for group in self.groups}
+        sizes = [rule.group_size for rule in self.rules]
+        limiter = anyio.CapacityLimiter(groups_in_flight(self.run.experiment.serve, sizes))
         async with self.run.pinned_ports() as ports:
             version = self.run.weights.version
             async with anyio.create_task_group() as tasks:
                 for problem in problems:
                     for rule in self.rules:
                         if (problem.problem_id, rule.temperature == 0.0) not in done:
-                            tasks.start_soon(self._play, problem, rule, ports)
+                            tasks.start_soon(self._play, problem, rule, ports, limiter)
         return version
 
-    async def _play(self, problem: Problem, rule: Rules, ports: Ports) -> None:
-        async with self.limiter:
+    async def _play(
+        self, problem: Problem, rule: Rules, ports: Ports, limiter: anyio.CapacityLimiter
+    ) -> None:
+        async with limiter:
             place = GroupPlace(
                 group_id=next(self.run.group_ids),
                 purpose=Purpose.EVAL,

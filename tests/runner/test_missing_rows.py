@@ -12,7 +12,7 @@ import pytest
 
 from forge.config.schema import EvalStage, GrpoStage
 from forge.records import Status
-from forge.runner.prepare.missing_rows import HeldRows, hold_rows
+from forge.runner.past import HeldRows, hold_rows
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.train.batch import write_batch
