@@ -207,7 +207,7 @@ SUPERVISOR: dict[str, set[str]] = {
     "adapters": {"client"},
     "adapters.http": {"adapters"},
     "adapters.openenv": {"adapters", "adapters.http", "runner.prepare"},
-    "commands.doctor": {"runner.plan", "runner.prepare", "runner.weights"},
+    "commands.doctor": {"runner", "runner.plan", "runner.weights"},
 }  # fmt: skip
 """The rooms of the supervisor that each of its rooms may import, besides PARTS."""
 
