@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -30,6 +31,19 @@ def wait_for(condition: Callable[[], bool], *, timeout_s: float, what: str) -> N
     while not condition():
         assert time.monotonic() < end, f"waited {timeout_s:.0f} s for {what}"
         time.sleep(0.1)
+
+
+def until(process: subprocess.Popen[str], condition: Callable[[], bool], *, what: str) -> None:
+    """Waits for a condition while a process runs; its end before is a failure."""
+    wait_for(lambda: condition() or process.poll() is not None, timeout_s=200, what=what)
+    assert process.poll() is None, process.communicate()[1]
+
+
+def kill(run: subprocess.Popen[str], root: Path) -> None:
+    """Ends a run by SIGKILL, and waits until its children have ended."""
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    wait_for(lambda: not children_of_run(root), timeout_s=20, what="the children to end")
 
 
 def children_of_run(root: Path) -> list[int]:

@@ -29,6 +29,19 @@ def get_init_inputs():
 """
 FUNCTION = "def f(x):\n    return torch.tanh(x)\n"
 
+TINY = """\
+[model]
+init = "tiny"
+[model.tiny]
+hidden_size = 64
+num_layers = 2
+num_heads = 2
+num_kv_heads = 1
+intermediate_size = 128
+vocab_size = 512
+"""
+"""A model for runs whose answers do not matter."""
+
 GRPO_EXPERIMENT = """\
 name = "grpo"
 [model]

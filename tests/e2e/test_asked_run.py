@@ -6,13 +6,12 @@ It resumes from the requested checkpoint, on the same samples, and does not eval
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
 
 from forge.train.checkpoints import checkpoints
-from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
+from tests.e2e.commands import forge, kill, last_trained, opened, start, until
 from tests.e2e.experiments import GRPO_EXPERIMENT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(200)]
@@ -28,12 +27,7 @@ def test_a_requested_checkpoint_and_evaluation_survive_a_kill(grpo_project: Path
     root = grpo_project / "runs" / "grpo-1"
 
     asked = start(grpo_project, "run", "grpo.toml")
-    wait_for(
-        lambda: last_trained(root) >= 1 or asked.poll() is not None,
-        timeout_s=100,
-        what="step 1 to be trained",
-    )
-    assert asked.poll() is None, asked.communicate()[1]
+    until(asked, lambda: last_trained(root) >= 1, what="step 1 to be trained")
     for command, words in (
         ("save", "grpo-0: saves a checkpoint after the step that runs"),
         ("evaluate", "grpo-0: evaluates after the step that runs"),
@@ -45,14 +39,13 @@ def test_a_requested_checkpoint_and_evaluation_survive_a_kill(grpo_project: Path
         c["name"] for c in status["components"]
     }
     assert all(c["memory_bytes"] > 1 << 20 for c in status["components"])
-    wait_for(
-        lambda: bool(evaluations(root)) and bool(checkpoints(root / "checkpoints" / "stage-0")),
-        timeout_s=60,
+    stage = root / "checkpoints" / "stage-0"
+    until(
+        asked,
+        lambda: bool(evaluations(root)) and bool(checkpoints(stage)),
         what="a checkpoint and an evaluation",
     )
-    asked.send_signal(signal.SIGKILL)
-    asked.communicate()
-    wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
+    kill(asked, root)
     (saved_step,) = checkpoints(root / "checkpoints" / "stage-0")
     refused = forge("save", "grpo-1", cwd=grpo_project)
     assert refused.returncode == 2

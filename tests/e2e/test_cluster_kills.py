@@ -19,7 +19,7 @@ import pytest
 
 from forge.process.sockets import remove_left_dirs
 from tests.cluster.nodes import LocalNodes, local_nodes, needs_ray
-from tests.e2e.commands import children_of_run, last_trained, opened, start, wait_for
+from tests.e2e.commands import children_of_run, last_trained, opened, start, until, wait_for
 from tests.e2e.experiments import GRPO_EXPERIMENT
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ class Run:
         time.sleep(STOPPED_S)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        wait_for(lambda: condition() or self.process.poll() is not None, timeout_s=300, what=what)
-        assert self.process.poll() is None, f"it ended before: {what}"
+        until(self.process, condition, what=what)
 
 
 def in_prepare(run: Run) -> str:

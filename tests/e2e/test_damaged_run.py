@@ -5,24 +5,19 @@ line, and trains no sample twice. What a stage decides without a trainer is in
 from __future__ import annotations
 
 import shutil
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
-from tests.e2e.experiments import GRPO_EXPERIMENT, PROBLEM, teach
+from tests.e2e.commands import forge, kill, last_trained, opened, start, until
+from tests.e2e.experiments import GRPO_EXPERIMENT
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 ONCE = (
     "SELECT count(*) = count(DISTINCT sample_id), count(DISTINCT step), min(staleness) >= 0, "
@@ -36,25 +31,15 @@ WHERE a.attempt = 1 AND b.attempt = 2
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(grpo_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints of steps 3 and 6, killed after step 7 or 8 of 9."""
     folder = tmp_path_factory.mktemp("damage")
-    (folder / "problems" / "level1").mkdir(parents=True)
-    for name in ("tanh", "exp", "abs"):
-        (folder / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
+    shutil.copytree(grpo_template, folder, dirs_exist_ok=True)
     (folder / "grpo.toml").write_text(GRPO_EXPERIMENT)
-    teach(folder / "model", problems=sorted((folder / "problems" / "level1").iterdir()))
     root = folder / "runs" / "grpo-1"
     run = start(folder, "run", "grpo.toml")
-    wait_for(
-        lambda: last_trained(root) >= 7 or run.poll() is not None,
-        timeout_s=200,
-        what="step 7 to be trained",
-    )
-    assert run.poll() is None, run.communicate()[1]
-    run.send_signal(signal.SIGKILL)
-    run.communicate()
-    wait_for(lambda: not children_of_run(root), timeout_s=20, what="the children to end")
+    until(run, lambda: last_trained(root) >= 7, what="step 7 to be trained")
+    kill(run, root)
     assert last_trained(root) < 9
     return root
 
@@ -79,7 +64,6 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.long
 def test_one_flipped_byte_lets_the_run_train_the_same_samples_from_the_older_checkpoint(
     killed: Path,
 ) -> None:
@@ -99,7 +83,6 @@ def test_one_flipped_byte_lets_the_run_train_the_same_samples_from_the_older_che
     assert abandoned == changed == (0,)
 
 
-@pytest.mark.long
 def test_without_its_batches_a_run_plays_the_lost_steps_again(killed: Path) -> None:
     said = resume(killed, "batches", lambda root: shutil.rmtree(root / "batches"))
     assert "batches/0-000007.npz: missing; grpo-0 goes back to step 6, step" in said
@@ -108,7 +91,6 @@ def test_without_its_batches_a_run_plays_the_lost_steps_again(killed: Path) -> N
         assert db.execute(AGAIN).fetchone() == (0,)
 
 
-@pytest.mark.long
 def test_from_an_earlier_step_nothing_of_later_steps_is_reused_also_without_weights(
     killed: Path,
 ) -> None:
@@ -125,7 +107,6 @@ def test_from_an_earlier_step_nothing_of_later_steps_is_reused_also_without_weig
     assert twice == (0,)
 
 
-@pytest.mark.long
 def test_a_fork_continues_the_checkpoint_in_a_run_of_its_own(killed: Path) -> None:
     done = forge("run", "--fork", "grpo-1:6", cwd=killed.parents[1])
     assert done.returncode == 0, done.stderr

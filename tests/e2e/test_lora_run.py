@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.commands import forge, opened
-from tests.e2e.experiments import FUNCTION
+from tests.e2e.experiments import FUNCTION, TINY
 
 pytestmark = [
     pytest.mark.e2e,
@@ -18,18 +18,9 @@ pytestmark = [
     pytest.mark.timeout(200),
 ]
 
-EXPERIMENT = """\
+EXPERIMENT = f"""\
 name = "lora"
-[model]
-init = "tiny"
-[model.tiny]
-hidden_size = 32
-num_layers = 1
-num_heads = 1
-num_kv_heads = 1
-intermediate_size = 64
-vocab_size = 320
-[model.lora]
+{TINY}[model.lora]
 r = 4
 [problems]
 num_problems = 100

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forge.store.durable import read_acknowledged
-from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
+from tests.e2e.commands import forge, kill, last_trained, opened, start, until
 from tests.e2e.experiments import GRPO_EXPERIMENT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
@@ -24,22 +23,12 @@ def test_a_resume_on_an_older_copy_of_run_db_says_what_is_missing_and_reuses_no_
 
     killed = start(grpo_project, "run", "grpo.toml")
 
-    def wait_for_step(step: int) -> None:
-        wait_for(
-            lambda: last_trained(root) >= step or killed.poll() is not None,
-            timeout_s=150,
-            what=f"step {step} to be trained",
-        )
-
-    wait_for_step(1)
+    until(killed, lambda: last_trained(root) >= 1, what="step 1 to be trained")
     with opened(root) as db, closing(sqlite3.connect(grpo_project / "older.db")) as older:
         db.backup(older)
         (kept,) = older.execute("SELECT max(sample_id) FROM samples").fetchone()
-    wait_for_step(5)
-    assert killed.poll() is None, killed.communicate()[1]
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
+    until(killed, lambda: last_trained(root) >= 5, what="step 5 to be trained")
+    kill(killed, root)
     whole = read_acknowledged(root / "acknowledged")
     with opened(root) as db:
         trained = set(db.execute("SELECT sample_id FROM sample_uses WHERE step <= 3"))

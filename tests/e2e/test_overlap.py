@@ -4,12 +4,11 @@ come by priority; killed and resumed in between.
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
+from tests.e2e.commands import forge, kill, last_trained, opened, start, until
 from tests.e2e.experiments import GRPO_EXPERIMENT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
@@ -26,15 +25,8 @@ def test_overlap_keeps_its_bounds_through_a_kill(grpo_project: Path) -> None:
     root = grpo_project / "runs" / "grpo-1"
 
     killed = start(grpo_project, "run", "grpo.toml")
-    wait_for(
-        lambda: last_trained(root) >= 4 or killed.poll() is not None,
-        timeout_s=150,
-        what="step 4 to be trained",
-    )
-    assert killed.poll() is None, killed.communicate()[1]
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
+    until(killed, lambda: last_trained(root) >= 4, what="step 4 to be trained")
+    kill(killed, root)
     finished = forge("resume", "grpo-1", cwd=grpo_project)
     assert finished.returncode == 0, finished.stderr
 

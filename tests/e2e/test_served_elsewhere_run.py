@@ -9,14 +9,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.e2e.commands import children_of_run, last_trained, opened, wait_for
+from tests.e2e.commands import kill, last_trained, opened, until, wait_for
 from tests.e2e.experiments import GRPO_EXPERIMENT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
@@ -69,14 +69,6 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, said
 
 
-def until_step(step: int, root: Path, process: subprocess.Popen[str]) -> None:
-    is_there: Callable[[], bool] = lambda: (  # noqa: E731
-        last_trained(root) >= step or process.poll() is not None
-    )
-    wait_for(is_there, timeout_s=150, what=f"step {step} to be trained")
-    assert process.poll() is None, process.communicate()[1]
-
-
 def check(root: Path, *, attempts: int) -> None:
     """Every turn has one version, a published one, at most a step behind; all steps are trained."""
     with opened(root) as db:
@@ -116,14 +108,12 @@ def test_the_server_and_then_the_run_are_killed_and_nothing_is_lost(grpo_project
     with serving(grpo_project) as (url, pid):
         write_project(grpo_project, url)
         run = begin(grpo_project, "run", "grpo.toml")
-        until_step(2, root, run)
+        until(run, lambda: last_trained(root) >= 2, what="step 2 to be trained")
         engines = psutil.Process(pid).children(recursive=True)
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not any(e.is_running() for e in engines), timeout_s=10, what="their end")
     with serving(grpo_project, listen=url.removeprefix("http://")):
-        until_step(5, root, run)
-        run.send_signal(signal.SIGKILL)
-        run.communicate()
-        wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
+        until(run, lambda: last_trained(root) >= 5, what="step 5 to be trained")
+        kill(run, root)
         finish(begin(grpo_project, "resume", "grpo-1"))
     check(root, attempts=2)

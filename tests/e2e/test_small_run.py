@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import children_of_run, forge, opened, start, wait_for
-from tests.e2e.experiments import FUNCTION, PROBLEM
+from tests.e2e.commands import children_of_run, forge, kill, opened, start, until
+from tests.e2e.experiments import FUNCTION, PROBLEM, TINY
 
 pytestmark = [
     pytest.mark.e2e,
@@ -23,18 +23,9 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-EXPERIMENT = """\
+EXPERIMENT = f"""\
 name = "small"
-[model]
-init = "tiny"
-[model.tiny]
-hidden_size = 64
-num_layers = 2
-num_heads = 2
-num_kv_heads = 1
-intermediate_size = 128
-vocab_size = 512
-[problems]
+{TINY}[problems]
 num_problems = 120
 sft_by_level = [20, 20, 20, 20]
 [data]
@@ -92,10 +83,6 @@ learning_rate = 1e-4
 """
 
 
-def sft_has_begun(root: Path) -> bool:
-    return any(root.glob("checkpoints/stage-1/checkpoint-*"))
-
-
 def is_training(root: Path, *, pid: int) -> bool:
     status = json.loads((root / "STATUS.json").read_text())
     return status["pid"] == pid and status["stage"] == "sft-1"
@@ -108,11 +95,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "small.toml").write_text(EXPERIMENT)
     root = folder / "runs" / "small-1"
     run = start(folder, "run", "small.toml")
-    wait_for(lambda: sft_has_begun(root), timeout_s=150, what="a checkpoint of SFT")
+    until(run, lambda: any(root.glob("checkpoints/stage-1/checkpoint-*")), what="a checkpoint")
     assert children_of_run(root)
-    run.send_signal(signal.SIGKILL)
-    run.communicate()
-    wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
+    kill(run, root)
     shutil.copytree(root, folder / "kept" / "small-1", symlinks=True)
     return folder / "kept" / "small-1"
 
@@ -161,9 +146,7 @@ def test_an_archive_is_continued_elsewhere(finished: Path, tmp_path: Path) -> No
 @pytest.mark.long
 def test_ctrl_c_ends_a_run_that_a_resume_finishes(killed: Path) -> None:
     stopped = start(killed.parent, "resume", str(killed))
-    wait_for(
-        lambda: is_training(killed, pid=stopped.pid), timeout_s=100, what="the resumed run to train"
-    )
+    until(stopped, lambda: is_training(killed, pid=stopped.pid), what="the resumed run to train")
     os.kill(stopped.pid, signal.SIGINT)
     errors = stopped.communicate(timeout=120)[1]
     assert stopped.returncode == 130, errors
@@ -185,7 +168,10 @@ def test_forge_eval_gives_the_figures_of_the_runs_own_evaluation(finished: Path)
         "WHERE purpose = 'eval' AND turn = 0 AND stage = (SELECT max(stage_index) FROM evaluations)"
         " ORDER BY 1, 2, 3"
     )
-    figures = "SELECT pass_at_1, ci_low, ci_high, pass_at_1_greedy, compile_rate FROM evaluations"
+    figures = (
+        "SELECT pass_at_1, ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate, "
+        "num_problems, num_samples, max_turns FROM evaluations"
+    )
     with opened(finished) as own, opened(finished.parent / "eval-small-1-heldout-1") as again:
         assert own.execute(first).fetchall() == again.execute(first).fetchall() != []
         last = own.execute(f"{figures} ORDER BY evaluation_id DESC LIMIT 1").fetchall()

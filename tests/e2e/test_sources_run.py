@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from forge.data.inductor import rewrite
 from tests.e2e.commands import forge, opened
+from tests.e2e.experiments import TINY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,16 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
 
 EXPERIMENT = """\
 name = "full"
-[model]
-init = "tiny"
-[model.tiny]
-hidden_size = 64
-num_layers = 2
-num_heads = 2
-num_kv_heads = 1
-intermediate_size = 128
-vocab_size = 400
-[problems]
+{tiny}[problems]
 source = "dir"
 path = "bench"
 train_levels = [1, 2]
@@ -141,7 +133,8 @@ def project(tmp_path: Path) -> Path:
 
 
 def write_experiment(project: Path, *, path: str, format: str) -> None:
-    (project / "x.toml").write_text(EXPERIMENT.format(path=path, format=format))
+    text = EXPERIMENT.format(path=path, format=format, tiny=TINY)
+    (project / "x.toml").write_text(text)
 
 
 def write_rows(project: Path, rows: list[dict[str, object]]) -> None:
@@ -188,20 +181,25 @@ def test_rows_with_a_heldout_problem_are_refused(project: Path) -> None:
     assert "level3/1_cos is held out" in line
 
 
-def test_an_evaluation_on_problems_of_rows_says_so(project: Path) -> None:
+def test_rows_are_trained_on_as_often_as_asked_and_an_evaluation_on_their_problems_says_so(
+    project: Path,
+) -> None:
     rows = book(*HELDOUT)
     for row in rows:  # Inductor's own answers are longer than a tiny model's context
         row["triton_code"] = rewrite(str(row["triton_code"])).code
-    write_rows(project, rows)
+    write_rows(project, [*rows, {**rows[0], "uuid": "none", "triton_code": "no class"}])
     write_experiment(project, path="book.parquet", format="kernelbook")
+    sft = '{ kind = "sft", epochs = 4, batch_size = 2, learning_rate = 1e-3 }'
     done = forge(
         "run", "x.toml", "--set", "problems.duplicates=allow",
-        "--set", 'stage=[{ kind = "sft", steps = 2, learning_rate = 1e-3 }, { kind = "eval" }]',
-        cwd=project,
+        "--set", f'stage=[{sft}, {{ kind = "eval" }}]', cwd=project,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+    root = project / "runs" / "full-1"
+    assert (root / "weights" / "sft-000004").is_dir(), "2 rows by 2, four times"
+    log = next(root.glob("logs/attempt-1/supervisor.log")).read_text()
+    assert "left out 1 without the class that a judge calls" in log
     assert "trained on 2 of 2 problems" in done.stdout + done.stderr
     shown = json.loads(forge("show", "full-1", "--json", cwd=project).stdout)
     assert [row["num_trained_problems"] for row in shown["evaluations"]] == [2]
-    report = (project / "runs" / "full-1" / "report.html").read_text()
-    assert "trained on 2 of 2 problems" in report
+    assert "trained on 2 of 2 problems" in (root / "report.html").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sqlite3
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.e2e.commands import children_of_run, forge, opened, start, wait_for
+from tests.e2e.commands import forge, kill, opened, start, until
 from tests.e2e.experiments import PROBLEM
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
@@ -76,14 +75,14 @@ def served() -> Iterator[str]:
         server.shutdown()
 
 
-def num_finished(root: Path) -> int:
-    """Groups that have ended."""
+def finished_problems(root: Path) -> set[str]:
+    """Problems of the groups that have ended."""
     try:
         with opened(root) as db:
-            (count,) = db.execute("SELECT count(*) FROM groups WHERE num_rollouts > 0").fetchone()
+            found = db.execute("SELECT problem_id FROM groups WHERE num_rollouts > 0").fetchall()
     except sqlite3.OperationalError:
-        return 0
-    return count
+        return set()
+    return {name for (name,) in found}
 
 
 def test_an_evaluation_that_was_killed_plays_only_what_is_missing(tmp_path: Path) -> None:
@@ -93,26 +92,11 @@ def test_an_evaluation_that_was_killed_plays_only_what_is_missing(tmp_path: Path
         file.write_text(PROBLEM.format(name).replace("batch_size = 4096\ndim = 393216\n", SIZES))
     root = tmp_path / "runs" / "eval-relu-1-problems-1"
     with served() as url:
-        options = (
-            "--suite",
-            "problems",
-            "--samples",
-            "2",
-            "--turns",
-            "1",
-            "--set",
-            "serve.slots=2",
-        )
+        options = ("--suite=problems", "--samples=2", "--turns=1", "--set=serve.slots=2")
         run = start(tmp_path, "eval", url, *options)
-        wait_for(lambda: num_finished(root) >= 2, timeout_s=100, what="two groups")
-        run.send_signal(signal.SIGKILL)
-        run.communicate()
-        wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
-        with opened(root) as db:
-            finished = {
-                name
-                for (name,) in db.execute("SELECT problem_id FROM groups WHERE num_rollouts > 0")
-            }
+        until(run, lambda: len(finished_problems(root)) >= 2, what="two groups")
+        kill(run, root)
+        finished = finished_problems(root)
         before = Counter(ReluServer.asked)
         resumed = forge("resume", root.name, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
