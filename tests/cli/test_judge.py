@@ -106,25 +106,6 @@ def test_a_source_that_no_judge_would_run_needs_no_judge(
     assert judged.to_json()["isolation"] == "not run"
 
 
-def test_only_the_other_candidates_of_a_directory_are_given_to_judges(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def judge_all(jobs: list[JudgeJob], *rest: Any) -> list[Verdict]:
-        return [Verdict(status=Status.CORRECT, reason="ok", detail=job.name) for job in jobs]
-
-    monkeypatch.setattr(judging, "_judge_all", judge_all)
-    (folder / "answers").mkdir()
-    for name, code in {"a": "def f(:\n", "b": KERNEL, "c": "def f(:\n", "d": KERNEL}.items():
-        (folder / "answers" / f"{name}.py").write_text(code)
-    request = JudgingRequest(problem=folder / "p.py", candidate=str(folder / "answers"))
-    judged = judging.judge(request, JudgeSettings(device="cpu"))
-    shown = [(each["candidate"], each["reason"]) for each in judged.to_json()]
-    assert shown == [
-        ("a.py", "syntax_error"), ("b.py", "ok"), ("c.py", "syntax_error"), ("d.py", "ok"),
-    ]  # fmt: skip
-    assert [each["detail"] for each in judged.to_json()][1::2] == ["b.py", "d.py"]
-
-
 def test_overrides_change_what_is_judged_and_json_is_the_verdict(folder: Path) -> None:
     """The candidate comes from stdin, within an answer's text."""
     options = ("--json", "--explain", "--no-timing", "--precision", "fp16", "--override", "rows=3")
@@ -139,20 +120,29 @@ def test_overrides_change_what_is_judged_and_json_is_the_verdict(folder: Path) -
     assert verdict.timing is None
 
 
-def test_a_directory_is_judged_into_a_table_and_a_summary(folder: Path) -> None:
+def test_a_directory_is_judged_into_a_table_and_a_summary(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def judge_all(jobs: list[JudgeJob], *rest: Any) -> list[Verdict]:
+        found = {KERNEL: Status.CORRECT, WRONG: Status.WRONG}
+        return [Verdict(status=found[job.code], reason="ok", detail="") for job in jobs]
+
+    monkeypatch.setattr(judging, "_judge_all", judge_all)
+    monkeypatch.chdir(folder)
     answers = folder / "answers"
     (answers / "deep").mkdir(parents=True)
     (answers / "a.py").write_text(KERNEL)
+    (answers / "aa.py").write_text("def f(:\n")  # refused: no judge gets it
     (answers / "b.py").write_text(WRONG)
     (answers / "deep" / "c.py").write_text("")
     (answers / "note.txt").write_text("no candidate")
-    done = judge("p.py", "answers", "--workers", "1", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line.split()[:3] for line in lines[1:4]] == [
-        ["a.py", "p", "correct"], ["b.py", "p", "wrong"], ["deep/c.py", "p", "rejected"],
+    assert cli.run_command(["judge", "p.py", "answers", "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[1:5]] == [
+        ["a.py", "p", "correct"], ["aa.py", "p", "compile_error"], ["b.py", "p", "wrong"],
+        ["deep/c.py", "p", "rejected"],
     ]  # fmt: skip
-    assert lines[-1] == "3 candidates: 1 correct, 1 wrong, 1 rejected"
+    assert lines[-1] == "4 candidates: 1 correct, 1 wrong, 1 compile_error, 1 rejected"
 
 
 def test_a_name_finds_the_best_matching_problem_or_none() -> None:
