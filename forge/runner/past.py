@@ -18,7 +18,8 @@ from forge.config.schema import EvalStage, GrpoStage
 from forge.errors import ConfigError, MachineError
 from forge.records import Event
 from forge.runner.weights.resume import check_there, load_stage_weights, on_model
-from forge.store.durable import count_unread_commits, read_acknowledged
+from forge.store.acknowledged import read_acknowledged
+from forge.store.durable import count_unread_commits
 from forge.store.identity import recorded_identity, settle_identity
 from forge.store.reader import open_run
 from forge.store.resume import LastState, events, last_state

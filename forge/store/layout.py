@@ -6,7 +6,7 @@ or absent.
 
     runs/<name>-<n>/
         run.db  tokens.db          everything recorded (store.schema.tables)
-        acknowledged               number of rows and highest ids in run.db (store.durable)
+        acknowledged               number of rows and highest ids in run.db (store.acknowledged)
         experiment.toml            the resolved experiment
         identity.json              the run's id (store.identity)
         logs/attempt-<k>/          <process>.log

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from forge.errors import ConfigError, ForgeError, MachineError
+from forge.store.acknowledged import read_acknowledged
 from forge.store.codec import Body, Lookup, decode_text
-from forge.store.durable import read_acknowledged
 from forge.store.layout import RunPaths, find_run
 from forge.store.read_only import (
     DAMAGED,

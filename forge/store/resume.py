@@ -28,8 +28,8 @@ from forge.records import (
     Verdict,
 )
 from forge.records.verdict import TIMING_FIELDS
+from forge.store.acknowledged import read_acknowledged
 from forge.store.codec import decode_ids, decode_logprobs
-from forge.store.durable import read_acknowledged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

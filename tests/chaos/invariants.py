@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.store.durable import read_acknowledged
+from forge.store.acknowledged import read_acknowledged
 from tests.chaos.cells import CODES, Cell, Fault, Seen, Target
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Acknowledged:
     rows: dict[str, frozenset[tuple[Any, ...]]]
     names: dict[str, dict[Any, Any]]
     num_uncounted: int
-    """Turns of a commit that the writer had not counted yet (`store.durable`): without their
+    """Turns of a commit that the writer had not counted yet (`store.acknowledged`): without their
     WAL nothing proves that they existed."""
 
     @classmethod

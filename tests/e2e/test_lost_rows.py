@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.store.durable import read_acknowledged
+from forge.store.acknowledged import read_acknowledged
 from tests.e2e.commands import forge, kill, last_trained, opened, start, until
 from tests.e2e.experiments import GRPO_EXPERIMENT
 

@@ -14,15 +14,14 @@ import pytest
 
 from forge.errors import MachineError
 from forge.records import Event, Status
-from forge.store.durable import (
+from forge.store.acknowledged import (
     SLOT_BYTES,
     Acknowledged,
     AcknowledgedFile,
     Acknowledger,
-    find_faults,
     read_acknowledged,
-    refuse_damage,
 )
+from forge.store.durable import find_faults, refuse_damage
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.resume import last_state, untrained_groups

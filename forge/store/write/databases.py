@@ -2,7 +2,7 @@
 the thread that copies their WALs.
 
 Used on the writer's thread. Tokens are committed before the rows that name them, so each turn in
-run.db has its tokens, also after a power cut; then the commit is acknowledged (`store.durable`).
+run.db has its tokens, also after a power cut; then the commit is `acknowledged`.
 
 Retention of token arrays, `[store] keep_tokens`: `all` keeps every turn's while tokens.db is below
 20 GB, then acts as `untrained`. `untrained` keeps what a resume needs: groups being played, or
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.errors import MachineError
-from forge.store.durable import Acknowledger
+from forge.store.acknowledged import Acknowledger
 from forge.store.read_only import is_corrupt
 from forge.store.schema.create import TOKEN_SCHEMA, create, create_run
 from forge.store.schema.rollups import reopen_if_torn
