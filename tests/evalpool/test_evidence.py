@@ -35,20 +35,12 @@ TWO = "torch.randn(32, 48), torch.randn(48, 32)"
 TORCH_ANSWERS = {
     "relu": ("torch.relu(inputs[0])", "torch.randn(16, 64)", False),
     "mm": ("inputs[0] @ inputs[1]", TWO, False),
-    "linear": ("torch.nn.functional.linear(inputs[0], inputs[1].t())", TWO, False),
-    "conv2d": (
-        "torch.nn.functional.conv2d(inputs[0], inputs[1])",
-        "torch.randn(1, 2, 9, 9), torch.randn(3, 2, 3, 3)",
-        False,
-    ),
     "sdpa": (
         "torch.nn.functional.scaled_dot_product_attention(inputs[0], inputs[1], inputs[1])",
         "torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 8)",
         False,
     ),
-    "softmax": ("torch.softmax(inputs[0], 1)", "torch.randn(16, 64)", False),
     "transpose": ("inputs[0].t().contiguous()", "torch.randn(16, 64)", True),
-    "cat": ("torch.cat(inputs)", "torch.randn(16, 64), torch.randn(8, 64)", True),
 }
 
 
@@ -65,14 +57,6 @@ def test_torch_and_a_copy_kernel_is_rejected_unless_torch_may_compute(
     assert hybrid.status is Status.CORRECT, hybrid.detail
     assert hybrid.torch_share is not None
     assert (hybrid.torch_share == 0.0) if is_move else (hybrid.torch_share > 0.5)
-
-
-def test_inference_mode_hides_no_product(bench: Any) -> None:
-    source = problem("return inputs[0] @ inputs[1]", inputs=TWO)
-    code = COPY.format(before="inputs[0]")
-    product = "with torch.inference_mode():\n            x = torch.matmul(inputs[0], inputs[1])"
-    verdict = bench.judge(code.replace("x = inputs[0]\n", f"{product}\n"), problem=source)
-    assert verdict.reason == "torch_work"
 
 
 SUM_ROWS = (
@@ -103,56 +87,11 @@ def test_a_final_sum_of_partials_is_little_also_where_the_problem_is_tiny(
     assert verdict.torch_share < 0.125
 
 
-@pytest.mark.parametrize(
-    ("forward", "before"),
-    [
-        ("torch.relu(inputs[0].t())", "inputs[0].t().contiguous()"),
-        ("torch.relu(F.pad(inputs[0], (0, 3)))", "F.pad(inputs[0], (0, 3))"),
-        ("torch.relu(torch.cat(inputs))", "torch.cat(inputs)"),
-        ("torch.relu(inputs[0])", "inputs[0].to(torch.float64).to(torch.float32)"),
-    ],
-)
-def test_moving_data_for_a_kernel_that_computes_is_free(
-    bench: Any, forward: str, before: str
-) -> None:
-    head = "import torch.nn.functional as F\n"
-    source = problem(f"return {forward}", inputs="torch.randn(16, 64), torch.randn(4, 64)")
-    code = head + COPY.format(before=before).replace(
-        "tl.load(x + i, mask=i < n), mask", "tl.maximum(tl.load(x + i, mask=i < n), 0.0), mask"
-    )
-    verdict = bench.judge(code, problem=head + source)
-    assert (verdict.status, verdict.torch_share) == (Status.CORRECT, 0.0), verdict.detail
-
-
 def test_the_share_is_stored_with_a_correct_verdict(bench: Any) -> None:
     assert bench.judge(RELU_KERNEL, problem=RELU).torch_share == 0.0
 
 
 # --- the same answer each time ------------------------------------------------------------------
-
-KEPT = {
-    "by address": "x.data_ptr()",
-    "by shape": "x.shape",
-    "by version": "(x.data_ptr(), len(x))",
-    "in the first call": "0",
-}
-
-
-@pytest.mark.parametrize("key", KEPT.values(), ids=KEPT)
-def test_an_answer_kept_from_another_call_comes_out_of_no_kernel(bench: Any, key: str) -> None:
-    code = RELU_KERNEL.replace(
-        "        y = torch.empty_like(x)\n",
-        f"""        kept = getattr(self, "kept", {{}})
-        self.kept = kept
-        if {key} in kept:
-            z = torch.empty_like(x)
-            kernel[(triton.cdiv(x.numel(), 256),)](x, z, x.numel(), BLOCK=256)
-            return kept[{key}]
-        y = kept[{key}] = torch.empty_like(x)
-""",
-    )
-    verdict = bench.judge(code, problem=RELU)
-    assert (verdict.status, verdict.reason) == (Status.REJECTED, "decoy_kernel"), verdict.detail
 
 
 def test_the_second_call_is_judged(bench: Any) -> None:
@@ -229,17 +168,13 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("reduce", "chain"), [("max", "{}"), ("min", "{}"), ("max", "torch.sigmoid({})")]
+    ("reduce", "mask"), [("max", "i < n // 16 * 16"), ("min", "(i > 0) & (i < n)")]
 )
-@pytest.mark.parametrize("mask", ["i < n - 1", "i < n // 16 * 16", "(i > 0) & (i < n)"])
 def test_an_extremum_that_misses_an_end_is_wrong_in_every_draw(
-    bench: Any, reduce: str, chain: str, mask: str
+    bench: Any, reduce: str, mask: str
 ) -> None:
     """Of 8 rows with 300 elements, one in 37 draws shows the last element by itself."""
-    forward = f"return torch.a{reduce}({chain.format('inputs[0]')}, 1)"
-    code = HEAD + ROW.replace("value, axis", "VALUE, axis").replace(
-        "VALUE", "tl.sigmoid(value)" if "sigmoid" in chain else "value"
-    )
+    forward, code = f"return torch.a{reduce}(x, 1)", HEAD + ROW
     other = "-" if reduce == "max" else ""
     wrong = code.format(mask=mask, other=other, reduce=reduce)
     source = problem(forward, inputs="torch.randn(8, 300)")

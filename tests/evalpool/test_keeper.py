@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_gpu_fault_is_accepted_after_a_canary_passed() -> None:
     script = Script(CRASH)
     async with kept(script) as pool:

@@ -1,5 +1,5 @@
-"""Problems from a directory in KernelBench's layout, made small by overrides, and honest kernels
-for them: nothing in the judge knows whose files they are."""
+"""A problem from a directory in KernelBench's layout, made small by overrides, and an honest kernel
+for it: nothing in the judge knows whose files they are."""
 
 from __future__ import annotations
 
@@ -10,35 +10,10 @@ import pytest
 from forge.config.schema import ProblemsTable
 from forge.data.problems import load_problems
 from forge.records import Status
+from tests.evalpool.benches import HEAD
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from forge.records import Problem
-
-SUM = '''import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    """A reduction over one dimension that `__init__` is given."""
-    def __init__(self, dim: int):
-        super(Model, self).__init__()
-        self.dim = dim
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sum(x, dim=self.dim, keepdim=True)
-
-batch_size = 128
-dim1 = 4096
-dim2 = 4095
-reduce_dim = 1
-
-def get_inputs():
-    x = torch.rand(batch_size, dim1, dim2)
-    return [x]
-
-def get_init_inputs():
-    return [reduce_dim]'''
 
 LINEAR = '''import torch
 import torch.nn as nn
@@ -60,31 +35,9 @@ def get_inputs():
 def get_init_inputs():
     return [in_features, out_features]
 '''
+ANSWER = f"""{HEAD}
+import torch.nn as nn
 
-HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"
-ANSWERS = {
-    "level1/47_Sum": """
-@triton.jit
-def column_sums(x_ptr, y_ptr, rows, columns, BLOCK: tl.constexpr):
-    j = tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for i in range(rows):
-        at = tl.program_id(0) * rows * columns + i * columns + j
-        total += tl.load(x_ptr + at, mask=j < columns, other=0.0)
-    tl.store(y_ptr + tl.program_id(0) * columns + j, total, mask=j < columns)
-
-class ModelNew(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        assert dim == 1
-
-    def forward(self, x):
-        batch, rows, columns = x.shape
-        y = x.new_empty(batch, 1, columns)
-        column_sums[(batch,)](x, y, rows, columns, BLOCK=triton.next_power_of_2(columns))
-        return y
-""",
-    "level2/1_Linear_ReLU": """
 @triton.jit
 def row(x_ptr, w_ptr, b_ptr, y_ptr, k, n, K: tl.constexpr, N: tl.constexpr):
     i, j = tl.arange(0, K), tl.arange(0, N)
@@ -103,51 +56,26 @@ class ModelNew(nn.Module):
         m, k = x.shape
         w = self.linear.weight
         y = x.new_empty(m, w.shape[0])
-        sizes = {"K": triton.next_power_of_2(k), "N": triton.next_power_of_2(w.shape[0])}
+        sizes = {{"K": triton.next_power_of_2(k), "N": triton.next_power_of_2(w.shape[0])}}
         row[(m,)](x, w, self.linear.bias, y, k, w.shape[0], **sizes)
         return y
-""",
-}
-WRONG = {
-    "level1/47_Sum": ("for i in range(rows)", "for i in range(rows - 1)"),
-    "level2/1_Linear_ReLU": ("tl.maximum(y, 0.0)", "tl.maximum(y, 0.1)"),
-}
-OVERRIDES = {
-    "batch_size": 4, "dim1": 6, "dim2": 20, "in_features": 24, "out_features": 10,
-}  # fmt: skip
+"""
+SIZES = "return [in_features, out_features]"
 
 
-@pytest.fixture
-def problems(tmp_path: Path) -> dict[str, Problem]:
-    sources = {"level1/47_Sum": SUM, "level2/1_Linear_ReLU": LINEAR}
-    for name, source in sources.items():
-        path = tmp_path / f"{name}.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(source)
-    table = ProblemsTable(source="dir", path=tmp_path, overrides={**OVERRIDES})
-    return {problem.problem_id: problem for problem in load_problems(table, seed=0)}
-
-
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("sizes", [SIZES, 'return [[in_features], {"out_features": out_features}]'])
 def test_an_honest_kernel_is_correct_and_one_with_a_slip_is_not(
-    bench: Any, problems: dict[str, Problem], name: str
+    bench: Any, tmp_path: Path, sizes: str
 ) -> None:
-    source, honest = problems[name].source, HEAD + ANSWERS[name]
-    verdict = bench.judge(honest, problem=source)
+    """Constructor arguments may be KernelBook's pair of positional and named ones."""
+    assert SIZES in LINEAR
+    (tmp_path / "level2").mkdir()
+    (tmp_path / "level2" / "1_Linear_ReLU.py").write_text(LINEAR.replace(SIZES, sizes))
+    overrides = {"batch_size": 4, "in_features": 24, "out_features": 10}
+    table = ProblemsTable(source="dir", path=tmp_path, overrides={**overrides})
+    (problem,) = load_problems(table, seed=0)
+    assert problem.problem_id == "level2/1_Linear_ReLU"
+    verdict = bench.judge(ANSWER, problem=problem.source)
     assert verdict.status is Status.CORRECT, verdict.detail
-    right, wrong = WRONG[name]
-    assert right in honest
-    assert bench.judge(honest.replace(right, wrong), problem=source).status is Status.WRONG
-
-
-def test_constructor_arguments_may_be_kernelbooks_pair_of_positional_and_named_ones(
-    bench: Any, problems: dict[str, Problem]
-) -> None:
-    plain = problems["level2/1_Linear_ReLU"].source
-    source = plain.replace(
-        "return [in_features, out_features]",
-        'return [[in_features], {"out_features": out_features}]',
-    )
-    assert source != plain
-    verdict = bench.judge(HEAD + ANSWERS["level2/1_Linear_ReLU"], problem=source)
-    assert verdict.status is Status.CORRECT, verdict.detail
+    wrong = ANSWER.replace("tl.maximum(y, 0.0)", "tl.maximum(y, 0.1)")
+    assert bench.judge(wrong, problem=problem.source).status is Status.WRONG

@@ -101,15 +101,6 @@ def test_several_outputs_come_in_a_list_or_tuple(bench: Any) -> None:
     assert wrong.detail.startswith("output 2[0, 0]: expected ")
 
 
-def test_a_sequence_with_code_of_its_own_gives_what_it_computes(bench: Any) -> None:
-    """Its items come from `__iter__`, which is captured like everything else."""
-    late = "class Late({}):\n    def __iter__(self):\n        return iter([self[0] * 2])\n"
-    for kind in ("list", "tuple"):
-        code = answer(end="return Late([x])") + late.format(kind)
-        verdict = bench.judge(code, problem=DOUBLE)
-        assert verdict.status is not Status.CORRECT
-
-
 def test_outputs_of_one_storage_are_fine(bench: Any) -> None:
     source = problem("return x[:4] * 2, x[4:] * 2")
     verdict = bench.judge(answer(end="return y[:4], y[4:]"), problem=source)
@@ -170,12 +161,6 @@ def test_a_problem_may_return_nothing_and_change_its_input(bench: Any) -> None:
     assert wrong.detail.startswith("Model changes its input in place, do as it does: input 1[0, 0]")
     other = bench.judge(code.replace("        pass", "        x.zero_()"), problem=source)
     assert other.reason == "inputs_modified"
-
-
-def test_inputs_stay_where_the_reference_leaves_them(bench: Any) -> None:
-    verdict = bench.judge(answer(out="x", end="return x.clone()"), problem=DOUBLE)
-    assert (verdict.status, verdict.reason) == (Status.WRONG, "inputs_modified")
-    assert "writes to input 0" in verdict.detail
 
 
 def test_an_input_returned_as_it_came_is_no_answer(bench: Any) -> None:

@@ -38,11 +38,6 @@ SPIN = CODE.replace("return y", "while True: pass")
 TABLE = JudgeTable(workers=1, compile_timeout_s=5.0, correct_timeout_s=5.0)
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.slow
 async def test_no_process_remains_after_the_supervisor_is_killed() -> None:
     program = f"""

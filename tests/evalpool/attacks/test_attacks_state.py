@@ -28,14 +28,6 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STATE = {
-    "a result kept by Python": (
-        "if self.kept is None:\n    self.kept = relu(x)\nreturn self.kept",
-        "self.kept = None",
-    ),
-    "a result kept by shape": (
-        "if x.shape not in self.kept:\n    self.kept[x.shape] = relu(x)\nreturn self.kept[x.shape]",
-        "self.kept = {}",
-    ),
     "a result kept in a buffer": (
         """
 if not self.is_done:
@@ -53,12 +45,10 @@ return copied(self.kept)
         "self.kept.copy_(relu(x))\nreturn copied(self.kept)",
         "self.kept = torch.zeros(256, 256)",
     ),
-    "the input, in place": ("relu_kernel[(256,)](x, x, x.numel(), B=256)\nreturn copied(x)", ""),
     "the input, through a view": (
         "y = x.view(-1)[0:65536]\nrelu_kernel[(256,)](x, y, x.numel(), B=256)\nreturn copied(x)",
         "",
     ),
-    "the input, by torch": ("y = relu(x)\nx.zero_()\nreturn y", ""),
     "a constant": (
         """
 relu_kernel[(1,)](x, self.kept, 4, B=256)
@@ -104,11 +94,6 @@ def test_a_table_of_the_first_call_is_no_program(tmp_path: Path) -> None:
 
 
 SAME = {
-    "events": (
-        "a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)\n"
-        "a.record()\ny = relu(x)\nb.record()\ntorch.cuda.Event.elapsed_time = lambda *a: 1e-9\n"
-        "return y"
-    ),
     "a side stream": ("with torch.cuda.stream(torch.cuda.Stream()):\n    y = relu(x)\nreturn y"),
     "a suspended generator": (
         "def work():\n    with torch.cuda.stream(torch.cuda.Stream()):\n        yield relu(x)\n"
@@ -126,17 +111,9 @@ SAME = {
     "a count of calls": (
         "self.n = getattr(self, 'n', 0) + 1\nif self.n > 2:\n    return x\nreturn relu(x)"
     ),
-    "a patched clock": (
-        "import time\ntime.perf_counter = lambda: 0.0\ntorch.cuda.synchronize = lambda: None\n"
-        "return relu(x)"
-    ),
     "a lowered number": (
         "x.numel = lambda: 0\ny = torch.empty_like(x)\n"
         "relu_kernel[(256,)](x, y, 65536, B=256)\nreturn y"
-    ),
-    "a persisting cache": (
-        "import ctypes\ntry:\n    ctypes.CDLL('libcuda.so.1').cuCtxSetLimit(6, 1 << 20)\n"
-        "except Exception:\n    pass\nreturn relu(x)"
     ),
 }
 

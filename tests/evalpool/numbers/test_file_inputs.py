@@ -1,14 +1,18 @@
-"""Sets of `get_input_sets()`: their forms, their names, and lists that are refused."""
+"""What a problem's file gives: constructor arguments, input sets, tensors on a device."""
 
 from __future__ import annotations
 
 import types
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from forge.evalpool.judge.numbers.called import Unjudgeable
+from forge.evalpool.judge.numbers.called import Unjudgeable, on_device
+from forge.evalpool.judge.numbers.constructor import call, constructor_arguments
 from forge.evalpool.judge.numbers.file_inputs import list_sets, make_inputs
+from forge.evalpool.judge.reference.stand_ins import run_eagerly
 from forge.records.problem import select_input_set
 
 HEAD = "import torch\ndef get_inputs(n=2):\n    return [torch.randn(n, 3)]\n"
@@ -96,3 +100,91 @@ def test_get_inputs_keeps_its_meaning_for_the_file_itself() -> None:
     (one,) = made("[get_inputs(), {'n': 6}]", 1)
     assert isinstance(one, torch.Tensor)
     assert one.shape == (6, 3)
+
+
+class Sizes:
+    def __init__(self, size: int = 1, *, scale: int = 1) -> None:
+        self.made = (size, scale)
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.made = ()
+
+
+class Listed:
+    """Takes a list and a dict themselves, as no file of KernelBook does."""
+
+    def __init__(self, sizes: list[int], names: dict[str, int]) -> None:
+        self.made = (sizes, names)
+
+
+@pytest.mark.parametrize(
+    ("model", "found", "made"),
+    [
+        (Plain, [], ()),
+        (Plain, [[], {}], ()),
+        (Sizes, [3], (3, 1)),
+        (Sizes, ([3], {"scale": 2}), (3, 2)),
+        (Sizes, [[], {"scale": 2}], (1, 2)),
+        (Listed, [[3], {"a": 2}], ([3], {"a": 2})),
+    ],
+)
+def test_a_model_is_constructed_with_what_its_problem_returns(
+    model: Any, found: Any, made: tuple[Any, ...]
+) -> None:
+    module = SimpleNamespace(Model=model, get_init_inputs=lambda: found)
+    assert call(model, constructor_arguments(module, "Model")).made == made
+
+
+def test_a_problem_without_get_init_inputs_gives_no_arguments() -> None:
+    assert constructor_arguments(SimpleNamespace(Model=Plain), "Model") == []
+
+
+def test_tensors_without_a_device_are_made_on_the_given_one():
+    assert on_device("meta", lambda: torch.ones(3)).device.type == "meta"
+    assert on_device("cpu", lambda: torch.ones(3)).device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.from_numpy(torch.ones(3).numpy()),
+        lambda: torch.ones(3).index_add(0, torch.tensor([1]), torch.ones(1, device="cpu")),
+    ],
+)
+def test_code_that_needs_tensors_of_the_host_makes_them_there(make):
+    assert torch.equal(on_device("meta", make), make())
+
+
+@pytest.mark.parametrize("error", [ValueError("a meta tensor"), RuntimeError("sizes differ")])
+def test_other_errors_are_raised_at_once(error):
+    calls = []
+
+    def fail():
+        calls.append(None)
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        on_device("meta", fail)
+    assert len(calls) == 1
+
+
+def refuse(*_):
+    raise RuntimeError("no compiler")
+
+
+@pytest.mark.parametrize(
+    ("source", "is_eager"), [("@torch.compile", True), ("import torch", False)]
+)
+def test_a_source_that_names_the_compiler_runs_without(source, is_eager):
+    double = torch.compile(lambda x: x * 2, backend=refuse)
+    run_eagerly(source)
+    try:
+        if is_eager:
+            assert double(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
+        else:
+            with pytest.raises(RuntimeError, match="no compiler"):
+                double(torch.ones(3))
+    finally:
+        torch.compiler.set_stance("default")

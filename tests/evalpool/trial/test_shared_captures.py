@@ -12,7 +12,9 @@ import pytest
 
 from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.trial.captures import NoAnswers
+from forge.evalpool.judge.trial.shareable import is_plain
 from forge.evalpool.judge.trial.trial import Decided, Phases
+from forge.records import Status
 from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, RUNNER_UID, TABLE, make_problem
 
 if TYPE_CHECKING:
@@ -177,3 +179,18 @@ def test_a_candidate_without_end_in_a_shared_child_is_out_of_time(shared: Shared
     assert shared.roles == ["plain"]
     assert shared.bench.judge(RELU_KERNEL).is_correct
     assert shared.roles == ["plain", "plain"]
+
+
+COPY = "class ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
+GREEDY = f"{HEAD}BIG = torch.empty(150_000_000)\n{COPY}"
+HONEST = RELU_KERNEL.replace("class ModelNew", "TABLE = torch.empty(60_000_000)\n\nclass ModelNew")
+"""Fits into a child's memory, not beside what GREEDY takes of it."""
+
+
+def test_memory_that_a_candidate_took_is_not_missed_by_the_next(bench: Bench) -> None:
+    assert is_plain(GREEDY)
+    assert is_plain(HONEST)
+    for code in (HONEST, GREEDY, HONEST, GREEDY, GREEDY, HONEST):
+        verdict = bench.judge(code)
+        assert (verdict.status is Status.CORRECT) is (code is HONEST), verdict.detail
+        assert verdict.reason in ("ok", "no_kernel_launch"), verdict.detail

@@ -1,0 +1,155 @@
+"""Times of calls and their interval, baselines that are kept, and the device that is asked."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from forge.evalpool.judge.timing import device as gpu_device
+from forge.evalpool.judge.timing.baseline import Baseline, Baselines, baselines_path
+from forge.evalpool.judge.timing.samples import RESOLUTION_US, Time, speedup
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def samples(center: float, width: float) -> Time:
+    return Time.of(tuple(np.random.default_rng(0).normal(center, width, 50)))
+
+
+def test_a_time_is_the_median_of_its_calls() -> None:
+    found = Time.of((4.0, 4.0, 900.0, 5.0, 4.5))
+    assert (found.us, found.spread_us) == (4.5, 1.0)
+    with pytest.raises(ValueError, match="no samples"):
+        Time.of(())
+
+
+def test_no_time_is_shorter_than_an_event_can_show() -> None:
+    found = Time.of((-0.5, 0.0, 0.1))
+    assert (found.us, min(found.samples_us)) == (RESOLUTION_US, RESOLUTION_US)
+    ratio = speedup(found, found, min_us=100, rng=np.random.default_rng(1))
+    assert 0 < ratio.low < ratio.ratio == 1
+
+
+def test_the_interval_widens_with_noise_and_ends_below_the_ratio() -> None:
+    rng = np.random.default_rng(1)
+    quiet = speedup(samples(200, 1), samples(400, 1), min_us=100, rng=rng)
+    noisy = speedup(samples(200, 40), samples(400, 80), min_us=100, rng=rng)
+    assert quiet.ratio == pytest.approx(2.0, rel=0.01)
+    assert quiet.low == pytest.approx(2.0, rel=0.01)
+    assert noisy.low < 0.97 * noisy.ratio
+
+
+def test_a_short_time_is_only_as_good_as_the_events() -> None:
+    rng = np.random.default_rng(1)
+    found = speedup(samples(5, 0.01), samples(10, 0.01), min_us=100, rng=rng)
+    assert found.ratio == pytest.approx(2.0, rel=0.02)
+    assert found.low == pytest.approx(2.0 * 5 / 5.5, rel=0.02)
+
+
+ONE = Baseline(gpu_us=(150.0, 151.0, 152.0), probe_us=100.0)
+
+
+def test_a_baseline_is_found_by_another_judge(tmp_path: Path) -> None:
+    path = tmp_path / "forge" / "baselines.db"
+    first, second = Baselines(path), Baselines(path)
+    assert second.get("a") is None
+    first.put("a", ONE)
+    assert second.get("a") == ONE
+    second.put("a", Baseline(gpu_us=(1.0,), probe_us=2.0))
+    assert first.get("a") != ONE
+
+
+def test_each_card_has_a_file_that_no_other_machine_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    paths = [baselines_path(uuid) for uuid in ("GPU-1a", "GPU-2b", "../MIG-3c")]
+    folder = tmp_path / "forge" / "baselines"
+    assert paths == [folder / "GPU-1a.db", folder / "GPU-2b.db", folder / "___MIG-3c.db"]
+    Baselines(paths[0]).put("a", ONE)
+    assert Baselines(paths[1]).get("a") is None
+
+
+def test_a_card_that_runs_slower_than_then_is_another_card() -> None:
+    assert ONE.is_current(102.0)
+    assert not ONE.is_current(106.0)
+    assert not ONE.is_current(90.0)
+
+
+def test_a_baseline_that_jumps_is_not_steady() -> None:
+    assert ONE.is_steady()
+    assert ONE.time().us == 151.0
+    assert Baseline(gpu_us=(5.0, 5.5, 6.0, 5.2), probe_us=1.0).is_steady()
+    assert not Baseline(gpu_us=(150.0, 150.0, 200.0, 210.0), probe_us=1.0).is_steady()
+
+
+class Nvml:
+    """Stands for pynvml."""
+
+    def __init__(self, version: str) -> None:
+        self.version, self.num_open = version, 0
+
+    def nvmlInit(self) -> None:
+        self.num_open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.num_open -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        assert self.num_open == 1
+        return self.version
+
+
+def test_an_update_of_the_driver_or_of_cuda_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for version, cuda in (("570.1", "12.9"), ("580.2", "12.9"), ("580.2", "13.0")):
+        nvml = Nvml(version)
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        said.append(gpu_device.driver())
+        assert nvml.num_open == 0
+    assert said == ["570.1 cuda 12.9", "580.2 cuda 12.9", "580.2 cuda 13.0"]
+
+
+def test_an_amd_driver_is_the_modules_or_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(gpu_device, "AMD_DRIVER", tmp_path / "version")
+    assert gpu_device.driver().endswith(" hip 7.0")
+    (tmp_path / "version").write_text("6.14.14\n")
+    assert gpu_device.driver() == "6.14.14 hip 7.0"
+
+
+def test_a_card_has_the_peak_of_its_own_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
+    h100 = SimpleNamespace(major=9, minor=0, gcnArchName="")
+    mi250 = SimpleNamespace(major=9, minor=0, gcnArchName="gfx90a:sramecc+:xnack-")
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert gpu_device.FLOPS_PER_CLOCK[gpu_device.target_of(h100)["arch"]]["half"] == 4096
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert gpu_device.FLOPS_PER_CLOCK[gpu_device.target_of(mi250)["arch"]]["half"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("arch", "units", "clock_ghz", "kind", "tflops"),
+    [
+        (80, 108, 1.41, "half", 312),  # A100
+        (90, 132, 1.83, "tf32", 495),  # H100 SXM
+        (89, 142, 2.505, "half", 364),  # RTX 6000 Ada
+        ("gfx90a", 110, 1.7, "half", 191.5),  # half of an MI250X
+        ("gfx942", 304, 2.1, "half", 1307.4),  # MI300X
+        ("gfx942", 304, 2.1, "tf32", 653.7),
+        ("gfx950", 256, 2.4, "half", 2516.6),  # MI355X
+    ],
+)
+def test_rates_give_the_peaks_of_data_sheets(
+    arch: int | str, units: int, clock_ghz: float, kind: str, tflops: float
+) -> None:
+    rate = gpu_device.FLOPS_PER_CLOCK[arch][kind]
+    assert rate * units * clock_ghz / 1e3 == pytest.approx(tflops, rel=0.01)
