@@ -107,12 +107,6 @@ def _start_order(item: pytest.Item) -> int:
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    """The event loop that forge runs on, for fixtures of any scope."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A judge of this process without a GPU, for all tests of a worker: its start takes 3 s."""
     with open_bench(tmp_path_factory.mktemp("root")) as opened:
