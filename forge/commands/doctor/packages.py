@@ -156,7 +156,7 @@ async def import_packages(
     gpus: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Imports:
-    """Import targets in one child. After one that crashes or hangs the rest is not tried.
+    """Import targets in one child; after a crash the rest in a new one, after a hang none.
 
     Args:
         targets: part to import by package.
@@ -176,8 +176,17 @@ async def import_packages(
     if outcome.fault:
         ended = outcome.get("importing") or next(iter(targets))
         found.packages.setdefault(ended, Imported(fault=outcome.fault))
-        later = Imported(fault=f"not tried after {ended}")
-        found.packages = dict.fromkeys(targets, later) | found.packages
+        rest = {name: targets[name] for name in targets if name not in found.packages}
+        if outcome.is_late:
+            late = Imported(fault=f"not tried: {ended} hangs")
+            found.packages |= dict.fromkeys(rest, late)
+        elif rest:
+            more = await import_packages(
+                rest, folder, needs=needs, label=f"{label}-{len(rest)}", python=python, gpus=gpus,
+                env=env,
+            )  # fmt: skip
+            found.packages |= more.packages
+            found.torch, found.unmet = more.torch or found.torch, more.unmet
     return found
 
 
