@@ -54,7 +54,7 @@ class Scored:
 
 
 class Judge:
-    """Judges behind a URL: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH`."""
+    """Judges at a URL: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH`."""
 
     def __init__(self, url: str, token: str | None = None, *, patience_s: float = 600.0) -> None:
         """A client; connects at the first call.

@@ -77,7 +77,7 @@ def judge(
         answer: code, or a whole answer of a model with thinking and fenced blocks. Only a `Path`
             is read as a file: a model's text must not name one.
         device: auto, cpu, cuda, cuda:N.
-        policy: own: torch may only move data beside the answer's kernels; hybrid: it may compute.
+        policy: own: besides the answer's kernels torch may only move data; hybrid: it may compute.
         protocol: forge, kernelbench or drkernel: inputs and tolerance.
         timed: time a correct answer. Absent: if there is a GPU.
         timeout: maximum time of each phase, in seconds.

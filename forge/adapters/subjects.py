@@ -76,7 +76,7 @@ def read_problem(
         problem: the path of a file, its source, or a name among `known`.
 
     Raises:
-        ConfigError: no such problem, or a text that is none.
+        ConfigError: no such problem, or a text that has none.
     """
     if isinstance(problem, ReferenceModule):
         return problem

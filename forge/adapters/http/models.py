@@ -149,7 +149,7 @@ class HealthReply(Body):
     ok: bool
     """True if a judge takes requests."""
     policy: str
-    """Rule for torch's work beside an answer's kernels: own or hybrid."""
+    """Rule for torch's work besides an answer's kernels: own or hybrid."""
     protocol: str
     """Inputs and tolerance of the verdicts: forge, kernelbench or drkernel."""
     also: list[str]

@@ -51,7 +51,7 @@ INFRA_RETRY_AFTER_S = 5
 """Pause that a client is asked for after a fault: a judge restarts within it."""
 T = TypeVar("T", bound=BaseModel)
 INVALID = 422
-"""Status of JSON that is no request."""
+"""Status of JSON that is not a request."""
 MAX_KEY = 40
 """Characters of a client's key in a message."""
 NEEDED = {

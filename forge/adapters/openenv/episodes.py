@@ -230,7 +230,7 @@ def parse(model: type[ModelT], data: Any) -> ModelT:
 
 
 def payload(observation: KernelObservation) -> dict[str, Any]:
-    """An observation as clients of OpenEnv read it: reward and end beside it. Its metadata is in
+    """An observation as clients of OpenEnv read it: reward and end next to it. Its metadata is in
     both places, since clients of different versions look into one or the other."""
     inner = observation.model_dump(exclude={"reward", "done"})
     return {
@@ -348,7 +348,7 @@ class ServedProblems:
 
 
 def serve_problems(known: KnownProblems | None) -> ServedProblems:
-    """All known problems. Raises ConfigError for a file that is no problem."""
+    """All known problems. Raises ConfigError for a file that has no problem."""
     by_name: dict[str, Problem] = {}
     for path in known.names if known is not None else ():
         assert known is not None

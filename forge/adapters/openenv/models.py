@@ -27,7 +27,7 @@ class ErrorCode(StrEnum):
     """Codes of errors on a WebSocket, as OpenEnv's clients show them."""
 
     INVALID_JSON = "INVALID_JSON"
-    """The message is no JSON object."""
+    """The message is not a JSON object."""
     UNKNOWN_TYPE = "UNKNOWN_TYPE"
     """The message has another type than reset, step, state or close."""
     VALIDATION_ERROR = "VALIDATION_ERROR"

@@ -1,10 +1,10 @@
-"""The server of an environment: OpenEnv's WebSocket and HTTP, beside the routes of a served pool.
+"""The server of an environment: OpenEnv's WebSocket and HTTP, with the routes of a served pool.
 
     WS /ws                       messages of `models.py`; one connection, one episode at a time
     POST /reset {problem_id, seed, episode_id, reference_code} → {observation, reward, done}
     POST /step {action: {code}, episode_id}                    → the same
     GET /state?episode_id=…                                    → the state of an episode
-    GET /metadata /schema, POST /mcp    what OpenEnv's tools look for, beside the pool's routes
+    GET /metadata /schema, POST /mcp    what OpenEnv's tools look for
 
 OpenEnv's own HTTP server forgets an episode between two requests; here `episode_id` names it.
 Promises: a fault of the judge is 503 with Retry-After; a message that is not understood gets an
@@ -137,7 +137,7 @@ def serve_environment(
 
 
 def routes_of(environment: Environment) -> Sequence[BaseRoute]:
-    """The routes, for a Starlette application behind a `Door`."""
+    """The routes, for a Starlette application inside a `Door`."""
     from starlette.routing import Route, WebSocketRoute
 
     handlers = _Handlers(environment)

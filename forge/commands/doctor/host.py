@@ -143,7 +143,7 @@ class Check:
 
     name: str
     probe: Text
-    """What was found, for people. If it is empty and no limit is broken, there is no finding."""
+    """Text of the finding. If it is empty and no limit is broken, there is no finding."""
     fix: Text = ""
     limits: Sequence[Limit] = ()
 

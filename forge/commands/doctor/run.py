@@ -1,6 +1,6 @@
 """`forge doctor RUN`: checks a run's databases, rows and files, and says what a resume would do.
 
-Reads only, also beside the run's supervisor. An error means that a resume could not start; a
+Reads only, also while the run's supervisor works. An error means that a resume could not start; a
 warning, that something is lost, damaged or done again.
 """
 

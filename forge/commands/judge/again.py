@@ -1,4 +1,4 @@
-"""`forge judge --run`: judges the stored answers of a run again, beside its own verdicts.
+"""`forge judge --run`: judges the stored answers of a run again; its own verdicts stay.
 
     turns with a candidate ─▶ one request for each pair of problem and source ─▶ verdicts_again
 
@@ -113,7 +113,7 @@ def judge_again(
 
 
 def _table(experiment: Experiment, settings: JudgeSettings, given: Sequence[str]) -> JudgeTable:
-    """The run's `[judge]` with the given options, for judges on this machine or behind --url."""
+    """The run's `[judge]` with the given options, for judges on this machine or at --url."""
     chosen = settings.table()
     if settings.url is not None:
         return chosen

@@ -107,7 +107,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _value(text: str) -> Constant:
-    """Raises ValueError for a value that is no constant."""
+    """Raises ValueError for a value that is not a constant."""
     if text in BOOLEANS:
         return BOOLEANS[text]
     try:
