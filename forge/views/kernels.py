@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
+from forge.views.rollouts import parse_address
 from forge.views.run_state import load_stages, stage_name
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ WHERE problem_id IS NOT NULL  -- of a turn whose group is not recorded yet nobod
     AND (:words IS NULL OR instr(lower(problem_id), :words) OR instr(lower(family), :words))
 ORDER BY rank LIMIT :limit
 """
-
-_TURN = re.compile(r"g(\d+)\.r(\d+)\.t(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +72,8 @@ def load_kernels(reader: RunReader, *, words: str | None = None, limit: int = 30
 
 def load_kernel(reader: RunReader, turn_id: str) -> Kernel | None:
     """The kernel of a turn, `g12.r3.t1`; None if there is no such turn or it has no code."""
-    if (found := _TURN.fullmatch(turn_id)) is None:
+    place = parse_address(turn_id)
+    if place is None or place.turn is None:
         return None
     turn = reader.one(
         "SELECT turn_id, group_id, rollout, turn, stage, step, purpose, problem_id, family, level, "
@@ -81,7 +81,7 @@ def load_kernel(reader: RunReader, turn_id: str) -> Kernel | None:
         "baseline_spread_us, achieved_gbps, achieved_tflops, roofline_share, torch_share, "
         "num_launches, device, isolation, caps, harness, max_version AS policy_version, "
         "recorded_at, code_id, code FROM v_turns WHERE group_id = ? AND rollout = ? AND turn = ?",
-        tuple(int(part) for part in found.groups()),
+        (place.group_id, place.rollout, place.turn),
     )
     if turn is None or not turn["code"]:
         return None

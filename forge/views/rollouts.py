@@ -84,7 +84,6 @@ _BEST = """
     NULLS LAST, t.group_id, t.rollout
 """
 NOT_FOUND = "no such rollout"
-_ROLLOUT_ID = re.compile(r"g(\d+)\.r(\d+)(?:\.t\d+)?")
 
 
 def load_rollouts(reader: RunReader, wanted: Filter) -> list[dict[str, Any]]:
@@ -118,10 +117,10 @@ def find(wanted: Filter) -> tuple[str, dict[str, Any]]:
 
 def _parse_rollout(name: str) -> tuple[int, int]:
     """(group_id, rollout)."""
-    match = _ROLLOUT_ID.fullmatch(name)
-    if match is None:
+    place = parse_address(name)
+    if place is None or place.rollout is None:
         raise ConfigError(f"--id {name}: not the name of a rollout; write g12.r3")
-    return _whole("id", int(match[1])), _whole("id", int(match[2]))
+    return place.group_id, place.rollout
 
 
 def _check(wanted: Filter) -> None:

@@ -6,8 +6,6 @@ import unicodedata
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import anyio
-
 from forge.records import Status
 from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, group, problem, samples, write_run
@@ -28,7 +26,7 @@ VISIBLE = ("[@click=app.quit]press[/]", "[bold red]loud[/]", "␛[2J", "<|im_end
 """Parts of it that are on one line in a wide terminal."""
 
 
-def write_hostile_run(tmp_path: Path) -> RunPaths:
+async def write_hostile_run(tmp_path: Path) -> RunPaths:
     """Two siblings of two turns, the second one correct, all texts hostile."""
     code = f'X = """{WORDS}"""\n\x1b[2Jclass ModelNew: ...\n'
     played = group(0, [[Status.WRONG, Status.CORRECT]] * 2, problem_id=NAME)
@@ -50,7 +48,7 @@ def write_hostile_run(tmp_path: Path) -> RunPaths:
     played = replace(played, trajectories=tuple(trajectories))
     evil = replace(problem(0), problem_id=NAME, family=WORDS, source=f"# {WORDS}\n")
     records = [attempt(), evil, played, *samples(played, first_id=0)]
-    anyio.run(write_run, tmp_path / "evil-1", records)
+    await write_run(tmp_path / "evil-1", records)
     return RunPaths(tmp_path / "evil-1")
 
 

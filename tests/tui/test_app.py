@@ -98,23 +98,22 @@ async def test_the_palette_survives_any_key_in_a_tiny_terminal(canned_run: RunPa
         assert isinstance(pilot.app.screen, Palette)
 
 
-@pytest.mark.parametrize(
-    ("key", "path"), [("S", "/stop"), ("C", "/save"), ("E", "/evaluate")]
-)  # fmt: skip
-async def test_an_action_is_sent_only_after_confirmation(canned_run: RunPaths, key: str, path: str):
+async def test_an_action_is_sent_only_after_confirmation(canned_run: RunPaths):
     with supervising(canned_run) as supervisor:
-        async with watching(canned_run, keys=[key]) as pilot:
-            assert isinstance(pilot.app.screen, Confirm)
-            assert supervisor.asked == []
+        async with watching(canned_run) as pilot:
             for no in ("n", "escape", "enter"):
+                await press(pilot, "S")
+                assert isinstance(pilot.app.screen, Confirm)
                 await press(pilot, no)
-                assert supervisor.asked == []
                 assert not isinstance(pilot.app.screen, Confirm)
-                await press(pilot, key)
-            await press(pilot, "y")
-            await until(pilot, lambda: toasts(pilot))
-            assert supervisor.asked == [path]
-            assert toasts(pilot)[-1][0] == "Requested", toasts(pilot)
+            assert supervisor.asked == []
+            for num, (key, path) in enumerate(
+                {"S": "/stop", "C": "/save", "E": "/evaluate"}.items(), start=1
+            ):
+                await press(pilot, key, "y")
+                await until(pilot, lambda num=num: len(toasts(pilot)) == num)
+                assert supervisor.asked[-1] == path
+                assert toasts(pilot)[-1][0] == "Requested", toasts(pilot)
 
 
 async def test_an_action_may_take_longer_than_a_status_request(

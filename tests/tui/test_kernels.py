@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 from textual.widgets import Input
 
@@ -119,72 +118,56 @@ async def test_an_unwritable_path_is_a_one_line_error(canned_run: RunPaths, tmp_
         assert isinstance(pilot.app.screen, KernelsScreen)
 
 
-def test_times_speedup_and_number_of_measurements_are_shown(tmp_path: Path):
+async def test_times_speedup_and_number_of_measurements_are_shown(tmp_path: Path):
     best, again = (group(n, [[Status.CORRECT]], speed=timing(x)) for n, x in ((0, 2.5), (1, 2.0)))
     first = best.trajectories[0].turns[0]
     same = [replace(again.trajectories[0].turns[0], code=first.code)]
     again = replace(again, trajectories=(replace(again.trajectories[0], turns=tuple(same)),))
     records = [attempt(), problem(), best, again, turn(9, speed=timing(3.0))]
-    anyio.run(write_run, tmp_path / "toy-1", records)
-
-    async def look() -> None:
-        async with watching(RunPaths(tmp_path / "toy-1"), size=LARGE, keys=["4"]) as pilot:
-            text = text_of(pilot)
-            assert "speed-up 2.50x (at least 2.25x) · candidate 40 us ±1" in text
-            assert "measured 2 times: 40 us to 50 us" in text
-            assert "the same code was found 2 times" in text
-            assert "3.00x" not in text, "of a turn without a group nobody knows the problem"
-
-    anyio.run(look)
+    await write_run(tmp_path / "toy-1", records)
+    async with watching(RunPaths(tmp_path / "toy-1"), size=LARGE, keys=["4"]) as pilot:
+        text = text_of(pilot)
+        assert "speed-up 2.50x (at least 2.25x) · candidate 40 us ±1" in text
+        assert "measured 2 times: 40 us to 50 us" in text
+        assert "the same code was found 2 times" in text
+        assert "3.00x" not in text, "of a turn without a group nobody knows the problem"
 
 
-def test_a_run_without_a_correct_kernel_says_so_and_its_keys_do_nothing(tmp_path: Path):
+async def test_a_run_without_a_correct_kernel_says_so_and_its_keys_do_nothing(tmp_path: Path):
     records = [attempt(), problem(), group(0, [[Status.WRONG]])]
-    anyio.run(write_run, tmp_path / "toy-1", records)
-
-    async def look() -> None:
-        async with watching(RunPaths(tmp_path / "toy-1"), keys=["4"]) as pilot:
-            assert "no correct kernel" in text_of(pilot)
-            await press(pilot, "c", "w", "enter", "j")
-            assert isinstance(pilot.app.screen, KernelsScreen)
-            assert pilot.app.clipboard == ""
-
-    anyio.run(look)
+    await write_run(tmp_path / "toy-1", records)
+    async with watching(RunPaths(tmp_path / "toy-1"), keys=["4"]) as pilot:
+        assert "no correct kernel" in text_of(pilot)
+        await press(pilot, "c", "w", "enter", "j")
+        assert isinstance(pilot.app.screen, KernelsScreen)
+        assert pilot.app.clipboard == ""
 
 
-def test_code_too_long_for_a_terminal_is_not_copied(tmp_path: Path):
+async def test_code_too_long_for_a_terminal_is_not_copied(tmp_path: Path):
     code = "# x\n" * (MAX_COPIED // 4 + 1)
     records = [attempt(), problem(), turn(1, code=code)]
-    anyio.run(write_run, tmp_path / "toy-1", records)
-
-    async def look() -> None:
-        async with watching(RunPaths(tmp_path / "toy-1"), keys=["3", "c"]) as pilot:
-            assert f"{len(code)} characters; a terminal accepts {MAX_COPIED}" in toast_text(pilot)
-            assert pilot.app.clipboard == ""
-
-    anyio.run(look)
+    await write_run(tmp_path / "toy-1", records)
+    async with watching(RunPaths(tmp_path / "toy-1"), keys=["3", "c"]) as pilot:
+        assert f"{len(code)} characters; a terminal accepts {MAX_COPIED}" in toast_text(pilot)
+        assert pilot.app.clipboard == ""
 
 
-def test_hostile_code_is_shown_and_copied_printable_but_saved_unchanged(
+async def test_hostile_code_is_shown_and_copied_printable_but_saved_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    paths = write_hostile_run(tmp_path)
+    paths = await write_hostile_run(tmp_path)
     monkeypatch.chdir(tmp_path)
-
-    async def look() -> None:
-        async with watching(paths, size=LARGE, keys=["4"]) as pilot:
-            assert_harmless(pilot)
-            assert "[bold red]loud[/]" in text_of(pilot)
-            await press(pilot, "c")
-            assert "\x1b" not in pilot.app.clipboard
-            assert "␛[2J" in pilot.app.clipboard
-            await press(pilot, "w")
-            assert_harmless(pilot)
-            assert "/" not in pilot.app.screen.query_one(Input).value
-            await press(pilot, "enter")
-            assert_harmless(pilot)
-
-    anyio.run(look)
+    async with watching(paths, size=LARGE, keys=["4"]) as pilot:
+        assert_harmless(pilot)
+        assert "[bold red]loud[/]" in text_of(pilot)
+        await press(pilot, "c")
+        assert "\x1b" not in pilot.app.clipboard
+        assert "␛[2J" in pilot.app.clipboard
+        await press(pilot, "w")
+        assert_harmless(pilot)
+        assert "/" not in pilot.app.screen.query_one(Input).value
+        await press(pilot, "enter")
+        assert_harmless(pilot)
     saved = next(path for path in tmp_path.iterdir() if path.suffix == ".py")
     assert "\x1b[2J" in saved.read_text()
     assert all(c.isascii() and c.isprintable() for c in saved.name)

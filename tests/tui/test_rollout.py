@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 from rich.console import Console, Group
 from rich.text import Text
-from textual.widgets import Input, TabbedContent
+from textual.widgets import TabbedContent
 
 from forge.records import Status
 from forge.store.layout import RunPaths
@@ -239,15 +239,6 @@ async def test_an_unknown_rollout_is_a_one_line_error(canned_run: RunPaths):
         assert head(pilot) == before
 
 
-async def test_an_input_takes_its_keys_and_escape_leaves_it(canned_run: RunPaths):
-    async with watching(canned_run, keys=["3"]) as pilot:
-        before = head(pilot)
-        await pilot.press("g", *"12hl", "left", "right")
-        assert pilot.app.screen.query_one(Input).value == "12hl"
-        await press(pilot, "escape")
-        assert head(pilot) == before
-
-
 async def test_the_code_is_copied(canned_run: RunPaths):
     async with watching(canned_run, keys=["3"]) as pilot:
         await go(pilot, f"{SOLVED}.t1")
@@ -292,64 +283,48 @@ async def test_a_small_terminal_shows_what_fits(canned_run: RunPaths):
         assert all(len(line) <= 20 for line in text_of(pilot).splitlines())
 
 
-def test_times_of_a_gpu_have_their_units(tmp_path: Path):
+async def test_times_of_a_gpu_have_their_units(tmp_path: Path):
     played = group(0, [[Status.WRONG, Status.CORRECT]], speed=timing(2.5))
-    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])
-
-    async def look() -> None:
-        async with watching(RunPaths(tmp_path / "toy-1"), size=LARGE, keys=["3", "right"]) as pilot:
-            text = text_of(pilot)
-            assert "2.50x (at least 2.25x)" in head(pilot)
-            assert "candidate    40 us ±1" in text
-            assert "baseline     100 us ±1" in text
-
-    anyio.run(look)
+    await write_run(tmp_path / "toy-1", [attempt(), problem(), played])
+    async with watching(RunPaths(tmp_path / "toy-1"), size=LARGE, keys=["3", "right"]) as pilot:
+        text = text_of(pilot)
+        assert "2.50x (at least 2.25x)" in head(pilot)
+        assert "candidate    40 us ±1" in text
+        assert "baseline     100 us ±1" in text
 
 
-def test_a_run_without_turns_says_so(tmp_path: Path):
-    anyio.run(write_run, tmp_path / "toy-1", [])
-
-    async def look() -> None:
-        async with watching(RunPaths(tmp_path / "toy-1"), keys=["3"]) as pilot:
-            assert "no turn was played yet" in text_of(pilot)
-            await pilot.press("n", "k", "right", "s", "d", "c", "G", "escape")
-            await settle(pilot)
-            assert isinstance(pilot.app.screen, RolloutScreen)
-
-    anyio.run(look)
+async def test_a_run_without_turns_says_so(tmp_path: Path):
+    await write_run(tmp_path / "toy-1", [])
+    async with watching(RunPaths(tmp_path / "toy-1"), keys=["3"]) as pilot:
+        assert "no turn was played yet" in text_of(pilot)
+        await pilot.press("n", "k", "right", "s", "d", "c", "G", "escape")
+        await settle(pilot)
+        assert isinstance(pilot.app.screen, RolloutScreen)
 
 
 @pytest.mark.long
-def test_hostile_texts_are_made_printable(tmp_path: Path):
-    paths = write_hostile_run(tmp_path)
-
-    async def look() -> None:
-        async with watching(paths, size=LARGE, keys=["3"]) as pilot:
-            await press(pilot, "right")
-            for name, (key, _) in PANES.items():
-                await press(pilot, key)
-                assert_harmless(pilot)
-                if name not in ("siblings", "diff"):
-                    for words in VISIBLE:
-                        assert words in text_of(pilot), (name, words)
-            await press(pilot, "c")
+async def test_hostile_texts_are_made_printable(tmp_path: Path):
+    paths = await write_hostile_run(tmp_path)
+    async with watching(paths, size=LARGE, keys=["3"]) as pilot:
+        await press(pilot, "right")
+        for name, (key, _) in PANES.items():
+            await press(pilot, key)
             assert_harmless(pilot)
-            assert "\x1b" not in pilot.app.clipboard
-            assert "control characters were made visible" in toast_text(pilot)
-
-    anyio.run(look)
+            if name not in ("siblings", "diff"):
+                for words in VISIBLE:
+                    assert words in text_of(pilot), (name, words)
+        await press(pilot, "c")
+        assert_harmless(pilot)
+        assert "\x1b" not in pilot.app.clipboard
+        assert "control characters were made visible" in toast_text(pilot)
 
 
 @pytest.mark.long
-def test_a_text_of_any_length_is_shown_in_bounded_time(tmp_path: Path):
+async def test_a_text_of_any_length_is_shown_in_bounded_time(tmp_path: Path):
     long = turn(0, completion="# x\n" * 500_000, code="# x\n" * 500_000, prompt="y" * 2_000_000)
-    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), long])
-
-    async def look() -> None:
-        async with watching(RunPaths(tmp_path / "toy-1"), keys=["3", "s"]) as pilot:
-            began = time.process_time()
-            await press(pilot, "a", "end")
-            assert "── … 1940000 more characters" in text_of(pilot)
-            assert time.process_time() - began < 4.0
-
-    anyio.run(look)
+    await write_run(tmp_path / "toy-1", [attempt(), problem(), long])
+    async with watching(RunPaths(tmp_path / "toy-1"), keys=["3", "s"]) as pilot:
+        began = time.process_time()
+        await press(pilot, "a", "end")
+        assert "── … 1940000 more characters" in text_of(pilot)
+        assert time.process_time() - began < 4.0

@@ -51,15 +51,6 @@ async def test_a_living_run(canned_run: RunPaths, size: tuple[int, int]):
             check_snapshot(pilot, "run-live")
 
 
-async def test_health_has_a_sign_a_word_and_a_reason(canned_run: RunPaths):
-    with supervising(canned_run):
-        async with watching(canned_run, size=LARGE) as pilot:
-            text = text_of(pilot)
-    assert "✘ bad judge-0 restarted 20 s ago" in text
-    assert "▲ watch serve-0 memory 93 % of 80 GB" in text
-    assert "● ok 2 of 4" in text
-
-
 async def test_without_its_supervisor_the_run_is_shown_from_the_store(canned_run: RunPaths):
     async with watching(canned_run, size=LARGE) as pilot:
         with supervising(canned_run) as supervisor:
@@ -150,15 +141,6 @@ async def test_no_color_leaves_signs_and_words(canned_run: RunPaths, monkeypatch
         async with watching(canned_run) as pilot:
             assert any(isinstance(each, Monochrome) for each in pilot.app._filters)
             check_snapshot(pilot, "run-live")
-
-
-async def test_a_failed_run_shows_only_processes_that_did_not_end_well(canned_run: RunPaths):
-    change(canned_run, "UPDATE attempts SET exit_code = 4, reason = 'trainer died'")
-    change(canned_run, "UPDATE processes SET reason = 'exit 0, stopped by forge'")
-    change(canned_run, "UPDATE processes SET reason = 'out of memory' WHERE name = 'trainer'")
-    async with watching(canned_run) as pilot:
-        assert "out of memory" in text_of(pilot)
-        assert "stopped by forge" not in text_of(pilot)
 
 
 async def test_the_keys_of_requests_are_shown_while_the_run_is_open(canned_run: RunPaths):

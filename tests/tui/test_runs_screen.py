@@ -142,13 +142,6 @@ async def test_a_comparison_matches_its_snapshot(runs: RunPaths, size: tuple[int
         check_snapshot(pilot, "compare")
 
 
-async def test_without_a_mark_the_chosen_run_is_compared_with_the_watched(runs: RunPaths):
-    async with watching(runs, keys=["6"]) as pilot:
-        await go_to(pilot, "other-2")
-        await press(pilot, "c")
-        assert "quickstart-1 against other-2" in text_of(pilot)
-
-
 async def test_a_run_is_not_compared_with_itself(runs: RunPaths):
     async with watching(runs, keys=["6"]) as pilot:
         await go_to(pilot, "quickstart-1")

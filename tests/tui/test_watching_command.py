@@ -1,4 +1,4 @@
-"""`forge tui` as a person starts it: in a terminal, in a pipe, in 40 columns."""
+"""`forge tui` as a person starts it: in a terminal, in a pipe, in 40 columns, on a hostile run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import termios
 import time
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from forge.cli import run_command
+from tests.tui.hostile import WORDS, write_hostile_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 FORGE = (sys.executable, "-m", "forge")
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
+FORBIDDEN = (b"\x1b]0;title", b"\x1b]52;c;cm0g", b"\x9b31m", "\u202e".encode())
 
 
 def test_a_pipe_gets_one_line_that_names_the_printing_commands(canned_run: RunPaths, capsys):
@@ -89,10 +92,36 @@ def test_a_bug_in_the_monitor_ends_with_70(canned_run: RunPaths, monkeypatch):
     assert run_command(["tui", str(canned_run.root)]) == 70
 
 
+@pytest.mark.slow
+def test_no_hostile_sequence_reaches_the_terminal(tmp_path: Path):
+    paths = anyio.run(write_hostile_run, tmp_path)
+    assert all(
+        each.decode("latin-1" if each[0] == 0x9B else "utf-8") in WORDS for each in FORBIDDEN
+    )
+    keys = {
+        b"verdicts of the last groups": b"2",
+        b"1 problems": b"\r",
+        b"2 attempts": b"\r",
+        b"\xe2\x94\x80 answer": b"v",
+        b"judged in": b"s",
+        b"r1.t0": b"t",
+        b"prompt: ": b"c",
+        b"\x1b]52;c;": b"4",
+        b"found by": b"q",
+    }
+    code, shown = in_terminal(["tui", str(paths.root)], columns=160, lines=50, type_after=keys)
+    assert code == 0
+    for words in (*keys, b"\x1b[?1049l", b"[bold red]loud[/]"):
+        assert words in shown, words
+    for sequence in FORBIDDEN:
+        assert sequence not in shown
+
+
 def in_terminal(
     arguments: list[str],
     *,
     columns: int,
+    lines: int = 24,
     type_after: dict[bytes, bytes],
     signal_after: dict[bytes, signal.Signals] | None = None,
     term: str = "xterm-256color",
@@ -101,7 +130,7 @@ def in_terminal(
     the exit code with all output.
     """
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     child = subprocess.Popen(
         [*FORGE, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
         env={**os.environ, "TERM": term},

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import json
 import os
+import pty
 import signal
 import subprocess
 import time
@@ -20,9 +23,10 @@ from forge.store.read_only import RowStream, RowTable
 from forge.store.reader import open_run
 from forge.views.sql import sql
 from forge.views.sql.several import SeveralReader
+from forge.views.text.terminal import json_text
 from tests.canned import unpack
-from tests.store.storefactory import small_run, write_run
-from tests.views.terminals import command, shown
+from tests.store.storefactory import attempt, group, problem, small_run, turn, write_run
+from tests.views.terminals import EVIL, command, shown
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT {} FROM n"
 WRITES = (
@@ -252,3 +256,59 @@ def test_numbers_that_are_not_finite_are_null_in_json(store: Path) -> None:
         text = "".join(sql.json_parts(sql.run_sql(reader, "SELECT 9e999 AS x, x'00ff' AS y")))
     assert json.loads(text) == [{"x": None, "y": "00ff"}]
     assert "".join(sql.json_parts(RowTable(columns=("x",), rows=()))) == "[]\n"
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("evil") / "toy-1"
+    played = group(0, [])
+    anyio.run(write_run, root, [attempt(), problem(0), played, turn(0, completion=EVIL)])
+    return root
+
+
+def on_a_terminal(argv: list[str]) -> str:
+    """Output of the command on a terminal."""
+    ours, its = pty.openpty()
+    with subprocess.Popen(argv, stdout=its, stderr=its, stdin=subprocess.DEVNULL) as child:
+        os.close(its)
+        out = b""
+        try:
+            while read := os.read(ours, 65536):
+                out += read
+        except OSError:  # Linux says so when the last writer has gone
+            pass
+        finally:
+            os.close(ours)
+    assert child.returncode == 0
+    return out.decode()
+
+
+@pytest.mark.parametrize("form", ["--csv", "--json", None])
+def test_no_cell_controls_the_terminal(evil: Path, form: str | None) -> None:
+    query = "SELECT completion FROM v_turns"
+    argv = command("sql", str(evil), query, *([form] if form else []))
+    text = on_a_terminal(argv)
+    assert "gnp.exe" in text
+    assert not set("\x07\x9b\u202e") & set(text)
+    assert "\x1b]" not in text
+    assert "\x1b[2J" not in text
+
+
+def test_a_file_gets_the_exact_text(evil: Path) -> None:
+    query = "SELECT completion FROM v_turns"
+    done = subprocess.run(
+        command("sql", str(evil), query, "--csv"), capture_output=True, check=True
+    )
+    rows = list(csv.reader(io.StringIO(done.stdout.decode(), newline="")))
+    assert rows == [["completion"], [EVIL]]
+    done = subprocess.run(
+        command("sql", str(evil), query, "--json"), capture_output=True, check=True
+    )
+    assert json.loads(done.stdout) == [{"completion": EVIL}]
+
+
+def test_json_has_the_same_value_with_control_characters_escaped() -> None:
+    text = json_text({"x": EVIL + "\ud800\x7f é 漢"})
+    assert json.loads(text) == {"x": EVIL + "\ud800\x7f é 漢"}
+    assert not set("\x1b\x07\x9b\u202e\r\x7f\ud800") & set(text)
+    assert "é 漢" in text

@@ -11,7 +11,7 @@ from textual.binding import Binding
 from textual.command import CommandList, CommandPalette
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Button, Input, Static
+from textual.widgets import Button, DataTable, Input, Static
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,8 +87,8 @@ class AskLine(ModalScreen[str | None]):
 
 
 class FilterLine(Input):
-    """A line that filters a table, hidden until opened. The screen handles its changes; Enter
-    returns to the table.
+    """A line that filters the screen's table, hidden until opened. The screen handles its changes;
+    Enter returns to the table.
     """
 
     DEFAULT_CSS = """
@@ -102,9 +102,13 @@ class FilterLine(Input):
         self.focus()
 
     def close(self) -> None:
-        """Hides the line and clears it."""
+        """Hides the line, clears it and returns to the table."""
         self.value = ""
         self.remove_class("-shown")
+        self.screen.query_one(DataTable).focus()
+
+    def on_input_submitted(self) -> None:
+        self.screen.query_one(DataTable).focus()
 
 
 class Help(ModalScreen[None]):

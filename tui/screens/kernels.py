@@ -148,9 +148,6 @@ class KernelsScreen(PacedScreen[Shown]):
         self._words = event.value.strip() or None
         self.ask_now()
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.query_one(RowTable).focus()
-
     def action_filter(self) -> None:
         """Opens the filter line."""
         self.query_one(FilterLine).open()
@@ -158,7 +155,6 @@ class KernelsScreen(PacedScreen[Shown]):
     def action_unfilter(self) -> None:
         """Clears and closes the filter line."""
         self.query_one(FilterLine).close()
-        self.query_one(RowTable).focus()
 
     def action_scroll(self, by: int) -> None:
         """Scrolls the code by so many lines."""

@@ -109,9 +109,6 @@ class ProblemsScreen(PacedScreen[ProblemList]):
     def on_input_changed(self, event: Input.Changed) -> None:
         self._change(words=event.value or None)
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.query_one(RowTable).focus()
-
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         event.stop()
         self.action_attempts()
@@ -131,7 +128,6 @@ class ProblemsScreen(PacedScreen[ProblemList]):
     def action_unfilter(self) -> None:
         """Clears every filter."""
         self.query_one(FilterLine).close()
-        self.query_one(RowTable).focus()
         self._change(words=None, purpose=None, is_solved=None)
 
     def action_order(self) -> None:

@@ -117,9 +117,6 @@ class RunsScreen(AskingScreen[list[Row]]):
         self._words = event.value.strip().casefold()
         self.show(self._rows)
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.query_one(RowTable).focus()
-
     def action_filter(self) -> None:
         """Opens the filter line."""
         self.query_one(FilterLine).open()
@@ -127,7 +124,6 @@ class RunsScreen(AskingScreen[list[Row]]):
     def action_unfilter(self) -> None:
         """Clears and closes the filter line."""
         self.query_one(FilterLine).close()
-        self.query_one(RowTable).focus()
 
     def action_mark(self) -> None:
         """Marks the run under the cursor; the last two marked are compared."""

@@ -1,14 +1,18 @@
-"""Status of each process of a run, read from the real objects that own them."""
+"""Status of each process of a run, read from the real objects that own them: phase, health and the
+figure that decides.
+"""
 
 from __future__ import annotations
 
 import io
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import httpx
 import pytest
 from rich.console import Console as RichConsole
 
@@ -21,10 +25,12 @@ from forge.process.child import ChildSpec
 from forge.process.control import ComponentStatus, LiveStatus
 from forge.process.devices import Gpu, Vendor
 from forge.process.machine import HostMemory
+from forge.records.verdict import Status, Verdict
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
 from forge.runner.stages.desk import TrainerEvent, TrainerState
 from forge.runner.status import status as components_module
+from forge.runner.status.observed import Fill, HealthFacts, Queue, judge_health, observe_judges
 from forge.runner.status.status import Components
 from forge.runner.status.vitals import Card, Vitals
 from forge.serve.remote.remote import Remote, RemoteServer
@@ -34,7 +40,6 @@ from tests.runner.stages.desks import make_desk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from forge.runner.stages.desk import TrainerDesk
 
@@ -183,7 +188,7 @@ async def test_a_trainer_has_a_status_from_start_to_restart(watched: Watched) ->
     )  # fmt: skip
     watched.start("trainer", pid=12)
     assert watched.look()["trainer"].why == "recovering: killed by signal 9", "it has begun only"
-    desk._apply(TrainerEvent.REPORTED)
+    desk._end_step(3, {}, TrainerEvent.REPORTED)
     found = watched.look()["trainer"]
     assert (found.health, found.why) == ("yellow", "restarted 0 s ago")
     desk.last_heard = watched.now + 20
@@ -358,3 +363,66 @@ async def test_a_judge_on_a_node_shows_the_node_and_nothing_of_our_own_pids(
     assert (status.node, status.device) == ("gpu-7 10.0.0.7", "gpu-7 10.0.0.7: GPU-1a2b3c4d")
     assert (status.memory_bytes, status.gpu_memory_bytes, status.num_judged) == (None, None, 4)
     assert ComponentStatus.from_json(status.to_json()) == status
+
+
+QUICKSTART = load_experiment(Path(__file__).parents[3] / "experiments" / "quickstart.toml")
+CRASH = Verdict(
+    status=Status.RUNTIME_ERROR, reason="crash", detail="", device="H100", isolation="i",
+    harness="h",
+)  # fmt: skip
+
+
+async def test_a_judge_with_only_a_canary_is_not_idle() -> None:
+    seats = Seating([Seat("judge-0", capacity=4)])
+    pool = Pool(QUICKSTART.judge, seats)
+
+    def phase() -> str:
+        (seen,) = observe_judges(pool, QUICKSTART, seen={})
+        return seen.phase
+
+    seats.judge_opened(seats.seats[0], httpx.AsyncClient(), is_trusted=True)
+    assert phase() == "idle"
+    seat = await seats.take()
+    seats.record_verdict(seat, CRASH)
+    assert phase() == "judging 1 of 4"
+    seats.give_back(seat)
+    assert phase() == "judging a canary"
+    seats.canary_started(seat)
+    seats.canary_judged(seat, fault=None)
+    seats.record_verdict(seat, replace(CRASH, device="cpu"))
+    assert phase() == "idle"
+
+
+@pytest.mark.parametrize(
+    ("facts", "health", "why"),
+    [
+        (HealthFacts(), "green", ""),
+        (HealthFacts(queue=Queue(length=255, bound=256)), "green", ""),
+        (HealthFacts(queue=Queue(length=256, bound=256)), "yellow", "queue 256 of 256"),
+        (HealthFacts(fills=(Fill(share=0.9, of="80 GB"),)), "green", ""),
+        (HealthFacts(fills=(Fill(share=0.93, of="80 GB"),)), "yellow", "memory 93 % of 80 GB"),
+        (
+            HealthFacts(fills=(Fill(share=0.91, of="80 GB"), Fill(share=0.97, of="the KV cache"))),
+            "yellow",
+            "memory 97 % of the KV cache",
+        ),
+        (HealthFacts(restarted_s=20.4), "yellow", "restarted 20 s ago"),
+        (HealthFacts(restarted_s=121), "green", ""),
+        (HealthFacts(late_s=1.25), "yellow", "loop late by 1.2 s"),
+        (HealthFacts(late_s=6.0), "red", "loop late by 6.0 s"),
+        (HealthFacts(silent_s=119, silent_limit_s=120), "green", ""),
+        (HealthFacts(silent_s=130, silent_limit_s=120), "red", "silent 130 s of 120 s"),
+        (HealthFacts(silent_s=130), "green", ""),
+        (HealthFacts(recovering="killed by signal 9"), "red", "recovering: killed by signal 9"),
+        (HealthFacts(failure="quarantined: gpu_fault"), "red", "quarantined: gpu_fault"),
+    ],
+)
+def test_health_has_the_figure_that_decides(facts: HealthFacts, health: str, why: str) -> None:
+    assert judge_health(facts) == (health, why)
+
+
+def test_red_precedes_yellow_and_a_failure_precedes_a_recovery() -> None:
+    strained = {"queue": Queue(length=9, bound=9), "restarted_s": 1.0}
+    assert judge_health(HealthFacts(recovering="exit 1", **strained))[1] == "recovering: exit 1"
+    assert judge_health(HealthFacts(failure="no", recovering="exit 1", **strained))[1] == "no"
+    assert judge_health(HealthFacts(**strained))[1] == "queue 9 of 9"
