@@ -1,4 +1,4 @@
-"""What setup is to install, and what is there.
+"""The packages that setup is to install, and those that are there.
 
 Requirements of pyproject.toml and constraints.txt, divided among the steps; versions and incomplete
 distributions of an environment; and the stamp `.venv/setup.json`, written at the end of setup so

@@ -1,4 +1,4 @@
-"""What a problem's file gives: constructor arguments, input sets, tensors on a device."""
+"""A problem's file gives constructor arguments, input sets, tensors on a device."""
 
 from __future__ import annotations
 
