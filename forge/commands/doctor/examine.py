@@ -10,11 +10,12 @@ Each probe is a child process with a deadline, so this takes as long as the slow
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import anyio
 
@@ -50,32 +51,37 @@ def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding
             this interpreter.
     """
     watch = Stopwatch()
-    engines, faults = None, list[Finding]()
+    engines, of_engines = None, list[Finding]()
     try:
         engines = EngineFacts(python=read_interpreter(serve), table=serve or ServeTable())
     except MachineError as failure:
         fix = "serve.python must name a Python that runs"
-        faults.append(error("engines", str(failure), fix=fix))
+        of_engines.append(error("engines", str(failure), fix=fix))
     machine = this_machine(store_dir, serve=None if engines is None else serve)
+    if engines is not None:
+        engines = replace(engines, gpus=machine.gpus)
     gpus = GpuFacts(
         gpus=machine.gpus,
         hidden=machine.hidden_gpus,
         holders=holders(machine.gpus),
         users=machine.gpu_users,
     )
-    trials = Trials(gpus, None if engines is None else replace(engines, gpus=machine.gpus))
     with ExitStack() as opened:
         folder, sockets = _open_folder(opened)
-        anyio.run(trials.run, folder)
+        trials = anyio.run(_try_all, folder, gpus, engines)
+    here, serving = trials.here, trials.serving
     host = read_host(machine, store_dir, watch)
+    if engines is not None:
+        imported = {**here.packages, **serving.packages}
+        unmet = sorted(serving.unmet - here.unmet)
+        of_engines = [*check_engines(replace(engines, imported=imported, unmet=unmet))]
     return [
         *check_host(host),
-        *check_packages(trials.here),
-        *faults,
-        *trials.check_engines(),
+        *check_packages(here),
+        *of_engines,
         *check_builds(
             trials.gpus,
-            {"torch": trials.here.torch, "torch of serve.python": trials.serving.torch},
+            {"torch": here.torch, "torch of serve.python": serving.torch},
             nvidia_driver=host.nvidia_driver,
             amd_driver=host.amd_driver,
         ),
@@ -85,44 +91,32 @@ def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trials:
-    """The probes, and their results."""
+    """Results of the probes."""
 
-    def __init__(self, gpus: GpuFacts, engines: EngineFacts | None) -> None:
-        self.gpus = gpus
-        self.here = Imports()
-        """Packages of judges and trainers, in this interpreter."""
-        self.serving = Imports()
-        """Packages of engines, in the interpreter that serves."""
-        self.sandbox = Outcome()
-        self._engines = engines
+    here: Imports
+    """Packages of judges and trainers, in this interpreter."""
+    serving: Imports = field(default_factory=Imports)
+    """Packages of engines, in the interpreter that serves."""
+    sandbox: Outcome
+    gpus: GpuFacts
 
-    async def run(self, folder: Path) -> None:
-        """Run all probes; `folder` is a private directory for their files."""
 
-        async def import_here() -> None:
-            self.here = await import_packages(PACKAGES, folder, needs=NEEDS)
+async def _try_all(folder: Path, gpus: GpuFacts, engines: EngineFacts | None) -> Trials:
+    """Run all probes; `folder` is a private directory for their files."""
+    found: dict[str, Any] = {}
 
-        async def import_there() -> None:
-            if self._engines is not None:
-                self.serving = await import_for_engines(self._engines, folder)
+    async def keep(name: str, trial: Awaitable[Any]) -> None:
+        found[name] = await trial
 
-        async def try_sandbox() -> None:
-            self.sandbox = await run_probe("sandbox", folder)
-
-        async def try_on_gpus() -> None:
-            self.gpus = await try_gpus(self.gpus, folder)
-
-        async with anyio.create_task_group() as tasks:
-            for trial in (import_here, import_there, try_sandbox, try_on_gpus):
-                tasks.start_soon(trial)
-
-    def check_engines(self) -> Iterator[Finding]:
-        """The engines, if their interpreter runs."""
-        if self._engines is not None:
-            imported = {**self.here.packages, **self.serving.packages}
-            unmet = sorted(self.serving.unmet - self.here.unmet)
-            yield from check_engines(replace(self._engines, imported=imported, unmet=unmet))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keep, "here", import_packages(PACKAGES, folder, needs=NEEDS))
+        tasks.start_soon(keep, "sandbox", run_probe("sandbox", folder))
+        tasks.start_soon(keep, "gpus", try_gpus(gpus, folder))
+        if engines is not None:
+            tasks.start_soon(keep, "serving", import_for_engines(engines, folder))
+    return Trials(**found)
 
 
 def _open_folder(opened: ExitStack) -> tuple[Path, Finding]:

@@ -13,7 +13,8 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from forge.commands.doctor.packages import TorchBuild
     from forge.process.devices import Gpu, GpuUser
 
+ON_CPU, PEERS, SUM = "kernel on the CPU", "peer access", "all-reduce"
+"""Names of findings."""
+WITHOUT_PEERS = "all-reduce without peer access"
+"""The same sum with NCCL_P2P_DISABLE=1, if it failed."""
 COLLECTIVE_S = 30.0
 """Maximum time of one sum over GPUs, after which the ranks end with NCCL's own error."""
 MIN_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -76,19 +81,14 @@ class GpuFacts:
     """Runs that have claimed GPUs, by UUID."""
     users: Mapping[str, Sequence[GpuUser]] = field(default_factory=dict[str, "Sequence[GpuUser]"])
     """Processes on GPUs, by UUID."""
-    kernels: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])
-    """Outcomes of the kernel by UUID; "" is the CPU."""
-    peers: Outcome | None = None
-    """Copies between the tried GPUs; None with fewer than two."""
-    allreduce: Outcome | None = None
-    without_peers: Outcome | None = None
-    """The same sum with NCCL_P2P_DISABLE=1, if it failed."""
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])
+    """Results of the probes, by the names of their findings."""
 
     @property
     def has_run(self) -> bool:
         """True if a kernel ran wherever it was tried."""
-        outcomes = self.kernels.values()
-        return bool(outcomes) and all(outcome.get("is_right") for outcome in outcomes)
+        tried = [one for name, one in self.outcomes.items() if name.startswith("kernel")]
+        return bool(tried) and all(outcome.get("is_right") for outcome in tried)
 
     def tried(self) -> list[Gpu]:
         """GPUs that the probes use: not in use, with enough free memory."""
@@ -109,37 +109,29 @@ async def try_gpus(facts: GpuFacts, folder: Path) -> GpuFacts:
     """The facts with the outcomes of the kernel on each GPU that is tried, and of the probes of all
     together. Without any GPU the kernel is evaluated."""
     uuids, found = [gpu.uuid for gpu in facts.tried()], dict[str, Outcome]()
+    together = {"uuids": uuids, "timeout_s": COLLECTIVE_S}
 
-    async def try_kernel(uuid: str) -> None:
-        label = f"kernel-{uuids.index(uuid)}" if uuid else "kernel-cpu"
-        found[uuid] = await run_probe(
-            "kernel", folder, label=label, gpus=[uuid] if uuid else (), config={"uuid": uuid},
-            env={"TRITON_CACHE_DIR": str(folder / label)},  # so that the kernel is compiled
-        )  # fmt: skip
+    async def try_one(
+        name: str, kind: str, gpus: Sequence[str], config: Mapping[str, Any], **env: str
+    ) -> None:
+        label = re.sub(r"\W+", "-", name)
+        env["TRITON_CACHE_DIR"] = str(folder / label)  # so that the kernel is compiled
+        found[name] = await run_probe(kind, folder, label=label, gpus=gpus, config=config, env=env)
 
-    async def try_together(kind: str, label: str, env: Mapping[str, str]) -> None:
-        config = {"uuids": uuids, "timeout_s": COLLECTIVE_S}
-        found[label] = await run_probe(
-            kind, folder, label=label, gpus=uuids, config=config, env=env
-        )
-
-    warn = {"NCCL_DEBUG": "WARN"}
+    add_up = partial(try_one, kind="allreduce", gpus=uuids, config=together, NCCL_DEBUG="WARN")
     async with anyio.create_task_group() as tasks:
-        for uuid in uuids or ([] if facts.gpus else [""]):
-            tasks.start_soon(try_kernel, uuid)
+        for gpu in facts.tried():
+            tasks.start_soon(
+                try_one, f"kernel on GPU {gpu.index}", "kernel", [gpu.uuid], {"uuid": gpu.uuid}
+            )
+        if not facts.gpus:
+            tasks.start_soon(try_one, ON_CPU, "kernel", (), {"uuid": ""})
         if len(uuids) > 1:
-            tasks.start_soon(try_together, "peers", "peers", dict[str, str]())
-            tasks.start_soon(try_together, "allreduce", "allreduce", warn)
-    if "allreduce" in found and found["allreduce"].fault:
-        no_peers = {**warn, "NCCL_P2P_DISABLE": "1"}
-        await try_together("allreduce", "without-peers", no_peers)
-    return replace(
-        facts,
-        kernels={uuid: found[uuid] for uuid in (*uuids, "") if uuid in found},
-        peers=found.get("peers"),
-        allreduce=found.get("allreduce"),
-        without_peers=found.get("without-peers"),
-    )
+            tasks.start_soon(try_one, PEERS, "peers", uuids, together)
+            tasks.start_soon(add_up, SUM)
+    if SUM in found and found[SUM].fault:
+        await add_up(WITHOUT_PEERS, NCCL_P2P_DISABLE="1")
+    return replace(facts, outcomes=found)
 
 
 def check_gpus(facts: GpuFacts) -> Iterator[Finding]:
@@ -153,18 +145,18 @@ def check_gpus(facts: GpuFacts) -> Iterator[Finding]:
     if facts.hidden:
         yield warning("hidden GPUs", facts.hidden, fix="unset the variable, or end the split")
     for gpu in facts.gpus:
-        name, why = f"kernel on GPU {gpu.index}", facts.why_left_alone(gpu)
-        if why:
-            yield Finding(name=name, found=f"{why}: not tried")
-        else:
-            yield check_kernel(name, facts.kernels.get(gpu.uuid))
-    if "" in facts.kernels:
-        yield check_kernel("kernel on the CPU", facts.kernels[""])
-    num_tried = len(facts.tried())
-    if facts.peers is not None:
-        yield check_peers(facts.peers, gpus=facts.tried())
-    if facts.allreduce is not None:
-        yield check_allreduce(facts.allreduce, facts.without_peers, num_gpus=num_tried)
+        if why := facts.why_left_alone(gpu):
+            yield Finding(name=f"kernel on GPU {gpu.index}", found=f"{why}: not tried")
+    for name, outcome in sorted(facts.outcomes.items()):
+        if busy := outcome.get("busy"):
+            yield Finding(name=name, found=f"{busy}: not tried")
+        elif name == PEERS:
+            yield check_peers(outcome, gpus=facts.tried())
+        elif name == SUM:
+            without_peers = facts.outcomes.get(WITHOUT_PEERS)
+            yield check_allreduce(outcome, without_peers, num_gpus=len(facts.tried()))
+        elif name != WITHOUT_PEERS:
+            yield check_kernel(name, outcome)
 
 
 def check_builds(
@@ -208,26 +200,20 @@ def check_builds(
         yield Finding(name=label, found=found, severity=severity, fix=fix)
 
 
-def check_kernel(name: str, outcome: Outcome | None) -> Finding:
+def check_kernel(name: str, outcome: Outcome) -> Finding:
     """A Triton kernel was compiled, run and compared."""
-    if outcome is None:
-        return error(name, "not tried", fix="see the other findings")
-    if busy := outcome.get("busy"):
-        return Finding(name=name, found=f"{busy}: not tried")
     if outcome.fault:
         return error(name, outcome.fault, fix=find_fix(outcome))
     if not outcome.get("is_right"):
         found = "Triton's matrix product differs from torch's"
         return error(name, found, fix=f'"make setup" for versions that fit; {RESET}')
-    how = "evaluated" if name.endswith("CPU") else "compiled and run"
+    how = "evaluated" if name == ON_CPU else "compiled and run"
     return Finding(name=name, found=f"{how} in {outcome.get('seconds'):.1f} s, the result is right")
 
 
 def check_peers(outcome: Outcome, *, gpus: Sequence[Gpu]) -> Finding:
     """All pairs copy correctly, and directly."""
-    name, pairs = "peer access", [answer for answer in outcome.answers if "pair" in answer]
-    if busy := outcome.get("busy"):
-        return Finding(name=name, found=f"{busy}: not tried")
+    name, pairs = PEERS, [answer for answer in outcome.answers if "pair" in answer]
     label = {pair: f"GPU {gpus[pair].index}" for pair in range(len(gpus))}
     wrong = [answer["pair"] for answer in pairs if not answer["is_right"]]
     if wrong:
@@ -245,9 +231,7 @@ def check_peers(outcome: Outcome, *, gpus: Sequence[Gpu]) -> Finding:
 
 def check_allreduce(outcome: Outcome, without_peers: Outcome | None, *, num_gpus: int) -> Finding:
     """Each rank has the sum of all, on the CPU (gloo) and on the GPUs (NCCL)."""
-    name, expected = "all-reduce", [num_gpus * (num_gpus + 1) / 2]
-    if busy := outcome.get("busy"):
-        return Finding(name=name, found=f"{busy}: not tried")
+    name, expected = SUM, [num_gpus * (num_gpus + 1) / 2]
     sums = [answer for answer in outcome.answers if "sums" in answer]
     wrong = [answer for answer in sums if answer["sums"] != expected]
     if not wrong and not outcome.fault and len(sums) == 2 * num_gpus:

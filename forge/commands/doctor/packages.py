@@ -116,34 +116,30 @@ class EngineFacts:
 
 async def import_for_engines(facts: EngineFacts, folder: Path) -> Imports:
     """The packages of the installed engines, each engine's in a child of its own. Those of hf are a
-    trainer's, unless the engines have an interpreter of their own."""
+    trainer's, unless the engines have an interpreter of their own. A failure in one engine
+    outweighs a success in another."""
     found, python = Imports(), facts.python.python
+
+    async def import_one(engine: str) -> None:
+        one = await import_packages(
+            ENGINE_PACKAGES[engine],
+            folder,
+            label=f"imports-{engine}",
+            needs=dict.fromkeys((*NEEDS, "vllm"), ""),  # its interpreter may have other versions
+            python=python,
+            gpus=[gpu.uuid for gpu in facts.gpus] if ENGINES[engine].needs_gpu else [],
+            env=facts.table.env,
+        )
+        for name, package in one.packages.items():
+            if package.fault or name not in found.packages:
+                found.packages[name] = package
+        found.torch, found.unmet = found.torch or one.torch, found.unmet | one.unmet
+
     async with anyio.create_task_group() as tasks:
-        for name in facts.installed:
-            if python or name != "hf":
-                gpus = [gpu.uuid for gpu in facts.gpus] if ENGINES[name].needs_gpu else []
-                tasks.start_soon(import_for_engine, name, facts, gpus, folder, found)
+        for engine in facts.installed:
+            if python or engine != "hf":
+                tasks.start_soon(import_one, engine)
     return found
-
-
-async def import_for_engine(
-    name: str, facts: EngineFacts, gpus: Sequence[str], folder: Path, into: Imports
-) -> None:
-    """Add the packages of an engine. A failure outweighs another engine's success."""
-    found = await import_packages(
-        ENGINE_PACKAGES[name],
-        folder,
-        label=f"imports-{name}",
-        needs=dict.fromkeys((*NEEDS, "vllm"), ""),  # its interpreter may have other versions
-        python=facts.python.python,
-        gpus=gpus,
-        env=facts.table.env,
-    )
-    for package, one in found.packages.items():
-        if one.fault or package not in into.packages:
-            into.packages[package] = one
-    into.torch = into.torch or found.torch
-    into.unmet |= found.unmet
 
 
 async def import_packages(

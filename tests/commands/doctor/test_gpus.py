@@ -4,8 +4,10 @@ over all."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 from forge.commands.doctor.finding import Finding, Severity
@@ -17,10 +19,14 @@ from forge.commands.doctor.gpus import (
     check_kernel,
     check_peers,
     find_fix,
+    try_gpus,
 )
 from forge.commands.doctor.packages import TorchBuild
 from forge.commands.doctor.probe import Outcome
 from forge.process.devices import Gpu, GpuUser, Vendor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RAN = Outcome(answers=({"is_right": True, "seconds": 1.25},))
 
@@ -53,7 +59,7 @@ def test_a_gpu_in_use_is_left_alone_with_the_name_of_its_user() -> None:
         gpus=[make_card(0), make_card(1), make_card(2, free_gib=1), make_card(3)],
         holders={"GPU-0": "run quickstart-1, pid 7"},
         users={"GPU-1": (GpuUser(pid=8, name="python", memory_bytes=9 << 30),)},
-        kernels={"GPU-3": RAN},
+        outcomes={"kernel on GPU 3": RAN},
     )
     assert [gpu.index for gpu in facts.tried()] == [3]
     found = {each.name: each for each in check_gpus(facts)}
@@ -102,8 +108,8 @@ def test_the_driver_is_held_against_the_build_of_torch(
     vendor: Vendor, build: TorchBuild, driver: str, has_run: bool, name: str, severity: Severity,
     fix: str,
 ) -> None:  # fmt: skip
-    kernels = {"GPU-0": RAN} if has_run else {}
-    facts = GpuFacts(gpus=[replace(CARDS[0], vendor=vendor)], kernels=kernels)
+    outcomes = {"kernel on GPU 0": RAN} if has_run else {}
+    facts = GpuFacts(gpus=[replace(CARDS[0], vendor=vendor)], outcomes=outcomes)
     (found,) = check_builds(facts, {"torch": build}, nvidia_driver=driver, amd_driver="")
     assert (found.name, found.severity) == (name, severity)
     assert fix in found.fix
@@ -117,10 +123,10 @@ def test_a_kernel_with_a_wrong_result_is_an_error() -> None:
     assert (found.severity, "differs from torch's" in found.found) == (Severity.ERROR, True)
 
 
-def test_a_kernel_that_waited_for_a_judge_is_not_an_error() -> None:
-    found = check_kernel(
-        "kernel on GPU 0", Outcome(answers=({"busy": "not free"},), fault="exit 1")
-    )
+@pytest.mark.parametrize("name", ["kernel on GPU 0", "peer access", "all-reduce"])
+def test_a_probe_that_waited_for_a_judge_is_not_an_error(name: str) -> None:
+    busy = Outcome(answers=({"busy": "not free"},), fault="exit 1")
+    found = check(gpus=CARDS, outcomes={name: busy})[name]
     assert (found.severity, found.found) == (Severity.OK, "not free: not tried")
 
 
@@ -143,6 +149,32 @@ def test_a_kernel_that_fails_has_a_fix_by_its_words(fault: str, log: str, fix: s
     found = check_kernel("kernel on GPU 0", Outcome(fault=fault, log=log))
     assert (found.severity, found.found) == (Severity.ERROR, fault)
     assert fix in found.fix == find_fix(Outcome(fault=fault, log=log))
+
+
+def test_probes_run_on_free_gpus_and_a_sum_that_fails_is_tried_without_peer_access(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Sequence[str], str]] = []
+
+    async def run(kind: str, folder: Path, *, gpus: Sequence[str], **more: Any) -> Outcome:
+        asked.append((kind, gpus, more["env"].get("NCCL_P2P_DISABLE", "")))
+        return Outcome(fault="exit 1") if kind == "allreduce" else RAN
+
+    monkeypatch.setattr("forge.commands.doctor.gpus.run_probe", run)
+    cards = [make_card(0), make_card(1, free_gib=1), make_card(2)]
+    facts = anyio.run(try_gpus, GpuFacts(gpus=cards), tmp_path)
+    both = ["GPU-0", "GPU-2"]
+    assert asked == [
+        ("kernel", ["GPU-0"], ""), ("kernel", ["GPU-2"], ""), ("peers", both, ""),
+        ("allreduce", both, ""), ("allreduce", both, "1"),
+    ]  # fmt: skip
+    assert set(facts.outcomes) == {
+        "kernel on GPU 0", "kernel on GPU 2", "peer access", "all-reduce",
+        "all-reduce without peer access",
+    }  # fmt: skip
+    assert facts.has_run
+    asked.clear()
+    assert set(anyio.run(try_gpus, GpuFacts(), tmp_path).outcomes) == {"kernel on the CPU"}
 
 
 def pairs(*, is_direct: bool = True, is_right: bool = True) -> tuple[dict[str, Any], ...]:
@@ -204,7 +236,7 @@ def test_a_sum_that_works_without_peer_access_blames_peer_access() -> None:
 
 
 def test_a_machine_without_gpus_evaluates_the_kernel() -> None:
-    found = check(kernels={"": RAN})
+    found = check(outcomes={"kernel on the CPU": RAN})
     assert found["GPUs"].found == "none: everything runs on the CPU"
     expected = "evaluated in 1.2 s, the result is right"
     assert found["kernel on the CPU"].found == expected
