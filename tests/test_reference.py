@@ -154,7 +154,7 @@ def test_every_route_and_field_of_http_has_a_description() -> None:
 def test_the_metrics_are_those_that_a_run_records() -> None:
     """Names are string constants where metrics are made; idle times have the role as a part."""
     made = re.compile(r'"((?:train|rollout|weights|step)/\w+/\w+)"(?::|\] = )')
-    places = ("forge/train/trainer", "forge/runner/stages")
+    places = ("forge/train/trainer", "forge/runner/stages", "forge/runner/live")
     sources = [path for place in places for path in (ROOT / place).rglob("*.py")]
     texts = [path.read_text(encoding="utf-8") for path in sources]
     found = {name for text in texts for name in made.findall(text)}

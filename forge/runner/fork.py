@@ -136,7 +136,7 @@ async def _record(
         "path": str(parent.root),
         "stage": stage,
         "step": step,
-        # Rows up to these are in the parent, not lost (`missing_rows`).
+        # Rows up to these are in the parent, not lost.
         "sample_id": past.state.sample_id,
         "steps": {str(stage): step},
     }

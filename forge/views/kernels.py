@@ -98,7 +98,6 @@ def load_kernel(reader: RunReader, turn_id: str) -> Kernel | None:
 
 
 def _same_code(reader: RunReader, turn: dict[str, Any]) -> list[dict[str, Any]]:
-    """Joins through the problem's groups: older runs have no index from a code to its turns."""
     return reader.rows(
         "SELECT t.turn_id, v.device, v.candidate_us, v.baseline_us, v.speedup "
         "FROM groups g JOIN turns t USING (group_id) JOIN verdicts v USING (group_id, rollout, "

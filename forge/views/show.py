@@ -87,9 +87,8 @@ def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
         del row["evaluation_id"]
         row["pass_at_k"] = dict(json.loads(row["pass_at_k"]))
         row["detail"] = dict(json.loads(row["detail"]))
-        row["num_trained_problems"] = row["detail"].get("num_trained_problems", 0)
-        row["num_judged_problems"] = row["detail"].get("num_judged_problems", row["num_problems"])
-        row["unjudgeable"] = row["detail"].get("unjudgeable", {})
+        for name in ("num_trained_problems", "num_judged_problems", "unjudgeable"):
+            row[name] = row["detail"][name]
     return rows
 
 

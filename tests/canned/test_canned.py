@@ -28,8 +28,8 @@ EMPTY_VIEWS = {
     *("live_groups", "live_turns"),
     *("v_unjudgeable", "v_judged_again", "v_fast_p_by_turn", "v_geomean"),
 }
-"""The run was never resumed, kernels are not timed on a CPU, and its evaluations are of a version
-that stored no figures of speed."""
+"""The run was never resumed, kernels are not timed on a CPU, and its evaluations hold
+no figures of speed."""
 
 
 def test_it_holds_every_stage_and_every_step(canned_run: RunPaths) -> None:

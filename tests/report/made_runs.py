@@ -36,7 +36,10 @@ def hostile_records() -> list:
     )
     out: list = [dataclasses.replace(attempt(), commit=EVIL, code_diff=f"+{EVIL}"), evil]
     out.append(Event(at=1_001.0, kind=EVIL, message=EVIL, data={"stage": 0}))
-    out.append(dataclasses.replace(evaluation(stage=f"eval{EVIL}"), detail=_detail()))
+    part = {"num": 4, "pass_at_1": 0.25, "compile_rate": 0.75}
+    hostile = evaluation(stage=f"eval{EVIL}")
+    detail = {**hostile.detail, "by_family": {EVIL: part}}
+    out.append(dataclasses.replace(hostile, detail=detail))
     for step in (1, 2):
         played = group(
             step, [[Status.CORRECT], [Status.WRONG]], problem_id=evil.problem_id, step=step,
@@ -64,11 +67,6 @@ def hostile_records() -> list:
         out.append(Metrics(stage=0, step=step, at=1_010.0 + step, values=values))
     out.append(AttemptEnd(attempt=1, ended_at=1_051.0, exit_code=4, reason=EVIL))
     return out
-
-
-def _detail() -> dict:
-    part = {"num": 4, "pass_at_1": 0.25, "compile_rate": 0.75}
-    return {"by_family": {EVIL: part}, "pass_at_k_ci": {"1": [0.1, 0.4], "2": [0.2, 0.8]}}
 
 
 def write_hostile_run(root: Path) -> RunPaths:

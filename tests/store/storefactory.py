@@ -250,6 +250,9 @@ def evaluation(
         detail={
             "by_family": {"softmax": {"num": 4, "pass_at_1": pass_at_1, "compile_rate": 0.75}},
             "pass_at_k_ci": {"1": [0.1, 0.4], "2": [0.2, 0.8]},
+            "num_judged_problems": 2,
+            "num_trained_problems": 0,
+            "unjudgeable": {},
         },
     )
 

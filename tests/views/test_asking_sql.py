@@ -88,20 +88,6 @@ def test_runs_of_the_same_name_are_named_by_directory(tmp_path: Path) -> None:
     assert found[0]["turns"] == found[1]["turns"]
 
 
-def test_a_column_that_an_older_schema_lacks_is_null(store: Path, tmp_path: Path) -> None:
-    import shutil
-    import sqlite3
-
-    shutil.copytree(store / "toy-1", tmp_path / "old-1")
-    connection = sqlite3.connect(tmp_path / "old-1" / "run.db")
-    connection.execute("ALTER TABLE policies DROP COLUMN probe_gap")
-    connection.commit()
-    connection.close()
-    with SeveralReader([RunPaths(store / "toy-1"), RunPaths(tmp_path / "old-1")]) as reader:
-        found = reader.rows("SELECT run, max(probe_gap) AS gap FROM policies GROUP BY run")
-    assert {row["run"]: row["gap"] for row in found} == {"toy-1": 1e-5, "old-1": None}
-
-
 @pytest.mark.parametrize("statement", WRITES)
 def test_sql_that_writes_is_refused_in_one_line(store: Path, statement: str) -> None:
     before = contents(store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def paths(tmp_path: Path) -> RunPaths:
     result = evaluate_groups(
         groups, problems, stage="eval-0", step=0, version=0, max_turns=2, at=1.0
     )
+    result = replace(result, detail={**result.detail, "num_trained_problems": 0})
     root = tmp_path / "eval-x-1"
     file = tmp_path / "x.toml"
     file.write_text(EXPERIMENT)

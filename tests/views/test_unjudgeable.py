@@ -67,6 +67,7 @@ def run(*, is_partial: bool = True) -> list[Any]:
     result = evaluate_groups(
         evaluated, problems, stage="eval-0", step=0, version=0, max_turns=1, at=1_000.0
     )
+    result = replace(result, detail={**result.detail, "num_trained_problems": 0})
     return [*rows, result, AttemptEnd(attempt=1, ended_at=2_000.0, exit_code=0, reason="done")]
 
 

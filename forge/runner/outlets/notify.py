@@ -53,9 +53,9 @@ MARGIN = 1.1
 LAST_TURN = "SELECT coalesce(max(turn_row), 0) FROM turns"
 EVALUATIONS = """
 SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high, num_problems, num_samples, max_turns,
-    coalesce(json_extract(detail, '$.num_trained_problems'), 0) AS num_trained_problems,
-    coalesce(json_extract(detail, '$.num_judged_problems'), num_problems) AS num_judged_problems,
-    coalesce(json_extract(detail, '$.unjudgeable'), '{}') AS unjudgeable
+    json_extract(detail, '$.num_trained_problems') AS num_trained_problems,
+    json_extract(detail, '$.num_judged_problems') AS num_judged_problems,
+    json_extract(detail, '$.unjudgeable') AS unjudgeable
 FROM evaluations
 WHERE evaluation_id > ? ORDER BY evaluation_id
 """

@@ -104,7 +104,7 @@ class Midway:
                         step=step,
                         show=False,
                     )
-                    name = "trained_on" if result.detail.get("num_trained_problems") else "held_out"
+                    name = "trained_on" if result.detail["num_trained_problems"] else "held_out"
                     self._run.progress.numbers[name] = result.pass_at_1
                 if not self._receive.statistics().current_buffer_used:
                     self._desk.release()

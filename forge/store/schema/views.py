@@ -94,13 +94,12 @@ CREATE VIEW v_idle AS
 CREATE VIEW v_evaluations AS
     -- every evaluation of weights that count, oldest first; rates are of num_judged_problems
     SELECT stage, stage_index, step, policy_version, at, num_problems,
-        coalesce(json_extract(detail, '$.num_judged_problems'), num_problems)
-            AS num_judged_problems,
-        coalesce(json_extract(detail, '$.unjudgeable'), '{}') AS unjudgeable,
+        json_extract(detail, '$.num_judged_problems') AS num_judged_problems,
+        json_extract(detail, '$.unjudgeable') AS unjudgeable,
         num_samples, max_turns,
         pass_at_1, ci_low, ci_high,
         pass_at_1_greedy, pass_at_1_multi, compile_rate,
-        coalesce(json_extract(detail, '$.num_trained_problems'), 0) AS num_trained_problems, detail
+        json_extract(detail, '$.num_trained_problems') AS num_trained_problems, detail
     FROM evaluations e WHERE NOT EXISTS (
         SELECT 1 FROM v_rewinds b JOIN policies p ON p.version = e.policy_version
         WHERE b.stage = e.stage_index AND e.step > b.step AND p.attempt < b.attempt)

@@ -19,7 +19,7 @@ _LONGEST_LABEL = 48
 class Asker:
     """One run's reader, with a list of the parts that could not be read.
 
-    An older run lacks some views, and a half-copied database is incomplete: such a query has no
+    A half-copied database is incomplete, and a run may lack a view: such a query has no
     rows and adds a line to `problems`.
     """
 

@@ -1,8 +1,8 @@
 """Several runs in one query: `forge sql --runs A,B "SELECT run, max(pass_rate) FROM v_steps ..."`.
 
 Each run is attached read-only as a schema (`quickstart_1.turns`). Each view and table covers all
-runs, with a column `run` first: the run's name, or its directory if two have the same name. Columns
-that an older schema lacks are NULL. Plain sqlite3: sqlite-utils' `attach` opens a file read-write.
+runs, with a column `run` first: the run's name, or its directory if two have the same name. Plain
+sqlite3: sqlite-utils' `attach` opens a file read-write.
 """
 
 from __future__ import annotations
@@ -72,24 +72,22 @@ class SeveralReader(SqlReader):
         self._connection.execute(f'ATTACH ? AS "{schema}"', (f"file:{name}?immutable=1",))
 
     def _join_runs(self) -> None:
-        """Creates a temporary view for each table and view of any run."""
-        columns: dict[str, dict[str, list[str]]] = {}
-        for schema in self.schemas:
-            names = self.query(
-                f'SELECT name FROM "{schema}".sqlite_master WHERE type IN (?, ?) AND name NOT '
-                "LIKE 'sqlite_%'",
-                ("table", "view"),
-            )
-            for (name,) in names.rows:
-                found = self.rows(f'PRAGMA "{schema}".table_xinfo("{name}")')
-                columns.setdefault(name, {})[schema] = [row["name"] for row in found]
-        for name, by_schema in columns.items():
-            every = list(dict.fromkeys(each for found in by_schema.values() for each in found))
+        """Creates a temporary view for each table and view: those of the first run, as all runs
+        have one schema."""
+        first = next(iter(self.schemas))
+        names = self.query(
+            f'SELECT name FROM "{first}".sqlite_master WHERE type IN (?, ?) AND name NOT '
+            "LIKE 'sqlite_%'",
+            ("table", "view"),
+        )
+        for (name,) in names.rows:
+            found = self.rows(f'PRAGMA "{first}".table_xinfo("{name}")')
+            columns = [row["name"] for row in found if row["name"] != "run"]
             selects = [
                 f"SELECT {_literal(self._label(schema))} AS run, "
-                + ", ".join(_column(each, found, schema) for each in every if each != "run")
+                + ", ".join(_column(each, schema) for each in columns)
                 + f' FROM "{schema}"."{name}"'
-                for schema, found in by_schema.items()
+                for schema in self.schemas
             ]
             self._connection.execute(f'CREATE TEMP VIEW "{name}" AS {" UNION ALL ".join(selects)}')
 
@@ -114,9 +112,7 @@ def _name_schemas(runs: Sequence[RunPaths]) -> dict[str, RunPaths]:
     return out
 
 
-def _column(name: str, present: Sequence[str], schema: str) -> str:
-    if name not in present:
-        return f'NULL AS "{name}"'
+def _column(name: str, schema: str) -> str:
     return f'text("{name}", \'{schema}\') AS "{name}"' if name in _TEXTS else f'"{name}"'
 
 
