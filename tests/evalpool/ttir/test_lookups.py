@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.memory import lookups
 from forge.evalpool.judge.ttir.memory.lookups import lookups_of
-from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.scan import InvalidModule
 
 TABLE, INDEX, OUTPUT = 0, 1, 2

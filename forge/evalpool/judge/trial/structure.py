@@ -24,8 +24,8 @@ from forge.evalpool.judge.program.policy import (
 )
 from forge.evalpool.judge.program.walk import variants
 from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
+from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.memory.lookups import Lookups, lookups_of
-from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.plan.planner import ModulePlan
 from forge.evalpool.judge.ttir.scan import InvalidModule, malformed
 from forge.evalpool.judge.ttir.verify import Use, uses_of, verify

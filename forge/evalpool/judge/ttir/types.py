@@ -55,6 +55,9 @@ class Scalar:
         return self.name
 
 
+BOOL = Scalar("i1")
+
+
 @dataclass(frozen=True, slots=True)
 class Pointer:
     """An address of elements of one type."""

@@ -1,33 +1,37 @@
-"""Reads the head of an operation: operands, words, attributes and regions in any order.
+"""Reads the head of an operation, the types that it prints, and the types of its results.
 
-Called by `parser` and by the operations with a grammar of their own.
+A head has operands, words, attributes and regions in any order.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forge.evalpool.judge.ttir.grammar.reader import Printed
+from forge.evalpool.judge.ttir.types import BOOL, Block, Pointer, Scalar, Type, element_of
+
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.grammar.drafts import Draft, Head
-    from forge.evalpool.judge.ttir.grammar.parser import Parser
+    from collections.abc import Callable
+
+    from forge.evalpool.judge.ttir.grammar.reader import Draft, Head, Reader
 
 
-def read_head(parser: Parser, head: Head) -> None:
+def read_head(reader: Reader, head: Head) -> None:
     """Reads up to the `:` of the types, or to the end of the line."""
-    scan = parser.scan
+    scan = reader.scan
     while True:
         scan.skip_blanks()
         mark = scan.text[scan.position : scan.position + 1]
         if mark in ("", "\n", ":", "}"):
             return
         if mark == "%":
-            head.operands.append(parser.value())
+            head.operands.append(reader.value())
         elif mark == ",":
             scan.position += 1
         elif mark == "[":
-            _group(parser, head)
+            _group(reader, head)
         elif mark == "(":
-            _parenthesis(parser, head)
+            _parenthesis(reader, head)
         elif mark == "{":
             head.attributes.update(scan.attributes())
         elif mark == '"':
@@ -37,33 +41,33 @@ def read_head(parser: Parser, head: Head) -> None:
             head.attributes.update(scan.attributes())
             scan.expect(">")
         else:
-            _head_word(parser, head)
+            _head_word(reader, head)
 
 
-def _group(parser: Parser, head: Head) -> None:
-    parser.scan.expect("[")
+def _group(reader: Reader, head: Head) -> None:
+    reader.scan.expect("[")
     before = len(head.operands)
-    while not parser.scan.accept("]"):
-        head.operands.append(parser.value())
-        if not parser.scan.peek("]"):
-            parser.scan.expect(",")
+    while not reader.scan.accept("]"):
+        head.operands.append(reader.value())
+        if not reader.scan.peek("]"):
+            reader.scan.expect(",")
     head.groups.append(len(head.operands) - before)
 
 
-def _parenthesis(parser: Parser, head: Head) -> None:
+def _parenthesis(reader: Reader, head: Head) -> None:
     """`(%a, %b)` of scf.condition and tt.call, or a region `({...})`."""
-    parser.scan.expect("(")
-    while not parser.scan.accept(")"):
-        if parser.scan.peek("{"):
-            head.regions.append(parser.region())
+    reader.scan.expect("(")
+    while not reader.scan.accept(")"):
+        if reader.scan.peek("{"):
+            head.regions.append(reader.region())
         else:
-            head.operands.append(parser.value())
-        if not parser.scan.peek(")"):
-            parser.scan.expect(",")
+            head.operands.append(reader.value())
+        if not reader.scan.peek(")"):
+            reader.scan.expect(",")
 
 
-def _head_word(parser: Parser, head: Head) -> None:
-    scan = parser.scan
+def _head_word(reader: Reader, head: Head) -> None:
+    scan = reader.scan
     if scan.peek("@"):
         head.attributes["callee"] = scan.symbol()
         return
@@ -83,9 +87,109 @@ def _head_word(parser: Parser, head: Head) -> None:
         head.words.append(word)
 
 
-def trailing_attributes(parser: Parser, draft: Draft) -> None:
+def trailing_attributes(reader: Reader, draft: Draft) -> None:
     """Reads attributes behind regions or successors, if there are any."""
-    if parser.scan.peek_in_line("attributes"):
-        parser.scan.accept_word("attributes")
-    if parser.scan.peek_in_line("{"):
-        draft.attributes.update(parser.scan.attributes())
+    if reader.scan.peek_in_line("attributes"):
+        reader.scan.accept_word("attributes")
+    if reader.scan.peek_in_line("{"):
+        draft.attributes.update(reader.scan.attributes())
+
+
+def printed_types(reader: Reader, draft: Draft) -> Printed:
+    """Types behind the colon. `tt.print` and `tt.descriptor_*` may have operands there."""
+    printed = Printed()
+    side = printed.left
+    scan = reader.scan
+    while True:
+        if scan.peek_in_line("%"):
+            draft.operands.append(reader.value())
+            if scan.peek_in_line(":"):
+                scan.position += 1
+                continue
+        elif scan.peek_in_line("("):
+            scan.expect("(")
+            while not scan.accept(")"):
+                side.append(scan.type())
+                if not scan.peek(")"):
+                    scan.expect(",")
+        elif scan.peek_in_line("<"):
+            prefix = "!tt.ptr" if not side else "!tt.tensordesc"
+            side.append(scan.elided_type(prefix))
+        else:
+            side.append(scan.type())
+        if scan.peek_in_line("->") or scan.peek_in_line("to "):
+            scan.position += 2
+            side = printed.right = []
+        elif scan.peek_in_line(",") or scan.peek_in_line("*"):
+            scan.position += 1
+        else:
+            return printed
+
+
+def _nothing(reader: Reader, draft: Draft, left: list[Type]) -> list[Type]:
+    return []
+
+
+def _first(reader: Reader, draft: Draft, left: list[Type]) -> list[Type]:
+    return [reader.operand_type(draft, 0)]
+
+
+def _last(reader: Reader, draft: Draft, left: list[Type]) -> list[Type]:
+    return [reader.operand_type(draft, len(draft.operands) - 1)]
+
+
+def _printed_last(reader: Reader, draft: Draft, left: list[Type]) -> list[Type]:
+    if not left:
+        raise reader.scan.error(f"{draft.name} prints no type")
+    return [left[-1]]
+
+
+def _compared(reader: Reader, draft: Draft, left: list[Type]) -> list[Type]:
+    kind = reader.operand_type(draft, 0)
+    return [Block(kind.shape, BOOL) if isinstance(kind, Block) else BOOL]
+
+
+def _loaded(reader: Reader, draft: Draft, left: list[Type]) -> list[Type]:
+    kind = reader.operand_type(draft, 0)
+    element = element_of(kind)
+    if not isinstance(element, Pointer):
+        raise reader.scan.error(f"{draft.name} needs a pointer, not {kind}")
+    if isinstance(kind, Block) and isinstance(element.pointee, (Scalar, Pointer)):
+        return [Block(kind.shape, element.pointee)]
+    return [element.pointee]
+
+
+def _two(reader: Reader, draft: Draft, left: list[Type]) -> list[Type]:
+    return [left[0], left[-1]] if left else []
+
+
+def _twice(reader: Reader, draft: Draft, left: list[Type]) -> list[Type]:
+    return left[:1] * 2
+
+
+RESULTS: dict[str, Callable[[Reader, Draft, list[Type]], list[Type]]] = {
+    "arith.cmpi": _compared,
+    "arith.cmpf": _compared,
+    "arith.select": _last,
+    "math.fpowi": _first,
+    "math.isnan": _compared,
+    "math.isinf": _compared,
+    "math.isfinite": _compared,
+    "arith.addui_extended": _two,
+    "arith.mulsi_extended": _twice,
+    "arith.mului_extended": _twice,
+    "tt.addptr": _first,
+    "tt.load": _loaded,
+    "tt.store": _nothing,
+    "tt.get_program_id": _printed_last,
+    "tt.get_num_programs": _printed_last,
+    "tt.make_range": _printed_last,
+    "tt.make_tensor_descriptor": _printed_last,
+    "tt.make_tensor_ptr": _printed_last,
+    "tt.descriptor_store": _nothing,
+    "tt.descriptor_reduce": _nothing,
+    "tt.descriptor_scatter": _nothing,
+    "tt.atomic_store": _nothing,
+    "ub.poison": _printed_last,
+}
+"""Rules for result types that are not printed behind an arrow."""

@@ -1,7 +1,8 @@
-"""Reads regions, blocks and operations. Made by `parse`, which reads modules and functions with it.
+"""Parses the text of a TTIR module, as `module.str_nodebug()` prints it, into the tree of `tree`.
 
-Operations with regions or successors have a grammar of their own (`table`), and so do result types
-that are not printed (`results`).
+Operations with regions or successors have a grammar of their own (`operations`), and so do result
+types that are not printed (`heads`). Types of operands are those of their definitions; what is
+printed must agree (`verify`).
 """
 
 from __future__ import annotations
@@ -9,20 +10,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.ttir.grammar.drafts import Draft, Head, Printed
-from forge.evalpool.judge.ttir.grammar.heads import read_head
-from forge.evalpool.judge.ttir.grammar.printed import printed_types
-from forge.evalpool.judge.ttir.grammar.results import RESULTS
-from forge.evalpool.judge.ttir.grammar.scopes import Scopes
-from forge.evalpool.judge.ttir.grammar.table import CUSTOM
+from forge.evalpool.judge.ttir.grammar.heads import RESULTS, printed_types, read_head
+from forge.evalpool.judge.ttir.grammar.operations import CUSTOM
+from forge.evalpool.judge.ttir.grammar.reader import Draft, Head, Printed, Reader
 from forge.evalpool.judge.ttir.scan import LABEL, VALUE, InvalidModule
-from forge.evalpool.judge.ttir.tree import BasicBlock, Jump, Operation, Region
+from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Jump, Module, Operation, Region
 from forge.evalpool.judge.ttir.values import Signature
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.types import Type
+    from forge.evalpool.judge.ttir.values import Attribute
 
-
+MAX_TEXT_BYTES = 8 << 20
 MAX_BLOCKS = 10_000
 """Basic blocks of a module; Triton makes a handful."""
 MAX_OPERANDS = 1024
@@ -44,21 +43,19 @@ STRINGS = {"tt.elementwise_inline_asm": "asm_string", "tt.print": "prefix", "tt.
 """Name of the attribute that is printed as a bare string."""
 
 
-class Parser(Scopes):
-    """Reads what functions consist of."""
+def parse(text: str) -> Module:
+    """A module's tree.
 
-    def result_list(self) -> list[Type]:
-        """`T`, or `(T, T)` with or without attributes."""
-        if not self.scan.accept("("):
-            return [self.scan.type()]
-        found: list[Type] = []
-        while not self.scan.accept(")"):
-            found.append(self.scan.type())
-            if self.scan.peek("{"):
-                self.scan.attributes()
-            if not self.scan.peek(")"):
-                self.scan.expect(",")
-        return found
+    Raises:
+        InvalidModule: not TTIR within the bounds; the message names the line.
+    """
+    if len(text) > MAX_TEXT_BYTES:
+        raise InvalidModule(f"longer than {MAX_TEXT_BYTES} bytes")
+    return _module(Parser(text))
+
+
+class Parser(Reader):
+    """Reads what functions consist of."""
 
     def region(self, arguments: list[int] | None = None, *, is_open: bool = False) -> Region:
         """`{ ... }`; `arguments` belong to the entry block and may be in scope already."""
@@ -219,8 +216,80 @@ class Parser(Scopes):
             raise self.scan.error(f"{draft.name}: types do not fit its operands")
         return [printed.left[0]]
 
-    def operand_type(self, draft: Draft, place: int) -> Type:
-        """Type of an operand. Raises InvalidModule where there is none."""
-        if not 0 <= place < len(draft.operands):
-            raise self.scan.error(f"{draft.name} has too few operands")
-        return self.types[draft.operands[place]]
+
+def _module(parser: Parser) -> Module:
+    functions: dict[str, Function] = {}
+    _skip_aliases(parser)
+    is_generic = parser.scan.accept('"builtin.module"')
+    if is_generic or not (
+        parser.scan.accept_word("module") or parser.scan.accept("builtin.module")
+    ):
+        raise parser.scan.error("expected a module")
+    parser.count()
+    if parser.scan.peek("@"):
+        parser.scan.symbol()
+    if parser.scan.accept_word("attributes"):
+        parser.scan.attributes()
+    parser.scan.expect("{")
+    while not parser.scan.accept("}"):
+        function = _function(parser)
+        if function.name in functions:
+            raise parser.scan.error(f"function {function.name} is defined twice")
+        functions[function.name] = function
+    _skip_aliases(parser)
+    parser.scan.skip()
+    if parser.scan.position != len(parser.scan.text):
+        raise parser.scan.error("text behind the module")
+    return Module(functions=functions, num_operations=parser.num_operations)
+
+
+def _skip_aliases(parser: Parser) -> None:
+    """Moves over `#name = ...` lines: hints of loops, and locations."""
+    while parser.scan.peek("#"):
+        end = parser.scan.text.find("\n", parser.scan.position)
+        parser.scan.position = len(parser.scan.text) if end < 0 else end
+
+
+def _function(parser: Parser) -> Function:
+    scan = parser.scan
+    parser.types, parser.names, parser.hidden = [], {}, []
+    scan.skip()
+    line = scan.line
+    scan.expect("tt.func")
+    parser.count()
+    is_public = scan.accept_word("public")
+    if not is_public:
+        scan.accept_word("private")
+    name = scan.symbol()
+    parser.open_scope()
+    arguments, notes = _parameters(parser)
+    results = parser.result_list() if scan.accept("->") else []
+    attributes = scan.attributes() if scan.accept_word("attributes") else {}
+    if not scan.peek("{"):
+        raise scan.error(f"function {name} has no body")
+    body = parser.region(arguments, is_open=True)
+    return Function(
+        name=name,
+        is_public=is_public,
+        arguments=tuple(parser.types[one] for one in arguments),
+        results=tuple(results),
+        attributes=attributes,
+        argument_attributes=tuple(notes),
+        body=body,
+        num_values=len(parser.types),
+        line=line,
+    )
+
+
+def _parameters(parser: Parser) -> tuple[list[int], list[dict[str, Attribute]]]:
+    values: list[int] = []
+    notes: list[dict[str, Attribute]] = []
+    parser.scan.expect("(")
+    while not parser.scan.accept(")"):
+        name = parser.scan.match(VALUE, "a parameter")[1]
+        parser.scan.expect(":")
+        values.append(parser.define(name, [parser.scan.type()])[0])
+        notes.append(parser.scan.attributes() if parser.scan.peek("{") else {})
+        if not parser.scan.peek(")"):
+            parser.scan.expect(",")
+    return values, notes

@@ -118,8 +118,8 @@ def _swap_step(operation: Operation) -> Step:
     element = _memory_element(operation.types.operands[0], operation)
 
     def step(env: Environment, group: Group) -> None:
-        values = [_raw(env[one], element) for one in (expected, desired)]
-        env[result] = swap(group, env[pointer], *values, operation, element)
+        before, after = _raw(env[expected], element), _raw(env[desired], element)
+        env[result] = swap(group, env[pointer], before, after, operation, element)
 
     return step
 

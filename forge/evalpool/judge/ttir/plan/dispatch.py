@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.ttir.contraction import contracted
 from forge.evalpool.judge.ttir.contraction.sums import contraction_of
-from forge.evalpool.judge.ttir.parse import parse
+from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.plan.accesses import (
     atomic_step,
     descriptor_load,
