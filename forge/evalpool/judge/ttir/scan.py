@@ -1,4 +1,4 @@
-"""Reads tokens, types and attributes from the text of a module. Used by `parse`."""
+"""Reads tokens, types and attributes from the text of a module. Used by `grammar`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forge.evalpool.judge.ttir.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
     from forge.evalpool.judge.ttir.values import Attribute
 
@@ -131,6 +131,13 @@ class Scanner:
             return False
         self.position = match.end()
         return True
+
+    def items(self, closing: str) -> Iterator[None]:
+        """Once for each item of a list behind its opening; reads the commas and the closing."""
+        while not self.accept(closing):
+            yield
+            if not self.peek(closing):
+                self.expect(",")
 
     def expect(self, token: str) -> None:
         """Moves over `token`. Raises InvalidModule."""
@@ -263,11 +270,9 @@ class Scanner:
         self.enter()
         found: dict[str, Attribute] = {}
         self.expect("{")
-        while not self.accept("}"):
+        for _ in self.items("}"):
             name = self.string() if self.peek('"') else self.word()
             found[name] = self.attribute() if self.accept("=") else True
-            if not self.peek("}"):
-                self.expect(",")
         self.leave()
         return found
 
@@ -316,13 +321,8 @@ class Scanner:
         return word
 
     def _list(self, opening: str, closing: str) -> tuple[Attribute, ...]:
-        found: list[Attribute] = []
         self.expect(opening)
-        while not self.accept(closing):
-            found.append(self.attribute())
-            if not self.peek(closing):
-                self.expect(",")
-        return tuple(found)
+        return tuple([self.attribute() for _ in self.items(closing)])
 
     def _array(self) -> tuple[Attribute, ...]:
         self.expect("<")
@@ -336,11 +336,9 @@ class Scanner:
         if not self.accept("<"):
             return name
         found: dict[str, Attribute] = {}
-        while not self.accept(">"):
+        for _ in self.items(">"):
             key = self.word()
             found[key] = self.attribute() if self.accept("=") else True
-            if not self.peek(">"):
-                self.expect(",")
         return found
 
     def _number(self) -> Attribute:
@@ -378,11 +376,7 @@ class Scanner:
         if self.peek("["):
             self.enter()
             self.expect("[")
-            items: list[DenseLiteral] = []
-            while not self.accept("]"):
-                items.append(self._dense_item())
-                if not self.peek("]"):
-                    self.expect(",")
+            items = [self._dense_item() for _ in self.items("]")]
             self.leave()
             return items
         if self.peek('"'):

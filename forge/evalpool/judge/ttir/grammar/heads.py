@@ -47,23 +47,19 @@ def read_head(reader: Reader, head: Head) -> None:
 def _group(reader: Reader, head: Head) -> None:
     reader.scan.expect("[")
     before = len(head.operands)
-    while not reader.scan.accept("]"):
+    for _ in reader.scan.items("]"):
         head.operands.append(reader.value())
-        if not reader.scan.peek("]"):
-            reader.scan.expect(",")
     head.groups.append(len(head.operands) - before)
 
 
 def _parenthesis(reader: Reader, head: Head) -> None:
     """`(%a, %b)` of scf.condition and tt.call, or a region `({...})`."""
     reader.scan.expect("(")
-    while not reader.scan.accept(")"):
+    for _ in reader.scan.items(")"):
         if reader.scan.peek("{"):
             head.regions.append(reader.region())
         else:
             head.operands.append(reader.value())
-        if not reader.scan.peek(")"):
-            reader.scan.expect(",")
 
 
 def _head_word(reader: Reader, head: Head) -> None:
@@ -108,10 +104,8 @@ def printed_types(reader: Reader, draft: Draft) -> Printed:
                 continue
         elif scan.peek_in_line("("):
             scan.expect("(")
-            while not scan.accept(")"):
+            for _ in scan.items(")"):
                 side.append(scan.type())
-                if not scan.peek(")"):
-                    scan.expect(",")
         elif scan.peek_in_line("<"):
             prefix = "!tt.ptr" if not side else "!tt.tensordesc"
             side.append(scan.elided_type(prefix))

@@ -107,12 +107,10 @@ def _bindings(reader: Reader) -> tuple[list[str], list[int]]:
     names: list[str] = []
     values: list[int] = []
     reader.scan.expect("(")
-    while not reader.scan.accept(")"):
+    for _ in reader.scan.items(")"):
         names.append(reader.scan.match(VALUE, "a name")[1])
         reader.scan.expect("=")
         values.append(reader.value())
-        if not reader.scan.peek(")"):
-            reader.scan.expect(",")
     return names, values
 
 
@@ -133,11 +131,7 @@ def while_loop(reader: Reader, draft: Draft) -> list[Type]:
     names, draft.operands = _bindings(reader) if scan.peek("(") else ([], [])
     scan.expect(":")
     scan.expect("(")
-    types: list[Type] = []
-    while not scan.accept(")"):
-        types.append(scan.type())
-        if not scan.peek(")"):
-            scan.expect(",")
+    types = [scan.type() for _ in scan.items(")")]
     scan.expect("->")
     results = reader.result_list()
     if len(types) != len(names):
@@ -175,10 +169,8 @@ def _target(reader: Reader) -> tuple[str, list[int]]:
             if not reader.scan.peek(":"):
                 reader.scan.expect(",")
         reader.scan.expect(":")
-        while not reader.scan.accept(")"):
+        for _ in reader.scan.items(")"):
             reader.scan.type()
-            if not reader.scan.peek(")"):
-                reader.scan.expect(",")
     return label, values
 
 

@@ -96,12 +96,10 @@ class Parser(Reader):
     def _block_arguments(self) -> list[int]:
         values: list[int] = []
         if self.scan.accept("("):
-            while not self.scan.accept(")"):
+            for _ in self.scan.items(")"):
                 name = self.scan.match(VALUE, "an argument")[1]
                 self.scan.expect(":")
                 values.append(self.define(name, [self.scan.type()])[0])
-                if not self.scan.peek(")"):
-                    self.scan.expect(",")
         self.scan.expect(":")
         return values
 
@@ -167,18 +165,14 @@ class Parser(Reader):
         """`"tt.reduce"(%a) <{axis = 0 : i32}> ({...}) : (T) -> T`"""
         scan = self.scan
         scan.expect("(")
-        while not scan.accept(")"):
+        for _ in scan.items(")"):
             draft.operands.append(self.value())
-            if not scan.peek(")"):
-                scan.expect(",")
         if scan.accept("<"):
             draft.attributes.update(scan.attributes())
             scan.expect(">")
         if scan.accept("("):
-            while not scan.accept(")"):
+            for _ in scan.items(")"):
                 draft.regions.append(self.region())
-                if not scan.peek(")"):
-                    scan.expect(",")
         if scan.peek("{"):
             draft.attributes.update(scan.attributes())
         scan.expect(":")
@@ -285,11 +279,9 @@ def _parameters(parser: Parser) -> tuple[list[int], list[dict[str, Attribute]]]:
     values: list[int] = []
     notes: list[dict[str, Attribute]] = []
     parser.scan.expect("(")
-    while not parser.scan.accept(")"):
+    for _ in parser.scan.items(")"):
         name = parser.scan.match(VALUE, "a parameter")[1]
         parser.scan.expect(":")
         values.append(parser.define(name, [parser.scan.type()])[0])
         notes.append(parser.scan.attributes() if parser.scan.peek("{") else {})
-        if not parser.scan.peek(")"):
-            parser.scan.expect(",")
     return values, notes

@@ -110,12 +110,10 @@ class Reader(ABC):
         if not self.scan.accept("("):
             return [self.scan.type()]
         found: list[Type] = []
-        while not self.scan.accept(")"):
+        for _ in self.scan.items(")"):
             found.append(self.scan.type())
             if self.scan.peek("{"):
                 self.scan.attributes()
-            if not self.scan.peek(")"):
-                self.scan.expect(",")
         return found
 
     def operand_type(self, draft: Draft, place: int) -> Type:
