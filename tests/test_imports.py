@@ -103,6 +103,7 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.ttir.plan": {
         "evalpool.judge.program", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
+        "evalpool.judge.ttir.grammar",
     },
     "evalpool.judge.ttir.contraction": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
