@@ -9,8 +9,7 @@ import re
 
 import torch
 
-from forge.evalpool.judge.program.ops import KINDS
-from forge.evalpool.judge.program.schema import CONSTANTS, PATH
+from forge.evalpool.judge.program.ops import CONSTANTS, KINDS, PATH
 
 LEFT_OUT = {"device", "pin_memory", "generator", "names"}
 """Arguments that no program has: the executor chooses them."""

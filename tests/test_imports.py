@@ -75,8 +75,8 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
-        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.execute",
-        "evalpool.judge.trial.draws",
+        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.ttir.grammar",
+        "evalpool.judge.execute", "evalpool.judge.trial.draws",
     },
     "evalpool.judge.trial.draws": {"evalpool.judge.channel", "evalpool.judge.numbers"},
     "evalpool.judge.trial.gpu": {

@@ -42,8 +42,7 @@ from forge.evalpool.judge.children.spawner import (
     UnusableInstallation,
     ZygoteGone,
 )
-from forge.evalpool.judge.compiler.cache import Cache, default_folder
-from forge.evalpool.judge.compiler.travel import exchange
+from forge.evalpool.judge.compiler.cache import Cache, default_folder, exchange
 from forge.evalpool.judge.sandbox.enter import Isolation, advice, read_sysctls
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.examiner import Examiners

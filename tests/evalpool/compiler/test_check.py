@@ -7,10 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from forge.evalpool.judge.compiler.backend import open_target
-from forge.evalpool.judge.compiler.check import check_ttir
-from forge.evalpool.judge.compiler.lower import CompileFailed, lower
-from forge.evalpool.judge.compiler.signature import takes
+from forge.evalpool.judge.compiler.backend import CompileFailed, lower, open_target
+from forge.evalpool.judge.compiler.check import check_ttir, takes
 from forge.evalpool.judge.compiler.text import Refused, check_text, operations, source_line, without
 from forge.evalpool.judge.program import dialect, inline_assembly
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter

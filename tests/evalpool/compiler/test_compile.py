@@ -16,12 +16,12 @@ from forge.evalpool.judge.compiler.binary import (
     Failure,
     FailureKind,
     InvalidBinary,
+    over_limits,
     parse_binary,
 )
 from forge.evalpool.judge.compiler.cache import Cache, key_of
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.compiler.elf import InvalidElf, check_code, read_elf
-from forge.evalpool.judge.compiler.limits import over_limits
 from forge.evalpool.judge.program.format import Options
 from tests.evalpool.compiler.forkserver import ForkServer, kill_all
 from tests.evalpool.compiler.kernels import DOUBLE, TARGET, make_kernel, with_operation

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from forge.evalpool.judge.compiler import travel
+from forge.evalpool.judge.compiler import cache
 from forge.evalpool.judge.compiler.binary import Binary
-from forge.evalpool.judge.compiler.cache import Cache
+from forge.evalpool.judge.compiler.cache import Cache, exchange
 from forge.evalpool.judge.compiler.compile import Compiler
-from forge.evalpool.judge.compiler.travel import exchange
 from forge.evalpool.wire import parse_kernels
 from forge.process.server.door import Refused
 from tests.evalpool.compiler.kernels import TARGET, make_kernel
@@ -81,14 +80,14 @@ def test_a_damaged_kernel_is_not_kept(
 def test_an_answer_is_bounded_and_the_next_one_goes_on(
     binary: Binary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(travel, "MAX_BYTES", 1)
-    cache = Cache(None)
+    monkeypatch.setattr(cache, "MAX_ANSWER_BYTES", 1)
+    kept = Cache(None)
     for number in range(3):
-        cache.put(dataclasses.replace(binary, key=f"{number:064x}"))
+        kept.put(dataclasses.replace(binary, key=f"{number:064x}"))
     found: list[str] = []
     since = 0
     for expected in (1, 2, 3, 3):
-        answer = exchange(cache, since=since, entries=[])
+        answer = exchange(kept, since=since, entries=[])
         since = answer["next"]
         found += answer["entries"]
         assert since == expected

@@ -18,8 +18,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.execute.child_cpu import Session
-from forge.evalpool.judge.execute.cpu.choices import alternative
-from forge.evalpool.judge.execute.cpu.conditions import Poison
+from forge.evalpool.judge.execute.cpu.conditions import Poison, alternative
 from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
@@ -147,7 +146,7 @@ def test_a_session_answers_with_forms_and_fills_the_slots() -> None:
     session = Session(request=REQUEST, memory=memory)
     done = session.call({}, program=wire.dumps(program(launch(256))))
     assert done["outputs"] == [["Tensor", "float32", [256]]]
-    assert len(done["costs"]) == 1
+    assert done["num_bytes"] == 2048
     assert memory[1024:] == X.tobytes()
     memory[:4] = np.float32(-1).tobytes()
     session.call({"set": 0, "slots": [1]})
@@ -163,7 +162,7 @@ def test_the_child_serves_calls_and_failures_until_the_judge_hangs_up() -> None:
         with sealed(wire.dumps(program(launch(256)))) as right:
             frames.send(ours, Kind.CANDIDATE, REQUEST, fds=(fd, right))
             done = receive(ours)
-        assert (done.kind, len(done.body["costs"])) == (Kind.DONE, 1)
+        assert (done.kind, done.body["num_bytes"]) == (Kind.DONE, 2048)
         assert memory[1024:] == X.tobytes()
         with sealed(wire.dumps(program(launch(300, size=300)))) as wrong:
             frames.send(ours, Kind.CALL, {"set": 0, "slots": [1]}, fds=(wrong,))

@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.evalpool.judge.execute.gpu.driver.calls import NAMES, DriverError, Unsupported
-from forge.evalpool.judge.execute.gpu.driver.driver import Driver
-from forge.evalpool.judge.execute.gpu.driver.launches import (
+from forge.evalpool.judge.execute.gpu.driver.calls import (
+    NAMES,
+    DriverError,
+    LaunchAttribute,
+    Unsupported,
+)
+from forge.evalpool.judge.execute.gpu.driver.driver import (
     CLUSTER,
     CLUSTER_POLICY,
     COOPERATIVE,
     PROGRAMMATIC,
+    Driver,
     Geometry,
+    MapSpec,
+    aligned_map,
     launch_config,
 )
-from forge.evalpool.judge.execute.gpu.driver.maps import MapSpec, aligned_map
-from forge.evalpool.judge.execute.gpu.driver.structures import LaunchAttribute
 
 if TYPE_CHECKING:
     from collections.abc import Callable

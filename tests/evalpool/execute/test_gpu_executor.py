@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from forge.evalpool.judge.execute.executor import Executor, ProgramFault
-from forge.evalpool.judge.execute.executors import Executors
-from forge.evalpool.judge.execute.processes import Nursery
+from forge.evalpool.judge.execute.executors import Executors, Nursery
 
 if not torch.cuda.is_available():  # the kernels need Triton, whose import takes a second
     pytest.skip("no GPU on this machine", allow_module_level=True)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.evalpool.judge.execute import processes
+from forge.evalpool.judge.execute import executors
 from forge.evalpool.judge.execute.call import Call
 from forge.evalpool.judge.execute.executor import ExecutorGone, ProgramFault
-from forge.evalpool.judge.execute.processes import Nursery
+from forge.evalpool.judge.execute.executors import Nursery
 from forge.evalpool.judge.program.format import Op, Program
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PROGRAM = Program(
 
 @pytest.fixture
 def nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
-    monkeypatch.setattr(processes, "MODULE", "tests.evalpool.execute.stand_in_nursery")
+    monkeypatch.setattr(executors, "MODULE", "tests.evalpool.execute.stand_in_nursery")
     made = Nursery()
     yield made
     made.close()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.program.explain import explain
 from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
+from forge.evalpool.judge.program.ops import schemas
 from forge.evalpool.judge.program.policy import ProblemFacts, judge_policy, kinds_of
-from forge.evalpool.judge.program.schema import schemas
 from forge.evalpool.judge.program.wire import dumps, loads
 from forge.evalpool.judge.program.wire.layout import HEAD_BYTES, MAGIC
 

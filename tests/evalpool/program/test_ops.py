@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.judge.program.costs import op_bytes
 from forge.evalpool.judge.program.format import NamedConstant, Op, Program, Tensor
-from forge.evalpool.judge.program.ops import KINDS, NAMES, Kind, kind_of, misuse, packet
-from forge.evalpool.judge.program.schema import PATH, schemas
+from forge.evalpool.judge.program.ops import (
+    KINDS,
+    NAMES,
+    PATH,
+    Kind,
+    kind_of,
+    misuse,
+    packet,
+    schemas,
+)
+from forge.evalpool.judge.program.walk import op_bytes
 from tests.evalpool.program.programs import addition, dense, op
 
 FLOAT16 = NamedConstant(kind="dtype", name="float16")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.judge.program.deviation import deviation
 from forge.evalpool.judge.program.format import Alternative, Choice, Program, Value
 from forge.evalpool.judge.program.questions import (
     MAX_FLOATS,
     MAX_VALUES,
     Question,
     concealed,
+    deviation,
     excess,
     unanswerable,
 )

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.ttir.bits import decode
 from forge.evalpool.judge.ttir.semantics.formats import FORMATS, Rounding, round_to
 from forge.evalpool.judge.ttir.types import Scalar
+from forge.evalpool.judge.ttir.values import decode
 
 TORCH = {
     "f16": torch.float16,

@@ -5,13 +5,14 @@ The key is the SHA-256 of everything that a binary depends on, so an entry is ne
 key. Only the judge writes: candidates and compiler children see no path. A file holds the hash of
 its own content; one that was damaged, or written by another version, counts as absent.
 
-Judges of one run give each other what they compiled (`travel.py`). A key of another machine cannot
+Judges of one run give each other what they compiled (`exchange`). A key of another machine cannot
 be checked without compiling: these judges trust each other, as the supervisor trusts their
 verdicts; only the form of a binary and the hash of its content are checked on arrival.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -25,13 +26,16 @@ import threading
 from collections import OrderedDict, deque
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.compiler.binary import Binary, InvalidBinary, parse_binary
 from forge.evalpool.judge.compiler.elf import InvalidElf, check_code
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.evalpool.judge.program.format import Kernel
+
 
 logger = logging.getLogger(__name__)
 
@@ -261,3 +265,27 @@ def _write(path: Path, data: bytes) -> int:
         os.unlink(name)
         raise
     return len(data)
+
+
+MAX_ANSWER_BYTES = 4 << 20
+"""Bytes of entries in one answer; the next request gets the others."""
+
+
+def exchange(cache: Cache, *, since: int, entries: Sequence[str]) -> dict[str, Any]:
+    """Keeps the entries of a request, and answers with those made since."""
+    for entry in entries:
+        try:
+            cache.receive(base64.b64decode(entry, validate=True))
+        except (ValueError, InvalidBinary) as error:
+            logger.error("a compiled kernel of another judge is not kept: %s", error)
+    number, keys = cache.made_since(since)
+    found: list[str] = []
+    num_bytes = 0
+    for position, key in enumerate(keys):
+        if num_bytes > MAX_ANSWER_BYTES:
+            number -= len(keys) - position
+            break
+        if (data := cache.give(key)) is not None:
+            found.append(base64.b64encode(data).decode())
+            num_bytes += len(found[-1])
+    return {"next": number, "entries": found}

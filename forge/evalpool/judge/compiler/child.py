@@ -18,7 +18,7 @@ from typing import Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.compiler import backend, check, lower
+from forge.evalpool.judge.compiler import backend, check
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.compiler.text import Refused
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
@@ -53,7 +53,7 @@ def warm_up(target: str) -> None:
     )
     opened = backend.open_target(target)
     module = check.check_ttir(kernel, opened)
-    lower.lower(module, kernel, opened, key="0" * 64)
+    backend.lower(module, kernel, opened, key="0" * 64)
 
 
 def main(sock: socket.socket) -> None:
@@ -83,7 +83,7 @@ def answer(request: dict[str, Any], memory: mmap.mmap) -> tuple[Kind, dict[str, 
         try:
             target = backend.open_target(request["target"])
             module = check.check_ttir(kernel, target)
-            binary = lower.lower(module, kernel, target, key=request["key"])
+            binary = backend.lower(module, kernel, target, key=request["key"])
         except Exception as error:
             failure = _failure(error, kernel, words.read())
             return Kind.FAILED, {
@@ -110,7 +110,9 @@ def _failure(error: Exception, kernel: Kernel, words: str) -> Failure:
     assembler = _ASSEMBLER.findall(str(error))
     message = "; ".join(dict.fromkeys(assembler)) or str(error)
     if found:
-        message = f"{found[3]} ({message})" if isinstance(error, lower.CompileFailed) else found[3]
+        message = (
+            f"{found[3]} ({message})" if isinstance(error, backend.CompileFailed) else found[3]
+        )
     return Failure(
         kind=FailureKind.COMPILE_ERROR, message=message, text_line=int(found[1]) if found else 0
     )

@@ -28,11 +28,11 @@ from forge.evalpool.judge.compiler.binary import (
     Failure,
     FailureKind,
     InvalidBinary,
+    over_limits,
     parse_binary,
 )
 from forge.evalpool.judge.compiler.cache import Cache, key_of
 from forge.evalpool.judge.compiler.elf import InvalidElf, check_code
-from forge.evalpool.judge.compiler.limits import over_limits
 from forge.evalpool.judge.compiler.text import Refused, check_text, source_line
 from forge.evalpool.judge.sandbox import proof
 from forge.process.child import describe_exit

@@ -64,7 +64,7 @@ MAX_MESSAGE_CHARACTERS = 1000
 def warm_up() -> None:
     """Loads everything that a child will use, in the zygote: a sandbox has no files to load."""
     from forge.evalpool.judge.execute import torch_nodes
-    from forge.evalpool.judge.program.schema import schemas
+    from forge.evalpool.judge.program.ops import schemas
     from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 
     assert torch_nodes.operation("aten.zeros.default")

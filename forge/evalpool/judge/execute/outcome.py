@@ -1,14 +1,23 @@
-"""Results of one section of a program: its launches, memory errors, failures."""
+"""Results of one section of a program: its launches, failures, and memory errors in words."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge.evalpool.judge.program.format import ITEM_BYTES, Descriptor, Origin, TensorUse
+from forge.evalpool.judge.ttir.memory.storages import FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.evalpool.judge.ttir.memory.storages import FaultKind
+    from numpy.typing import NDArray
+
+    from forge.evalpool.judge.program.format import Launch, Op, Program, Tensor
+    from forge.evalpool.judge.ttir.memory.storages import Fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +63,109 @@ class ExecutionFailed(Exception):
         """`unsupported`, `misfit`, `operation`, `value`, or a `FaultKind`."""
         self.message = message
         self.line = line
+
+
+WORDS = {
+    FaultKind.OUT_OF_BOUNDS: "is out of bounds",
+    FaultKind.MISALIGNED: "is not aligned to its element size",
+    FaultKind.UNINITIALISED: "reads memory that nothing has written, and the output depends on it",
+    FaultKind.ADDRESS: "depends on the place of a tensor in memory, and so does the output",
+    FaultKind.ORDER: "depends on the order in which programs run, and so does the output",
+    FaultKind.BARRIER: "is of what another thread of this program has stored; tl.debug_barrier()"
+    " must be between",
+    FaultKind.RACE: "races with another program of the launch, and the output depends on the order",
+    FaultKind.LANES: "has two lanes with one address and other values, and the output depends on"
+    " which of them is last",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A launch within its program."""
+
+    program: Program
+    node: Launch
+    number: int
+    """Position among the launches of its section."""
+
+
+def fault_report(fault: Fault, place: Place) -> FaultReport:
+    """The report of a memory error of a launch."""
+    kernel = place.program.kernels[place.node.kernel]
+    line = kernel.lines[fault.index] if fault.index < len(kernel.lines) else 0
+    access = "store" if "store" in fault.operation else "load"
+    access = "atomic" if "atomic" in fault.operation or "reduce" in fault.operation else access
+    where = f"kernel {kernel.name}" + (f", line {line}" if line else "")
+    who = f"program {_id(fault.instance)}"
+    if fault.kind is FaultKind.RACE and fault.other is not None:
+        who += f" (and program {_id(fault.other)})"
+    what = f"{who}: {access} of {_target(fault, place)}"
+    if fault.kind in (FaultKind.ORDER, FaultKind.ADDRESS):
+        what = f"the result of {fault.operation}"
+    message = f"{where}: {what} {WORDS[fault.kind]}"
+    if place.number:
+        message += f" (launch {place.number})"
+    return FaultReport(
+        kind=str(fault.kind), message=message, line=line or place.node.line, kernel=kernel.name
+    )
+
+
+def operation_report(node: Op) -> FaultReport:
+    """The report of a torch operation that reads what nothing has written."""
+    words = f"{node.name} {WORDS[FaultKind.UNINITIALISED]}"
+    return FaultReport(kind=str(FaultKind.UNINITIALISED), message=words, line=node.line, kernel="")
+
+
+def unwritten_report(name: str, missing: NDArray[np.bool_]) -> FaultReport:
+    """The report of an output with elements that nothing wrote."""
+    first = tuple(int(one) for one in np.unravel_index(int(np.argmax(missing)), missing.shape))
+    count = int(np.count_nonzero(missing))
+    words = f"{count} of {missing.size} elements of {name} are never written; the first is {first}"
+    return FaultReport(kind="unwritten", message=words, line=0, kernel="")
+
+
+def _id(instance: tuple[int, int, int]) -> str:
+    x, y, z = instance
+    if z:
+        return f"({x}, {y}, {z})"
+    return f"({x}, {y})" if y else str(x)
+
+
+def _target(fault: Fault, place: Place) -> str:
+    """The element that was accessed, by the argument that its address comes from."""
+    found = _argument(fault, place)
+    if found is None:
+        return "an address outside every tensor"
+    name, number = found
+    one = place.program.tensors[number]
+    size = ITEM_BYTES[one.dtype]
+    element = (fault.offset - one.offset * size) // size
+    tensor = f"{name} ({_origin(place.program, one)}, {one.dtype} {_shape(one)})"
+    return f"element {element} of {tensor}"
+
+
+def _argument(fault: Fault, place: Place) -> tuple[str, int] | None:
+    """Name of the parameter whose tensor lies in the storage, and the tensor's number."""
+    kernel = place.program.kernels[place.node.kernel]
+    for parameter, argument in zip(kernel.parameters, place.node.arguments, strict=False):
+        if isinstance(argument, (TensorUse, Descriptor)):
+            tensor = place.program.tensors[argument.tensor]
+            if tensor.storage == fault.storage:
+                return parameter.name, argument.tensor
+    return None
+
+
+def _origin(program: Program, one: Tensor) -> str:
+    storage = program.storages[one.storage]
+    if storage.origin is Origin.INPUT:
+        return f"input {storage.index}"
+    if storage.origin is Origin.PARAMETER:
+        return f"parameter {storage.name}"
+    if any(program.tensors[number].storage == one.storage for number in program.outputs):
+        return "output"
+    return "constant" if storage.origin is Origin.CONSTANT else "temporary"
+
+
+def _shape(one: Any) -> str:
+    sizes = "x".join(str(size) for size in one.shape) or "scalar"
+    return f"{sizes}, {prod(one.shape)} elements" if len(one.shape) > 1 else sizes

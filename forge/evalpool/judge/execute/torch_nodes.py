@@ -13,7 +13,7 @@ import torch
 
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program.format import NamedConstant, TensorUse
-from forge.evalpool.judge.program.schema import schemas
+from forge.evalpool.judge.program.ops import schemas
 
 if TYPE_CHECKING:
     from collections.abc import Callable

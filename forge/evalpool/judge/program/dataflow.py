@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Flag
 from typing import TYPE_CHECKING, TypeAlias
 
-from forge.evalpool.judge.program.costs import tensor_bytes
 from forge.evalpool.judge.program.format import (
     Choice,
     Descriptor,
@@ -25,9 +24,8 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
-from forge.evalpool.judge.program.ops import MOVES, Kind, kind_of, operation_schema, packet
-from forge.evalpool.judge.program.schema import bind
-from forge.evalpool.judge.program.walk import Placed, tensors_in, tensors_of
+from forge.evalpool.judge.program.ops import MOVES, Kind, bind, kind_of, operation_schema, packet
+from forge.evalpool.judge.program.walk import Placed, tensor_bytes, tensors_in, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.compiler.binary import Failure
-from forge.evalpool.judge.program.deviation import deviation
-from forge.evalpool.judge.program.questions import concealed
+from forge.evalpool.judge.program.questions import concealed, deviation
 from forge.evalpool.judge.trial.checks import Checks, require_form
 from forge.evalpool.judge.trial.structure import (
     compile_finding,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind
 from forge.evalpool.judge.execute.dependent import EARLY_WORDS, Unfinished
-from forge.evalpool.judge.program.costs import op_bytes
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import Launch, Op, Section
 from forge.evalpool.judge.program.ops import MOVES, kind_of
@@ -22,7 +21,7 @@ from forge.evalpool.judge.program.policy import (
     judge_policy,
     judge_work,
 )
-from forge.evalpool.judge.program.walk import variants
+from forge.evalpool.judge.program.walk import op_bytes, variants
 from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
 from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.memory.lookups import Lookups, lookups_of

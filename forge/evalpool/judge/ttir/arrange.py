@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.ttir.semantics.shapes import reshaped
-from forge.evalpool.judge.ttir.symbolic import Symbolic
+from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.ttir.values import Array
 
-Value: TypeAlias = "Array | Symbolic"
 Lanes: TypeAlias = "NDArray[np.intp] | slice"
 """Positions of some instances in a group."""
 

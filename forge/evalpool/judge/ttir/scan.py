@@ -415,6 +415,6 @@ def _float_of_bits(number: int, kind: Scalar) -> float:
     if kind.bits in sizes:
         raw, wanted = sizes[kind.bits]
         return float(np.array([number & ((1 << kind.bits) - 1)], raw).view(wanted)[0])
-    from forge.evalpool.judge.ttir.bits import float8_values
+    from forge.evalpool.judge.ttir.values import float8_values
 
     return float(float8_values(kind.name)[number & 0xFF])

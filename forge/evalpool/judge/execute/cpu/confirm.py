@@ -2,6 +2,10 @@
 
 Called by `executor` behind a call with suspicions. The call runs again with the instances in
 another order, with another poison or at other addresses, and its outputs are compared.
+
+A call may also depend on what an earlier call left in memory: an allocator hands out memory again
+with its old content, where a kernel may know its own marks. So a call runs on other inputs twice:
+behind the earlier call's content, and behind poison.
 """
 
 from __future__ import annotations
@@ -9,22 +13,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.execute.cpu.choices import has_open_choices
-from forge.evalpool.judge.execute.cpu.conditions import Conditions, Poison
-from forge.evalpool.judge.execute.cpu.differences import has_other_outputs
-from forge.evalpool.judge.execute.cpu.leftovers import uses_leftovers
+import numpy as np
+
+from forge.evalpool.judge.execute.cpu.conditions import Conditions, Poison, has_open_choices
+from forge.evalpool.judge.execute.cpu.memory import RAW
 from forge.evalpool.judge.execute.outcome import ExecutionFailed, Outcome
+from forge.evalpool.judge.program.format import ITEM_BYTES, Origin
 from forge.evalpool.judge.ttir.evaluate import Order
 from forge.evalpool.judge.ttir.memory.storages import ALIGNMENTS, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
+    from forge.evalpool.judge.execute.cpu.memory import Tensors
     from forge.evalpool.judge.execute.cpu.sections import Sections
     from forge.evalpool.judge.execute.outcome import FaultReport, Suspicion
+    from forge.evalpool.judge.program.format import Program
 
 LAYOUTS = tuple(
     Conditions(layout=(is_near, alignment)) for is_near in (True, False) for alignment in ALIGNMENTS
@@ -103,3 +109,82 @@ class Confirmation:
         except ExecutionFailed:
             return True
         return has_other_outputs(self.sections.tensors, self._outputs)
+
+
+def uses_leftovers(sections: Sections, kept: Mapping[int, NDArray[np.uint8]]) -> bool:
+    """True if outputs on other inputs depend on what the last call has left in memory that nothing
+    has written.
+
+    Args:
+        kept: Content before the call of what it may write to.
+    """
+    sizes = _float_inputs(sections.program)
+    given = {number: sections.memory.storages[number].data.copy() for number in sizes}
+    try:
+        _mix(sections, given, sizes)
+        mixed = {**kept, **sections.contents(given)}
+        _call_on(sections, mixed, Conditions(poison=Poison.LEFT))
+        outputs = sections.tensors.outputs()
+        _call_on(sections, mixed, Conditions())
+        return has_other_outputs(sections.tensors, outputs)
+    except ExecutionFailed:  # other inputs may be out of its range
+        return False
+    finally:
+        sections.put_back(given)
+
+
+def _call_on(
+    sections: Sections, data_of: Mapping[int, NDArray[np.uint8]], conditions: Conditions
+) -> None:
+    sections.put_back(data_of)
+    sections.call(Outcome(), conditions)
+
+
+def _float_inputs(program: Program) -> dict[int, int]:
+    """Bytes of an element, by storage, of the inputs of floats."""
+    return {
+        one.storage: ITEM_BYTES[one.dtype]
+        for one in program.tensors
+        if "float" in one.dtype and program.storages[one.storage].origin is Origin.INPUT
+    }
+
+
+def _mix(sections: Sections, given: Iterable[int], sizes: Mapping[int, int]) -> None:
+    """Exchanges a random half of the elements of inputs among each other."""
+    draw = np.random.default_rng()
+    for number in given:
+        data = sections.memory.storages[number].data
+        elements = data[: len(data) // sizes[number] * sizes[number]].view(RAW[sizes[number]])
+        chosen = np.flatnonzero(draw.random(len(elements)) < 0.5)
+        elements[chosen] = elements[draw.permutation(chosen)]
+
+
+TOLERANCE = 1e-3
+"""Relative difference of an output between two orders that atomic sums of floats may have."""
+FLOATS = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
+
+
+def has_other_outputs(tensors: Tensors, outputs: list[NDArray[Any]]) -> bool:
+    """True if a program's outputs are now different from those of an earlier run."""
+    program = tensors.program
+    return any(
+        _differ(before, tensors.read(number), program.tensors[number].dtype)
+        for before, number in zip(outputs, program.outputs, strict=True)
+    )
+
+
+def _differ(before: NDArray[Any], after: NDArray[Any], dtype: str) -> bool:
+    """True if two runs' outputs differ by more than the order of a sum explains."""
+    if np.array_equal(before, after):
+        return False
+    if dtype == "bfloat16":
+        values = [(one.astype(np.uint32) << 16).view(np.float32) for one in (before, after)]
+    elif dtype in FLOATS:
+        values = [one.view(FLOATS[dtype]) for one in (before, after)]
+    else:
+        return True
+    with np.errstate(all="ignore"):  # poison may be a signalling NaN
+        first, second = (one.astype(np.float64) for one in values)
+        scale = float(np.abs(first[np.isfinite(first)]).max(initial=0.0))
+        near = np.isclose(first, second, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
+    return not bool(near.all())

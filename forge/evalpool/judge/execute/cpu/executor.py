@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.execute.cpu.conditions import Conditions, Terms
 from forge.evalpool.judge.execute.cpu.confirm import Confirmation
 from forge.evalpool.judge.execute.cpu.sections import Sections
-from forge.evalpool.judge.execute.outcome import Outcome
-from forge.evalpool.judge.execute.report import unwritten_report
+from forge.evalpool.judge.execute.outcome import Outcome, unwritten_report
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.ttir.contraction import ALL
 

@@ -1,6 +1,6 @@
 """Runs the sections `init` and `forward` of a program under given conditions.
 
-Called by `executor`, and by `confirm` and `leftovers` for runs under other conditions. An
+Called by `executor`, and by `confirm` for runs under other conditions. An
 allocation is poisoned and counts as uninitialised until something writes to it; those of `init` are
 put back before each call, so that nothing survives one.
 """
@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.execute.cpu.choices import chosen_nodes
-from forge.evalpool.judge.execute.cpu.conditions import Poison, Terms
-from forge.evalpool.judge.execute.cpu.launches import Launches
-from forge.evalpool.judge.execute.cpu.operations import run_operation
-from forge.evalpool.judge.execute.cpu.storages import (
+from forge.evalpool.judge.execute.cpu.conditions import Poison, Terms, chosen_nodes
+from forge.evalpool.judge.execute.cpu.memory import (
+    Tensors,
     bound_memory,
     contents,
     poison_allocations,
     put_back,
 )
-from forge.evalpool.judge.execute.cpu.tensors import Tensors
+from forge.evalpool.judge.execute.cpu.nodes import Launches, run_operation
 from forge.evalpool.judge.execute.dependent import EARLY_WORDS, Unfinished
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program.format import Launch, Op, Origin, Section, Value

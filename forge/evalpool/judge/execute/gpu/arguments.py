@@ -12,8 +12,7 @@ import ctypes
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.execute.gpu.driver.launches import Geometry
-from forge.evalpool.judge.execute.gpu.driver.maps import MapSpec, aligned_map
+from forge.evalpool.judge.execute.gpu.driver.driver import Geometry, MapSpec, aligned_map
 from forge.evalpool.judge.program import signature
 from forge.evalpool.judge.program.format import ITEM_BYTES, Descriptor, TensorUse
 
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.compiler.binary import Binary
     from forge.evalpool.judge.compiler.binary import TensorMap as MapFacts
+    from forge.evalpool.judge.execute.gpu.driver.calls import TensorMap
     from forge.evalpool.judge.execute.gpu.driver.driver import Driver
-    from forge.evalpool.judge.execute.gpu.driver.structures import TensorMap
     from forge.evalpool.judge.program.format import Launch, LaunchArgument, Parameter, Program
 
 HOST_TYPES = {8: 10, 9: 8, 10: 9}

@@ -1,6 +1,6 @@
 """Forks executors on request. Imports torch once; never makes a context, which no fork survives.
 
-Started by `processes.py` of the room above: `python -m … SOCKET JUDGE_PID`. One thread.
+Started by `executors.py` of the room above: `python -m … SOCKET JUDGE_PID`. One thread.
 """
 
 from __future__ import annotations

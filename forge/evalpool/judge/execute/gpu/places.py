@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.execute.gpu.arena import Buffer
     from forge.evalpool.judge.execute.gpu.card import Card
-    from forge.evalpool.judge.execute.gpu.residency import Residency
+    from forge.evalpool.judge.execute.gpu.operations import Residency
     from forge.evalpool.judge.program.format import Program
 
 POISON = 0xFF

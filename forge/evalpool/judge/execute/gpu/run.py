@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.compiler.binary import Binary, Failure
-from forge.evalpool.judge.execute.gpu import arguments, operations, residency
+from forge.evalpool.judge.execute.gpu import arguments, operations
 from forge.evalpool.judge.execute.gpu.arguments import BadLaunch, Packed
 from forge.evalpool.judge.execute.gpu.driver.calls import DriverError
-from forge.evalpool.judge.execute.gpu.driver.launches import launch_config
+from forge.evalpool.judge.execute.gpu.driver.driver import launch_config
 from forge.evalpool.judge.execute.gpu.operations import UnknownOperation
 from forge.evalpool.judge.execute.gpu.places import BadResult, Places
 from forge.evalpool.judge.execute.steps import PROGRESS, what_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from forge.evalpool.judge.execute.gpu.card import Card
-    from forge.evalpool.judge.execute.gpu.driver.structures import LaunchConfig
+    from forge.evalpool.judge.execute.gpu.driver.calls import LaunchConfig
     from forge.evalpool.judge.program.format import Node, Program
 
 
@@ -120,7 +120,7 @@ class Loaded:
         self.card = card
         self.driver = card.driver
         self.progress = progress or Progress()
-        self.residency = residency.find(program)
+        self.residency = operations.find(program)
         self.values: list[Any] = []
         """Scalars that the last run read on the host, in order."""
         self.num_launches = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.program.costs import is_as_it_lies, is_permuted, is_repeating, op_bytes
 from forge.evalpool.judge.program.dataflow import Content, Flow, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
 from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section, Tensor
@@ -18,7 +17,16 @@ from forge.evalpool.judge.program.policy.facts import (
     Refusal,
     Rule,
 )
-from forge.evalpool.judge.program.walk import Placed, places, tensors_of, variants
+from forge.evalpool.judge.program.walk import (
+    Placed,
+    is_as_it_lies,
+    is_permuted,
+    is_repeating,
+    op_bytes,
+    places,
+    tensors_of,
+    variants,
+)
 
 PLAIN_COPIES = ("clone", "copy", "lift_fresh_copy")
 """Copies to the same place in the order of the axes."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.program.costs import is_as_it_lies, op_bytes, tensor_bytes
 from forge.evalpool.judge.program.dataflow import effects, trace
 from forge.evalpool.judge.program.format import Op, Origin, Program, Section, TensorUse
 from forge.evalpool.judge.program.ops import Kind, is_integer, kind_of, packet
 from forge.evalpool.judge.program.policy.facts import ProblemFacts
-from forge.evalpool.judge.program.walk import tensors_of, variants
+from forge.evalpool.judge.program.walk import (
+    is_as_it_lies,
+    op_bytes,
+    tensor_bytes,
+    tensors_of,
+    variants,
+)
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Storage

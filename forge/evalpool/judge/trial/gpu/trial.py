@@ -33,8 +33,7 @@ from forge.evalpool.judge.children.kept import KeptChildren
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.execute.executor import ExecutorGone
-from forge.evalpool.judge.execute.executors import Executors
-from forge.evalpool.judge.execute.processes import Nursery
+from forge.evalpool.judge.execute.executors import Executors, Nursery
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.timing.baseline import Baselines, BaselineTimes, baselines_path
 from forge.evalpool.judge.timing.device import GpuDevice

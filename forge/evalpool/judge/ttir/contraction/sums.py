@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge.evalpool.judge.ttir.contraction.rewrite import ATTRIBUTE, Contraction, rank_of
-from forge.evalpool.judge.ttir.semantics.elements import scalar_of, to_float
 from forge.evalpool.judge.ttir.semantics.exact import fma
+from forge.evalpool.judge.ttir.semantics.formats import scalar_of, to_float
 
 if TYPE_CHECKING:
     from collections.abc import Callable

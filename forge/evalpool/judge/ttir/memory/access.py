@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.bits import decode, encode, memory_dtype
-from forge.evalpool.judge.ttir.memory import races, relays
+from forge.evalpool.judge.ttir.memory import conflicts
 from forge.evalpool.judge.ttir.memory.places import Part, Places, Scattered, Windows, windows_of
 from forge.evalpool.judge.ttir.memory.storages import (
     Faulted,
     FaultKind,
 )
 from forge.evalpool.judge.ttir.types import shape_of
+from forge.evalpool.judge.ttir.values import decode, encode, memory_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,10 +51,10 @@ def load(
         check_written(group, part, operation, dtype.itemsize)
         if part.number in launch.watched:
             if launch.is_racing:
-                races.note_read(group, part, operation, dtype.itemsize)
+                conflicts.note_read(group, part, operation, dtype.itemsize)
             if part.number in launch.relayed and operation.name == "tt.load":
                 kind = operation.types.results[0]
-                relays.check_load(group, part, operation, shape_of(kind), dtype.itemsize)
+                conflicts.check_load(group, part, operation, shape_of(kind), dtype.itemsize)
             if isinstance(part.places, Windows):
                 raw = raw.copy()
         launch.num_bytes += dtype.itemsize * _count(raw, part.mask, group, part)
@@ -119,10 +119,10 @@ def store(
         flat = launch.memory.elements(part.number, dtype)
         check = None
         if launch.is_racing:
-            check = races.note_write(group, part, operation, flat, chosen)
+            check = conflicts.note_write(group, part, operation, flat, chosen)
         if part.number in launch.relayed and operation.name == "tt.store":
             kind = operation.types.operands[1]
-            relays.note_store(group, part, shape_of(kind), flat, chosen)
+            conflicts.note_store(group, part, shape_of(kind), flat, chosen)
         if part.places.is_disjoint(size):
             part.places.write(flat, size, chosen, part.mask)
         else:
@@ -142,7 +142,7 @@ def _write_any(group: Group, part: Part, operation: Operation, flat: Array, raw:
         return
     places.write(flat, size, raw, part.mask)
     if group.launch.compares_lanes:
-        races.note_lanes(group, part, operation, flat, raw)
+        conflicts.note_lanes(group, part, operation, flat, raw)
 
 
 def mark_written(part: Part, size: int) -> None:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.bits import decode, encode, memory_dtype
-from forge.evalpool.judge.ttir.memory import races
+from forge.evalpool.judge.ttir.memory import conflicts
 from forge.evalpool.judge.ttir.memory.access import check_written, mark_written, resolve
 from forge.evalpool.judge.ttir.memory.places import Scattered, Windows
 from forge.evalpool.judge.ttir.types import Scalar, shape_of
+from forge.evalpool.judge.ttir.values import decode, encode, memory_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,7 +125,7 @@ def _turns(
     launch = group.launch
     for part in resolve(group, addresses, mask, operation, dtype.itemsize, is_write=True):
         if launch.is_racing:
-            races.note_atomic(group, part, operation, dtype.itemsize)
+            conflicts.note_atomic(group, part, operation, dtype.itemsize)
         if not is_blind:
             check_written(group, part, operation, dtype.itemsize)
         mark_written(part, dtype.itemsize)

@@ -103,7 +103,7 @@ class Storage:
 
     lanes: NDArray[np.int64] | None = None
     """By granule: lane of the current launch that stored it last, and the barriers before
-    (`relays`)."""
+    (`conflicts`)."""
     owners: NDArray[np.int32] | None = None
     """By granule: instance of that lane."""
 

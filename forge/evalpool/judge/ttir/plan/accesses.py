@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir import arrange, integers
-from forge.evalpool.judge.ttir.bits import memory_dtype
+from forge.evalpool.judge.ttir import arrange, symbolic
 from forge.evalpool.judge.ttir.memory.access import load, store
 from forge.evalpool.judge.ttir.memory.atomics import UPDATES, swap, update
 from forge.evalpool.judge.ttir.plan.arithmetic import array_of, scalar_of
 from forge.evalpool.judge.ttir.plan.planner import block_of
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Pointer, Scalar, Type, element_of, shape_of
-from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
+from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, memory_dtype
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
@@ -189,8 +188,8 @@ def _window(
         index = _along(start, axis, shape)
         limit = descriptor.shape[axis].reshape(-1, *(1,) * rank)
         for found in (
-            integers.compare(index, Symbolic.constant(0, rank), "sge"),
-            integers.compare(index, Symbolic.of(limit), "slt"),
+            symbolic.compare(index, Symbolic.constant(0, rank), "sge"),
+            symbolic.compare(index, Symbolic.of(limit), "slt"),
         ):
             assert found is not None
             mask = found if mask is None else _and(mask, found)
@@ -205,7 +204,7 @@ def _window(
 
 
 def _and(a: Array, b: Array) -> Array:
-    found = integers.both(a, b)
+    found = symbolic.both(a, b)
     return a & b if found is None else found
 
 

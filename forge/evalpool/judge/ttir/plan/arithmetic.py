@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir import arrange, integers
+from forge.evalpool.judge.ttir import arrange, symbolic
 from forge.evalpool.judge.ttir.contraction.sums import contraction_of, fused
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.semantics.approximate import CARD, on_card
@@ -22,9 +22,9 @@ from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.evalpool.judge.ttir.arrange import Value
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan.planner import Environment, Step
+    from forge.evalpool.judge.ttir.symbolic import Value
     from forge.evalpool.judge.ttir.tree import Operation
 
 
@@ -110,13 +110,13 @@ def _is_inexact(operation: Operation) -> bool:
 
 
 SUMS: dict[str, Callable[[Any, Any, int], Symbolic | None]] = {
-    "arith.addi": integers.add,
-    "arith.subi": integers.subtract,
-    "arith.muli": integers.multiply,
-    "arith.divsi": integers.divide,
-    "arith.divui": integers.divide,
-    "arith.remsi": integers.remainder,
-    "arith.remui": integers.remainder,
+    "arith.addi": symbolic.add,
+    "arith.subi": symbolic.subtract,
+    "arith.muli": symbolic.multiply,
+    "arith.divsi": symbolic.divide,
+    "arith.divui": symbolic.divide,
+    "arith.remsi": symbolic.remainder,
+    "arith.remui": symbolic.remainder,
 }
 WIDTHS = frozenset({"arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast"})
 
@@ -151,7 +151,7 @@ def compare_step(operation: Operation) -> Step:
     def step(env: Environment, group: Group) -> None:
         left, right = env[a], env[b]
         if isinstance(left, Symbolic) or isinstance(right, Symbolic):
-            found = integers.compare(left, right, predicate)
+            found = symbolic.compare(left, right, predicate)
             if found is not None:
                 env[result] = found
                 return
@@ -165,7 +165,7 @@ def logic_step(operation: Operation) -> Step:
     slow = array_step(operation)
     a, b = operation.operands
     (result,) = operation.results
-    function = integers.both if operation.name == "arith.andi" else integers.either
+    function = symbolic.both if operation.name == "arith.andi" else symbolic.either
 
     def step(env: Environment, group: Group) -> None:
         found = function(env[a], env[b])

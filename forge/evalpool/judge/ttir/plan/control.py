@@ -30,7 +30,7 @@ from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, expan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forge.evalpool.judge.ttir.arrange import Lanes, Value
+    from forge.evalpool.judge.ttir.arrange import Lanes
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan.planner import (
         BlockPlan,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Run,
         Step,
     )
+    from forge.evalpool.judge.ttir.symbolic import Value
     from forge.evalpool.judge.ttir.tree import Operation
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.program.inline_assembly import WHOLE
-from forge.evalpool.judge.ttir.memory.relays import may_synchronise, pass_barrier
+from forge.evalpool.judge.ttir.memory.conflicts import may_synchronise, pass_barrier
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import (
     Block,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.arrange import Value, lanes_of, merge, take
-from forge.evalpool.judge.ttir.symbolic import Symbolic
+from forge.evalpool.judge.ttir.arrange import lanes_of, merge, take
+from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.arrange import Lanes
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan.planner import BlockPlan, Environment, FunctionPlan, Run
+    from forge.evalpool.judge.ttir.symbolic import Value
     from forge.evalpool.judge.ttir.tree import Operation
     from forge.evalpool.judge.ttir.values import Array
 

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.bits import decode, encode
-from forge.evalpool.judge.ttir.semantics.elements import (
+from forge.evalpool.judge.ttir.semantics.formats import (
+    FORMATS,
+    Rounding,
+    round_to,
     scalar_of,
     to_float,
     unsigned,
     widened,
 )
-from forge.evalpool.judge.ttir.semantics.formats import FORMATS, Rounding, round_to
 from forge.evalpool.judge.ttir.types import shape_of
-from forge.evalpool.judge.ttir.values import Unsupported, dtype_of
+from forge.evalpool.judge.ttir.values import Unsupported, decode, dtype_of, encode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,10 +16,9 @@ from forge.evalpool.judge.ttir.semantics import special
 from forge.evalpool.judge.ttir.semantics.approximate import FUNCTIONS as APPROXIMATE
 from forge.evalpool.judge.ttir.semantics.approximate import approximated
 from forge.evalpool.judge.ttir.semantics.casts import saturated
-from forge.evalpool.judge.ttir.semantics.elements import scalar_of, unsigned
 from forge.evalpool.judge.ttir.semantics.exact import directed, double, fma, single
 from forge.evalpool.judge.ttir.semantics.floats import FUNCTIONS, round_half_away
-from forge.evalpool.judge.ttir.semantics.formats import Rounding
+from forge.evalpool.judge.ttir.semantics.formats import Rounding, scalar_of, unsigned
 from forge.evalpool.judge.ttir.semantics.integers import (
     count_leading_zeros,
     count_ones,

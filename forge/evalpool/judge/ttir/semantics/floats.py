@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.semantics.elements import (
+from forge.evalpool.judge.ttir.semantics.exact import fma
+from forge.evalpool.judge.ttir.semantics.formats import (
     exact_operation,
     float_operation,
     scalar_of,
     to_float,
     widened,
 )
-from forge.evalpool.judge.ttir.semantics.exact import fma
 from forge.evalpool.judge.ttir.semantics.integers import COMPARISONS
 from forge.evalpool.judge.ttir.semantics.special import erf, erfc
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.semantics.elements import (
+from forge.evalpool.judge.ttir.semantics.formats import (
     exact_operation,
     scalar_of,
     signed,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.semantics.elements import scalar_of
+from forge.evalpool.judge.ttir.semantics.formats import scalar_of
 from forge.evalpool.judge.ttir.types import shape_of
 from forge.evalpool.judge.ttir.values import dtype_of, expanded
 

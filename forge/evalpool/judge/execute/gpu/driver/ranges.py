@@ -9,8 +9,13 @@ import secrets
 from contextlib import suppress
 from ctypes import byref, c_int, c_size_t, c_ulonglong, c_void_p
 
-from forge.evalpool.judge.execute.gpu.driver.calls import Calls, DriverError
-from forge.evalpool.judge.execute.gpu.driver.structures import Access, Location, MemoryProperties
+from forge.evalpool.judge.execute.gpu.driver.calls import (
+    Access,
+    Calls,
+    DriverError,
+    Location,
+    MemoryProperties,
+)
 
 USUAL_ADDRESSES = range(0x7C00_0000_0000, 0x7E00_0000_0000)
 """Addresses below those of a process's libraries and stacks, where a driver maps memory."""

@@ -1,5 +1,5 @@
 """Inline assembly of kernels: PTX of pure arithmetic, run over arrays of registers.
 
-`operands` has the operation and packs its blocks into registers, `machine` parses and runs a
-template, `instructions` has the semantics of each instruction. Called by `semantics.operations`.
+`machine` packs blocks into registers, parses a template and runs it; `instructions` has the
+semantics of each instruction. Called by `semantics.operations`.
 """

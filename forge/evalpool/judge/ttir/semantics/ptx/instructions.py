@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.bits import decode
 from forge.evalpool.judge.ttir.semantics.approximate import INSTRUCTIONS, approximated
 from forge.evalpool.judge.ttir.semantics.casts import saturated, to_bits
-from forge.evalpool.judge.ttir.semantics.elements import to_float
 from forge.evalpool.judge.ttir.semantics.exact import single
 from forge.evalpool.judge.ttir.semantics.externs import byte_perm, reversed_bits
-from forge.evalpool.judge.ttir.semantics.formats import Rounding, round_to
+from forge.evalpool.judge.ttir.semantics.formats import Rounding, round_to, to_float
 from forge.evalpool.judge.ttir.semantics.integers import (
     COMPARISONS,
     count_leading_zeros,
@@ -24,7 +22,7 @@ from forge.evalpool.judge.ttir.semantics.integers import (
     remainder,
 )
 from forge.evalpool.judge.ttir.types import Scalar
-from forge.evalpool.judge.ttir.values import Unsupported
+from forge.evalpool.judge.ttir.values import Unsupported, decode
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.values import Array

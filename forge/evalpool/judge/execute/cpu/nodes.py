@@ -1,4 +1,4 @@
-"""Runs launch nodes by the evaluator of `ttir`. Called by `sections`."""
+"""Runs nodes: launches by the evaluator of `ttir`, operations by torch. Called by `sections`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.execute.outcome import ExecutionFailed, Suspicion
-from forge.evalpool.judge.execute.report import Place, fault_report
+from forge.evalpool.judge.execute.outcome import (
+    ExecutionFailed,
+    Place,
+    Suspicion,
+    fault_report,
+    operation_report,
+)
 from forge.evalpool.judge.program.format import ITEM_BYTES, Descriptor, TensorUse
+from forge.evalpool.judge.program.ops import KINDS, MOVES, Kind, packet
+from forge.evalpool.judge.program.walk import tensors_in
 from forge.evalpool.judge.ttir.contraction import ALL, NONE
 from forge.evalpool.judge.ttir.evaluate import Address, HostDescriptor, launch
-from forge.evalpool.judge.ttir.memory.storages import Faulted
+from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.execute.cpu.conditions import Conditions
+    from forge.evalpool.judge.execute.cpu.memory import Tensors
     from forge.evalpool.judge.execute.outcome import Outcome
-    from forge.evalpool.judge.program.format import Launch, LaunchArgument, Program
+    from forge.evalpool.judge.program.format import Launch, LaunchArgument, Op, Program
     from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
     from forge.evalpool.judge.ttir.evaluate import Argument, Report
     from forge.evalpool.judge.ttir.memory.storages import Memory
@@ -121,3 +129,26 @@ class Launches:
     def _address(self, tensor: int) -> Address:
         one = self.program.tensors[tensor]
         return Address(one.storage, one.offset * ITEM_BYTES[one.dtype])
+
+
+def run_operation(node: Op, tensors: Tensors) -> list[Suspicion]:
+    """Runs an operation. Returns what may be wrong with it."""
+    from forge.evalpool.judge.execute import torch_nodes
+
+    reads_poison = any(tensors.is_partly_unwritten(number) for number in _read_by(node))
+    torch_nodes.run(node, tensors.torch)
+    for number in node.results:
+        tensors.mark_written(number)
+    if not reads_poison:
+        return []
+    return [Suspicion(FaultKind.UNINITIALISED, partial(operation_report, node))]
+
+
+def _read_by(node: Op) -> set[int]:
+    """Tensors whose content an operation may read. Too many cost a few calls and no more."""
+    kind = KINDS.get(packet(node.name))
+    if kind is Kind.FILL:
+        return set()
+    literals = (*node.arguments, *node.keywords.values())
+    given = {number for literal in literals for number in tensors_in(literal)}
+    return given - {*node.results} if kind in MOVES else given

@@ -1,13 +1,24 @@
-"""Conflicts between instances of one launch, and between lanes of one store.
+"""Accesses in conflict: of instances of a launch, of lanes of a store, of threads of an instance.
 
-Each granule of a storage that the launch may write to remembers who wrote it and who read it. Two
-accesses of different instances conflict if one is a write that changes the value; equal values are
-no conflict. A conflict is a suspicion only: `evaluate` says how it is confirmed.
+**Instances and lanes.** Each granule of a storage that the launch may write to remembers who wrote
+it and who read it. Two accesses of different instances conflict if one is a write that changes the
+value; equal values are no conflict. A conflict is a suspicion only: `evaluate` says how it is
+confirmed.
+
+**Threads.** An instance is a block of threads, and the lanes of a block of values are spread over
+them. A thread sees its own stores; another one's only behind a barrier (`tl.debug_barrier`). No
+text says which lanes a thread has: here, a load in one lane of what a lane far from it has stored
+is a fault. Any operation that the compiler may implement by a barrier counts as one.
+
+Not covered: a store that overtakes another thread's load or store, lanes less than NEAR_LANES apart
+within a warp or in a block of several axes, programs of one warp, and what only the choice of a
+layout synchronises.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +27,7 @@ from forge.evalpool.judge.ttir.memory.places import Places, Windows
 from forge.evalpool.judge.ttir.memory.storages import MANY, NOBODY, FaultKind, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -168,3 +179,100 @@ def _report(
     if other >= 0:
         fault = replace(fault, other=group.program_id(other))
     group.launch.suspect(fault)
+
+
+NEAR_LANES = 16
+"""A thread's access of 16 bytes has as many lanes at most, one beside the other."""
+WARP_BYTES = 32 * 16
+"""Most of a row that the threads of one warp have; lanes behind it belong to another warp."""
+LANE_BITS = 21
+"""A block has 2^20 elements at most; the bits above are the number of barriers before the store."""
+LANEWISE = ("arith.", "math.", "scf.", "cf.", "ub.", "tt.precise_")
+SILENT = frozenset(
+    {
+        *("tt.load", "tt.store", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.addptr"),
+        *("tt.make_range", "tt.get_program_id", "tt.get_num_programs", "tt.bitcast", "tt.print"),
+        *("tt.ptr_to_int", "tt.int_to_ptr", "tt.fp_to_fp", "tt.clampf", "tt.mulhiui", "tt.assert"),
+        *("tt.extern_elementwise", "tt.return"),
+    }
+)
+"""Operations that threads do each on their own, beside those of LANEWISE."""
+
+
+def may_synchronise(operation: Operation) -> bool:
+    """True if an operation may be compiled to something that all threads of an instance wait at."""
+    return not operation.name.startswith(LANEWISE) and operation.name not in SILENT
+
+
+def pass_barrier(_env: object, group: Group) -> None:
+    """The step of a barrier."""
+    group.launch.num_barriers += 1
+
+
+def note_store(group: Group, part: Part, shape: Sequence[int], flat: Array, raw: Array) -> None:
+    """Records the lanes of a store where it changes the value.
+
+    Args:
+        shape: of the whole block.
+        flat, raw: elements of the storage before the store, and those that it brings.
+    """
+    lanes = _lanes(part, shape)
+    if lanes is None:
+        return
+    storage, granule = part.storage, part.storage.granule
+    if storage.lanes is None or storage.owners is None:
+        num = -(-len(storage.data) // granule)
+        storage.lanes = np.full(num, NOBODY, np.int64)
+        storage.owners = np.full(num, NOBODY, np.int32)
+    places = part.places.scattered() if isinstance(part.places, Windows) else part.places
+    unsigned = np.dtype(f"u{flat.itemsize}")
+    present = part.places.read(flat.view(unsigned), flat.itemsize)
+    changed: Array = present != np.ascontiguousarray(raw).view(unsigned)
+    mask = changed if part.mask is None else changed & part.mask
+    marks = (group.launch.num_barriers << LANE_BITS) + lanes
+    places.write(storage.lanes, granule, marks, mask)
+    places.write(storage.owners, granule, _ids(group, part, marks.ndim - 1), mask)
+
+
+def check_load(
+    group: Group, part: Part, operation: Operation, shape: Sequence[int], size: int
+) -> None:
+    """Suspects a load of what lanes of other threads have stored since the last barrier."""
+    storage, granule = part.storage, part.storage.granule
+    if storage.lanes is None or storage.owners is None:
+        return
+    lanes = _lanes(part, shape)
+    if lanes is None:
+        return
+    places = part.places.scattered() if isinstance(part.places, Windows) else part.places
+    marks = places.read(storage.lanes, granule)
+    owners = places.read(storage.owners, granule)
+    is_recent = (marks >> LANE_BITS) == group.launch.num_barriers
+    stored = marks & ((1 << LANE_BITS) - 1)
+    is_far = np.abs(stored - lanes) >= NEAR_LANES
+    if len(shape) == 1:
+        is_far |= stored // (WARP_BYTES // size) != lanes // (WARP_BYTES // size)
+    found = is_recent & is_far & (marks != NOBODY) & (owners == _ids(group, part, lanes.ndim - 1))
+    if part.mask is not None:
+        found = found & part.mask
+    if not found.any():
+        return
+    lane = np.unravel_index(int(np.argmax(found)), found.shape)
+    offset = int(np.broadcast_to(places.offsets, found.shape)[lane])
+    address = group.launch.memory.address(part.number, offset)
+    instance = int(lane[0] if part.instances is None else part.instances[lane[0]])
+    group.launch.suspect(group.fault(FaultKind.BARRIER, operation, address, size, instance))
+
+
+def _lanes(part: Part, shape: Sequence[int]) -> NDArray[np.int64] | None:
+    """`[1, *sizes]` Position in the block of each place of an access; None for other ranks."""
+    places = part.places
+    sizes = places.shape if isinstance(places, Windows) else places.offsets.shape[1:]
+    if len(sizes) != len(shape):
+        return None
+    lanes = np.zeros((1,) * (len(sizes) + 1), np.int64)
+    for axis, count in enumerate(sizes):
+        form = [1] * (len(sizes) + 1)
+        form[axis + 1] = count
+        lanes = lanes + (np.arange(count, dtype=np.int64) * prod(shape[axis + 1 :])).reshape(form)
+    return lanes
