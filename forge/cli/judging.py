@@ -27,7 +27,7 @@ from forge.cli.printing import print_json, print_rich, waiting
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from forge.adapters.settings import JudgeSettings
     from forge.commands.judge.judge import JudgingRequest
@@ -85,6 +85,13 @@ Listen = Annotated[
 ]
 
 
+OF_A_REQUEST = (
+    "overrides", "shapes", "precision", "is_timed", "is_profiled", "is_explained", "as_json",
+    "chosen",
+)  # fmt: skip
+"""Parameters that clients of --serve choose with each request."""
+
+
 @app.command()
 def judge(
     context: typer.Context,
@@ -121,7 +128,9 @@ def judge(
     """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients, which
     may name problems of PROBLEM. With --run, judge a run's answers again."""
     require_linux()
-    from forge.adapters.settings import JudgeSettings
+    from forge.adapters.settings import JudgeSettings, check_format, check_precision
+    from forge.commands.judge.judge import JudgingRequest, require_sources
+    from forge.commands.judge.overrides import parse_overrides, parse_shapes
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
@@ -132,62 +141,40 @@ def judge(
         raise ConfigError("--openenv: belongs to --serve")
     if turns is not None and not is_openenv:
         raise ConfigError("--turns: belongs to --openenv")
+    given = _given(context)
     if run is not None:
-        return _judge_again(run, store, settings, given=_given(context), as_json=as_json)
+        return _judge_again(run, store, settings, given=given, as_json=as_json)
+    rows = check_format(row_format)
     if is_serving:
-        by_request = {
-            "override": overrides, "shape": shapes, "precision": precision != "fp32",
-            "no-timing": not is_timed, "profile": is_profiled, "explain": is_explained,
-            "json": as_json, "problem": chosen,
-        }  # fmt: skip
-        return _serve(
-            settings, problem, candidate, row_format=row_format, by_request=by_request,
-            num_turns=(3 if turns is None else turns) if is_openenv else None,
-            socket=socket, listen=listen,
-        )  # fmt: skip
-    if socket is not None or listen is not None:
-        raise ConfigError(
-            "--socket and --listen are addresses of --serve; --url names a served pool"
-        )
-    request = _request(
-        problem, candidate, chosen=chosen, row_format=row_format,
-        overrides=overrides or (), shapes=shapes or (), precision=precision,
-        is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
-    )  # fmt: skip
-    _print_judged(request, settings, as_json=as_json)
+        for option in (option for name, option in given.items() if name in OF_A_REQUEST):
+            raise ConfigError(f"{option}: not allowed with --serve, which judges as clients ask")
+        if not is_openenv:
+            from forge.adapters.http.routes import serve
 
-
-def _serve(
-    settings: JudgeSettings,
-    problem: Path | None,
-    candidate: str | None,
-    *,
-    row_format: str,
-    by_request: Mapping[str, object],
-    num_turns: int | None,
-    socket: Path | None,
-    listen: str | None,
-) -> None:
-    """Serves judges, and with `num_turns` problems as environments. Options that each request
-    chooses are refused."""
-    from forge.adapters.http.routes import serve
-    from forge.adapters.settings import check_format
-
-    for name in (name for name, is_given in by_request.items() if is_given):
-        raise ConfigError(f"--{name}: not allowed with --serve, which judges as each client asks")
-    if num_turns is not None:
+            return serve(
+                settings, problems=problem, candidate=candidate, format=rows, socket=socket,
+                listen=listen,
+            )  # fmt: skip
         from forge.adapters.openenv.server import EnvironmentRequest, serve_environment
 
         wanted = EnvironmentRequest(
-            problems=problem, format=check_format(row_format), turns=num_turns
+            problems=problem, format=rows, turns=3 if turns is None else turns
         )
         return serve_environment(
             wanted, settings, candidate=candidate, socket=socket, listen=listen
         )
-    return serve(
-        settings, problems=problem, candidate=candidate, format=check_format(row_format),
-        socket=socket, listen=listen,
+    if socket is not None or listen is not None:
+        raise ConfigError(
+            "--socket and --listen are addresses of --serve; --url names a served pool"
+        )
+    problem, candidate = require_sources(problem, candidate)
+    check_precision(precision)
+    request = JudgingRequest(
+        problem=problem, candidate=candidate, chosen=chosen, format=rows,
+        overrides=parse_overrides(overrides or ()), shapes=parse_shapes(shapes or ()),
+        precision=precision, is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
     )  # fmt: skip
+    _print_judged(request, settings, as_json=as_json)
 
 
 def _given(context: typer.Context) -> dict[str, str]:
@@ -222,26 +209,6 @@ def _judge_again(
     print_json(report.to_json()) if as_json else print_rich(report.render())
     if report.num_failed:
         raise typer.Exit(3)
-
-
-def _request(
-    problem: Path | None, candidate: str | None, *, chosen: str | None, row_format: str,
-    overrides: Sequence[str], shapes: Sequence[str], precision: str,
-    is_timed: bool, is_profiled: bool, is_explained: bool,
-) -> JudgingRequest:  # fmt: skip
-    """The arguments as a request. Raises ConfigError for those that cannot be used."""
-    from forge.adapters.settings import check_format, check_precision
-    from forge.commands.judge.judge import JudgingRequest, require_sources
-    from forge.commands.judge.overrides import parse_overrides, parse_shapes
-
-    problem, candidate = require_sources(problem, candidate)
-    check_precision(precision)
-    return JudgingRequest(
-        problem=problem, candidate=candidate, chosen=chosen, format=check_format(row_format),
-        overrides=parse_overrides(overrides),
-        shapes=parse_shapes(shapes), precision=precision,
-        is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
-    )  # fmt: skip
 
 
 def _print_judged(request: JudgingRequest, settings: JudgeSettings, *, as_json: bool) -> None:
