@@ -66,11 +66,6 @@ def small_child(order: Order, place: Place) -> ChildSpec:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def ray(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeRay]:
     monkeypatch.setattr(host_module, "child_of", small_child)
     monkeypatch.setattr(broker_module, "UNAVAILABLE_PAUSE_S", 0.01)

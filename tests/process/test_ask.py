@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def echo(request: Request) -> Response:
     return JSONResponse(await request.json())
 

@@ -22,11 +22,6 @@ pytestmark = pytest.mark.anyio
 JSON = {"Content-Type": "application/json"}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def refusal(status: int, message: str) -> Response:
     return JSONResponse({"error": message}, status_code=status)
 

@@ -65,11 +65,6 @@ GARBAGE = (
 )
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=DOORS)
 async def at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[OpenDoor]:
     with anyio.fail_after(40):

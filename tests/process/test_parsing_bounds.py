@@ -32,11 +32,6 @@ MOST_READ = 256 << 10
 """Bytes of one read of asyncio, and of what a socket holds here."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Numbers:
     """A handler that answers each request with its path, once the gate is open."""
 

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def echo(websocket: WebSocket) -> None:
     await websocket.accept()
     await websocket.send_text(await websocket.receive_text())

@@ -29,11 +29,6 @@ BODY = {"messages": [{"role": "user", "content": "née"}], "max_tokens": 40, "se
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def talking(tied: Reference, tmp_path: Path) -> Path:
     """The checkpoint with a byte-level tokenizer and the project's chat template."""
     path = tmp_path / "talking"

@@ -36,11 +36,6 @@ pytestmark = pytest.mark.anyio
 BODY = {"prompt": [1, 2, 3], "n": 2, "max_tokens": 4, "seed": 7}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class FakeEngine:
     """Answers 0, 1, 2, ... immediately, or waits to be aborted."""
 

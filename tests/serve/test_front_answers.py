@@ -36,11 +36,6 @@ pytestmark = pytest.mark.anyio
 Engine = Callable[["Request"], Awaitable[Response]]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Ids:
     """A ChatPort for servers that never chat."""
 

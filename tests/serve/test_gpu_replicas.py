@@ -38,11 +38,6 @@ PYTHON = os.environ.get("FORGE_VLLM_PYTHON")
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A model with a shape that vLLM has kernels for."""
     import torch

@@ -28,11 +28,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 PROMPT, TOKENS = list(range(30)), list(range(50, 90))
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_hf_passes_the_contract_of_an_engine(
     tied: Reference, newer: Reference, make_adapter: Callable[..., Reference], tmp_path: Path
 ) -> None:

@@ -47,11 +47,6 @@ ASKED = Prompt(
 HOW: dict[str, Any] = {"max_tokens": 12, "temperature": 0.7}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Letters:
     """A ChatPort whose tokens are characters."""
 

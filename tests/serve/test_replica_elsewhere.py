@@ -29,11 +29,6 @@ COMPLETION = Completion(
 )
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class HealthyClient(Client):
     """A made-up client with a health, and a connection that may be broken."""
 

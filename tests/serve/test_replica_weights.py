@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_weights_that_are_published_again_are_loaded_again(tmp_path: Path) -> None:
     client = Client()
     replicas = made_up_replicas(tmp_path, client)

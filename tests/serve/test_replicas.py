@@ -41,11 +41,6 @@ PROMPT = list(range(30))
 DEADLINE_S = 60.0
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Lives:
     """A ProcessObserver that keeps pids."""
 

@@ -23,11 +23,6 @@ pytestmark = pytest.mark.anyio
 HOW: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "seed": 0}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forge.serve.served, "RETRY_PAUSE_S", 0.001)

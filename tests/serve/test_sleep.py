@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.slow
 async def test_sleep_waits_for_running_samples_stops_restarts_and_ends_with_wake_or_weights(
     tied: Reference, newer: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

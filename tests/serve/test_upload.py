@@ -41,11 +41,6 @@ TOKEN = "sesame"
 NUM_BYTES = 300_000
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Engines:
     """Fake replicas that read what they load."""
 

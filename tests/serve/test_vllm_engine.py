@@ -34,11 +34,6 @@ class DeadError(Exception):
     """vLLM's error when EngineCore is gone."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class FakeQueue:
     """The output queue of one request."""
 

@@ -46,11 +46,6 @@ SLACK_BYTES = 300 << 20
 RANK = 16
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Model:
     """A checkpoint or adapter on disk, and the same in transformers, f32, on the CPU."""
 
