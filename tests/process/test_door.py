@@ -1,7 +1,14 @@
-"""The door of public servers: token, host, content type, and the bounds of a body."""
+"""The door of public servers: token, host, content type, the bounds of a body; a child's second
+listener; WebSockets.
+"""
 
 from __future__ import annotations
 
+import json
+import socket
+import sys
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -10,16 +17,38 @@ import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 
-from forge.process.server import door
-from forge.process.server.door import Door, read_body
+from forge.process.ask import open_client, open_url_client, send
+from forge.process.child import ChildSpec, open_child
+from forge.process.environment import child_env
+from forge.process.server import connections, door
+from forge.process.server.door import Door, NetworkGuard, read_body
+from forge.process.server.listening import bind_network, open_listener, port_file
+from forge.process.server.serving import serve_listener
+from forge.process.sockets import open_socket_dir
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.websockets import WebSocket
 
 pytestmark = pytest.mark.anyio
 JSON = {"Content-Type": "application/json"}
+SERVER = """
+from pathlib import Path
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from forge.process.lease import hold_lease
+from forge.process.server.serving import serve
+
+async def health(request):
+    return JSONResponse({"ok": True})
+
+config = hold_lease()
+app = Starlette(routes=[Route("/health", health)])
+serve(app, Path(config["socket_path"]), network=config["network"])
+"""
 
 
 def refusal(status: int, message: str) -> Response:
@@ -132,3 +161,112 @@ async def test_a_client_that_hangs_up_within_its_body_causes_no_error() -> None:
         return {"type": "http.disconnect"}
 
     assert await call(make_app(), receive) == 499
+
+
+def test_only_tcp_asks_for_the_token(tmp_path: Path) -> None:
+    async def ask() -> dict[str, int]:
+        with open_socket_dir() as folder:
+            path = folder / "child.sock"
+            spec = ChildSpec(
+                name="child", argv=(sys.executable, "-c", SERVER), log_path=tmp_path / "log",
+                env=child_env(threads=1), socket_path=path,
+                config={
+                    "socket_path": str(path), "network": {"host": "127.0.0.1", "token": "right"},
+                },
+            )  # fmt: skip
+            async with open_child(spec):
+                url = f"http://127.0.0.1:{port_file(path).read_text()}"
+                clients = {
+                    "unix": open_client(path, timeout_s=5),
+                    "right": open_url_client(url, timeout_s=5, token="right"),
+                    "wrong": open_url_client(url, timeout_s=5, token="wrong"),
+                    "none": open_url_client(url, timeout_s=5, token=None),
+                }
+                found: dict[str, int] = {}
+                for name, client in clients.items():
+                    async with client:
+                        answer = await send(client, "GET", "/health", server="it", timeout_s=5)
+                        found[name] = answer.status
+                return found
+
+    assert anyio.run(ask) == {"unix": 200, "right": 200, "wrong": 401, "none": 401}
+
+
+@pytest.mark.parametrize("kind", ["network", "listen"])
+def test_an_answer_in_two_writes_does_not_wait_for_an_acknowledgement(
+    kind: str, tmp_path: Path
+) -> None:
+    if kind == "network":
+        opened = bind_network("127.0.0.1", tmp_path / "child.sock")
+    else:
+        opened = open_listener(path=None, listen="127.0.0.1:0", token="x", token_advice="")
+    with opened as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_server_without_an_address_of_its_own_asks_for_the_token() -> None:
+    passed: list[object] = []
+    sent: list[dict[str, object]] = []
+
+    async def app(scope, receive, send) -> None:
+        passed.append(scope["server"])
+
+    async def ask() -> None:
+        for server in (None, ("10.0.0.1", 80), ("host", None), ("/run/x.sock", None)):
+            scope = {
+                "type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"",
+                "server": server,
+            }  # fmt: skip
+
+            async def send(message) -> None:
+                sent.append(message)
+
+            async def receive():
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            await NetworkGuard(app, token="t")(scope, receive, send)
+
+    anyio.run(ask)
+    assert passed == [("/run/x.sock", None)]
+    bodies = [each["body"] for each in sent if each.get("body")]
+    assert [json.loads(bytes(body)) for body in bodies] == [  # type: ignore[arg-type]
+        {"error": "a bearer token is needed"}
+    ] * 3
+
+
+def test_an_empty_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a token"):
+        NetworkGuard(lambda *_: None, token="")  # pyright: ignore[reportArgumentType]
+
+
+async def echo(websocket: WebSocket) -> None:
+    await websocket.accept()
+    await websocket.send_text(await websocket.receive_text())
+    await websocket.receive()
+
+
+async def health(_request: Request) -> Response:
+    return JSONResponse(None)
+
+
+async def test_a_websocket_outlives_the_limits_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    from websockets.asyncio.client import connect
+
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.05)
+    app = Starlette(routes=[WebSocketRoute("/ws", echo), Route("/health", health)])
+    serve = partial(serve_listener, max_connections=3, has_websockets=True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        at = f"127.0.0.1:{listener.getsockname()[1]}"
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve, app, listener)
+            async with connect(f"ws://{at}/ws") as client, httpx.AsyncClient() as http:
+                await anyio.sleep(0.15)  # longer than a head may take
+                for _ in range(4):  # more connections than the maximum: idle ones make room
+                    async with httpx.AsyncClient() as other:
+                        assert (await other.get(f"http://{at}/health")).status_code == 200
+                assert (await http.get(f"http://{at}/health")).status_code == 200
+                await client.send("hello")
+                assert await client.recv() == "hello"
+            tasks.cancel_scope.cancel()

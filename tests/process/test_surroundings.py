@@ -1,4 +1,6 @@
-"""Environment, devices, sockets, disk, logs and clocks of children."""
+"""Environment, devices, sockets, disk, logs and clocks of children, and the environment of a
+trainer's ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,14 @@ from forge.process import devices
 from forge.process.ask import open_client
 from forge.process.busy import BusyClock
 from forge.process.devices import Gpu, Vendor, visibility
-from forge.process.environment import child_env
+from forge.process.environment import Rendezvous, child_env, free_port, rank_envs
 from forge.process.logtail import read_last_lines
 from forge.process.machine import free_bytes, is_disk_full
 from forge.process.server.serving import serve_task
 from forge.process.sockets import check_socket_path, open_socket_dir
+
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+HOST = "127.0.0.1"
 
 
 def make_gpu(index: int, *, vendor: Vendor = Vendor.NVIDIA) -> Gpu:
@@ -66,13 +71,6 @@ def test_an_nvidia_child_is_pinned_by_uuid_in_pci_order():
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "GGML_VK_VISIBLE_DEVICES": "1",
     }
-
-
-def test_an_amd_child_is_pinned_by_one_variable_of_rocm_only():
-    env = visibility(["GPU-11"], gpus=[make_gpu(1, vendor=Vendor.AMD)])
-    assert env["HIP_VISIBLE_DEVICES"] == env["GGML_VK_VISIBLE_DEVICES"] == "1"
-    assert env["PYTORCH_ROCM_ARCH"] == "gfx942"
-    assert not {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"} & set(env)
 
 
 @pytest.mark.parametrize(
@@ -220,3 +218,32 @@ def test_busy_seconds_count_overlapping_requests_once():
     with clock.running(), clock.running():
         pass
     assert clock.busy_s == 5.0
+
+
+def test_ranks_of_one_machine_count_from_0_and_meet_at_a_port_that_is_free() -> None:
+    first, second = rank_envs(2)
+    assert [first[name] for name in NAMES] == ["0", "0", "2", "2"]
+    assert [second[name] for name in NAMES] == ["1", "1", "2", "2"]
+    assert (second["MASTER_ADDR"], second["MASTER_PORT"]) == (HOST, first["MASTER_PORT"])
+    assert first.get("GLOO_SOCKET_IFNAME") == os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+def test_ranks_of_a_second_machine_count_on_and_listen_at_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")
+    meeting = Rendezvous(address="10.1.2.3", port=4711, host=HOST, first=4, num_here=2)
+    first, second = rank_envs(6, meeting=meeting)
+    assert [first[name] for name in NAMES] == ["4", "0", "6", "2"]
+    assert [second[name] for name in NAMES] == ["5", "1", "6", "2"]
+    assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == ("10.1.2.3", "4711")
+    assert first["GLOO_SOCKET_IFNAME"] == "lo"
+    assert first["NCCL_SOCKET_IFNAME"] == "mine", "the user's own choice stays"
+
+
+def test_an_address_of_no_interface_sets_no_interface() -> None:
+    meeting = Rendezvous(
+        address=HOST, port=free_port(HOST), host="203.0.113.9", first=0, num_here=1
+    )
+    (only,) = rank_envs(2, meeting=meeting)
+    assert "GLOO_SOCKET_IFNAME" not in only

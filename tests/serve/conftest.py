@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import forge.data.chat
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,3 +99,23 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Refe
         return Reference(path=path, model=model)
 
     return make
+
+
+@pytest.fixture
+def talking(tied: Reference, tmp_path: Path) -> Path:
+    """The checkpoint with a byte-level tokenizer and the project's chat template."""
+    path, special = tmp_path / "talking", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    shutil.copytree(tied.path, path)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(["user assistant system"], trainer)
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": special[2]}))
+    template = Path(forge.data.chat.__file__).with_name("chat_template.jinja")
+    shutil.copy(template, path / "chat_template.jinja")
+    return path

@@ -14,10 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge.config.schema import ServeTable
+from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError, MachineError, Stalled
-from forge.process.ask import JSON_TYPE
+from forge.process.ask import JSON_TYPE, open_client
 from forge.process.server.serving import serve_task
-from forge.records import Finish
+from forge.process.sockets import open_socket_dir
+from forge.records import Finish, Message
 from forge.serve.engine.endpoints import Endpoints
 from forge.serve.engine.formats import Texts, request_from
 from forge.serve.port import (
@@ -30,10 +33,14 @@ from forge.serve.port import (
     EngineStatus,
     Request,
 )
+from forge.serve.replicas import open_replicas
+from forge.serve.weights import Weights
 from forge.serve.wire import COMPACT, unpack
 
 pytestmark = pytest.mark.anyio
 BODY = {"prompt": [1, 2, 3], "n": 2, "max_tokens": 4, "seed": 7}
+END = "<|im_end|>"
+CHAT = {"messages": [{"role": "user", "content": "née"}], "max_tokens": 40, "seed": 1}
 
 
 class FakeEngine:
@@ -277,3 +284,36 @@ def test_any_body_gives_a_request_or_a_config_error(body: dict[str, Any]) -> Non
 def test_a_number_beyond_float_range_is_refused_with_its_field() -> None:
     with pytest.raises(ConfigError, match=r"^temperature: found 1000.*, beyond float range"):
         request_from({"temperature": 10**400}, prompt=np.array([1]), stop=())
+
+
+async def test_chat_renders_like_training_and_streams_the_same_text(
+    talking: Path, tmp_path: Path
+) -> None:
+    table = ServeTable(slots=2, context_tokens=256)
+    with open_socket_dir() as sockets, anyio.fail_after(60):
+        async with (
+            open_replicas(
+                table,
+                weights=Weights(full=talking),
+                stop_token_ids=(),
+                socket_dir=sockets,
+                log_dir=tmp_path,
+                work_dir=tmp_path,
+            ),
+            open_client(sockets / "serve-0.sock", timeout_s=20) as http,
+        ):
+            whole = (await http.post("/v1/chat/completions", json=CHAT)).json()
+            stream = await http.post("/v1/chat/completions", json={**CHAT, "stream": True})
+    template = ChatTemplate.load(talking)
+    rendered = template.render([Message(role="user", content="née")], add_generation_prompt=True)
+    (choice,) = whole["choices"]
+    assert whole["usage"]["prompt_tokens"] == len(rendered)
+    assert choice["message"]["content"] == template.decode(choice["token_ids"])
+    events: list[Any] = [
+        json.loads(line.removeprefix("data: "))
+        for line in stream.text.splitlines()
+        if line.startswith("data: {")
+    ]
+    deltas = [event["choices"][0]["delta"]["content"] for event in events if "choices" in event]
+    assert "".join(deltas) == choice["message"]["content"]
+    assert stream.text.endswith("data: [DONE]\n\n")

@@ -1,44 +1,53 @@
-"""`forge serve`: a real process with real engines behind one address, on TCP and on a socket."""
+"""forge serve: requests through the router, whole or streamed, refusals, and runs whose weights it
+takes.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import httpx
 import psutil
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
-import forge.data.chat
 from forge import __version__
 from forge.cli import run_command
 from forge.config.schema import ServeTable
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError, MachineError
+from forge.process.busy import BusyClock
+from forge.process.server.serving import serve_task
+from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
+from forge.serve.front import Front
 from forge.serve.remote.dialects import Dialect
 from forge.serve.remote.remote import open_remote
+from forge.serve.served import Served
 from forge.serve.upload.sending import check_takers, open_takers
 from forge.serve.weights import Weights
 
 if TYPE_CHECKING:
     from conftest import Reference
+    from starlette.requests import Request
 
+pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 EXPERIMENT = """
 name = "served"
 [model]
@@ -55,24 +64,10 @@ kind = "eval"
 
 
 @pytest.fixture
-def experiment(tied: Reference, tmp_path: Path) -> Path:
+def experiment(talking: Path, tmp_path: Path) -> Path:
     """A checkpoint with a tokenizer, and the file that names it."""
-    path = tmp_path / "talking"
-    shutil.copytree(tied.path, path)
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=SPECIAL, show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    tokenizer.train_from_iterator(["user assistant system"], trainer)
-    tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIAL[2]}))
-    template = Path(forge.data.chat.__file__).with_name("chat_template.jinja")
-    shutil.copy(template, path / "chat_template.jinja")
     file = tmp_path / "x.toml"
-    file.write_text(EXPERIMENT.format(path=path, store=tmp_path / "runs"))
+    file.write_text(EXPERIMENT.format(path=talking, store=tmp_path / "runs"))
     return file
 
 
@@ -266,3 +261,99 @@ def test_a_refused_command_prints_one_line_and_exits_with_2(
         assert code == 2, (argv, text)
         assert said in text
         assert len(text.splitlines()) == 1, text
+
+
+Engine = Callable[["Request"], Awaitable[Response]]
+
+
+class Ids:
+    """A ChatPort for servers that never chat."""
+
+    stop_token_ids: Sequence[int] = (7,)
+
+    def encode_plain(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+
+@asynccontextmanager
+async def fronting(engine: Engine, *, timeout_s: float = 5.0) -> AsyncIterator[Front]:
+    """A front with one engine behind it."""
+    with open_socket_dir() as folder:
+        path = folder / "serve-0.sock"
+        server: Any = SimpleNamespace(
+            name="serve-0", load=0, is_up=True, socket_path=path,
+            generated_tokens=0, busy=BusyClock(), num_deaths=0,
+        )  # fmt: skip
+        replicas: Any = Served([server], stop_token_ids=(), slots=4, wait_s=5.0)
+        replicas.version, replicas.features = 0, frozenset()
+        replicas.all = [server]
+        front = Front(replicas, model="ours", token=None, is_local=False, timeout_s=timeout_s)
+        app = Starlette(routes=[Route("/{path:path}", engine, methods=["POST"])])
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                await group.start(serve_task, app, path)
+                try:
+                    yield front
+                finally:
+                    await front.close()
+                    group.cancel_scope.cancel()
+
+
+async def ask(front: Front) -> httpx.Response:
+    transport = httpx.ASGITransport(cast("Any", front.app()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        return await http.post("/v1/completions", json={"prompt": [1]})
+
+
+async def test_a_timed_out_request_is_not_repeated() -> None:
+    num_asked = 0
+
+    async def slow(_request: Request) -> Response:
+        nonlocal num_asked
+        num_asked += 1
+        await anyio.sleep(0.6)
+        return JSONResponse({})
+
+    async with fronting(slow, timeout_s=0.15) as front:
+        answer = await ask(front)
+        assert (answer.status_code, num_asked) == (504, 1)
+        message = answer.json()["error"]["message"]
+        assert message == "serve-0 was silent for 0.15 s; asked: POST /v1/completions"
+
+
+async def test_a_request_is_repeated_after_the_engine_hung_up() -> None:
+    num_asked = 0
+
+    async def dies_once(_request: Request) -> Response:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 1:
+            return Response(b"short", headers={"content-length": "99"})
+        return JSONResponse({"fine": True})
+
+    async with fronting(dies_once) as front:
+        answer = await ask(front)
+        assert (answer.status_code, answer.json(), num_asked) == (200, {"fine": True}, 2)
+
+
+async def test_an_evaluation_of_another_model_than_the_served_one_is_refused(
+    tmp_path: Path,
+) -> None:
+    async def fine(_request: Request) -> Response:
+        return JSONResponse({})
+
+    async with fronting(fine) as front, anyio.create_task_group() as group:
+        await group.start(serve_task, front.app(), tmp_path / "s")
+        url = f"unix:{tmp_path / 's'}"
+        for name in ("ours", None):
+            table = ServeTable(url=[url], model_name=name)
+            async with open_remote(table, chat=Ids(), say=pytest.fail) as remote:
+                found = remote.servers[0].found
+                assert (found.dialect, found.model) == (Dialect.FORGE, "ours")
+        said = f'serve.model_name: found "theirs"; {url} has: ours'
+        table = ServeTable(url=[url], model_name="theirs")
+        with pytest.raises(ConfigError) as raised:
+            async with open_remote(table, chat=Ids(), say=pytest.fail):
+                pytest.fail("it was opened")
+        assert str(raised.value) == said
+        group.cancel_scope.cancel()

@@ -1,20 +1,23 @@
-"""The llama engine against transformers in f32, in this process."""
+"""The llama engine against transformers, and its worker."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import anyio
 import numpy as np
 import pytest
 
 from forge.errors import ConfigError
 from forge.records import Finish
+from forge.serve.engine.worker import Worker
 from forge.serve.llama.checkpoint import Precision
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
-from forge.serve.port import Request
+from forge.serve.port import EngineStatus, Request
 from tests.serve.stepped import gap, request, run
 
 if TYPE_CHECKING:
@@ -253,3 +256,50 @@ def test_logits_that_overflow_end_their_samples_only(
     assert "not finite" in bad.error
     assert bad.samples[0].finish is Finish.ABORT
     assert gap(tied, good) <= GAP
+
+
+class FakeEngine:
+    """Counts added and aborted requests."""
+
+    is_active, features = False, frozenset[str]()
+
+    def __init__(self) -> None:
+        self.admitted: list[Any] = []
+        self.aborted: list[Any] = []
+
+    def add(self, request: Any) -> None:
+        self.admitted.append(request)
+
+    def abort(self, request: Any) -> None:
+        self.aborted.append(request)
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(version=0)
+
+    def close(self) -> None:
+        return
+
+
+@pytest.mark.anyio
+async def test_a_request_cancelled_before_it_is_admitted_is_aborted() -> None:
+    engine, is_free = FakeEngine(), threading.Event()
+    worker = Worker(lambda: cast("Any", engine), name="fake")
+    worker.start()
+    try:
+        async with anyio.create_task_group() as busy:
+            busy.start_soon(worker.call, lambda _: is_free.wait(5))
+            async with anyio.create_task_group() as asking:
+                asking.start_soon(worker.generate, cast("Any", "request"))
+                await anyio.sleep(0.01)
+                assert not engine.admitted
+                asking.cancel_scope.cancel()
+            is_free.set()
+        await worker.call(lambda _: None)
+        assert (engine.admitted, engine.aborted) == (["request"], ["request"])
+    finally:
+        worker.stop()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

@@ -1,6 +1,4 @@
-"""Requests to several servers as one: where a lost request goes, and that no answer counts twice.
-The servers are fakes of the protocol `Server`; `test_replicas.py` has real ones.
-"""
+"""One generate over several servers, of which some are lost, silent or fail; and the restarts."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ import forge.serve.served
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
 from forge.process.busy import BusyClock
 from forge.records import Completion, Finish, Prompt
+from forge.serve.replica import Restarts
 from forge.serve.served import Served
 
 if TYPE_CHECKING:
@@ -179,3 +178,13 @@ async def test_requests_wait_while_held_and_while_no_server_is_up() -> None:
         a.is_up = True
         one.note_up()
     assert len(answers) == 2
+
+
+def test_the_pause_doubles_up_to_a_limit_and_then_restarts_end() -> None:
+    restarts = Restarts(limit=4, first_delay_s=1.0, longest_delay_s=5.0)
+    assert [restarts.after_death(float(now)) for now in range(5)] == [1.0, 2.0, 4.0, 5.0, None]
+
+
+def test_deaths_outside_the_window_are_forgotten() -> None:
+    restarts = Restarts(limit=2, window_s=100.0, first_delay_s=1.0)
+    assert [restarts.after_death(now) for now in (0.0, 200.0, 400.0, 600.0)] == [1.0] * 4

@@ -1,0 +1,230 @@
+"""Memory, control groups and limits of this machine: a container's limit replaces the machine's,
+one that no run can live with is named before it starts.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.process import machine
+from forge.process.machine import (
+    HostMemory,
+    cpu_quota,
+    limit_behind,
+    max_tasks,
+    read_memory,
+    total_memory_bytes,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PHYSICAL = HostMemory(used_bytes=600 << 10, total_bytes=1000 << 10)
+TABLES = """
+import ctypes
+from pathlib import Path
+from forge.process.machine import use_one_heap
+
+use_one_heap()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+def allocated(num_bytes):
+    block = libc.malloc(num_bytes)
+    libc.memset(block, 1, num_bytes)
+    return block
+
+def resident_mb():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+before = resident_mb()
+for _ in range(2):  # the first raises glibc's own limit
+    table = allocated(8 << 20)
+    small = allocated(999)  # stays, at the end of the heap
+    libc.free(table)
+print(resident_mb() - before)
+"""
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    folder = tmp_path / "proc"
+    folder.mkdir()
+    text = "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  400 kB\n"
+    (folder / "meminfo").write_text(text)
+    return folder
+
+
+def make_cgroup(folder: Path, *, limit: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text("450\n")
+    (folder / "memory.stat").write_text("anon 300\ninactive_file 100\n")
+    return folder
+
+
+def test_a_machine_without_a_container_has_its_physical_memory(proc: Path, tmp_path: Path) -> None:
+    assert read_memory(proc=proc, cgroup=tmp_path / "none") == PHYSICAL
+    assert total_memory_bytes(cgroup=tmp_path / "none") > 1 << 20
+
+
+@pytest.mark.parametrize("limit", ["max", str(1 << 60)])
+def test_a_limit_that_does_not_bind_is_ignored(proc: Path, tmp_path: Path, limit: str) -> None:
+    cgroup = make_cgroup(tmp_path / "cgroup", limit=limit)
+    assert read_memory(proc=proc, cgroup=cgroup) == PHYSICAL
+    assert total_memory_bytes(cgroup=cgroup) < 1 << 60
+
+
+def test_a_container_counts_its_use_without_inactive_file_pages(proc: Path, tmp_path: Path) -> None:
+    cgroup = make_cgroup(tmp_path / "cgroup", limit="500")
+    found = read_memory(proc=proc, cgroup=cgroup)
+    assert found == HostMemory(used_bytes=350, total_bytes=500)
+    assert total_memory_bytes(cgroup=cgroup) == 500
+
+
+def test_memory_that_the_kernel_does_not_report_is_unknown(tmp_path: Path) -> None:
+    assert read_memory(proc=tmp_path, cgroup=tmp_path) is None
+
+
+def test_the_limit_of_a_group_below_the_root_counts(proc: Path, tmp_path: Path) -> None:
+    """A SLURM job or a systemd slice."""
+    cgroup, own = tmp_path / "cgroup", tmp_path / "own"
+    for path, limit in (("", "900000"), ("job", "max"), ("job/step", "500"), ("other", "7")):
+        make_cgroup(cgroup / path, limit=limit)
+    own.write_text("0::/job/step\n")
+    assert total_memory_bytes(cgroup=cgroup, own=own) == 500
+    found = read_memory(proc=proc, cgroup=cgroup, own=own)
+    assert found == HostMemory(used_bytes=350, total_bytes=500)
+    own.write_text("0::/docker/0123abc\n")  # the host's path, in a container
+    assert total_memory_bytes(cgroup=cgroup, own=own) == 900000
+
+
+def test_groups_of_version_1_are_read(proc: Path, tmp_path: Path) -> None:
+    cgroup, own = tmp_path / "cgroup", tmp_path / "own"
+    memory, cpu = cgroup / "memory/job", cgroup / "cpu"
+    for folder in (memory, cpu, cgroup / "unified", cgroup / "pids"):
+        folder.mkdir(parents=True)
+    (memory / "memory.limit_in_bytes").write_text("500\n")
+    (memory / "memory.usage_in_bytes").write_text("450\n")
+    (memory / "memory.stat").write_text("cache 200\ntotal_inactive_file 100\n")
+    (cpu / "cpu.cfs_quota_us").write_text("-1\n")
+    (cpu / "cpu.cfs_period_us").write_text("100000\n")
+    own.write_text("4:memory:/job\n2:cpu,cpuacct:/\n8:pids:/\n0::/\n")
+    found = read_memory(proc=proc, cgroup=cgroup, own=own)
+    assert found == HostMemory(used_bytes=350, total_bytes=500)
+    assert cpu_quota(cgroup=cgroup, own=own) is None
+    (cpu / "cpu.cfs_quota_us").write_text("250000\n")
+    assert cpu_quota(cgroup=cgroup, own=own) == 2.5
+    assert max_tasks(cgroup=cgroup, own=own) is None
+    (cgroup / "pids/pids.max").write_text("512\n")
+    assert max_tasks(cgroup=cgroup, own=own) == 512
+
+
+def test_a_quota_of_version_2_is_read(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert cpu_quota(cgroup=tmp_path, own=tmp_path / "absent") == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(cgroup=tmp_path, own=tmp_path / "absent") is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "line"),
+    [
+        ("-n 40", 'forge: "ulimit -n" allows this process 40 open files; a run needs 512: '),
+        ("-v 3000000", 'forge: "ulimit -v" allows a process 2.9 GiB of address space; a run nee'),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "judge"])
+def test_a_limit_that_no_run_can_live_with_is_one_line_and_exit_3(
+    limit: str, line: str, command: str
+) -> None:
+    program = f'ulimit {limit}; exec "$@"'
+    argv = [sys.executable, "-m", "forge", command, "absent.toml", "absent.py"][
+        : 5 + (command == "judge")
+    ]
+    done = subprocess.run(
+        ["sh", "-c", program, "sh", *argv], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith(line)
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_soft_limit_of_open_files_is_raised() -> None:
+    code = (
+        "import resource as r; from forge.process.machine import require_limits;"
+        "hard = r.getrlimit(r.RLIMIT_NOFILE)[1]; r.setrlimit(r.RLIMIT_NOFILE, (100, hard));"
+        "require_limits(); print(r.getrlimit(r.RLIMIT_NOFILE)[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert int(done.stdout) >= machine.MIN_OPEN_FILES
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("OSError: [Errno 24] Too many open files: 'x'", '"ulimit -n" allows 700 open files.'),
+        ("RuntimeError: can't start new thread", '"ulimit -v" allows each process 9.0 GiB'),
+        ("libtorch.so: failed to map segment from shared object", '"ulimit -v" allows'),
+        ("ValueError: x", ""),
+    ],
+)
+def test_the_limit_behind_a_failure_is_named(
+    words: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {resource.RLIMIT_AS: 9 << 30, resource.RLIMIT_NOFILE: 700}
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (found[kind], found[kind]))
+    assert said in limit_behind(words)
+    assert bool(limit_behind(words)) is bool(said)
+
+
+def test_without_a_limit_nothing_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = resource.RLIM_INFINITY
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (endless, endless))
+    assert limit_behind("MemoryError") == ""
+
+
+def test_the_threads_of_a_supervisor_allocate_from_one_heap() -> None:
+    code = (
+        "import ctypes, threading; from forge.process.machine import use_one_heap;"
+        "use_one_heap();"
+        "threads = [threading.Thread(target=lambda: bytes(9999)) for _ in range(3)];"
+        "[(each.start(), each.join()) for each in threads];"
+        "ctypes.CDLL(None).malloc_stats()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("Arena ") == 1
+
+
+def test_a_large_block_goes_back_to_the_system_when_it_is_freed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TABLES], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 4
+
+
+def test_the_collector_passes_seldom_and_still_frees_cycles() -> None:
+    code = """
+import gc, weakref
+from forge.process.machine import COLLECT_AFTER, collect_less_often
+class Node: pass
+collect_less_often()
+passes = []
+gc.callbacks.append(lambda phase, info: passes.append(info["generation"]))
+kept = [[] for _ in range(COLLECT_AFTER // 2)]
+assert not passes
+node = Node()
+node.itself, seen = node, weakref.ref(node)
+del node
+kept += [[] for _ in range(2 * COLLECT_AFTER)]
+assert passes and seen() is None
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
