@@ -122,16 +122,6 @@ class _Judge:
         return Examination(problem_id="p", flags={})
 
 
-class _Stage:
-    """A training stage of five steps."""
-
-    def __init__(self, folder: Path) -> None:
-        self.desk = make_desk(folder, stage=1, last_step=5)
-
-    async def report(self, step: int, metrics: object) -> None:
-        self.desk.report(step)
-
-
 @asynccontextmanager
 async def open_door(name: str, folder: Path) -> AsyncIterator[OpenDoor]:
     """Serve one of DOORS while inside."""
@@ -139,7 +129,7 @@ async def open_door(name: str, folder: Path) -> AsyncIterator[OpenDoor]:
     invalid = INVALID if "judge" in name else 400
     if name == "control":
         run: Any = SimpleNamespace(
-            stage=_Stage(folder),
+            desk=make_desk(folder, stage=1, last_step=5),
             stop=StopRequest(resume="resume."),
             progress=SimpleNamespace(label="sft-1"),
             writer=Recorder(),
