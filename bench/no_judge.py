@@ -22,8 +22,7 @@ from trainers_workload import made_up_reward
 
 from forge import cli
 from forge.evalpool.pool import GPU_CAPACITY, Pool
-from forge.evalpool.seat import Seat
-from forge.evalpool.seating import Seating
+from forge.evalpool.seating import Seat, Seating
 from forge.records import Problem, Reason, Status, Verdict
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner import prepare_run, work

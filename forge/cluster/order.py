@@ -18,7 +18,7 @@ from zlib import crc32
 
 from forge.config.schema import JudgeTable
 from forge.evalpool.capacity import GPU_CAPACITY, seat_cores
-from forge.evalpool.links import judge_spec
+from forge.evalpool.keeper import judge_spec
 from forge.evalpool.pool import CPU_CAPACITY
 from forge.serve.replicas import spec_elsewhere
 from forge.train.handle import ranks_spec

@@ -25,8 +25,7 @@ import anyio
 
 from forge.cluster.order import Role
 from forge.errors import ChildDied, MachineError, NoRoom
-from forge.evalpool.keeper import Link
-from forge.evalpool.links import READY_TIMEOUT_S, ask_health
+from forge.evalpool.keeper import READY_TIMEOUT_S, Link, ask_health
 from forge.evalpool.pool import request_timeout_s
 from forge.evalpool.wire import NoAnswer
 from forge.process.ask import open_url_client

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     import httpx
 
     from forge.config.schema import JudgeTable
-    from forge.evalpool.seat import Seat
-    from forge.evalpool.seating import Seating
+    from forge.evalpool.seating import Seat, Seating
     from forge.evalpool.wire import JudgeRequest
     from forge.records.problem import ReferenceModule
 

@@ -26,22 +26,20 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
 from forge.errors import MachineError, Stalled
 from forge.evalpool.capacity import GPU_CAPACITY, MAX_EXAMINED, seat_cores
 from forge.evalpool.judges import MAX_DETAIL, Judges, infra_error, request_timeout_s
-from forge.evalpool.keeper import Keeper, Link, OpenLink
-from forge.evalpool.links import judge_spec, open_child_link, open_url_link
-from forge.evalpool.seat import Seat, State
-from forge.evalpool.seating import Seating
+from forge.evalpool.keeper import Keeper, Link, OpenLink, judge_spec, open_child_link, open_url_link
+from forge.evalpool.seating import Seat, Seating, State
 from forge.evalpool.shapes import ShapeLister, ShapesUnknown, fold_examinations, fold_verdicts
 from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
 from forge.evalpool.wire import JudgeRequest
 from forge.process.sockets import open_socket_dir
-from forge.records.examination import Examination
+from forge.records.examination import Examination, Flag
 from forge.records.reason import Reason, Status
 from forge.records.verdict import JudgeOptions, Verdict
 
@@ -52,6 +50,7 @@ if TYPE_CHECKING:
     from forge.process.child import ProcessObserver
     from forge.process.devices import Gpu
     from forge.records.problem import ReferenceModule
+
 
 logger = logging.getLogger(__name__)
 
@@ -327,3 +326,59 @@ def _require_judge(seating: Seating) -> None:
     """Raises MachineError if no judge is up: each may come later, but one is needed now."""
     if all(seat.client is None for seat in seating.seats):
         raise MachineError(seating.seats[0].why)
+
+
+DOUBTED = frozenset({Flag.OUT_OF_MEMORY, Flag.SLOW})
+"""Flags that a problem may get only because others were examined on the same card."""
+
+
+class Examines(Protocol):
+    """A pool of judges that examine problems."""
+
+    @property
+    def num_judges(self) -> int:
+        """Number of judges: each examines one problem alone on its card, or on its core."""
+        ...
+
+    @property
+    def num_examined(self) -> int:
+        """Number of problems to examine at once; several share a card."""
+        ...
+
+    async def examine(self, problem: ReferenceModule) -> Examination:
+        """The examination of one problem."""
+        ...
+
+
+async def examine_all(
+    pool: Examines, problems: Sequence[ReferenceModule], *, done: Callable[[], None]
+) -> list[Examination]:
+    """Examines problems in a pool, several at a time. Where problems share a card, those that may
+    have lacked memory or time for it are examined again, each alone on a card.
+
+    Args:
+        done: called after the first examination of each.
+
+    Returns:
+        One examination a problem, in the order of `problems`.
+    """
+    found: dict[int, Examination] = {}
+
+    async def examine(index: int, limiter: anyio.CapacityLimiter) -> None:
+        async with limiter:
+            is_first = index not in found
+            found[index] = await pool.examine(problems[index])
+        if is_first:
+            done()
+
+    async def examine_some(indices: Sequence[int], *, num_at_once: int) -> None:
+        limiter = anyio.CapacityLimiter(num_at_once)
+        async with anyio.create_task_group() as tasks:
+            for index in indices:
+                tasks.start_soon(examine, index, limiter)
+
+    await examine_some(range(len(problems)), num_at_once=pool.num_examined)
+    if pool.num_examined > pool.num_judges:
+        doubted = [index for index, each in found.items() if not DOUBTED.isdisjoint(each.flags)]
+        await examine_some(sorted(doubted), num_at_once=pool.num_judges)
+    return [found[index] for index in range(len(problems))]

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.errors import MachineError, Stalled
-from forge.evalpool.links import TOKEN_VARIABLE
+from forge.evalpool.keeper import TOKEN_VARIABLE
 from forge.evalpool.pool import Pool, open_pool
-from forge.evalpool.seat import State
+from forge.evalpool.seating import State
 from forge.evalpool.wire import parse_lists_sets, parse_problem, parse_request, read_request
 from forge.process.server.door import Door, error_answer, unless_hung_up
 from forge.process.server.listening import open_listener, url_of

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forge.evalpool.seat import JudgeKind
+from forge.evalpool.seating import JudgeKind
 from forge.records.verdict import JudgeOptions, Status, Verdict
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from forge.adapters.answering import answering_on
 from forge.adapters.http.routes import JudgeApi
 from forge.config.schema import JudgeTable
 from forge.evalpool.pool import Pool
-from forge.evalpool.seat import JudgeKind, Seat, State
-from forge.evalpool.seating import Seating
+from forge.evalpool.seating import JudgeKind, Seat, Seating, State
 from forge.evalpool.served import PoolApp
 from forge.process.server.serving import serve_task
 from forge.records import Reason, Status, Timing, Verdict

@@ -15,8 +15,7 @@ from forge.config.schema import JudgeTable
 from forge.evalpool import canary
 from forge.evalpool.keeper import Keeper, Link
 from forge.evalpool.pool import Pool
-from forge.evalpool.seat import Seat
-from forge.evalpool.seating import Seating
+from forge.evalpool.seating import Seat, Seating
 from forge.records.problem import ReferenceModule
 from forge.records.verdict import Status, Timing, Verdict
 

@@ -6,9 +6,8 @@ import anyio
 import pytest
 
 from forge.evalpool.capacity import GPU_CAPACITY, MAX_EXAMINED
-from forge.evalpool.examine import examine_all
-from forge.evalpool.pool import Pool
-from forge.evalpool.seat import Seat
+from forge.evalpool.pool import Pool, examine_all
+from forge.evalpool.seating import Seat
 from forge.records.examination import Examination, Flag
 from forge.records.problem import ReferenceModule
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from forge.evalpool import canary, keeper
-from forge.evalpool.seat import State
+from forge.evalpool.seating import State
 from forge.records.examination import Examination
 from tests.evalpool.scripted_judges import CORRECT, CRASH, FAULT, PROBLEM, WRONG, Script, kept
 

@@ -16,7 +16,7 @@ import pytest
 from forge.config.schema import JudgeTable
 from forge.errors import MachineError
 from forge.evalpool import pool as pool_module
-from forge.evalpool.links import judge_spec
+from forge.evalpool.keeper import judge_spec
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records.verdict import Status

@@ -12,7 +12,7 @@ from forge.config.schema import JudgeTable
 from forge.errors import ChildDied, MachineError, NoRoom
 from forge.evalpool import keeper
 from forge.evalpool.pool import open_pool
-from forge.evalpool.seat import State
+from forge.evalpool.seating import State
 from tests.evalpool.scripted_judges import PROBLEM, Script
 
 if TYPE_CHECKING:

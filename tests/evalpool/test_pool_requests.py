@@ -17,8 +17,7 @@ from forge.errors import Stalled
 from forge.evalpool import pool as pool_module
 from forge.evalpool import seating, verdict_cache
 from forge.evalpool.pool import Pool
-from forge.evalpool.seat import JudgeKind, Seat, State
-from forge.evalpool.seating import Seating
+from forge.evalpool.seating import JudgeKind, Seat, Seating, State
 from forge.evalpool.verdict_cache import VerdictCache
 from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_verdict
 from forge.records.examination import Flag

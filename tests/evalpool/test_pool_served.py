@@ -16,10 +16,9 @@ import pytest
 from forge import exits
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError, MachineError
-from forge.evalpool import links
+from forge.evalpool import keeper
 from forge.evalpool.pool import Pool, open_pool
-from forge.evalpool.seat import Seat, State
-from forge.evalpool.seating import Seating
+from forge.evalpool.seating import Seat, Seating, State
 from forge.evalpool.served import PoolApp, serve_pool
 from forge.evalpool.wire import NoAnswer, problem_to_json
 from forge.process.ask import JSON_TYPE, open_client, open_url_client
@@ -104,7 +103,7 @@ async def pool_at(*urls: str) -> AsyncIterator[Pool]:
 async def test_a_run_uses_it_by_its_url_and_starts_no_judge(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(links.TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setenv(keeper.TOKEN_VARIABLE, TOKEN)
     async with pool_at(url) as pool:
         assert (await pool.judge(PROBLEM, CODE)).status is Status.CORRECT
     before = descendants(os.getpid())
@@ -117,7 +116,7 @@ async def test_a_run_uses_it_by_its_url_and_starts_no_judge(
 async def test_input_sets_are_listed_and_judged_by_its_url(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(links.TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setenv(keeper.TOKEN_VARIABLE, TOKEN)
     sets = "def get_input_sets():\n    return [get_inputs(), [torch.randn(65)]]\n"
     problem = replace(PROBLEM, source=PROBLEM.source + sets)
     async with pool_at(url) as pool:
@@ -161,7 +160,7 @@ async def test_requests_without_the_token_are_refused(url: str) -> None:
 async def test_a_run_without_the_token_gets_an_error_with_url_and_variable(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(links.TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(keeper.TOKEN_VARIABLE, raising=False)
     with pytest.RaisesGroup(
         pytest.RaisesExc(MachineError, match=f"{url}.*FORGE_JUDGE_TOKEN"), flatten_subgroups=True
     ):
@@ -207,7 +206,7 @@ async def test_an_invalid_request_is_refused_in_one_line(
 async def test_a_candidate_may_contain_half_a_surrogate_pair(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(links.TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setenv(keeper.TOKEN_VARIABLE, TOKEN)
     async with pool_at(url) as pool:
         verdict = await pool.judge(PROBLEM, CODE + "# \ud800")
         assert verdict.status is not Status.INFRA_ERROR
@@ -266,7 +265,7 @@ async def test_a_body_that_does_not_arrive_takes_no_place_and_times_out(
 
 
 async def test_one_slow_health_does_not_end_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "PROBE_EVERY_S", 0.0)
+    monkeypatch.setattr(keeper, "PROBE_EVERY_S", 0.0)
     answers = [True, False, False, True, False, False, False]
     num_asked = 0
 
@@ -277,8 +276,8 @@ async def test_one_slow_health_does_not_end_the_link(monkeypatch: pytest.MonkeyP
             raise NoAnswer("ReadTimeout")
         return {"device": "cpu", "isolation": "i", "harness": "h"}
 
-    monkeypatch.setattr(links, "ask_health", ask_health)
-    async with links.open_url_link("http://127.0.0.1:1", timeout_s=1.0) as link:
+    monkeypatch.setattr(keeper, "ask_health", ask_health)
+    async with keeper.open_url_link("http://127.0.0.1:1", timeout_s=1.0) as link:
         assert await link.ended() == "ReadTimeout"
     assert num_asked == len(answers)
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from forge.config.schema import JudgeTable
 from forge.evalpool import seating
 from forge.evalpool.pool import Pool
-from forge.evalpool.seat import Seat, State
-from forge.evalpool.seating import NoJudge, Seating
+from forge.evalpool.seating import NoJudge, Seat, Seating, State
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.scripted_judges import CORRECT, CRASH, FAULT, KILLED, PROBLEM, WRONG, seats_up
 

@@ -17,8 +17,7 @@ from forge.adapters.http.routes import JudgeApi
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge.app import make_app
 from forge.evalpool.pool import Pool
-from forge.evalpool.seat import Seat
-from forge.evalpool.seating import Seating
+from forge.evalpool.seating import Seat, Seating
 from forge.evalpool.served import PoolApp
 from forge.evalpool.wire import INVALID
 from forge.process.answers import Answer

@@ -16,7 +16,7 @@ import pytest
 
 from forge.config.schema import JudgeTable, ServeTable
 from forge.evalpool.judge.sandbox import gpu_files
-from forge.evalpool.links import judge_spec
+from forge.evalpool.keeper import judge_spec
 from forge.process import devices
 from forge.process.devices import (
     BLOCKING_VARIABLES,

@@ -22,7 +22,7 @@ from forge.adapters.http.models import BatchCall, JudgeCall, document
 from forge.adapters.published import read_weights, reward_of
 from forge.adapters.subjects import is_source, known_problems, problem_from_text, problem_names
 from forge.errors import ConfigError
-from forge.evalpool.links import TOKEN_VARIABLE
+from forge.evalpool.keeper import TOKEN_VARIABLE
 from forge.evalpool.served import error_with_pause, serve_pool, to_json_response
 from forge.process.answers import LOOP_BYTES
 from forge.process.server.door import Refused

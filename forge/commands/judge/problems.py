@@ -20,8 +20,7 @@ from forge.adapters.subjects import KnownProblems
 from forge.commands.counter import open_counter
 from forge.commands.judge.judge import require_path
 from forge.errors import ConfigError
-from forge.evalpool.examine import examine_all
-from forge.evalpool.pool import open_private_pool
+from forge.evalpool.pool import examine_all, open_private_pool
 from forge.records.examination import Examination, Flag
 from forge.views.text.terminal import printable
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import httpx
 
     from forge.evalpool.pool import Pool
-    from forge.evalpool.seat import Seat
+    from forge.evalpool.seating import Seat
 
 logger = logging.getLogger(__name__)
 

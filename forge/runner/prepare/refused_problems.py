@@ -15,7 +15,7 @@ from forge.config.schema import Experiment, GrpoStage
 from forge.data.generator import is_generated
 from forge.data.problems import in_split
 from forge.errors import ConfigError
-from forge.evalpool.examine import examine_all
+from forge.evalpool.pool import examine_all
 from forge.records import Split
 from forge.records.examination import UNUSABLE
 from forge.runner.prepare.prepare import data_dir, write_kept

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from forge.evalpool.judges import request_timeout_s
 from forge.evalpool.pool import MAX_QUEUED
-from forge.evalpool.seat import State
+from forge.evalpool.seating import State
 from forge.runner.live.observer import Seen
 from forge.runner.stages.desk import TrainerState
 from forge.serve.remote.remote import Remote
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import Experiment
     from forge.evalpool.pool import Pool
-    from forge.evalpool.seat import Seat
+    from forge.evalpool.seating import Seat
     from forge.process.control import Health, Role
     from forge.runner.live.progress import Progress
     from forge.runner.stages.desk import TrainerDesk

@@ -19,8 +19,7 @@ from rich.console import Console as RichConsole
 from forge.commands.status_view import render
 from forge.config.load import load_experiment
 from forge.evalpool.pool import MAX_QUEUED, Pool
-from forge.evalpool.seat import JudgeKind, Seat, State
-from forge.evalpool.seating import Seating
+from forge.evalpool.seating import JudgeKind, Seat, Seating, State
 from forge.process.child import ChildSpec
 from forge.process.control import ComponentStatus, LiveStatus
 from forge.process.devices import Gpu, Vendor

@@ -1,5 +1,7 @@
 # pyright: strict
-"""Inputs as a problem file gives them: `get_inputs()`, or one set of its `get_input_sets()`.
+"""Inputs and constructor arguments as a problem file gives them.
+
+Inputs are those of `get_inputs()`, or one set of `get_input_sets()`.
 
 Called in the children that run a problem's file. A set in the list that `get_input_sets()` returns
 is one of
@@ -7,10 +9,15 @@ is one of
     [x, y]                      the arguments of one call of forward
     lambda: [x, y]              a function that returns them: tensors of one set are made at a time
     {"n": 1024, "m": 100}       keyword arguments of get_inputs
+
+`get_init_inputs()` returns `[16, 32]` in KernelBench's files and `[[16], {"dim": 32}]` in
+KernelBook's: positional and named arguments. A candidate gets what was decided for its reference: a
+list of positional arguments, or a dict with the keys ARGS and KWARGS.
 """
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import types
 from collections.abc import Mapping
@@ -22,7 +29,8 @@ from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name
 from forge.records.problem import CHOSEN_SET, MAX_SHAPES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
 
 ALLOWED = "a list of arguments, a function that returns one, or a dict of arguments of get_inputs"
 MAX_ARGUMENTS = 4
@@ -129,3 +137,39 @@ def _arguments(module: Any, one: object, *, number: int) -> list[Any]:
         found = type(made).__name__
         raise Unjudgeable(f"set {number} of get_input_sets() gives a {found}; {ALLOWED}")
     return list(cast("list[Any]", made))
+
+
+ARGS, KWARGS = "args", "kwargs"
+
+Arguments = list[Any] | dict[str, Any]
+"""Positional arguments, or a dict of both kinds."""
+
+
+def constructor_arguments(module: Any, entry_point: str) -> Arguments:
+    """Constructor arguments of a problem; none without `get_init_inputs()`."""
+    found: list[Any] = [*getattr(module, "get_init_inputs", list)()]
+    if _is_pair(found) and _accepts(getattr(module, entry_point), *found):
+        return {ARGS: list(found[0]), KWARGS: dict(found[1])}
+    return found
+
+
+def call(entry_point: Callable[..., Any], arguments: Arguments) -> Any:
+    """Calls an entry point with its constructor arguments."""
+    if isinstance(arguments, dict):
+        return entry_point(*arguments[ARGS], **arguments[KWARGS])
+    return entry_point(*arguments)
+
+
+def _is_pair(found: list[Any]) -> bool:
+    return len(found) == 2 and isinstance(found[0], list | tuple) and isinstance(found[1], dict)
+
+
+def _accepts(entry_point: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> bool:
+    """True unless the signature shows that a list and a dict are the arguments themselves."""
+    try:
+        inspect.signature(entry_point).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # no signature, as of some classes written in C
+        return True
+    return True

@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from forge.evalpool.judge.numbers.constructor import call, constructor_arguments
-from forge.evalpool.judge.numbers.file_inputs import make_inputs, run_source
+from forge.evalpool.judge.numbers.file_inputs import (
+    call,
+    constructor_arguments,
+    make_inputs,
+    run_source,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

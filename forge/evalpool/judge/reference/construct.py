@@ -17,13 +17,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.numbers.called import leaves
-from forge.evalpool.judge.numbers.constructor import call
+from forge.evalpool.judge.numbers.file_inputs import call
 from forge.evalpool.judge.numbers.inputs.seeds import unseeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from forge.evalpool.judge.numbers.constructor import Arguments
+    from forge.evalpool.judge.numbers.file_inputs import Arguments
 
 MAX_BYTES = 64 << 20
 """Size of a tensor that a candidate may get."""

@@ -33,9 +33,8 @@ from forge.evalpool.judge.numbers.called import (
     memory_order,
     on_device,
 )
-from forge.evalpool.judge.numbers.constructor import constructor_arguments
 from forge.evalpool.judge.numbers.errors.own_error import count_work, has_products, rounding_of
-from forge.evalpool.judge.numbers.file_inputs import run_source
+from forge.evalpool.judge.numbers.file_inputs import constructor_arguments, run_source
 from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.edges import Edges
@@ -51,7 +50,7 @@ from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub,
 if TYPE_CHECKING:
     import socket
 
-    from forge.evalpool.judge.numbers.constructor import Arguments
+    from forge.evalpool.judge.numbers.file_inputs import Arguments
     from forge.evalpool.judge.numbers.input_set import InputSet
     from forge.evalpool.judge.numbers.opcount import OpCounter
 

@@ -19,7 +19,6 @@ from forge.evalpool.judge.numbers.called import (
     on_device,
     replaced,
 )
-from forge.evalpool.judge.numbers.constructor import constructor_arguments
 from forge.evalpool.judge.numbers.errors.own_error import (
     OwnErrors,
     count_work,
@@ -27,7 +26,7 @@ from forge.evalpool.judge.numbers.errors.own_error import (
     has_products,
     rounding_of,
 )
-from forge.evalpool.judge.numbers.file_inputs import make_inputs, run_source
+from forge.evalpool.judge.numbers.file_inputs import constructor_arguments, make_inputs, run_source
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.draws import MAX_OWN_ERROR, MAX_TF32_ERROR
