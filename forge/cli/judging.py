@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -148,21 +148,17 @@ def judge(
     if is_serving:
         for option in (option for name, option in given.items() if name in OF_A_REQUEST):
             raise ConfigError(f"{option}: not allowed with --serve, which judges as clients ask")
+        where: dict[str, Any] = {
+            "problems": problem, "candidate": candidate, "format": rows,
+            "socket": socket, "listen": listen,
+        }  # fmt: skip
         if not is_openenv:
             from forge.adapters.http.routes import serve
 
-            return serve(
-                settings, problems=problem, candidate=candidate, format=rows, socket=socket,
-                listen=listen,
-            )  # fmt: skip
-        from forge.adapters.openenv.server import EnvironmentRequest, serve_environment
+            return serve(settings, **where)
+        from forge.adapters.openenv.server import serve_environment
 
-        wanted = EnvironmentRequest(
-            problems=problem, format=rows, turns=3 if turns is None else turns
-        )
-        return serve_environment(
-            wanted, settings, candidate=candidate, socket=socket, listen=listen
-        )
+        return serve_environment(settings, num_turns=3 if turns is None else turns, **where)
     if socket is not None or listen is not None:
         raise ConfigError(
             "--socket and --listen are addresses of --serve; --url names a served pool"

@@ -15,7 +15,6 @@ if a judge has begun it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +71,10 @@ PRESET = "standard"
 """Preset of the prompts: it states the rules, since clients have models of any kind."""
 MAX_TURNS = 16
 """Maximum of `--turns`, as of rollout.max_turns."""
+MAX_SESSIONS = 256
+"""Maximum of open episodes."""
+IDLE_S = 900.0
+"""Time without a request after which an episode is closed."""
 MAX_BODY_BYTES = 16 << 20
 RETRY_AFTER_S = 5
 API_VERSION = "1.0.0"
@@ -83,57 +86,46 @@ CLOSE_TIMEOUT_S = 5.0
 """Maximum time to tell a client that its session has ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentRequest:
-    """Options of an environment."""
-
-    problems: Path | None
-    """A directory, a problem file or a file of rows; None: clients send the sources."""
-    format: RowFormat = "kernelbench"
-    turns: int = 3
-    sessions: int = 256
-    """Maximum of open episodes."""
-    idle_s: float = 900.0
-    """Seconds without a request after which an episode is closed."""
-
-
 def serve_environment(
-    request: EnvironmentRequest,
     settings: JudgeSettings,
     *,
-    candidate: object,
-    socket: Path | None,
-    listen: str | None,
+    problems: Path | None,
+    format: RowFormat,
+    num_turns: int,
+    **where: Any,
 ) -> None:
     """Serve until a signal ends it.
+
+    Args:
+        problems: a directory, a problem file or a file of rows; None: clients send the sources.
+        num_turns: maximum of answers in an episode.
+        where: addresses, and other arguments of the served pool.
 
     Raises:
         ConfigError: an option, a path or an address that cannot be used.
         MachineError: a missing package or GPU, or no sandbox.
     """
-    if not 1 <= request.turns <= MAX_TURNS:
-        raise ConfigError(f"--turns {request.turns}: 1 to {MAX_TURNS}")
+    if not 1 <= num_turns <= MAX_TURNS:
+        raise ConfigError(f"--turns {num_turns}: 1 to {MAX_TURNS}")
     if find_spec("websockets") is None:
         raise MachineError(
             "--openenv: the package websockets is missing, which WebSockets need;"
             f" install it: {pip_install('openenv')}"
         )
     table, gpus = settings.table(), settings.gpus()
-    problems = serve_problems(known_problems(request.problems, format=request.format))
+    served = serve_problems(known_problems(problems, format=format))
     prompts = prompts_for(PromptTable(preset=PRESET), table, gpus)
 
     def routes(pool: Pool, _served: PoolApp) -> Sequence[BaseRoute]:
         rules = EpisodeRules(
             judge=answering_on(pool, table).judge, reward=RewardTable(), prompts=prompts,
-            max_turns=request.turns, device=gpus[0].name if gpus else "cpu",
+            max_turns=num_turns, device=gpus[0].name if gpus else "cpu",
         )  # fmt: skip
-        sessions = Sessions(limit=request.sessions, idle_s=request.idle_s)
-        return routes_of(Environment(rules=rules, problems=problems, sessions=sessions))
+        sessions = Sessions(limit=MAX_SESSIONS, idle_s=IDLE_S)
+        return routes_of(Environment(rules=rules, problems=served, sessions=sessions))
 
-    serve(
-        settings, problems=request.problems, candidate=candidate, format=request.format,
-        socket=socket, listen=listen, more=routes, more_paths=openapi_paths(),
-    )  # fmt: skip
+    paths = openapi_paths()
+    serve(settings, problems=problems, format=format, more=routes, more_paths=paths, **where)
 
 
 def routes_of(environment: Environment) -> Sequence[BaseRoute]:
