@@ -6,6 +6,7 @@ Runs in a compiler child.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from forge.evalpool.judge.compiler.elf import read_elf
 from forge.evalpool.judge.compiler.text import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forge.evalpool.judge.program.format import Kernel, Options
 
 _TARGET = re.compile(r"(cuda):(\d{2,3}):(\d+)|(hip):(gfx[0-9a-f]{3,4}):(\d+)")

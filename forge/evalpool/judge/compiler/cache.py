@@ -24,6 +24,7 @@ import struct
 import tempfile
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,6 @@ from forge.evalpool.judge.compiler.binary import Binary, InvalidBinary, parse_bi
 from forge.evalpool.judge.compiler.elf import InvalidElf, check_code
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forge.evalpool.judge.program.format import Kernel
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from forge.evalpool.judge.compiler.text import Refused, check_text, operations, 
 from forge.evalpool.judge.program import dialect, inline_assembly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from forge.evalpool.judge.program.format import Kernel, Parameter
 
 RESERVED = ("llvm", "nvvm", "rocdl", "__nv", "__oc", "__triton", "__cuda", "amdgcn", "_ZN")

@@ -15,13 +15,14 @@ import os
 import random
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
-from forge.evalpool.judge.children.spawner import ZygoteGone
+from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.compiler.binary import (
     MAX_CODE_BYTES,
     Binary,
@@ -38,9 +39,6 @@ from forge.evalpool.judge.sandbox import proof
 from forge.process.child import describe_exit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, Spawner
     from forge.evalpool.judge.program.format import Kernel
 
 logger = logging.getLogger(__name__)

@@ -9,12 +9,9 @@ nothing can stand in a text that this file reads in another way than MLIR does.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from forge.evalpool.judge.program import dialect
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 MAX_TEXT_BYTES = 8 << 20
 _TOKEN = re.compile(

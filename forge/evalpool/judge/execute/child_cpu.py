@@ -30,6 +30,7 @@ import math
 import mmap
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,19 +40,15 @@ import numpy.ma  # pyright: ignore[reportUnusedImport]  # np.unique needs it in 
 from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
-from forge.evalpool.judge.execute.outcome import ExecutionFailed
+from forge.evalpool.judge.execute.outcome import ExecutionFailed, Outcome
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram
+from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
 from forge.evalpool.judge.ttir.contraction import ALL
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
 
     from numpy.typing import NDArray
-
-    from forge.evalpool.judge.execute.outcome import Outcome
-    from forge.evalpool.judge.program.format import Program
 
 IDLE_S = 1e9
 """The child waits for its judge for ever; the judge's end of the socket ends it."""

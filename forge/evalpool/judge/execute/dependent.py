@@ -7,16 +7,14 @@ kernel that does not wait would be right here and wrong on a card.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.program.format import Descriptor, Launch, TensorUse
+from forge.evalpool.judge.program.format import Descriptor, Launch, Node, Program, TensorUse
 from forge.evalpool.judge.program.walk import tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.ttir.plan.planner import ModulePlan
     from forge.evalpool.judge.ttir.verify import Use
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.program.format import ITEM_BYTES, Descriptor, Origin, TensorUse
-from forge.evalpool.judge.ttir.memory.storages import FaultKind
+from forge.evalpool.judge.program.format import (
+    ITEM_BYTES,
+    Descriptor,
+    Launch,
+    Op,
+    Origin,
+    Program,
+    Tensor,
+    TensorUse,
+)
+from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
-
-    from forge.evalpool.judge.program.format import Launch, Op, Program, Tensor
-    from forge.evalpool.judge.ttir.memory.storages import Fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.program.format import Choice, Launch, Op, Value
+from forge.evalpool.judge.program.format import Choice, Launch, Node, Op, Program, Value
 from forge.evalpool.judge.program.walk import places
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.program.format import Node, Program
 
 PROGRESS = struct.Struct("=q")
 """Number of the step that runs; 0 before the first."""

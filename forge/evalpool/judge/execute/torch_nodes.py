@@ -6,19 +6,15 @@ the tensor that the program has for it; one that an operation wrote in place is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
-from forge.evalpool.judge.program.format import NamedConstant, TensorUse
+from forge.evalpool.judge.program.format import Literal, NamedConstant, Op, TensorUse
 from forge.evalpool.judge.program.ops import schemas
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from forge.evalpool.judge.program.format import Literal, Op
 
 MAX_WORDS = 300
 

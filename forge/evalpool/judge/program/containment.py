@@ -8,7 +8,8 @@ since both are a candidate's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 from forge.evalpool.judge.program.dataflow import effects
 from forge.evalpool.judge.program.format import (
@@ -19,14 +20,10 @@ from forge.evalpool.judge.program.format import (
     Op,
     Origin,
     Program,
+    Scalar,
     TensorUse,
     Value,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.evalpool.judge.program.format import Scalar
 
 
 def contains(program: Program, prefix: Program, answers: Sequence[Scalar]) -> bool:

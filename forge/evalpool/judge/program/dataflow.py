@@ -7,10 +7,10 @@ more (from TTIR) pass an `Access` for each parameter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Flag
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from forge.evalpool.judge.program.format import (
     Choice,
@@ -26,9 +26,6 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.ops import MOVES, Kind, bind, kind_of, operation_schema, packet
 from forge.evalpool.judge.program.walk import Placed, tensor_bytes, tensors_in, tensors_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Access(Flag):

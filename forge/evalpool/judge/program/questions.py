@@ -18,8 +18,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.evalpool.judge.program.containment import contains
 from forge.evalpool.judge.program.dataflow import trace
@@ -29,6 +30,7 @@ from forge.evalpool.judge.program.format import (
     Choice,
     Kernel,
     Launch,
+    Literal,
     Node,
     Op,
     Origin,
@@ -39,11 +41,6 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.ops import is_integer
 from forge.evalpool.judge.program.walk import places, variants
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence, Set
-
-    from forge.evalpool.judge.program.format import Literal
 
 MAX_VALUES = 64
 """Values that the host may read in one call of forward."""

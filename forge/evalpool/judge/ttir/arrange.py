@@ -6,6 +6,7 @@ addresses are always sums, everything else is an array.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -14,8 +15,6 @@ from forge.evalpool.judge.ttir.semantics.shapes import reshaped
 from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.ttir.values import Array

@@ -13,6 +13,7 @@ another `Order` of the instances or another poison, whose outputs differ.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,23 +22,19 @@ import numpy as np
 
 from forge.evalpool.judge.ttir.contraction import ALL
 from forge.evalpool.judge.ttir.memory.launch import Group, Launch
-from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind
+from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind, Memory
 from forge.evalpool.judge.ttir.plan.accesses import TensorDescriptor
 from forge.evalpool.judge.ttir.plan.run import run_function
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.types import Descriptor, Pointer, Scalar, Type
-from forge.evalpool.judge.ttir.values import Unsupported, dtype_of
+from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
-    from forge.evalpool.judge.ttir.memory.storages import Memory
     from forge.evalpool.judge.ttir.plan.planner import FunctionPlan, ModulePlan, Run
     from forge.evalpool.judge.ttir.tree import Operation
-    from forge.evalpool.judge.ttir.values import Array
 
 SLAB_ELEMENTS = 1 << 18
 """Elements of the largest block of all instances of a slab: 1 MB of float32 stays in the cache."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from forge.evalpool.judge.ttir.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
     from forge.evalpool.judge.ttir.values import Attribute
 
 MAX_DEPTH = 64

@@ -13,18 +13,15 @@ arrays.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.values import fixed
+from forge.evalpool.judge.ttir.values import Array, fixed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from numpy.typing import NDArray
-
-    from forge.evalpool.judge.ttir.values import Array
 
 Terms = tuple["NDArray[np.int64]", ...]
 Value: TypeAlias = "Array | Symbolic"

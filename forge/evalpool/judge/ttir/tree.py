@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forge.evalpool.judge.ttir.types import Type
     from forge.evalpool.judge.ttir.values import Attribute, Signature
 

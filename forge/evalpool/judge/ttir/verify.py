@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.types import Descriptor, Pointer, element_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence, Set
-
     from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
 
 READS = frozenset(

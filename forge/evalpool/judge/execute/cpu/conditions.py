@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.program.format import Choice
+from forge.evalpool.judge.program.format import Choice, Node, Program
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.ttir.contraction import ALL
 from forge.evalpool.judge.ttir.evaluate import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
 
 POISON = 0xFF

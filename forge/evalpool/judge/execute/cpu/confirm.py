@@ -10,27 +10,23 @@ behind the earlier call's content, and behind poison.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge.evalpool.judge.execute.cpu.conditions import Conditions, Poison, has_open_choices
-from forge.evalpool.judge.execute.cpu.memory import RAW
-from forge.evalpool.judge.execute.outcome import ExecutionFailed, Outcome
-from forge.evalpool.judge.program.format import ITEM_BYTES, Origin
+from forge.evalpool.judge.execute.cpu.memory import RAW, Tensors
+from forge.evalpool.judge.execute.outcome import ExecutionFailed, FaultReport, Outcome, Suspicion
+from forge.evalpool.judge.program.format import ITEM_BYTES, Origin, Program
 from forge.evalpool.judge.ttir.evaluate import Order
 from forge.evalpool.judge.ttir.memory.storages import ALIGNMENTS, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.execute.cpu.memory import Tensors
     from forge.evalpool.judge.execute.cpu.sections import Sections
-    from forge.evalpool.judge.execute.outcome import FaultReport, Suspicion
-    from forge.evalpool.judge.program.format import Program
 
 LAYOUTS = tuple(
     Conditions(layout=(is_near, alignment)) for is_near in (True, False) for alignment in ALIGNMENTS

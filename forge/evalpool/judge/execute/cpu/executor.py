@@ -6,23 +6,21 @@ executor. A race or an uninitialised read is reported only if it changes an outp
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.execute.cpu.conditions import Conditions, Terms
 from forge.evalpool.judge.execute.cpu.confirm import Confirmation
 from forge.evalpool.judge.execute.cpu.sections import Sections
-from forge.evalpool.judge.execute.outcome import Outcome, unwritten_report
+from forge.evalpool.judge.execute.outcome import FaultReport, Outcome, Suspicion, unwritten_report
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.ttir.contraction import ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.execute.outcome import FaultReport, Suspicion
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
-from forge.evalpool.judge.program.format import ITEM_BYTES, Origin
+from forge.evalpool.judge.program.format import ITEM_BYTES, Origin, Program, Section
 from forge.evalpool.judge.ttir.memory.storages import Memory, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.execute.cpu.conditions import Poison
-    from forge.evalpool.judge.program.format import Program, Section
 
 
 def bound_memory(

@@ -9,21 +9,26 @@ Triton passes behind it, are arguments of their own.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.execute.gpu.driver.driver import Geometry, MapSpec, aligned_map
+from forge.evalpool.judge.execute.gpu.driver.driver import Driver, Geometry, MapSpec, aligned_map
 from forge.evalpool.judge.program import signature
-from forge.evalpool.judge.program.format import ITEM_BYTES, Descriptor, TensorUse
+from forge.evalpool.judge.program.format import (
+    ITEM_BYTES,
+    Descriptor,
+    Launch,
+    LaunchArgument,
+    Parameter,
+    Program,
+    TensorUse,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forge.evalpool.judge.compiler.binary import Binary
     from forge.evalpool.judge.compiler.binary import TensorMap as MapFacts
     from forge.evalpool.judge.execute.gpu.driver.calls import TensorMap
-    from forge.evalpool.judge.execute.gpu.driver.driver import Driver
-    from forge.evalpool.judge.program.format import Launch, LaunchArgument, Parameter, Program
 
 HOST_TYPES = {8: 10, 9: 8, 10: 9}
 """Triton numbers the element types of a tensor map otherwise on the device than the driver does."""

@@ -21,7 +21,7 @@ import mmap
 import os
 import resource
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -36,13 +36,10 @@ from forge.evalpool.judge.execute.gpu.exchange import Exchange
 from forge.evalpool.judge.execute.gpu.places import BadResult
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Faulted, Loaded, Progress, failed
 from forge.evalpool.judge.execute.gpu.timing import Timer
-from forge.evalpool.judge.execute.messages import MAX_BLOB_BYTES, Message, PeerEnded
+from forge.evalpool.judge.execute.messages import MAX_BLOB_BYTES, Message, PeerEnded, Received
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Section
 from forge.evalpool.judge.sandbox import linux
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.execute.messages import Received
 
 FAULT_STATUS, CRASH_STATUS = 3, 70
 """Exit statuses after a program's fault, and after one of ours."""

@@ -9,26 +9,25 @@ ends with its last use.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from forge.evalpool.judge.program.format import (
     Choice,
+    Literal,
     NamedConstant,
+    Node,
     Op,
     Origin,
+    Program,
     Section,
     TensorUse,
 )
 from forge.evalpool.judge.program.walk import tensors_in, tensors_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from forge.evalpool.judge.program.format import Literal, Node, Program
 
 NAMESPACES = ("aten", "prims")
 CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from forge.evalpool.judge.execute.gpu.arena import Arena, Placement
-from forge.evalpool.judge.program.format import Origin, Section
+from forge.evalpool.judge.execute.gpu.arena import Arena, Buffer, Placement
+from forge.evalpool.judge.program.format import Origin, Program, Section
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from forge.evalpool.judge.execute.gpu.arena import Buffer
     from forge.evalpool.judge.execute.gpu.card import Card
     from forge.evalpool.judge.execute.gpu.operations import Residency
-    from forge.evalpool.judge.program.format import Program
 
 POISON = 0xFF
 """Byte in outputs and temporaries before a call without a seed: NaN in every floating type, -1 in

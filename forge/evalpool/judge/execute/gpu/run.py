@@ -7,6 +7,7 @@ the driver, operations by torch. Everything that a launch needs but addresses is
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,21 +17,18 @@ import torch
 from forge.evalpool.judge.compiler.binary import Binary, Failure
 from forge.evalpool.judge.execute.gpu import arguments, operations
 from forge.evalpool.judge.execute.gpu.arguments import BadLaunch, Packed
-from forge.evalpool.judge.execute.gpu.driver.calls import DriverError
+from forge.evalpool.judge.execute.gpu.driver.calls import DriverError, LaunchConfig
 from forge.evalpool.judge.execute.gpu.driver.driver import launch_config
 from forge.evalpool.judge.execute.gpu.operations import UnknownOperation
 from forge.evalpool.judge.execute.gpu.places import BadResult, Places
 from forge.evalpool.judge.execute.steps import PROGRESS, what_of
 from forge.evalpool.judge.program import ops
-from forge.evalpool.judge.program.format import Choice, Launch, Op, Section, Value
+from forge.evalpool.judge.program.format import Choice, Launch, Node, Op, Program, Section, Value
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Iterator, Sequence
 
     from forge.evalpool.judge.execute.gpu.card import Card
-    from forge.evalpool.judge.execute.gpu.driver.calls import LaunchConfig
-    from forge.evalpool.judge.program.format import Node, Program
 
 
 class CannotRun(Exception):

@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.execute.gpu.card import REPLAY_CYCLES, RUN_CYCLES
+from forge.evalpool.judge.execute.gpu.card import REPLAY_CYCLES, RUN_CYCLES, Graph
 from forge.evalpool.judge.execute.gpu.driver.calls import DriverError
 from forge.evalpool.judge.execute.gpu.places import POISON
-from forge.evalpool.judge.execute.gpu.run import CannotRun, failed
+from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, failed
 from forge.evalpool.judge.program.format import Section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.execute.gpu.card import Graph
     from forge.evalpool.judge.execute.gpu.exchange import Exchange
-    from forge.evalpool.judge.execute.gpu.run import Loaded, Step
 
 NUM_WARM_UPS = 1
 """Runs before the graph is captured, and replays of it before the first timed one."""

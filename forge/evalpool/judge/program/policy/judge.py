@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.program.dataflow import Content, Flow, trace
+from forge.evalpool.judge.program.dataflow import Accesses, Content, Flow, Lookups, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
 from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section, Tensor
 from forge.evalpool.judge.program.ops import MOVES, Kind, is_integer, kind_of, misuse, packet
@@ -32,11 +32,6 @@ PLAIN_COPIES = ("clone", "copy", "lift_fresh_copy")
 """Copies to the same place in the order of the axes."""
 
 KEPT_WORDS = "a call must use its own inputs, and not what an earlier one was given or made"
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Set
-
-    from forge.evalpool.judge.program.dataflow import Accesses, Lookups
 
 
 def judge_policy(

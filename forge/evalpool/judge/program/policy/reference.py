@@ -3,23 +3,18 @@ the inputs that matter, and what the reference itself writes to."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from forge.evalpool.judge.program.dataflow import effects, trace
-from forge.evalpool.judge.program.format import Op, Origin, Program, Section, TensorUse
+from forge.evalpool.judge.program.format import Op, Origin, Program, Section, Storage, TensorUse
 from forge.evalpool.judge.program.ops import Kind, is_integer, kind_of, packet
 from forge.evalpool.judge.program.policy.facts import ProblemFacts
 from forge.evalpool.judge.program.walk import (
+    Placed,
     is_as_it_lies,
     op_bytes,
     tensor_bytes,
     tensors_of,
     variants,
 )
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.program.format import Storage
-    from forge.evalpool.judge.program.walk import Placed
 
 GATHERS = {"embedding", "index", "_unsafe_index", "index_select", "gather", "take"}
 """Operations that read as many elements of their first argument as their result has."""

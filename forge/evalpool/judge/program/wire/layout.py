@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
@@ -24,9 +25,6 @@ from forge.evalpool.judge.program.format import (
 from forge.evalpool.judge.program.wire.check import check
 from forge.evalpool.judge.program.wire.parse import read_program
 from forge.evalpool.judge.program.wire.reader import Reader, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAGIC = b"\x93forge\r\n"
 HEAD_BYTES = len(MAGIC) + 4

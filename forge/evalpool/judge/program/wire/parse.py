@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
@@ -33,9 +33,6 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.signature import parse_type
 from forge.evalpool.judge.program.wire.reader import Reader, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 TARGET = re.compile(r"cuda:\d{2,3}:32|hip:gfx[0-9a-f]{3,5}:(32|64)")
 SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.$]*")

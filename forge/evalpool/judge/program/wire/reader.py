@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from forge.evalpool.judge.program.format import InvalidProgram, Scalar
-
-if TYPE_CHECKING:
-    import re
 
 Member = TypeVar("Member", bound=Enum)
 

@@ -15,14 +15,13 @@ sums of `tt.reduce`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from forge.evalpool.judge.ttir.types import Scalar, element_of, shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Operation, Region
 
 Fusion: TypeAlias = int

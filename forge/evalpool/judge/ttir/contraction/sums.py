@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +12,6 @@ from forge.evalpool.judge.ttir.semantics.exact import fma
 from forge.evalpool.judge.ttir.semantics.formats import scalar_of, to_float
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forge.evalpool.judge.ttir.tree import Operation
     from forge.evalpool.judge.ttir.values import Array
 

@@ -5,15 +5,10 @@ A head has operands, words, attributes and regions in any order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from forge.evalpool.judge.ttir.grammar.reader import Printed
+from forge.evalpool.judge.ttir.grammar.reader import Draft, Head, Printed, Reader
 from forge.evalpool.judge.ttir.types import BOOL, Block, Pointer, Scalar, Type, element_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from forge.evalpool.judge.ttir.grammar.reader import Draft, Head, Reader
 
 
 def read_head(reader: Reader, head: Head) -> None:

@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from forge.evalpool.judge.ttir.grammar.heads import printed_types, read_head, trailing_attributes
-from forge.evalpool.judge.ttir.grammar.reader import Head
+from forge.evalpool.judge.ttir.grammar.reader import Draft, Head, Reader
 from forge.evalpool.judge.ttir.scan import LABEL, NUMBER, VALUE, DenseLiteral
 from forge.evalpool.judge.ttir.types import BOOL, Block, Scalar, Type, element_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from forge.evalpool.judge.ttir.grammar.reader import Draft, Reader
 
 
 def constant(reader: Reader, draft: Draft) -> list[Type]:

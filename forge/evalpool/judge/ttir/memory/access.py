@@ -7,6 +7,7 @@ and the rest lane by lane. Every lane that the mask lets through must lie inside
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,19 +18,15 @@ from forge.evalpool.judge.ttir.memory.storages import (
     Faulted,
     FaultKind,
 )
-from forge.evalpool.judge.ttir.types import shape_of
-from forge.evalpool.judge.ttir.values import decode, encode, memory_dtype
+from forge.evalpool.judge.ttir.types import Scalar, shape_of
+from forge.evalpool.judge.ttir.values import Array, decode, encode, memory_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.symbolic import Symbolic
     from forge.evalpool.judge.ttir.tree import Operation
-    from forge.evalpool.judge.ttir.types import Scalar
-    from forge.evalpool.judge.ttir.values import Array
 
 
 def load(

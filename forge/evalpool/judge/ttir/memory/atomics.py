@@ -7,24 +7,21 @@ operation on arrays.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge.evalpool.judge.ttir.memory import conflicts
 from forge.evalpool.judge.ttir.memory.access import check_written, mark_written, resolve
-from forge.evalpool.judge.ttir.memory.places import Scattered, Windows
+from forge.evalpool.judge.ttir.memory.places import Part, Scattered, Windows
 from forge.evalpool.judge.ttir.types import Scalar, shape_of
-from forge.evalpool.judge.ttir.values import decode, encode, memory_dtype
+from forge.evalpool.judge.ttir.values import Array, decode, encode, memory_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forge.evalpool.judge.ttir.memory.launch import Group
-    from forge.evalpool.judge.ttir.memory.places import Part
     from forge.evalpool.judge.ttir.symbolic import Symbolic
     from forge.evalpool.judge.ttir.tree import Operation
-    from forge.evalpool.judge.ttir.values import Array
 
 
 def _unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:

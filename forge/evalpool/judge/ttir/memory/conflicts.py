@@ -17,22 +17,20 @@ layout synchronises.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.memory.places import Places, Windows
+from forge.evalpool.judge.ttir.memory.places import Part, Places, Windows
 from forge.evalpool.judge.ttir.memory.storages import MANY, NOBODY, FaultKind, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.ttir.memory.launch import Group
-    from forge.evalpool.judge.ttir.memory.places import Part
     from forge.evalpool.judge.ttir.tree import Operation
     from forge.evalpool.judge.ttir.values import Array
 

@@ -7,6 +7,7 @@ table of answers that values of an input index.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,6 @@ from forge.evalpool.judge.ttir.verify import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
 
 Lookups = frozenset[tuple[int, int]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -19,8 +20,6 @@ import numpy as np
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 SPACE = 1 << 40

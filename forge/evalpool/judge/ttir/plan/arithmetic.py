@@ -6,6 +6,7 @@ any other operand goes through `array_step`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +16,13 @@ from forge.evalpool.judge.ttir import arrange, symbolic
 from forge.evalpool.judge.ttir.contraction.sums import contraction_of, fused
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.semantics.approximate import CARD, on_card
-from forge.evalpool.judge.ttir.symbolic import Symbolic
+from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
 from forge.evalpool.judge.ttir.types import Pointer, Scalar, Type, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan.planner import Environment, Step
-    from forge.evalpool.judge.ttir.symbolic import Value
     from forge.evalpool.judge.ttir.tree import Operation
 
 

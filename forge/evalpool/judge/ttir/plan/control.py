@@ -6,13 +6,22 @@ one that branches gets an instance for each element.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.arrange import INT64, lanes_of
-from forge.evalpool.judge.ttir.plan.planner import captured
+from forge.evalpool.judge.ttir.arrange import INT64, Lanes, lanes_of
+from forge.evalpool.judge.ttir.plan.planner import (
+    BlockPlan,
+    ControlStep,
+    Environment,
+    Planner,
+    Run,
+    Step,
+    captured,
+)
 from forge.evalpool.judge.ttir.plan.run import (
     merged,
     run_block,
@@ -23,24 +32,12 @@ from forge.evalpool.judge.ttir.plan.run import (
     take_any,
 )
 from forge.evalpool.judge.ttir.semantics import reduce, scan
-from forge.evalpool.judge.ttir.symbolic import Symbolic
+from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
 from forge.evalpool.judge.ttir.types import Scalar, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, expanded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from forge.evalpool.judge.ttir.arrange import Lanes
     from forge.evalpool.judge.ttir.memory.launch import Group
-    from forge.evalpool.judge.ttir.plan.planner import (
-        BlockPlan,
-        ControlStep,
-        Environment,
-        Planner,
-        Run,
-        Step,
-    )
-    from forge.evalpool.judge.ttir.symbolic import Value
     from forge.evalpool.judge.ttir.tree import Operation
 
 

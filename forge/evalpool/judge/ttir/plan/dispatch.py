@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,13 @@ from forge.evalpool.judge.ttir.plan.arithmetic import (
     width_step,
 )
 from forge.evalpool.judge.ttir.plan.control import CONTROL, region_step
-from forge.evalpool.judge.ttir.plan.planner import FunctionPlan, ModulePlan, Planner
+from forge.evalpool.judge.ttir.plan.planner import (
+    ControlStep,
+    FunctionPlan,
+    ModulePlan,
+    Planner,
+    Step,
+)
 from forge.evalpool.judge.ttir.plan.shapes import (
     broadcast,
     make_range,
@@ -50,9 +57,6 @@ from forge.evalpool.judge.ttir.scan import malformed
 from forge.evalpool.judge.ttir.verify import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from forge.evalpool.judge.ttir.plan.planner import ControlStep, Step
     from forge.evalpool.judge.ttir.tree import Operation
 
 

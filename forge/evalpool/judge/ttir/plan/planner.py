@@ -27,12 +27,11 @@ from forge.evalpool.judge.ttir.types import (
     shape_of,
 )
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of, fixed
-from forge.evalpool.judge.ttir.verify import operations_of, uses_of
+from forge.evalpool.judge.ttir.verify import Use, operations_of, uses_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
-    from forge.evalpool.judge.ttir.verify import Use
 
 
 Environment: TypeAlias = list[Any]

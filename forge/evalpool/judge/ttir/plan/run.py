@@ -7,24 +7,20 @@ its own position (`run_blocks`).
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.arrange import lanes_of, merge, take
+from forge.evalpool.judge.ttir.arrange import Lanes, lanes_of, merge, take
 from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
-from forge.evalpool.judge.ttir.values import Unsupported
+from forge.evalpool.judge.ttir.values import Array, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.evalpool.judge.ttir.arrange import Lanes
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan.planner import BlockPlan, Environment, FunctionPlan, Run
-    from forge.evalpool.judge.ttir.symbolic import Value
     from forge.evalpool.judge.ttir.tree import Operation
-    from forge.evalpool.judge.ttir.values import Array
 
 
 def run_block(block: BlockPlan, env: Environment, group: Group) -> Run:

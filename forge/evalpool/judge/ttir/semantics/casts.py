@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,14 +15,17 @@ from forge.evalpool.judge.ttir.semantics.formats import (
     unsigned,
     widened,
 )
-from forge.evalpool.judge.ttir.types import shape_of
-from forge.evalpool.judge.ttir.values import Unsupported, decode, dtype_of, encode
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from forge.evalpool.judge.ttir.types import Scalar
-    from forge.evalpool.judge.ttir.values import Array, Attribute, Operation, Signature
+from forge.evalpool.judge.ttir.types import Scalar, shape_of
+from forge.evalpool.judge.ttir.values import (
+    Array,
+    Attribute,
+    Operation,
+    Signature,
+    Unsupported,
+    decode,
+    dtype_of,
+    encode,
+)
 
 
 def constant(

@@ -9,6 +9,7 @@ to odd", IEEE Transactions on Computers 57 (2008). Underflow of float64 products
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,6 @@ import numpy as np
 from forge.evalpool.judge.ttir.semantics.formats import Rounding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from forge.evalpool.judge.ttir.values import Array
 
 SPLITTER = np.float64((1 << 27) + 1)

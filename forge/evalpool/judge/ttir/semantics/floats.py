@@ -6,6 +6,7 @@ functions are numpy's, within two units in the last place; the hardware's own ar
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,8 +23,6 @@ from forge.evalpool.judge.ttir.semantics.integers import COMPARISONS
 from forge.evalpool.judge.ttir.semantics.special import erf, erfc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forge.evalpool.judge.ttir.values import Array, Attribute, Operation, Signature
 
 

@@ -9,22 +9,25 @@ Also here: what elementwise operations share: element types, signs, rounding of 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.types import Scalar, element_of
-from forge.evalpool.judge.ttir.values import Unsupported, dtype_of
+from forge.evalpool.judge.ttir.types import Scalar, Type, element_of
+from forge.evalpool.judge.ttir.values import (
+    Array,
+    Attribute,
+    Operation,
+    Signature,
+    Unsupported,
+    dtype_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from numpy.typing import NDArray
-
-    from forge.evalpool.judge.ttir.types import Type
-    from forge.evalpool.judge.ttir.values import Array, Attribute, Operation, Signature
 
 
 class Rounding(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.ttir.semantics.casts import CASTS
@@ -13,8 +14,6 @@ from forge.evalpool.judge.ttir.semantics.reductions import DOTS
 from forge.evalpool.judge.ttir.semantics.shapes import SHAPES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forge.evalpool.judge.ttir.values import Operation
 
 OPERATIONS: Mapping[str, Operation] = {

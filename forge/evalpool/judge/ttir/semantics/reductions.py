@@ -8,19 +8,23 @@ BLAS of numpy; its order is not the tensor core's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from forge.evalpool.judge.ttir.semantics.formats import Rounding, round_to, scalar_of, to_float
-from forge.evalpool.judge.ttir.types import Scalar, shape_of
-from forge.evalpool.judge.ttir.values import Unsupported, decode, dtype_of, expanded
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from forge.evalpool.judge.ttir.types import Type
-    from forge.evalpool.judge.ttir.values import Array, Attribute, Combine, Operation, Signature
+from forge.evalpool.judge.ttir.types import Scalar, Type, shape_of
+from forge.evalpool.judge.ttir.values import (
+    Array,
+    Attribute,
+    Combine,
+    Operation,
+    Signature,
+    Unsupported,
+    decode,
+    dtype_of,
+    expanded,
+)
 
 ORDERLESS: Mapping[str, np.ufunc] = {
     "arith.addi": np.add,

@@ -7,6 +7,7 @@ element at a time (0.1 to 0.5 us), or are summed from their definitions in float
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forge.evalpool.judge.ttir.values import Array
 
 CHUNK = 16384

@@ -6,11 +6,9 @@ Structures are the same for CUDA and HIP.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any, Final
 
 LIBRARIES: Mapping[str, str] = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
 NAMES: Mapping[str, tuple[str, str]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -22,10 +22,7 @@ from forge.evalpool.judge.ttir.semantics.integers import (
     remainder,
 )
 from forge.evalpool.judge.ttir.types import Scalar
-from forge.evalpool.judge.ttir.values import Unsupported, decode
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.values import Array
+from forge.evalpool.judge.ttir.values import Array, Unsupported, decode
 
 Function = Callable[..., "Array"]
 

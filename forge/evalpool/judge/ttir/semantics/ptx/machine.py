@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from forge.evalpool.judge.ttir.semantics.casts import from_bits, to_bits
 from forge.evalpool.judge.ttir.semantics.formats import scalar_of
 from forge.evalpool.judge.ttir.semantics.ptx.instructions import execute
-from forge.evalpool.judge.ttir.types import shape_of
-from forge.evalpool.judge.ttir.values import Unsupported, expanded
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from forge.evalpool.judge.ttir.types import Scalar
-    from forge.evalpool.judge.ttir.values import Array, Attribute, Operation, Signature
+from forge.evalpool.judge.ttir.types import Scalar, shape_of
+from forge.evalpool.judge.ttir.values import (
+    Array,
+    Attribute,
+    Operation,
+    Signature,
+    Unsupported,
+    expanded,
+)
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DECLARATION = re.compile(r"\.reg\s*\.(?P<kind>pred|[bsuf]\d+|f16x2)\s+(?P<names>.+)", re.DOTALL)
