@@ -98,6 +98,7 @@ def load_kernel(reader: RunReader, turn_id: str) -> Kernel | None:
 
 
 def _same_code(reader: RunReader, turn: dict[str, Any]) -> list[dict[str, Any]]:
+    """Correct turns of the problem with the same code, oldest first."""
     return reader.rows(
         "SELECT t.turn_id, v.device, v.candidate_us, v.baseline_us, v.speedup "
         "FROM groups g JOIN turns t USING (group_id) JOIN verdicts v USING (group_id, rollout, "

@@ -15,7 +15,7 @@ from forge.views.compare.settings import find_changes
 from forge.views.report import write_report
 from forge.views.text.secrets import hide_in_diff, hide_secrets, is_secret
 from tests.report.made_runs import make_run
-from tests.store.storefactory import attempt, small_run
+from tests.store.storefactory import attempt
 
 DIFF = """\
 --- a/experiments/mine.toml
@@ -71,7 +71,7 @@ def test_a_comparison_lists_a_changed_secret_without_its_value(tmp_path: Path) -
 
 
 def test_a_report_overwrites_only_reports(tmp_path: Path) -> None:
-    paths = make_run(tmp_path / "o-1", small_run())
+    paths = make_run(tmp_path / "o-1", [attempt()])
     kept = paths.run_db.read_bytes()
     with pytest.raises(
         ConfigError, match=r"run\.db: exists and is not a report; name another file"

@@ -39,9 +39,8 @@ def test_a_pipe_gets_one_line_that_names_the_printing_commands(canned_run: RunPa
     assert '"forge show RUN"' in said.err
 
 
-@pytest.mark.parametrize("columns", [80, 40])
-def test_a_terminal_gets_the_run_and_q_ends_it_with_0(canned_run: RunPaths, columns: int):
-    code, shown = in_terminal(["watch", str(canned_run.root)], columns=columns, type_after={
+def test_a_narrow_terminal_gets_the_run_and_q_ends_it_with_0(canned_run: RunPaths):
+    code, shown = in_terminal(["watch", str(canned_run.root)], columns=40, type_after={
         b"quickstart-1": b"q",
     })  # fmt: skip
     assert code == 0
@@ -49,7 +48,9 @@ def test_a_terminal_gets_the_run_and_q_ends_it_with_0(canned_run: RunPaths, colu
     assert b"\x1b[?1049l" in shown, "the terminal is given back"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)]
+)
 def test_an_ending_signal_restores_the_terminal(canned_run: RunPaths, number: signal.Signals):
     code, shown = in_terminal(
         ["tui", str(canned_run.root)], columns=80, type_after={}, signal_after={

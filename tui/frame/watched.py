@@ -154,7 +154,7 @@ class Watched:
         name = self.paths.name
         self.problem = words if words.startswith(name) else f"{name}: {words}"
         if isinstance(error, (sqlite3.OperationalError, BadColumn)):
-            return  # a missing view, or a busy file: everything else is readable
+            return  # a missing view or a busy file: everything else is readable
         self._close()
 
     def _close(self) -> None:

@@ -19,8 +19,8 @@ _LONGEST_LABEL = 48
 class Asker:
     """One run's reader, with a list of the parts that could not be read.
 
-    A half-copied database is incomplete, and a run may lack a view: such a query has no
-    rows and adds a line to `problems`.
+    A half-copied database is incomplete: a query that fails has no rows and adds a line to
+    `problems`.
     """
 
     def __init__(self, reader: RunReader) -> None:

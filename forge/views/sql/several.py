@@ -72,16 +72,14 @@ class SeveralReader(SqlReader):
         self._connection.execute(f'ATTACH ? AS "{schema}"', (f"file:{name}?immutable=1",))
 
     def _join_runs(self) -> None:
-        """Creates a temporary view for each table and view: those of the first run, as all runs
-        have one schema."""
-        first = next(iter(self.schemas))
+        """Creates a temporary view for each table and view; all runs have the same."""
         names = self.query(
-            f'SELECT name FROM "{first}".sqlite_master WHERE type IN (?, ?) AND name NOT '
+            f'SELECT name FROM "{self.schema}".sqlite_master WHERE type IN (?, ?) AND name NOT '
             "LIKE 'sqlite_%'",
             ("table", "view"),
         )
         for (name,) in names.rows:
-            found = self.rows(f'PRAGMA "{first}".table_xinfo("{name}")')
+            found = self.rows(f'PRAGMA "{self.schema}".table_xinfo("{name}")')
             columns = [row["name"] for row in found if row["name"] != "run"]
             selects = [
                 f"SELECT {_literal(self._label(schema))} AS run, "
