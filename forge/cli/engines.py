@@ -154,5 +154,5 @@ def evaluate(
         turns=turns, greedy=greedy, device=device, seed=seed, limit=limit, model_name=model_name,
         api_key_env=api_key_env, overrides=tuple(overrides or ()), store=Path(store),
     )  # fmt: skip
-    found = evaluate_suite(request, quiet=as_json, wait_s=wait_s)
-    print_json(found.result) if as_json else print_text(str(found.paths.root))
+    paths, result = evaluate_suite(request, quiet=as_json, wait_s=wait_s)
+    print_json(result) if as_json else print_text(str(paths.root))

@@ -122,7 +122,7 @@ def _export_model(
     tables: str | None,
     as_json: bool,
 ) -> None:
-    from forge.commands.export_model import ModelExport, ModelForm, export_model
+    from forge.commands.export_model import ModelForm, export_model
 
     if len(kinds) > 1:
         raise ConfigError(
@@ -131,9 +131,8 @@ def _export_model(
     if tables is not None:
         raise ConfigError("--tables: a model has none; parquet or csv")
     kind = ModelForm(kinds[0]) if kinds else None
-    wanted = ModelExport(kind=kind, out=out, checkpoint=checkpoint, push=push)
     with waiting("export", is_shown=not as_json):
-        found = export_model(paths, wanted)
+        found = export_model(paths, kind=kind, out=out, checkpoint=checkpoint, push_to=push)
     if as_json:
         return print_json(found.to_json())
     print_text(f"{found.path}: {size(found.num_bytes)}; verified: {found.answer!r}")

@@ -28,7 +28,7 @@ import anyio
 
 from forge.adapters.settings import JudgeSettings
 from forge.commands.counter import open_counter
-from forge.commands.distill_attempt import RowOrigin, TeacherAttempt, first_hash, make_row
+from forge.commands.distill_attempt import TeacherAttempt, first_hash, make_row, sum_known
 from forge.commands.distill_journal import ACCEPTED, REJECTED, Journal, open_journal
 from forge.commands.judge.judge import require_path
 from forge.config.load import load_experiment
@@ -163,20 +163,17 @@ class _Distillation:
         is_accepted = False
         while (number := self._next(problem)) is not None:
             key = attempt_key(problem, number)
-            prompt_hash = self.hashes[problem.problem_id]
-            played = await TeacherAttempt(
-                key=key, problem=problem, prompt_hash=prompt_hash,
+            attempt = TeacherAttempt(
+                key=key, number=number, problem=problem,
+                prompt_hash=self.hashes[problem.problem_id],
                 prompts=self.task.prompts, rules=self._rules(),
                 temperature=self.request.temperature, has_seed=self.request.seed is not None,
                 teacher=self.teacher, judge=judge, journal=self.journal,
                 check_running=self._check_running,
-            ).play()  # fmt: skip
-            self.num_in_row = 0
-            origin = RowOrigin(
-                key=key, attempt=number, source=self.task.source, model=self.teacher.model,
-                prompt_hash=prompt_hash, prompts=self.task.prompts,
             )  # fmt: skip
-            row = make_row(problem, played, origin)
+            played = await attempt.play()
+            self.num_in_row = 0
+            row = make_row(attempt, played, source=self.task.source)
             self.journal.put_row(key, row)
             is_accepted = row["accepted"]
         return "accepted" if is_accepted else "rejected"
@@ -466,8 +463,8 @@ class Distilled:
             "model": self.model,
             "num_problems": len(self.problems),
             "num_accepted": sum(each.result == "accepted" for each in results),
-            "prompt_tokens": _sum([each.prompt_tokens for each in results]),
-            "completion_tokens": _sum([each.completion_tokens for each in results]),
+            "prompt_tokens": sum_known([each.prompt_tokens for each in results]),
+            "completion_tokens": sum_known([each.completion_tokens for each in results]),
             "cost": _cost(results),
             "problems": [
                 {name: getattr(each, name) for name in ProblemResult.__dataclass_fields__}
@@ -496,8 +493,8 @@ class Distilled:
         """The sums, and how to train on the rows."""
         results, out = self.results, self.request.out
         accepted = [each for each in results if each.result == "accepted"]
-        prompt = _count(_sum([each.prompt_tokens for each in results]))
-        completion = _count(_sum([each.completion_tokens for each in results]))
+        prompt = _count(sum_known([each.prompt_tokens for each in results]))
+        completion = _count(sum_known([each.completion_tokens for each in results]))
         parts = [
             f"{len(accepted)} of {len(self.problems)} problems accepted",
             f"{prompt} prompt and {completion} completion tokens",
@@ -523,8 +520,8 @@ def _result(
     name: str, rows: Sequence[RowFacts], *, is_failed: bool, price: Price | None
 ) -> ProblemResult:
     accepted = next((row for row in rows if row.accepted), None)
-    prompt = _sum([row.prompt_tokens for row in rows])
-    completion = _sum([row.completion_tokens for row in rows])
+    prompt = sum_known([row.prompt_tokens for row in rows])
+    completion = sum_known([row.completion_tokens for row in rows])
     cost = None
     if price is not None and prompt is not None and completion is not None:
         cost = price.of(prompt_tokens=prompt, completion_tokens=completion)
@@ -544,12 +541,6 @@ def _result(
         completion_tokens=completion,
         cost=cost,
     )
-
-
-def _sum(counts: Sequence[int | None]) -> int | None:
-    """The sum; None if one of them is unknown."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
 
 
 def _cost(results: Sequence[ProblemResult]) -> float | None:

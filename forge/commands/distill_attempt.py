@@ -72,8 +72,11 @@ class TeacherAttempt:
     """An attempt being played; also the ports of its only rollout."""
 
     key: str
+    number: int
+    """Number of the attempt at its problem, from 0."""
     problem: Problem
     prompt_hash: str
+    """Hash of the first messages about the problem."""
     prompts: PromptSet
     rules: Rules
     temperature: float | None
@@ -159,11 +162,6 @@ class TeacherAttempt:
         return verdict
 
 
-def first_hash(problem: Problem, prompts: PromptSet) -> str:
-    """Hash of the first messages about a problem: another one means another question."""
-    return hash_messages(prompts.first_messages(problem))
-
-
 def _only_failure(error: BaseExceptionGroup[BaseException]) -> BaseException:
     """The ForgeError of the only rollout; any other error as it is."""
     leaves = list(iter_leaves(error))
@@ -171,35 +169,24 @@ def _only_failure(error: BaseExceptionGroup[BaseException]) -> BaseException:
     return leaves[0] if is_plain else cast("BaseException", error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowOrigin:
-    """The place of an attempt, and its teacher."""
-
-    key: str
-    attempt: int
-    source: str
-    model: str
-    prompt_hash: str
-    """Hash of the first messages about the problem."""
-    prompts: PromptSet
-
-
-def make_row(problem: Problem, played: Played, origin: RowOrigin) -> dict[str, Any]:
-    """The row. It is accepted if the last kernel is correct and fast enough, and the answer
-    complete."""
-    tag = origin.prompts.thinking
+def make_row(attempt: TeacherAttempt, played: Played, *, source: str) -> dict[str, Any]:
+    """The row of a finished attempt at a problem of `source`. It is accepted if the last kernel is
+    correct and fast enough, and the answer complete."""
+    problem, tag = attempt.problem, attempt.prompts.thinking
     last, answer = played.turns[-1], played.answers[-1].answer
     is_ended = answer.finish is Finish.STOP
     accepted = played.stop_reason == End.CORRECT and is_ended
     timing = last.verdict.timing
-    messages = [asdict(message) for message in _conversation(problem, played.turns, origin.prompts)]
-    row: dict[str, Any] = {"id": origin.key, "messages": messages} if accepted else {}
+    messages = [
+        asdict(message) for message in _conversation(problem, played.turns, attempt.prompts)
+    ]
+    row: dict[str, Any] = {"id": attempt.key, "messages": messages} if accepted else {}
     return row | {
-        "sample_key": origin.key,
-        "source": origin.source,
+        "sample_key": attempt.key,
+        "source": source,
         "problem_id": problem.problem_id,
-        "attempt": origin.attempt,
-        "teacher": origin.model,
+        "attempt": attempt.number,
+        "teacher": attempt.teacher.model,
         "endpoint": played.answers[-1].host,
         "accepted": accepted,
         "status": str(last.verdict.status),
@@ -211,9 +198,9 @@ def make_row(problem: Problem, played: Played, origin: RowOrigin) -> dict[str, A
         "finish": str(answer.finish),
         "num_turns": len(played.turns),
         "thinking": any(split_thinking(turn.completion_text, tag=tag)[0] for turn in played.turns),
-        "prompt_tokens": _sum([each.answer.prompt_tokens for each in played.answers]),
-        "completion_tokens": _sum([each.answer.completion_tokens for each in played.answers]),
-        "prompt_hash": origin.prompt_hash,
+        "prompt_tokens": sum_known([each.answer.prompt_tokens for each in played.answers]),
+        "completion_tokens": sum_known([each.answer.completion_tokens for each in played.answers]),
+        "prompt_hash": attempt.prompt_hash,
         "pytorch_code": problem.source,
         "final_triton_code": last.code or None,
         "final_result": _result(last.verdict),
@@ -267,7 +254,7 @@ def _result(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _sum(counts: Sequence[int | None]) -> int | None:
+def sum_known(counts: Sequence[int | None]) -> int | None:
     """The sum; None if the server did not count one of them."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
@@ -300,7 +287,7 @@ def answer_text(answer: TeacherAnswer, *, tag: str) -> str:
     return f"{opened}{closing}\n\n{answer.content.strip()}"
 
 
-def hash_messages(messages: Sequence[Message]) -> str:
-    """Hash of messages."""
-    text = json.dumps([asdict(each) for each in messages])
+def first_hash(problem: Problem, prompts: PromptSet) -> str:
+    """Hash of the first messages about a problem: another one means another question."""
+    text = json.dumps([asdict(each) for each in prompts.first_messages(problem)])
     return sha256(text.encode()).hexdigest()[:HASH_DIGITS]

@@ -78,20 +78,6 @@ class ModelForm(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelExport:
-    """The export that is asked for."""
-
-    kind: ModelForm | None = None
-    """None for what was trained: the adapter, or the whole model."""
-    out: Path | None = None
-    """Directory to make; None for `RUN-KIND` here."""
-    checkpoint: str = ""
-    """Step whose published weights are exported; empty for the newest."""
-    push: str = ""
-    """Hub repository; empty for none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel:
     """A finished export."""
 
@@ -108,28 +94,36 @@ class ExportedModel:
         return {**found, "url": self.url} if self.url else found
 
 
-def export_model(paths: RunPaths, wanted: ModelExport) -> ExportedModel:
+def export_model(
+    paths: RunPaths, *, kind: ModelForm | None, out: Path | None, checkpoint: str, push_to: str
+) -> ExportedModel:
     """Export and verify weights, and push them if asked to.
+
+    Args:
+        kind: None for what was trained: the adapter, or the whole model.
+        out: directory to make; None for `RUN-KIND` here.
+        checkpoint: step whose published weights are exported; empty for the newest.
+        push_to: hub repository; empty for none.
 
     Raises:
         ConfigError: `out` exists, the run has no such weights or no adapter, or the llama engine
             does not support the architecture.
         MachineError: a package or the hub cannot be used, or the weights generate nothing.
     """
-    weights = find_weights(paths, wanted.checkpoint)
-    kind = wanted.kind or (ModelForm.MERGE if weights.adapter is None else ModelForm.ADAPTER)
-    out = (wanted.out or Path(f"{paths.name}-{kind}")).absolute()
+    weights = find_weights(paths, checkpoint)
+    kind = kind or (ModelForm.MERGE if weights.adapter is None else ModelForm.ADAPTER)
+    out = (out or Path(f"{paths.name}-{kind}")).absolute()
     if out.exists():
         raise ConfigError(f"--out {out}: it is there already; another directory")
     _require(paths, kind, weights)
-    if wanted.push:
-        check_hub(wanted.push)
+    if push_to:
+        check_hub(push_to)
     with _complete(out) as partial:
         verified = _write(paths, kind, weights, partial)
         lineage = lineage_of(paths, weights, kind=kind, verified=verified)
         (partial / "lineage.json").write_text(json.dumps(lineage, indent=2) + "\n")
-        (partial / "README.md").write_text(render_card(lineage, name=wanted.push or out.name))
-    url = push(out, wanted.push) if wanted.push else ""
+        (partial / "README.md").write_text(render_card(lineage, name=push_to or out.name))
+    url = push(out, push_to) if push_to else ""
     num_bytes = sum(each.stat().st_size for each in out.rglob("*") if each.is_file())
     return ExportedModel(path=out, num_bytes=num_bytes, answer=verified["answer"], url=url)
 

@@ -65,23 +65,17 @@ ANSWER_TOKENS = 8192
 CONNECT_S = 20.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteRun:
-    """A finished evaluation."""
-
-    paths: RunPaths
-    result: dict[str, Any]
-    """`results.json`."""
-
-
-def evaluate_suite(request: EvalRequest, *, quiet: bool, wait_s: float | None = None) -> SuiteRun:
-    """Evaluates the model in a new run. Raises ForgeError; an interrupted run can be resumed."""
+def evaluate_suite(
+    request: EvalRequest, *, quiet: bool, wait_s: float | None = None
+) -> tuple[RunPaths, dict[str, Any]]:
+    """Evaluates the model in a new run; returns the run and its `results.json`. Raises ForgeError;
+    an interrupted run can be resumed."""
     text = make_experiment(request)
     with tempfile.TemporaryDirectory(prefix="forge-eval-") as folder:
         file = Path(folder) / "eval.toml"
         file.write_text(text, encoding="utf-8")
         paths = run_experiment(file, overrides=request.overrides, quiet=quiet, wait_s=wait_s)
-    return SuiteRun(paths=paths, result=json.loads((paths.root / RESULTS).read_text()))
+    return paths, json.loads((paths.root / RESULTS).read_text())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

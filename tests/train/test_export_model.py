@@ -86,8 +86,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def export(run: RunPaths, kind: str, out: Path, **keys: str) -> exporting.ExportedModel:
     form = exporting.ModelForm(kind) if kind else None
-    wanted = exporting.ModelExport(kind=form, out=out, **keys)
-    return exporting.export_model(run, wanted)
+    options = {"checkpoint": "", "push_to": "", **keys}
+    return exporting.export_model(run, kind=form, out=out, **options)
 
 
 def logits(model_dir: Path, adapter: Path | None = None) -> Any:
@@ -242,11 +242,11 @@ def test_a_push_is_checked_before_the_work_and_uploads_the_directory(
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     line = "--push me/toy: the hub cannot be used: Connection refused"
     with pytest.raises(MachineError) as refused:
-        export(run, "adapter", tmp_path / "out", push="me/toy")
+        export(run, "adapter", tmp_path / "out", push_to="me/toy")
     assert str(refused.value) == line
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(Api, "reason", "")
-    found = export(run, "adapter", tmp_path / "out", push="me/toy")
+    found = export(run, "adapter", tmp_path / "out", push_to="me/toy")
     assert found.url == "https://huggingface.co/me/toy"
     ((name, files),) = uploaded
     assert name == "me/toy"

@@ -216,5 +216,5 @@ def test_a_server_with_several_models_asks_for_one(here: Path) -> None:
     with server() as url:
         for name in (None, "middle"):
             request = EvalRequest(source=url, suite="mine", model_name=name)
-            with pytest.raises(ForgeError, match=r"--model .*small, large"):
+            with pytest.raises(ForgeError, match=r"--model.*small, large"):
                 make_experiment(request)
