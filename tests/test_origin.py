@@ -1,4 +1,6 @@
-"""The commit of a checkout, of a wheel, and of a package below a repository of the user."""
+"""The commit of a checkout, of a wheel, and of a package below a repository of the user; the
+description of an attempt includes its code.
+"""
 
 from __future__ import annotations
 
@@ -70,3 +72,22 @@ def test_a_run_of_an_installed_package_records_the_commit_of_its_build(
     assert found.commit == COMMIT
     assert "built from a checkout with uncommitted changes" in found.code_diff
     assert found.versions["forge"] == forge.__version__
+
+
+def test_an_edited_file_of_a_checkout_is_in_the_recorded_diff(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("forge/runner/x.py", "experiments/x.toml", "README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("old\n")
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@x"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    (tmp_path / "forge/runner/x.py").write_text("new\n")
+    (tmp_path / "README.md").write_text("new\n")
+    monkeypatch.setattr(origin, "PACKAGE", tmp_path / "forge")
+    found = describe_attempt(1, seed=0, gpus=())
+    assert len(found.commit) == 40
+    assert "+++ b/forge/runner/x.py" in found.code_diff
+    assert "README" not in found.code_diff
+    assert found.machine["cores"] >= 1

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from forge.errors import MachineError
+from forge.errors import ConfigError, MachineError
 from forge.store.read_only import is_damage, open_read_only
 from forge.store.schema.create import check_version
 
@@ -214,9 +214,11 @@ def refuse_damage(paths: RunPaths) -> None:
     """Looks for damage in run.db for at most QUICK_S.
 
     Raises:
-        ConfigError: run.db has another schema.
+        ConfigError: run.db is absent or has another schema.
         MachineError: it is damaged.
     """
+    if not paths.run_db.exists():
+        raise ConfigError(f"{paths.root}: no run.db in it, so nothing was recorded")
     connection, _ = open_read_only(paths.run_db)
     timer = threading.Timer(QUICK_S, connection.interrupt)
     with closing(connection):

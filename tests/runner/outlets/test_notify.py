@@ -1,14 +1,18 @@
-"""`[notify]`: the ending and new bests of a run are sent, and never delay or fail the run."""
+"""`[notify]`: the ending and new bests of a run are sent, and never delay or fail the run; neither
+the output of a command nor the answer of a webhook fills a disk or hides the other.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import socket
+import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,23 +24,43 @@ from forge.config.schema.experiment import NotifyTable
 from forge.errors import ConfigError, MachineError, Stalled, Stopped
 from forge.exits import ending_of
 from forge.records import Purpose, Status
-from forge.runner.outlets.notify import LONGEST_MESSAGE, Bests, Notice
+from forge.runner.live.console import Console
+from forge.runner.outlets.notify import LONGEST_MESSAGE, Bests, Notice, open_notifier
+from forge.runner.outlets.notify_child import LONGEST_OUTPUT, send
 from forge.store.layout import RunPaths
 from forge.store.write.writer import open_writer
 from forge.views.text.terminal import printable
-from tests.runner.outlets.notifying import Said, events, notified
 from tests.runner.supervised import Supervised
-from tests.store.storefactory import (
-    Options,
-    attempt,
-    evaluation,
-    group,
-    make_root,
-    problem,
-    timing,
-)
+from tests.store.storefactory import Options, attempt, evaluation, group, make_root, problem, timing
 
 pytestmark = pytest.mark.anyio
+
+
+class Said(Console):
+    """A console that keeps its lines."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@asynccontextmanager
+async def notified(paths: RunPaths, console: Said | None = None, **keys: Any):
+    """A store with a notifier beside it, as `run.py` opens them; yields the writer."""
+    table = NotifyTable(**{"timeout_s": 5.0, **keys})
+    async with open_writer(paths, Options()) as writer:
+        await writer.put(attempt(), problem())
+        await writer.flush()
+        async with open_notifier(table, paths, attempt=1, writer=writer, console=console or Said()):
+            yield writer
+
+
+def events(paths: RunPaths) -> list[tuple[str, str]]:
+    with closing(sqlite3.connect(paths.run_db)) as db:
+        return db.execute("SELECT kind, message FROM events").fetchall()
 
 
 @pytest.fixture
@@ -312,3 +336,82 @@ async def test_the_ending_is_sent_after_it_is_recorded(
     assert ended is not None
     assert ended.message == "the GPU fell off the bus"
     assert (tmp_path / "r").read_text() == "the GPU fell off the bus\n"
+
+
+@pytest.mark.anyio
+async def test_a_command_that_prints_without_end_fills_no_disk(paths: RunPaths) -> None:
+    async with notified(paths, command="yes; exit 0", timeout_s=1.0):
+        pass
+    assert events(paths)[0][1].endswith("command: did not end in time")
+    size = (paths.logs(1) / "notify.log").stat().st_size
+    assert LONGEST_OUTPUT <= size < LONGEST_OUTPUT + 1000
+
+
+@pytest.mark.anyio
+async def test_the_last_lines_of_a_command_are_in_its_log_and_event(paths: RunPaths) -> None:
+    async with notified(paths, command="echo no such host >&2; exit 1"):
+        pass
+    message = events(paths)[0][1]
+    assert "no such host" in message
+    assert message.endswith("command: exit 1")
+
+
+@pytest.mark.anyio
+async def test_the_event_of_a_command_that_prints_garbage_is_printable(paths: RunPaths) -> None:
+    console = Said()
+    garbage = r"head -c 50000 /dev/zero | tr '\0' '\377'; printf '\033[2J'; exit 1"
+    async with notified(paths, console, command=garbage):
+        pass
+    message = events(paths)[0][1]
+    assert message.endswith("command: exit 1")
+    assert len(message) < LONGEST_MESSAGE + 100
+    assert "\x1b" not in console.lines[0]
+
+
+@contextmanager
+def endless_server() -> Iterator[str]:
+    """Answers 200 with a body that never ends."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError):
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+                while True:
+                    connection.sendall(b"x" * 65536)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/hooks/s3cret"
+    finally:
+        server.close()
+        thread.join()
+
+
+def config(**keys: Any) -> dict[str, Any]:
+    return {"command": None, "webhook": None, "timeout_s": 5.0, "body": {}, "env": {}, **keys}
+
+
+def test_an_endless_answer_is_not_waited_for() -> None:
+    began = time.monotonic()
+    with endless_server() as url:
+        assert list(send(config(webhook=url))) == []
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("url", ["http://[::s3cret/x", "https://xn--/s3cret"])
+def test_an_invalid_url_is_reported_and_the_command_still_runs(tmp_path: Path, url: str) -> None:
+    command = f"touch {tmp_path}/message"
+    failures = list(send(config(webhook=url, command=command, cwd=str(tmp_path))))
+    assert failures == ["webhook: its URL is invalid"]
+    assert (tmp_path / "message").exists()
+
+
+def test_a_command_has_ended_although_it_left_a_process_running(tmp_path: Path) -> None:
+    began = time.monotonic()
+    failures = list(send(config(command="sleep 4 & exit 0", cwd=str(tmp_path))))
+    assert failures == []
+    assert time.monotonic() - began < 3

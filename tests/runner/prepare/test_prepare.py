@@ -1,24 +1,29 @@
-"""SFT pairs: their source does not depend on what other stages need."""
+"""Prepared pairs: made once, made again if damaged, and without rows of held-out problems."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge.config.load import load_experiment
+from forge.config.schema import Experiment
 from forge.data.problems import load_problems
-from forge.records import Status, Verdict
+from forge.errors import ConfigError
+from forge.records import Message, Pair, Problem, Split, Status, Verdict
 from forge.runner.live.progress import Progress
-from forge.runner.prepare.prepare import load_pairs, prepare_pairs
-from forge.store.layout import create_run
+from forge.runner.prepare.prepare import (
+    data_dir,
+    delete_damaged,
+    load_pairs,
+    prepare_pairs,
+    without_heldout,
+    write_kept,
+)
+from forge.store.layout import RunPaths, create_run
 from tests.prompting import PROMPTS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.records import Problem
 
 MODULE = """\
 import torch
@@ -46,6 +51,9 @@ learning_rate = 1e-3
 [[stage]]
 kind = "eval"
 """
+TEXT = '{"a": 1}\n{"a": "ä"}\n'
+SFT = {"kind": "sft", "steps": 1, "learning_rate": 1e-3}
+EVAL = {"kind": "eval"}
 
 
 async def no_judge(problem: Problem, code: str) -> None:
@@ -111,3 +119,95 @@ async def test_the_live_line_counts_judged_broken_answers(tmp_path: Path) -> Non
     )
     assert progress.label == f"prepare: broken answers {len(asked)} of {len(asked)}"
     assert len(asked) > 1
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A run with pairs and the rows of one stage."""
+    paths = create_run("x", store_dir=tmp_path)
+    for name in ("pairs.jsonl", "rows-0.jsonl"):
+        write_kept(data_dir(paths) / name, TEXT)
+    return paths
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": 1}\n', b"\xff garbage", TEXT.encode()[:-1]])
+def test_only_the_damaged_file_is_deleted(paths: RunPaths, content: bytes) -> None:
+    (data_dir(paths) / "rows-0.jsonl").write_bytes(content)
+    assert delete_damaged(paths) == ["data/rows-0.jsonl"]
+    assert not (data_dir(paths) / "rows-0.jsonl").exists()
+    assert (data_dir(paths) / "pairs.jsonl").read_text(encoding="utf-8") == TEXT
+
+
+def test_a_file_that_is_absent_or_has_no_digest_is_left_alone(paths: RunPaths) -> None:
+    (data_dir(paths) / "rows-0.jsonl").unlink()
+    (data_dir(paths) / "old.jsonl").write_text("of an earlier version")
+    assert delete_damaged(paths) == []
+    assert (data_dir(paths) / "old.jsonl").exists()
+
+
+def test_a_damaged_digest_costs_only_the_work_to_make_the_file_again(paths: RunPaths) -> None:
+    (data_dir(paths) / "pairs.jsonl.xxh3").write_bytes(b"\xff\xfe")
+    assert delete_damaged(paths) == ["data/pairs.jsonl"]
+
+
+def problem(op: str, *, name: str = "Model", size: int = 8, split: Split = Split.SFT) -> Problem:
+    source = f"""import torch
+
+class {name}(torch.nn.Module):
+    def forward(self, x):
+        return torch.{op}(x)
+
+def get_inputs():
+    return [torch.randn({size})]
+
+def get_init_inputs():
+    return []
+"""
+    return Problem(
+        problem_id=f"held/{op}", source=source, family="x", level=1, split=split, entry_point=name
+    )
+
+
+def row(number: int, made: Problem, *, fenced: bool = False) -> Pair:
+    system, user = PROMPTS.first_messages(made)
+    if fenced:
+        user = Message(role="user", content=f"Rewrite this.\n```python\n{made.source}```\nNow.")
+    answer = Message(role="assistant", content="an answer")
+    return Pair(problem_id=f"book/{number}", messages=(system, user, answer), num_turns=1)
+
+
+def experiment(*stages: dict[str, Any], **problems: Any) -> Experiment:
+    return Experiment.model_validate(
+        {
+            "name": "x",
+            "model": {"init": "tiny"},
+            "problems": problems,
+            "data": {"source": "file", "path": Path("rows.jsonl")},
+            "stage": list(stages or (SFT, EVAL)),
+        }
+    )
+
+
+HELDOUT = [problem("abs", split=Split.HELDOUT)]
+ROWS = [row(0, problem("exp")), row(1, problem("abs", name="Other", size=99))]
+
+
+@pytest.mark.parametrize("planted", [ROWS[1], row(1, problem("abs", size=3), fenced=True)])
+def test_a_planted_duplicate_is_refused_with_both_names(planted: Pair) -> None:
+    with pytest.raises(ConfigError) as caught:
+        without_heldout([ROWS[0], planted], HELDOUT, experiment())
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("data.path: rows.jsonl: row book/1 is to be trained on and held/abs is")
+    assert 'problems.duplicates = "drop"' in line
+
+
+def test_duplicates_may_be_dropped_or_allowed() -> None:
+    assert without_heldout(ROWS, HELDOUT, experiment(duplicates="drop")) == ROWS[:1]
+    assert without_heldout(ROWS, HELDOUT, experiment(duplicates="allow")) == ROWS
+    with pytest.raises(ConfigError, match="row book/1"):
+        without_heldout(ROWS[1:], HELDOUT, experiment(duplicates="drop"))
+
+
+def test_rows_are_free_without_an_evaluation_after_them_or_without_heldout_problems() -> None:
+    assert without_heldout(ROWS, HELDOUT, experiment(EVAL, SFT)) == ROWS
+    assert without_heldout(ROWS, [problem("abs", split=Split.GRPO)], experiment()) == ROWS

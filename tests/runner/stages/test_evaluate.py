@@ -1,25 +1,40 @@
-"""An evaluation keeps the engines busy."""
+"""Evaluations: what is played, what an interrupted one keeps, and problems that were trained on."""
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from forge.config.schema import Experiment
-from forge.records import Purpose, Status
+from forge.config.schema import EvalStage, Experiment, SftStage
+from forge.records import End, Event, Group, GroupStart, Message, Pair, Purpose, Status
 from forge.runner.stages import evaluate as module
-from forge.runner.stages.evaluate import EvalSettings, evaluate, groups_in_flight
+from forge.runner.stages.evaluate import (
+    KEPT,
+    EvalSettings,
+    count_trained,
+    evaluate,
+    finished_groups,
+    groups_in_flight,
+    keep_finished,
+)
 from forge.runner.stages.run_context import RunContext
-from tests.store.storefactory import evaluation, group, problem
+from forge.store.layout import RunPaths
+from forge.store.reader import open_run
+from tests.prompting import PROMPTS
+from tests.store import storefactory
+from tests.store.storefactory import attempt, evaluation, group, problem, samples, use, write_run
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from forge.records import Problem
     from forge.rollout.play import GroupPlace, Rules
@@ -27,6 +42,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 STAGE = {"kind": "eval"}
+CORRECT, WRONG, INFRA = Status.CORRECT, Status.WRONG, Status.INFRA_ERROR
+PROBLEMS = [problem(number) for number in range(5)]
+SETTINGS = EvalSettings(samples=2, greedy=False, max_turns=2)
+EVAL = EvalStage(kind="eval")
+SFT = SftStage(kind="sft", steps=1, learning_rate=1e-3)
 
 
 def experiment(**serve: Any) -> Experiment:
@@ -115,3 +135,128 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, **serve: Any) -> Any:
     )
     run.rules = partial(RunContext.rules, run)
     return run
+
+
+def played(group_id: int, number: int, rows: list[list[Status]], **options: Any) -> Group:
+    name = PROBLEMS[number].problem_id
+    return group(group_id, rows, problem_id=name, purpose=Purpose.EVAL, stage=0, step=0, **options)
+
+
+def begun(group_id: int, number: int) -> GroupStart:
+    name = PROBLEMS[number].problem_id
+    return GroupStart(group_id=group_id, problem_id=name, purpose=Purpose.EVAL, stage=0, step=0)
+
+
+FIRST = [
+    attempt(), *PROBLEMS,
+    played(0, 0, [[CORRECT], [WRONG, WRONG]]),
+    played(1, 1, [[WRONG, INFRA], [CORRECT]]),
+    played(2, 2, [[CORRECT]]),
+    begun(3, 3),
+]  # fmt: skip
+"""A finished group, one that the judge failed, one of another size, one that was cut off."""
+
+
+def run_of(root: Path, written: list[Any]) -> Any:
+    async def put(*records: object) -> None:
+        written.extend(records)
+
+    return SimpleNamespace(
+        attempt=2,
+        paths=RunPaths(root),
+        weights=SimpleNamespace(step=0, version=0),
+        prompts=SimpleNamespace(hash=""),
+        console=SimpleNamespace(say=lambda line: None),
+        writer=SimpleNamespace(put=put),
+    )
+
+
+def test_groups_that_finished_without_a_fault_are_kept(tmp_path: Path) -> None:
+    anyio.run(write_run, tmp_path / "toy-1", FIRST)
+    written: list[Any] = []
+    run = run_of(tmp_path / "toy-1", written)
+    kept = anyio.run(lambda: keep_finished(run, PROBLEMS, SETTINGS, stage=0))
+    (whole,) = [each for each in FIRST if isinstance(each, Group) and each.group_id == 0]
+    assert [each.group_id for each in kept] == [0]
+    assert [t.end for t in kept[0].trajectories] == [End.CORRECT, End.MAX_TURNS]
+    assert [[t.verdict for t in each.turns] for each in kept[0].trajectories] == [
+        [t.verdict for t in each.turns] for each in whole.trajectories
+    ]
+    assert [each.kind for each in written] == [KEPT]
+    run.prompts.hash = "changed"
+    assert anyio.run(lambda: keep_finished(run, PROBLEMS, SETTINGS, stage=0)) == []
+    run.prompts.hash, run.weights.version = "", 1
+    assert anyio.run(lambda: keep_finished(run, PROBLEMS, SETTINGS, stage=0)) == []
+
+
+def test_a_prompt_that_does_not_fit_is_kept_without_turns(tmp_path: Path) -> None:
+    found = played(0, 0, [[WRONG], [WRONG]])
+    empty = tuple(
+        replace(each, turns=(), returns=(), end=End.CONTEXT_FULL) for each in found.trajectories
+    )
+    records = [attempt(), *PROBLEMS, replace(found, trajectories=empty)]
+    anyio.run(write_run, tmp_path / "toy-1", records)
+    with open_run(tmp_path / "toy-1") as reader:
+        (group,) = finished_groups(reader, stage=0, step=0)
+    assert [(each.turns, each.end) for each in group.trajectories] == [((), End.CONTEXT_FULL)] * 2
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_kept_groups_count_and_those_played_again_do_not(tmp_path: Path, is_kept: bool) -> None:
+    event = Event(at=2.0, kind=KEPT, message="kept", data={"stage": 0, "step": 0})
+    again = [played(4, 1, [[WRONG, WRONG], [CORRECT]]), played(5, 3, [[CORRECT], [CORRECT]])]
+    records = [*FIRST, attempt(2), *([event] if is_kept else []), *again]
+    anyio.run(write_run, tmp_path / "toy-1", records)
+    with open_run(tmp_path / "toy-1") as reader:
+        replayed = {row["group_id"] for row in reader.rows("SELECT group_id FROM v_replayed")}
+        found = [each.group_id for each in finished_groups(reader, stage=0, step=0)]
+    assert replayed == ({1, 3} if is_kept else {0, 1, 2, 3})
+    assert found == [0, 2, 4, 5]
+
+
+def softmax(number: int, *, name: str = "Model", size: int = 4) -> Problem:
+    source = (
+        f"class {name}:\n    def forward(self, x):\n        return x + {number}\n"
+        f"def get_inputs():\n    return [{size}]\n"
+    )
+    return replace(storefactory.problem(number), source=source, entry_point=name)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """A run that trained rollouts of problem 0, played problem 1 only, and has SFT rows of 2."""
+    paths = RunPaths(tmp_path / "toy-1")
+    trained = group(0, [[Status.CORRECT], [Status.WRONG]], stage=2)
+    offered = samples(trained, first_id=0)
+    played = group(1, [[Status.CORRECT]], problem_id="softmax-0001", stage=2)
+    records = [attempt(), *(softmax(n) for n in range(4)), trained, played, *offered]
+    anyio.run(write_run, paths.root, [*records, use(offered[0], stage=2)])
+    answer = Message(role="assistant", content="an answer")
+    row = Pair(problem_id="7", messages=(*PROMPTS.first_messages(softmax(2)), answer), num_turns=1)
+    (paths.root / "data").mkdir()
+    (paths.root / "data" / "pairs.jsonl").write_text(json.dumps(asdict(row)) + "\n")
+    every = [softmax(n) for n in range(4)]
+    stages = SimpleNamespace(stage=[EVAL, SFT, EVAL])
+    return SimpleNamespace(paths=paths, problems=every, experiment=stages, prompts=PROMPTS)
+
+
+COUNTS: dict[str, tuple[Callable[[], list], int, int]] = {
+    "before SFT": (lambda: [softmax(n) for n in range(4)], 0, 1),
+    "after SFT": (lambda: [softmax(n) for n in range(4)], 2, 2),
+    "others": (lambda: [softmax(3)], 2, 0),
+    "the same text under another name": (
+        lambda: [replace(softmax(2), problem_id="copy")], 2, 1,
+    ),
+    "the code of a row under other names and sizes": (
+        lambda: [replace(softmax(2, name="Net", size=9), problem_id="copy")], 2, 1,
+    ),
+    "the code of a played problem under other names": (
+        lambda: [replace(softmax(0, name="Net"), problem_id="copy")], 2, 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_problems_that_were_trained_on_are_counted(name: str, run: Any) -> None:
+    problems, stage, expected = COUNTS[name]
+    assert count_trained(run, problems(), stage=stage) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -312,17 +313,21 @@ async def test_groups_are_admitted_while_the_store_still_reads_the_weights(
         StartingWeights(weights=Weights(full=tmp_path)), attempt=1, precision="exact",
         gate=TurnGate(timeout_s=5), sink=stage.run.writer,
     )  # fmt: skip
+    waited_s: list[float] = []
     for step, served in ((4, 4), (5, 4)):
+        began = time.monotonic()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stage.desk.publish, tmp_path, step, None)
-            await anyio.sleep(0.05)
+            await anyio.wait_all_tasks_blocked()
+            waited_s.append(time.monotonic() - began)
             assert stage.desk.published.step == served
             assert stage.run.weights.step == step
             is_read.set()
         assert stage.desk.published.step == step
         is_read.clear()
     rows = [record for record in stage.writer.records if isinstance(record, PolicyVersion)]
-    assert [row.publish_s < 0.05 for row in rows] == [True, True]
+    pairs = zip(rows, waited_s, strict=True)
+    assert all(row.publish_s < seconds for row, seconds in pairs), "not until the weights are read"
 
 
 async def published_row(*args: object, **kwargs: object) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""The trainer's desk: takes, acknowledgements, waiting time, and trainers that die."""
+"""The trainer's desk: takes, acknowledgements, waiting time, trainers that die, and its states."""
 
 from __future__ import annotations
 
@@ -15,11 +15,21 @@ from forge.records import Metrics, SampleUse
 from forge.rollout.batches import Batch
 from forge.runner.live.progress import Progress
 from forge.runner.stages import desk as desk_module
-from forge.runner.stages.desk import TrainerDesk, TrainerState
+from forge.runner.stages.desk import TrainerDesk, TrainerEvent, TrainerState, next_state
 from forge.runner.stages.grpo import _offer
 from tests.runner.stages.desks import Recorder, batch, make_desk
 
 pytestmark = pytest.mark.anyio
+TABLE = """
+              GONE      STARTING  WAITING   TRAINING  WORKING
+STARTED       STARTING  STARTING  STARTING  STARTING  STARTING
+ASKED         WAITING   WAITING   WAITING   WAITING   WAITING
+GIVEN         GONE      STARTING  TRAINING  TRAINING  WORKING
+UNANSWERED    GONE      STARTING  WORKING   TRAINING  WORKING
+ACKNOWLEDGED  GONE      STARTING  WAITING   WORKING   WORKING
+REPORTED      GONE      WORKING   WAITING   TRAINING  WORKING
+ENDED         GONE      GONE      GONE      GONE      GONE
+"""
 
 
 async def test_a_trainer_gets_the_batch_after_its_own_step(tmp_path: Path) -> None:
@@ -282,3 +292,24 @@ async def saved(step: int, shelf: object) -> int:
 def records_of(desk: TrainerDesk) -> list[Any]:
     writer: Any = desk._run.writer
     return writer.records
+
+
+def transitions() -> list[tuple[TrainerEvent, TrainerState, TrainerState]]:
+    head, *rows = [line.split() for line in TABLE.strip().splitlines()]
+    return [
+        (TrainerEvent[event], TrainerState[state], TrainerState[after])
+        for event, *cells in rows
+        for state, after in zip(head, cells, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("event", "state", "after"), transitions())
+def test_an_event_leads_from_each_state_to_the_one_in_the_table(
+    event: TrainerEvent, state: TrainerState, after: TrainerState
+) -> None:
+    assert next_state(state, event) is after
+
+
+def test_the_table_has_every_event_and_every_state() -> None:
+    found = {(event, state) for event, state, _ in transitions()}
+    assert found == {(event, state) for event in TrainerEvent for state in TrainerState}
