@@ -256,17 +256,6 @@ def _kernels(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatusCount:
-    """Turns with one pair of statuses."""
-
-    own_status: str
-    """Status in the run."""
-    status: str
-    """Status now."""
-    num_turns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgainReport:
     """The result of a pass."""
 
@@ -275,7 +264,8 @@ class AgainReport:
     protocol: str
     policy: str
     device: str
-    counts: Sequence[StatusCount]
+    counts: Sequence[dict[str, Any]]
+    """`num_turns` by `own_status`, in the run, and `status` now."""
     changed: Sequence[dict[str, Any]]
     """Turns whose status changed, in order."""
     num_without_code: int
@@ -286,7 +276,7 @@ class AgainReport:
     @property
     def num_turns(self) -> int:
         """Turns with a verdict of this pass."""
-        return sum(each.num_turns for each in self.counts)
+        return sum(each["num_turns"] for each in self.counts)
 
     def to_json(self) -> dict[str, Any]:
         """The output of `--json`."""
@@ -314,7 +304,7 @@ class AgainReport:
         return Group(*parts)
 
     def _matrix(self) -> Table:
-        found = {(each.own_status, each.status): each.num_turns for each in self.counts}
+        found = {(each["own_status"], each["status"]): each["num_turns"] for each in self.counts}
         rows = _in_order({own for own, _ in found})
         columns = _in_order({now for _, now in found})
         table = Table("in the run \\ now", *columns, box=None, pad_edge=False)
@@ -347,7 +337,7 @@ def read_report(reader: RunReader, judging: int, *, num_failed: int) -> AgainRep
         run=reader.paths.name,
         judging=judging,
         **about,
-        counts=[StatusCount(**row) for row in reader.rows(_COUNTS, (judging,))],
+        counts=reader.rows(_COUNTS, (judging,)),
         changed=reader.rows(_CHANGED, (judging,)),
         num_without_code=reader.value("SELECT count(*) FROM turns WHERE code_id IS NULL"),
         num_failed=num_failed,
