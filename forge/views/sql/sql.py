@@ -73,7 +73,10 @@ def render_named() -> Fitting:
     """The list shown by `forge sql --list`."""
     from forge.views.text.fitting import Fitting
 
-    rows = tuple((name, each.question, ", ".join(each.params)) for name, each in QUERIES.items())
+    rows = tuple(
+        (name, each.question, "\n".join(f"{param}: {what}" for param, what in each.params.items()))
+        for name, each in QUERIES.items()
+    )
     return Fitting(RowTable(columns=("name", "question", "parameters"), rows=rows))
 
 
