@@ -56,6 +56,13 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
     return Supervised(tmp_path, monkeypatch)
 
 
+def card_of(index: int) -> Gpu:
+    return Gpu(
+        vendor=Vendor.NVIDIA, index=index, uuid=f"GPU-{index}", name="H200", memory_bytes=1,
+        free_bytes=1,
+    )  # fmt: skip
+
+
 def make_work(experiment: Experiment, paths: RunPaths, placement: Placement) -> Work:
     """The work of a run without a supervisor."""
     absent: Any = dict.fromkeys(("writer", "observer", "stop", "home"))
@@ -70,13 +77,7 @@ def make_work(experiment: Experiment, paths: RunPaths, placement: Placement) -> 
 async def test_each_role_gets_the_gpus_of_its_placement(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cards = [
-        Gpu(
-            vendor=Vendor.NVIDIA, index=i, uuid=f"GPU-{i}", name="H200", memory_bytes=1,
-            free_bytes=1,
-        )
-        for i in range(3)
-    ]  # fmt: skip
+    cards = [card_of(index) for index in range(3)]
     seen: dict[str, Any] = {}
 
     @asynccontextmanager
@@ -136,9 +137,7 @@ async def test_judges_do_not_get_the_api_key_of_servers_whatever_its_name(
 
 
 async def test_the_gpus_of_an_attempt_are_recorded(supervised: Supervised) -> None:
-    card = Gpu(
-        vendor=Vendor.NVIDIA, index=3, uuid="GPU-3", name="H200", memory_bytes=5, free_bytes=5
-    )
+    card = card_of(3)
 
     async def work(self: Work) -> None:
         assert self.run.placement.train == (card,)
@@ -147,7 +146,7 @@ async def test_the_gpus_of_an_attempt_are_recorded(supervised: Supervised) -> No
     assert await supervised.end(work) is None
     (machine,) = supervised.row("SELECT machine FROM attempts")
     assert json.loads(machine)["gpus"] == [
-        {"index": 3, "uuid": "GPU-3", "name": "H200", "bytes": 5}
+        {"index": 3, "uuid": "GPU-3", "name": "H200", "bytes": 1}
     ]
 
 
@@ -389,9 +388,7 @@ async def test_engines_on_a_card_start_while_the_sft_stage_before_them_trains(
     monkeypatch.setattr(Work, "_open_engines", open_engines)
     monkeypatch.setattr(Work, "_run_stage", run_stage)
     planned = [SftStage(kind="sft", steps=8, learning_rate=1e-3), EvalStage(kind="eval")]
-    card = Gpu(
-        vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1
-    )
+    card = card_of(0)
     work = make_work(
         supervised.experiment.model_copy(update={"stage": planned}),
         supervised.paths,

@@ -7,15 +7,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
-import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -24,27 +23,18 @@ from forge.config.schema.experiment import NotifyTable
 from forge.errors import ConfigError, MachineError, Stalled, Stopped
 from forge.exits import ending_of
 from forge.records import Purpose, Status
-from forge.runner.live.console import Console
 from forge.runner.outlets.notify import LONGEST_MESSAGE, Bests, Notice, open_notifier
 from forge.runner.outlets.notify_child import LONGEST_OUTPUT, send
-from forge.store.layout import RunPaths
 from forge.store.write.writer import open_writer
 from forge.views.text.terminal import printable
+from tests.runner.outlets.said import Said, events
 from tests.runner.supervised import Supervised
-from tests.store.storefactory import Options, attempt, evaluation, group, make_root, problem, timing
+from tests.store.storefactory import Options, attempt, evaluation, group, problem, timing
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
 
 pytestmark = pytest.mark.anyio
-
-
-class Said(Console):
-    """A console that keeps its lines."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @asynccontextmanager
@@ -56,17 +46,6 @@ async def notified(paths: RunPaths, console: Said | None = None, **keys: Any):
         await writer.flush()
         async with open_notifier(table, paths, attempt=1, writer=writer, console=console or Said()):
             yield writer
-
-
-def events(paths: RunPaths) -> list[tuple[str, str]]:
-    with closing(sqlite3.connect(paths.run_db)) as db:
-        return db.execute("SELECT kind, message FROM events").fetchall()
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
-    make_root(tmp_path / "toy-1")
-    return RunPaths(tmp_path / "toy-1")
 
 
 @contextmanager
@@ -178,30 +157,19 @@ def _is_running(pid: str) -> bool:
         return False
 
 
-async def test_a_command_that_fails_is_an_event(paths: RunPaths) -> None:
-    async with notified(paths, command="exit 3"):
-        pass
-    assert events(paths) == [("notify_failed", "could not notify of done: command: exit 3")]
-
-
-async def test_a_webhook_gets_the_json(paths: RunPaths) -> None:
+@pytest.mark.parametrize("is_variable", [False, True])
+async def test_a_webhook_gets_the_json_and_its_url_may_come_from_a_variable(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, is_variable: bool
+) -> None:
     with web_server() as (url, got):
-        async with notified(paths, webhook=url):
+        monkeypatch.setenv("OUR_HOOK", url)
+        keys: dict[str, Any] = {"webhook_env": "OUR_HOOK"} if is_variable else {"webhook": url}
+        async with notified(paths, **keys):
             pass
     [(content_type, body)] = got
     assert content_type == "application/json"
     assert (body["run"], body["event"], body["message"]) == ("toy-1", "done", "done")
     assert events(paths) == []
-
-
-async def test_the_url_of_a_webhook_may_come_from_a_variable(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with web_server() as (url, got):
-        monkeypatch.setenv("OUR_HOOK", url)
-        async with notified(paths, webhook_env="OUR_HOOK"):
-            pass
-    assert len(got) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,18 +17,13 @@ from forge.errors import ChildDied, MachineError
 from forge.runner.outlets import report
 from forge.runner.outlets.report import report_at_end, write_at_end
 from forge.store.layout import RunPaths, create_run
+from tests.runner.outlets.said import Said
 from tests.store.storefactory import small_run, write_run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 HANGS = "import time; time.sleep(60)"
-
-
-class Said:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.say = self.lines.append
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,14 +18,16 @@ from forge.config.load import load_experiment
 from forge.config.schema.experiment import SinksTable
 from forge.errors import MachineError
 from forge.records import Metrics
-from forge.runner.live.console import Console
 from forge.runner.outlets.sink_child import LATE_STEPS, Follower
 from forge.runner.outlets.sinks import open_sinks
 from forge.runner.plan.plan import plan
-from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
 from forge.store.write.writer import open_writer
-from tests.store.storefactory import Options, attempt, evaluation, make_root
+from tests.runner.outlets.said import Said, events
+from tests.store.storefactory import Options, attempt, evaluation
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
 
 pytestmark = pytest.mark.anyio
 
@@ -58,21 +60,6 @@ def init(**keys):
     HOW_INIT
     return Run()
 """
-
-
-class Said(Console):
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
-    make_root(tmp_path / "toy-1")
-    return RunPaths(tmp_path / "toy-1")
 
 
 @pytest.fixture
@@ -110,11 +97,6 @@ def step(number: int, *, stage: int = 1, **values: float) -> Metrics:
 
 def late_evaluation() -> Any:
     return evaluation(step=4, at=time.time() + 60)
-
-
-def events(paths: RunPaths) -> list[tuple[str, str]]:
-    with closing(sqlite3.connect(paths.run_db)) as db:
-        return db.execute("SELECT kind, message FROM events").fetchall()
 
 
 def read_out(path: Path) -> list[list[Any]]:

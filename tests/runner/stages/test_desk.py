@@ -145,13 +145,6 @@ async def test_a_held_trainer_gets_its_batch_on_release_and_was_idle_meanwhile(
     assert 0.01 <= desk.idle_s(time.monotonic() + 9) <= time.monotonic() - began
 
 
-async def test_a_held_trainer_can_be_stopped(tmp_path: Path) -> None:
-    desk = make_desk(tmp_path)
-    desk.hold()
-    desk.stop()
-    assert await desk.take(0) == {"kind": "stop"}
-
-
 async def test_only_a_trainer_without_a_batch_waits_for_its_publish(
     tmp_path: Path,
 ) -> None:
@@ -230,9 +223,12 @@ def test_idle_seconds_are_counted_per_step_for_the_roles_that_work_in_the_stage(
     assert found == pytest.approx({"step/wall/seconds": 10.0, "idle/trainer/seconds": 3.0})
 
 
-async def test_every_take_after_a_stop_is_answered_with_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_every_take_after_a_stop_is_answered_with_stop(tmp_path: Path, is_held: bool) -> None:
     desk = make_desk(tmp_path)
     await desk.offer(batch(1))
+    if is_held:
+        desk.hold()
     desk.stop()
     assert await desk.take(0) == {"kind": "stop"}
 

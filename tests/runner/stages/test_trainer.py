@@ -24,7 +24,7 @@ from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import trainer
-from forge.runner.stages.desk import TrainerEvent, TrainerState
+from forge.runner.stages.desk import TrainerState
 from forge.runner.stages.run_context import RunContext
 from forge.runner.weights import sync as weights
 from forge.runner.weights.resume import StartingWeights
@@ -269,20 +269,6 @@ async def test_a_stage_ends_once_its_last_step_is_published(stage: Stage) -> Non
     stage.on_restart = lambda: stage.desk.published.advance(5)
     await stage.own()
     assert stage.writer.records[0].message.startswith("trainer: exit 3 in stage sft-1")
-
-
-@trainers("raise SystemExit(3)", "print('done')", restarts=1)
-async def test_a_trainer_is_starting_at_its_first_start_and_at_a_restart(stage: Stage) -> None:
-    states: list[TrainerState] = []
-
-    def note() -> None:
-        states.append(stage.desk.state)
-        stage.desk._apply(TrainerEvent.REPORTED)
-
-    stage.on_start = note
-    stage.on_restart = lambda: stage.desk.published.advance(5)
-    await stage.own()
-    assert states == [TrainerState.STARTING, TrainerState.STARTING]
 
 
 async def test_publishing_a_checkpoint_again_keeps_the_metrics_of_its_step(
