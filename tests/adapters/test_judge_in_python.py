@@ -183,8 +183,6 @@ def test_an_argument_that_cannot_be_used_is_one_clear_line(name: str) -> None:
 @pytest.mark.parametrize(
     ("problem", "answer", "message"),
     [
-        ("level=1 problem_id=19", RIGHT, "level=1 problem_id=19: no such file; .*a checkout"),
-        ("", RIGHT, "problem: found an empty text; a path, a source or a name"),
         (None, RIGHT, "problem: found NoneType; a str or a Path"),
         (PROBLEM, 3, "answer: found int; a str or a Path"),
         (PROBLEM, Path("none.py"), r"none\.py: "),

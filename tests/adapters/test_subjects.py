@@ -88,6 +88,7 @@ def test_a_problem_that_is_none_is_one_clear_line(bench: Path) -> None:
     known = known_problems(bench)
     for problem, message in {
         "nowhere.py": "problem: nowhere.py: no such file; a path, the source of a problem",
+        "": "problem: found an empty text",
         "x" * 5000: "no such file",
         "#\n" * (1 << 20): "characters; 1048576 are allowed",
         "a\0b": "no such file",

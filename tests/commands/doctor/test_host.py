@@ -154,26 +154,6 @@ def test_a_row_has_its_severity_and_fix(
     assert all(each.severity is OK for each in found.values() if each.name != name)
 
 
-@pytest.mark.parametrize(
-    ("changes", "name", "words"),
-    [
-        ({"num_files": 40}, "open files", "40 allowed; a run needs 256"),
-        ({"cpu_quota": 2.5}, "cores", "8, of which the control group allows the time of 2.5"),
-        ({"gpus": [replace(CARD, capability=(7, 5))]}, "compute capability", "GPU 0 has 7.5"),
-        (
-            {"mount": Mount(point="/home", kind="nfs4", source="filer:/x")},
-            "file system",
-            "filer:/x",
-        ),
-        ({"newest_at": NOW + 7200, "newest_name": "a-1/b"}, "clock", "a-1/b was written at 2026"),
-        ({"wall_s": -3590.0}, "clock", "-3590.0 s passed by the wall clock"),
-    ],
-)
-def test_a_finding_says_what_was_found(changes: dict[str, Any], name: str, words: str) -> None:
-    found = check(replace(HOST, **changes))[name].found
-    assert words.replace("has", "has compute capability") in found
-
-
 def test_gpus_are_found_on_the_pci_bus_and_in_dev(tmp_path: Path) -> None:
     for slot, vendor, kind in (
         ("0000:01:00.0", "0x10de", "0x030200"),
