@@ -1,11 +1,11 @@
-"""Many examinations: as many at once as the pool takes, and doubtful ones again, alone."""
+"""Pools of judges: cores of each, and problems that are examined at once."""
 
 from __future__ import annotations
 
 import anyio
 import pytest
 
-from forge.evalpool.capacity import GPU_CAPACITY, MAX_EXAMINED
+from forge.evalpool.capacity import GPU_CAPACITY, MAX_EXAMINED, seat_cores
 from forge.evalpool.pool import Pool, examine_all
 from forge.evalpool.seating import Seat
 from forge.records.examination import Examination, Flag
@@ -59,3 +59,24 @@ def test_a_card_examines_several_problems_and_a_core_one() -> None:
     seats = [Seat("a", capacity=GPU_CAPACITY), Seat("b", capacity=1)]
     pool.seating = type("Seats", (), {"seats": seats})()  # type: ignore[assignment]
     assert (pool.num_judges, pool.num_examined) == (2, MAX_EXAMINED + 1)
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_seats", "expected"),
+    [
+        (2, 2, [(0,), (1,)]),
+        (8, 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (2, 3, [(0,), (1,), (0,)]),
+        (3, 2, [(0,), (1,)]),
+    ],
+)
+def test_judges_share_the_cores(
+    num_cores: int, num_seats: int, expected: list[tuple[int, ...]]
+) -> None:
+    cores = range(num_cores)
+    found = [seat_cores(cores, seat=seat, num_seats=num_seats) for seat in range(num_seats)]
+    assert found == expected
+
+
+def test_two_runs_begin_at_different_cores() -> None:
+    assert seat_cores(range(8), seat=0, num_seats=8, offset=11) == (3,)

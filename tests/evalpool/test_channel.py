@@ -1,7 +1,8 @@
-"""Frames: what the judge accepts from a peer that it does not trust."""
+"""What a judge and its children exchange: frames, shared memory, places of tensors in a result."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import time
@@ -11,12 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel import frames, shm
 from forge.evalpool.judge.channel.frames import HEADER, MAGIC, Kind
-from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec, offsets, shared_memory
+from forge.evalpool.judge.channel.nesting import nesting_of
+from forge.evalpool.judge.channel.shm import (
+    LayoutError,
+    TensorSpec,
+    offsets,
+    returned_memory,
+    shared_memory,
+    taken,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from forge.evalpool.judge.channel.shm import Data
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -142,3 +153,72 @@ def test_tensors_are_aligned_and_do_not_overlap() -> None:
 def test_a_bad_layout_is_refused(data: object) -> None:
     with pytest.raises(LayoutError):
         TensorSpec.parse(data)
+
+
+SIZE = 1 << 16
+
+
+@pytest.fixture(params=[SIZE, SIZE + 1], ids=["sealed", "copied"])
+def threshold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm, "LARGE_BYTES", request.param)
+
+
+def filled(*, is_left_mapped: bool = False) -> tuple[Data, int, mmap.mmap | None]:
+    """The content of memory that a child filled, as the judge takes it, the child's descriptor and
+    its mapping."""
+    with returned_memory(2 * SIZE) as fd:
+        theirs = os.dup(fd)
+        mapped = mmap.mmap(theirs, SIZE)
+        mapped[:] = b"\1" * SIZE
+        if not is_left_mapped:
+            mapped.close()
+        return taken(fd, SIZE), theirs, mapped if is_left_mapped else None
+
+
+@pytest.mark.usefixtures("threshold")
+def test_what_is_taken_stays_whatever_the_child_writes_later() -> None:
+    found, theirs, mapped = filled(is_left_mapped=True)
+    assert mapped is not None
+    mapped[:] = b"\2" * SIZE
+    os.pwrite(theirs, b"\3" * SIZE, 0)
+    mapped.close()
+    os.close(theirs)
+    assert bytes(found) == b"\1" * SIZE
+
+
+def test_sealed_memory_cannot_be_written_or_mapped_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shm, "LARGE_BYTES", SIZE)
+    found, theirs, _ = filled()
+    with pytest.raises(PermissionError):
+        os.pwrite(theirs, b"\3", 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(theirs, SIZE)
+    with pytest.raises(PermissionError):
+        os.ftruncate(theirs, 0)
+    os.close(theirs)
+    assert bytes(found) == b"\1" * SIZE
+    assert memoryview(found).readonly
+
+
+def test_a_candidate_cannot_seal_its_memory() -> None:
+    with shared_memory(SIZE) as (fd, _), pytest.raises(PermissionError):
+        shm.fcntl.fcntl(fd, shm.F_ADD_SEALS, shm.SEAL_WRITES)
+
+
+@pytest.mark.parametrize(
+    ("result", "nesting"),
+    [
+        (1, ""),
+        (None, ""),
+        ((), ""),
+        ([1, 2], ""),
+        ((1, (2, 3)), "(.(..))"),
+        ((1, None), "(.-)"),
+        ([None, (1,)], "(-(.))"),
+        ({"a": 1, "b": [2]}, "(.(.))"),
+    ],
+)
+def test_a_nesting_says_where_each_tensor_is(result: Any, nesting: str) -> None:
+    assert nesting_of(result) == nesting
