@@ -4,7 +4,6 @@ shares with llama is in test_step_engines.py.
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from forge.errors import ConfigError
 from forge.serve.engine.draws import Knobs, uniforms
@@ -24,6 +22,15 @@ from forge.serve.hf.sampler import draw
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
 from forge.serve.llama.sampler import TokenSampler
+from tests.serve.damage import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    LACKING,
+    Damage,
+    change_config,
+    change_tensors,
+    truncate,
+)
 from tests.serve.stepped import gap, request, run
 
 if TYPE_CHECKING:
@@ -53,26 +60,12 @@ def test_llama_and_hf_generate_the_same_tokens_for_a_seed(tied: Reference, tmp_p
     llama.close()
 
 
-def drop_a_tensor(path: Path, name: str = "model.safetensors") -> None:
-    tensors = load_file(path / name)
-    del tensors[sorted(tensors)[1]]
-    save_file(tensors, path / name, metadata={"format": "pt"})
-
-
-def cut(path: Path, name: str = "model.safetensors") -> None:
-    (path / name).write_bytes((path / name).read_bytes()[:-1000])
-
-
-def widen(path: Path) -> None:
-    config = json.loads((path / "config.json").read_text())
-    config["num_hidden_layers"] = 3
-    (path / "config.json").write_text(json.dumps(config))
-
-
-@pytest.mark.parametrize("damage", [drop_a_tensor, cut, widen, shutil.rmtree])
+@pytest.mark.parametrize(
+    "damage", [LACKING, truncate(), change_config(num_hidden_layers=3), shutil.rmtree]
+)
 @pytest.mark.parametrize("adapted", [False, True])
 def test_a_refused_checkpoint_changes_nothing(
-    damage: Callable[[Path], None],
+    damage: Damage,
     adapted: bool,
     tied: Reference,
     newer: Reference,
@@ -94,28 +87,19 @@ def test_a_refused_checkpoint_changes_nothing(
     assert engine.status().version == int(adapted)
 
 
-def of_another_kind(path: Path, name: str) -> None:
-    config = json.loads((path / "adapter_config.json").read_text())
-    (path / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "LOHA"}))
-
-
-def of_another_size(path: Path, name: str) -> None:
-    config = json.loads((path / "adapter_config.json").read_text())
-    (path / "adapter_config.json").write_text(json.dumps({**config, "r": 5}))
-
-
-def of_no_layer(path: Path, name: str) -> None:
-    config = json.loads((path / "adapter_config.json").read_text())
-    config["target_modules"] = ["nowhere"]
-    (path / "adapter_config.json").write_text(json.dumps(config))
-
-
 @pytest.mark.parametrize(
-    "damage", [drop_a_tensor, cut, of_another_kind, of_another_size, of_no_layer]
+    "damage",
+    [
+        change_tensors(lambda tensors: tensors.popitem(), file=ADAPTER),
+        truncate(ADAPTER),
+        change_config(ADAPTER_CONFIG, peft_type="LOHA"),
+        change_config(ADAPTER_CONFIG, r=5),
+        change_config(ADAPTER_CONFIG, target_modules=["nowhere"]),
+    ],
 )
 @pytest.mark.parametrize("adapted", [False, True])
 def test_a_refused_adapter_changes_nothing(
-    damage: Callable[[Path, str], None],
+    damage: Damage,
     adapted: bool,
     tied: Reference,
     make_adapter: Callable[..., Reference],
@@ -127,7 +111,7 @@ def test_a_refused_adapter_changes_nothing(
         served = make_adapter(tied, r=4)
         engine.load_weights(served.path, version=1)
     shutil.copytree(make_adapter(tied, r=8).path, tmp_path / "bad")
-    damage(tmp_path / "bad", "adapter_model.safetensors")
+    damage(tmp_path / "bad")
     with pytest.raises(ConfigError, match="bad"):
         engine.load_weights(tmp_path / "bad", version=9)
     one = request(40)

@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import list_tensors
 from forge.serve.llama.checkpoint import Adapter, Checkpoint, open_weights
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
+from tests.serve.damage import (
+    ADAPTER_CONFIG,
+    LACKING,
+    OF_ANOTHER_SHAPE,
+    WITH_ANOTHER,
+    Damage,
+    change_config,
+    change_tensors,
+    truncate,
+)
 
 if TYPE_CHECKING:
     from conftest import Reference
@@ -44,11 +54,6 @@ def test_a_sharded_checkpoint_is_read_as_one(tied: Reference, tmp_path: Path) ->
         assert (tensor.read_f32() == many.tensors[name].read_f32()).all()
 
 
-def truncate(path: Path) -> None:
-    file = path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-
-
 def cut_header(path: Path) -> None:
     (path / "model.safetensors").write_bytes(b"\xff\x00")
 
@@ -63,33 +68,16 @@ def lie_in_header(path: Path) -> None:
     file.write_bytes(len(new).to_bytes(8, "little") + new + data[8 + size :])
 
 
-def change_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        tensors = load_file(path / "model.safetensors")
-        change(tensors)
-        save_file(tensors, path / "model.safetensors")
-
-    return damage
-
-
-def change_config(**fields: object) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        config = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps({**config, **fields}))
-
-    return damage
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "truncated": truncate,
+DAMAGES: dict[str, Damage] = {
+    "truncated": truncate(),
     "truncated or not": cut_header,
     "bytes -256..0": lie_in_header,
     "no such directory": shutil.rmtree,
     "No such file": lambda path: (path / "model.safetensors").unlink(),
     "not JSON": lambda path: (path / "config.json").write_text("{"),
-    "tensors missing": change_tensors(lambda t: t.pop("model.norm.weight")),
-    "have no place": change_tensors(lambda t: t.update(surplus=torch.zeros(1))),
-    "must be": change_tensors(lambda t: t.update({"model.norm.weight": torch.zeros(3)})),
+    "tensors missing": LACKING,
+    "have no place": WITH_ANOTHER,
+    "must be": OF_ANOTHER_SHAPE,
     "NaN or infinity": change_tensors(lambda t: t["model.norm.weight"].fill_(float("nan"))),
     "another model": change_config(rms_norm_eps=1e-3),
     "model_type": change_config(model_type="llama"),
@@ -139,7 +127,6 @@ def test_an_adapter_that_cannot_be_served_is_refused(
     path = tmp_path / "adapter"
     shutil.copytree(make_adapter(tied, r=2).path, path)
     assert isinstance(open_weights(path, served=checkpoint.sizes), Adapter)
-    config = json.loads((path / "adapter_config.json").read_text())
-    (path / "adapter_config.json").write_text(json.dumps({**config, **fields}))
+    change_config(ADAPTER_CONFIG, **fields)(path)
     with pytest.raises(ConfigError, match=said):
         open_weights(path, served=checkpoint.sizes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 from forge.errors import ConfigError
 from forge.serve.engine.draws import sample_seed
@@ -26,6 +24,15 @@ from forge.serve.vllm.settings import (
     lora_rank,
     read_settings,
     sampling_arguments,
+)
+from tests.serve.damage import (
+    ADAPTER_CONFIG,
+    LACKING,
+    OF_ANOTHER_SHAPE,
+    WITH_ANOTHER,
+    Damage,
+    change_config,
+    truncate,
 )
 
 if TYPE_CHECKING:
@@ -158,40 +165,18 @@ def test_a_checkpoint_of_the_same_shapes_and_a_fitting_adapter_pass(
     assert check_weights(adapter, served=served, max_lora_rank=8) == "adapter"
 
 
-def without_a_tensor(path: Path) -> None:
-    tensors = load_file(path / "model.safetensors")
-    del tensors["model.norm.weight"]
-    save_file(tensors, path / "model.safetensors")
-
-
-def with_another_tensor(path: Path) -> None:
-    tensors = load_file(path / "model.safetensors")
-    save_file({**tensors, "more": tensors["model.norm.weight"] * 1}, path / "model.safetensors")
-
-
-def of_another_shape(path: Path) -> None:
-    tensors = load_file(path / "model.safetensors")
-    norm = tensors["model.norm.weight"]
-    save_file({**tensors, "model.norm.weight": norm[:-1].clone()}, path / "model.safetensors")
-
-
-def cut(path: Path) -> None:
-    file = path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-
-
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (shutil.rmtree, "no such directory"),
-        (without_a_tensor, "1 tensors missing, the first is model.norm.weight"),
-        (with_another_tensor, "1 tensors have no place, the first is more"),
-        (of_another_shape, "model.norm.weight is .63., .64. is served"),
-        (cut, "model.safetensors"),
+        (LACKING, "1 tensors missing, the first is model.norm.weight"),
+        (WITH_ANOTHER, "1 tensors have no place, the first is surplus"),
+        (OF_ANOTHER_SHAPE, "model.norm.weight is .3., .64. is served"),
+        (truncate(), "model.safetensors"),
     ],
 )
 def test_an_unfit_checkpoint_never_reaches_vllm(
-    damage: Callable[[Path], None], said: str, tied: Reference, newer: Reference, tmp_path: Path
+    damage: Damage, said: str, tied: Reference, newer: Reference, tmp_path: Path
 ) -> None:
     shutil.copytree(newer.path, tmp_path / "bad")
     damage(tmp_path / "bad")
@@ -220,7 +205,6 @@ def test_an_unfit_adapter_never_reaches_vllm(
 ) -> None:
     path = tmp_path / "bad"
     shutil.copytree(make_adapter(tied, r=8).path, path)
-    config = json.loads((path / "adapter_config.json").read_text())
-    (path / "adapter_config.json").write_text(json.dumps({**config, **fields}))
+    change_config(ADAPTER_CONFIG, **fields)(path)
     with pytest.raises(ConfigError, match=said):
         check_weights(path, served=checkpoint_shapes(tied.path), max_lora_rank=room)
