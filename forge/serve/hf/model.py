@@ -1,15 +1,19 @@
-"""A transformers model on one device: its weights, a separate adapter, the forward pass.
+"""A transformers model on one device: its weights, a separate adapter, the forward pass, and the KV
+of all running sequences as one batch.
 
 Owned by `engine`. Promises: refused weights leave the old ones in place; an adapter is never merged
-(in bf16 that would lose most of a small one).
+(in bf16 that would lose most of a small one); a row's KV never depends on other rows; rows keep
+their order. Sequences of different lengths share a batch by padding on the left, so that their
+newest tokens are in one column.
 
-Shapes: R rows, N new tokens of each row, V vocabulary.
+Shapes: R rows, N new tokens of each row, V vocabulary, T columns, H heads, D size of a head.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
+from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import check_names, holds_adapter, one_line, read_lora_config
-from forge.serve.hf.rows import RowCache
 from forge.serve.port import ADAPTER, FULL
 
 NOT_LOADED = (
@@ -177,3 +182,61 @@ def _shapes(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
 
 def _shown(shape: tuple[int, ...] | None) -> str:
     return "absent" if shape is None else str(list(shape))
+
+
+@dataclass(slots=True, eq=False)
+class RowCache:
+    """KV of the rows, one [R, H, T, D] pair for each layer, padded on the left; and each row's
+    length."""
+
+    cache: DynamicCache
+    lengths: torch.Tensor
+    """Number of each row's tokens in the cache. [R]"""
+
+    @property
+    def num_columns(self) -> int:
+        """Width of the cache: T."""
+        return self.cache.get_seq_length()
+
+    def mask(self, *, num_new: int) -> torch.Tensor:
+        """Attention mask: 1 for a row's own columns and the `num_new` ones. [R, T + num_new]"""
+        columns = torch.arange(self.num_columns + num_new, device=self.lengths.device)
+        return (columns >= self.num_columns - self.lengths[:, None]).long()
+
+    def repeat(self, times: int) -> None:
+        """Repeat the only row `times` times."""
+        self.cache.batch_repeat_interleave(times)
+        self.lengths = self.lengths.repeat_interleave(times)
+
+    def keep(self, rows: list[int]) -> None:
+        """Drop all other rows, and the columns that only those used."""
+        index = torch.tensor(rows, dtype=torch.long, device=self.lengths.device)
+        self.cache.batch_select_indices(index)
+        self.lengths = self.lengths[index]
+        unused = self.num_columns - int(self.lengths.max())
+        if unused:
+            for layer in _layers(self.cache):
+                assert layer.keys is not None
+                assert layer.values is not None
+                layer.keys, layer.values = layer.keys[:, :, unused:], layer.values[:, :, unused:]
+
+    def join(self, other: RowCache) -> None:
+        """Append the rows of another cache."""
+        columns = max(self.num_columns, other.num_columns)
+        mine, theirs = columns - self.num_columns, columns - other.num_columns
+        for layer, added in zip(_layers(self.cache), _layers(other.cache), strict=True):
+            layer.keys = torch.cat([_widened(layer.keys, mine), _widened(added.keys, theirs)])
+            layer.values = torch.cat([_widened(layer.values, mine), _widened(added.values, theirs)])
+        self.lengths = torch.cat([self.lengths, other.lengths])
+
+
+def _layers(cache: DynamicCache) -> list[DynamicLayer]:
+    """The layers, all of one kind, since the cache is made without a config."""
+    layers = [layer for layer in cache.layers if type(layer) is DynamicLayer]
+    assert len(layers) == len(cache.layers)
+    return layers
+
+
+def _widened(kv_RHTD: torch.Tensor | None, columns: int) -> torch.Tensor:
+    assert kv_RHTD is not None
+    return pad(kv_RHTD, (0, 0, columns, 0))

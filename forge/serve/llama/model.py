@@ -1,28 +1,37 @@
-"""A llama.cpp model with its context: weights, KV memory by sequence, one decode at a time.
+"""A llama.cpp model with its context: weights, KV memory by sequence, one decode at a time; and the
+C functions of llama.cpp.
 
 Owned by `engine`; the only file that calls llama.cpp. Promises: every argument on which llama.cpp
-would abort() is checked before the call; refused weights leave the old ones in place. Called from
-one thread only.
+would abort() is checked before the call (never more tokens in a batch than the context holds, nor
+more rows of logits than it reserves); refused weights leave the old ones in place; llama.cpp's
+output goes to our logger, and its warnings and errors are kept for the next error message; no
+backend is loaded before `load_binding`, so never by a process that only converts. Called from one
+thread only.
 
 KV is per sequence, not unified: attention then scans only a sequence's own cells (up to 1.9×
 faster, measured), and every sequence has its room from the start. Sequences are copied by saved
 state, since `llama_memory_seq_cp` would copy the whole buffer.
+
+Why ctypes calls of our own: writing new weights over the old needs the addresses of the model's
+tensors and ggml's tensor functions, which llama-cpp-python does not declare. Pinned to
+llama-cpp-python 0.3.36: structs are passed by value, so every version needs its own binding.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import logging
 import os
+from collections import deque
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from forge.errors import ConfigError
-from forge.serve.llama import binding as binding_module
-from forge.serve.llama.binding import failure
+from forge.errors import ConfigError, MachineError, pip_install
 from forge.serve.llama.checkpoint import (
     Adapter,
     Checkpoint,
@@ -34,9 +43,6 @@ from forge.serve.llama.checkpoint import (
 )
 from forge.serve.port import ADAPTER, FULL, check_score
 
-if TYPE_CHECKING:
-    from forge.serve.llama.binding import Binding
-
 logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = 512
@@ -47,6 +53,15 @@ MAX_SEQUENCES = 256
 """Compiled into llama.cpp (LLAMA_MAX_SEQ)."""
 KV_F32, KV_F16 = 0, 1
 FLASH_AUTO, FLASH_OFF = -1, 0
+TENSOR_MAP_SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
+"""Exported by libllama but not declared in llama.h: the `std::vector<std::pair<std::string,
+ggml_tensor *>> const &` of a model."""
+TENSOR_MAP_STRIDE = 40
+"""Bytes of one pair: std::string of libstdc++ (32) and pointer (8)."""
+EXPECTED = "dummy tokens"
+"""Part of a warning about every model without a vocabulary, as ours are."""
+LOG_ERROR = 4
+LOG_WARNING = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +97,7 @@ class LlamaModel:
         self.settings = settings
         self.sizes = checkpoint.sizes
         self.num_vocab = checkpoint.sizes.vocab_size
-        self.binding = binding_module.start()
+        self.binding = load_binding()
         self._c = self.binding.c
         self._adapter: Any = None
         self._model: Any = None
@@ -360,3 +375,74 @@ def _logprobs(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max(axis=1, keepdims=True)
     total = np.log(np.exp(shifted).sum(axis=1, dtype=np.float64))
     return shifted[np.arange(tokens.size), tokens] - total
+
+
+_recent: deque[str] = deque(maxlen=5)
+
+
+def _take_log(level: int, text: bytes, _user: object) -> None:
+    line = text.decode("utf-8", "replace").rstrip()
+    if level in (LOG_WARNING, LOG_ERROR) and line and EXPECTED not in line:
+        _recent.append(line)
+        logger.warning("%s", line)
+
+
+class Binding:
+    """The loaded library. `c` is the ctypes module, `base` the ggml library with tensor access."""
+
+    def __init__(self) -> None:
+        try:
+            self.c: Any = importlib.import_module("llama_cpp.llama_cpp")
+            loader: Any = importlib.import_module("llama_cpp._ctypes_extensions")
+            self.base: Any = loader.load_shared_library(
+                "ggml-base", Path(self.c.__file__).parent / "lib"
+            )
+        except (ImportError, OSError, RuntimeError) as error:
+            raise MachineError(
+                f"llama_cpp cannot be loaded: {error}; `make setup` or {pip_install('llama')} "
+                "builds it"
+            ) from error
+        self._log = self.c.llama_log_callback(_take_log)
+        self.c.llama_log_set(self._log, None)
+        self.c.llama_backend_init()
+        base = self.base
+        base.ggml_backend_tensor_set.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 2
+        base.ggml_backend_tensor_set.restype = None
+        base.ggml_nbytes.argtypes = [ctypes.c_void_p]
+        base.ggml_nbytes.restype = ctypes.c_size_t
+        base.ggml_get_name.argtypes = [ctypes.c_void_p]
+        base.ggml_get_name.restype = ctypes.c_char_p
+
+    def tensor_addresses(self, model: Any) -> dict[str, list[int]] | None:
+        """Addresses of a model's ggml tensors by name. On a GPU an embedding that is also the
+        output head has two. None if this build does not export the map or has another layout:
+        weights are then reloaded."""
+        function = getattr(self.c._lib, TENSOR_MAP_SYMBOL, None)
+        if function is None:
+            return None
+        function.argtypes = [ctypes.c_void_p]
+        function.restype = ctypes.POINTER(ctypes.c_void_p)
+        vector = function(model)
+        begin, end = vector[0] or 0, vector[1] or 0
+        if not begin or (end - begin) % TENSOR_MAP_STRIDE:
+            return None
+        addresses: dict[str, list[int]] = {}
+        for entry in range(begin, end, TENSOR_MAP_STRIDE):
+            tensor = ctypes.c_void_p.from_address(entry + 32).value
+            if tensor is None:
+                return None
+            addresses.setdefault(self.base.ggml_get_name(tensor).decode(), []).append(tensor)
+        return addresses
+
+
+def failure(what: str) -> MachineError:
+    """An error with llama.cpp's last warnings and errors."""
+    said = "; ".join(_recent)
+    _recent.clear()
+    return MachineError(f"{what}{': ' + said if said else ''}")
+
+
+@cache
+def load_binding() -> Binding:
+    """Load the library once in this process. Raises MachineError if it cannot be loaded."""
+    return Binding()
