@@ -7,12 +7,9 @@ import os
 import signal
 import socket
 import tempfile
-from typing import TYPE_CHECKING
+from multiprocessing.process import BaseProcess
 
 from forge.evalpool.judge.children.spawner import Ending, SandboxedChild
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
 
 CONTEXT = multiprocessing.get_context("forkserver")
 

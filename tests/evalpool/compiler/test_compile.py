@@ -7,6 +7,8 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -27,9 +29,6 @@ from tests.evalpool.compiler.forkserver import ForkServer, kill_all
 from tests.evalpool.compiler.kernels import DOUBLE, TARGET, make_kernel, with_operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from forge.evalpool.judge.children.spawner import Spawner
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -17,8 +18,6 @@ from forge.process.server.door import Refused
 from tests.evalpool.compiler.kernels import TARGET, make_kernel
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forge.evalpool.judge.children.spawner import Spawner
     from tests.evalpool.compiler.forkserver import ForkServer
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.evalpool.judge.compiler.binary import Binary
-from forge.evalpool.judge.execute.executor import Executor
+from forge.evalpool.judge.execute.executor import Executor, RunReport
 from forge.evalpool.judge.execute.gpu.child import ContextLost, Executing
 from forge.evalpool.judge.execute.gpu.run import Progress
 from forge.evalpool.judge.execute.messages import PeerEnded
@@ -20,7 +20,6 @@ from tests.evalpool.execute.made_programs import Made, data_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.execute.executor import RunReport
     from forge.evalpool.judge.execute.gpu.card import Card
 
 TYPES = {"x": "*fp32", "out": "*fp32", "factor": "fp32", "n": "i64", "by": "i64", "memo": "*fp32"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,6 @@ from forge.evalpool.judge.program.format import (
 from tests.evalpool.execute.host_card import KERNELS, HostCard
 from tests.evalpool.execute.host_judge import Judge, launched, soon
 from tests.evalpool.execute.made_programs import Made, use
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SLOT = 256
 """Inputs lie in the block at 0, 1,024, ...; outputs at `SLOT` behind an input."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,6 @@ from forge.evalpool.judge.execute.gpu.driver.driver import (
     aligned_map,
     launch_config,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Library:

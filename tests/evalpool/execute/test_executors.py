@@ -1,18 +1,24 @@
-"""The judge's side of the executor, before a scripted process at the other end of its socket."""
+"""The judge's side of executors: scripted processes at the other end of a socket, and real ones.
+
+Real ones are forked by a nursery whose children have no card.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from forge.errors import Stalled
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
-from forge.evalpool.judge.execute import messages
+from forge.evalpool.judge.execute import executors, messages
 from forge.evalpool.judge.execute.call import Call
 from forge.evalpool.judge.execute.executor import (
     Executor,
@@ -20,7 +26,7 @@ from forge.evalpool.judge.execute.executor import (
     ProgramFault,
     ProgramRefused,
 )
-from forge.evalpool.judge.execute.executors import Executors
+from forge.evalpool.judge.execute.executors import Executors, Nursery
 from forge.evalpool.judge.execute.messages import MAX_BLOB_BYTES, Message, PeerEnded, Received
 from forge.evalpool.judge.program.format import (
     Alternative,
@@ -31,9 +37,6 @@ from forge.evalpool.judge.program.format import (
     Options,
     Program,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 Answer = tuple[Message, dict[str, Any]] | None
 """None: silence."""
@@ -312,3 +315,76 @@ def test_siblings_that_fault_together_find_as_many_spares() -> None:
         with pytest.raises(Stalled), executors.taken(timeout_s=0.02):
             pass
         may_start.set()
+
+
+TWO_OPERATIONS = Program(
+    target="cuda:90:32",
+    storages=(),
+    tensors=(),
+    kernels=(),
+    init=(),
+    forward=(Op(name="aten.first", arguments=()), Op(name="aten.second", arguments=())),
+    outputs=(),
+)
+
+
+@pytest.fixture
+def nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
+    monkeypatch.setattr(executors, "MODULE", "tests.evalpool.execute.stand_in_nursery")
+    made = Nursery()
+    yield made
+    made.close()
+
+
+def state_of(pid: int) -> tuple[str, int]:
+    """(state, parent) of a process; `gone` where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+    except OSError:
+        return "gone", 0
+    return state, int(parent)
+
+
+def is_alive(pid: int) -> bool:
+    return state_of(pid)[0] not in ("Z", "gone")
+
+
+def test_executors_are_forked_and_end_with_the_nursery(nursery: Nursery) -> None:
+    one, other = nursery.start(), nursery.start()
+    pids = [one.facts["pid"], other.facts["pid"]]
+    assert len(set(pids)) == 2
+    one.unload(deadline=soon())
+    nursery.close()
+    while any(is_alive(pid) for pid in pids):  # the death signal comes a moment later
+        time.sleep(0.005)
+    one.end()
+    other.end()
+
+
+def test_a_process_that_does_not_answer_is_killed_and_its_step_is_known(nursery: Nursery) -> None:
+    executor = nursery.start()
+    executor.load(TWO_OPERATIONS, b"", [], deadline=soon())
+    with pytest.raises(ProgramFault, match=r"in aten\.second") as caught:
+        executor.run([Call()], deadline=soon(0.2))
+    assert caught.value.reason == "timeout"
+    assert not is_alive(executor.facts["pid"])
+
+
+def test_a_process_that_dies_is_gone_and_the_next_one_starts(nursery: Nursery) -> None:
+    executor = nursery.start()
+    with pytest.raises(ExecutorGone):
+        executor.tune(Call(), deadline=soon())
+    other = nursery.start()
+    other.unload(deadline=soon())
+    other.end()
+
+
+def test_a_nursery_that_was_killed_is_made_anew(nursery: Nursery) -> None:
+    executor = nursery.start()
+    _, parent = state_of(executor.facts["pid"])
+    executor.end()
+    os.kill(parent, signal.SIGKILL)
+    with pytest.raises(ExecutorGone):
+        nursery.start()
+    nursery.start().end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,9 +21,6 @@ from forge.evalpool.judge.execute.messages import (
     receive,
     send,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -6,9 +6,12 @@ import dataclasses
 import json
 import math
 import sys
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
@@ -23,6 +26,7 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.wire import dumps, loads
 from forge.evalpool.judge.program.wire.layout import HEAD_BYTES, MAGIC
+from tests.evalpool.program.mutations import mutated, outcome
 from tests.evalpool.program.programs import (
     TTIR,
     addition,
@@ -296,3 +300,23 @@ def test_empty_tensors_need_no_bytes() -> None:
 
 def test_section_of_an_allocation_comes_back() -> None:
     assert loads(dumps(everything())).storages[3].section is Section.INIT
+
+
+BASES = [dumps(program) for program in (addition(), tuned(), everything())]
+
+
+@settings(max_examples=60)
+@given(base=st.sampled_from(BASES), random=st.randoms(use_true_random=False))
+def test_mutated_programs_are_refused_or_judged(base: bytes, random: Random) -> None:
+    outcome(mutated(base, random))
+
+
+@settings(max_examples=60)
+@given(data=st.binary(max_size=200))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    assert outcome(data) == "refused"
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_bases_are_programs(base: bytes) -> None:
+    assert outcome(base) != "refused"

@@ -25,7 +25,7 @@ from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from forge.evalpool.judge.ttir.symbolic import Symbolic
-from tests.evalpool.execute.programs import REQUEST, copy_kernel, launch, program
+from tests.evalpool.execute.made_programs import REQUEST, copy_kernel, launch, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,6 @@ from forge.evalpool.judge.ttir.contraction.sums import contraction_of
 from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.verify import operations_of
 from tests.evalpool.ttir.kernels import kernel, pointers, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PARAMETERS = ", ".join([*(f"%{one}: !tt.ptr<f32>" for one in "abcdy"), "%s: f32"])
 KIND = "tensor<16xf32>"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.evalpool.ttir_semantics.applying import apply, apply_all, row
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PREDICATES = ["eq", "ne", "slt", "sle", "sgt", "sge", "ult", "uge"]
 WIDTHS = (8, 16, 32, 64)

@@ -1,20 +1,17 @@
-"""Reductions and scans against Python loops over the region."""
+"""Reductions, scans and products of blocks against Python loops and torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.ttir.semantics import reduce, scan
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.evalpool.judge.ttir.values import Array
+from forge.evalpool.judge.ttir.semantics import OPERATIONS, reduce, scan
+from forge.evalpool.judge.ttir.types import Block, Scalar
+from forge.evalpool.judge.ttir.values import Array, Signature
 
 
 def add(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
@@ -96,3 +93,88 @@ def test_orderless_operations_have_loops_of_their_own(
         (running,) = scan([values], 1, True, never, name)
         assert running.tolist() == [[[-2147483648, 1, 0]], [[6, 5, 0]]]
         assert running.dtype == dtype
+
+
+M, N, K = 4, 8, 16
+
+
+def signature(operand: str, result: str) -> Signature:
+    a, b = Block((M, K), Scalar(operand)), Block((K, N), Scalar(operand))
+    c = Block((M, N), Scalar(result))
+    return Signature((a, b, c), (c,))
+
+
+def dot(a: Array, b: Array, c: Array, operand: str, result: str, **attributes: object) -> Array:
+    return OPERATIONS["tt.dot"]([a, b, c], signature(operand, result), attributes)[0]
+
+
+@pytest.fixture
+def operands() -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((3, M, K)), rng.standard_normal((3, K, N))
+    c = rng.standard_normal((1, M, N))
+    return a.astype(np.float32), b.astype(np.float32), c.astype(np.float32)
+
+
+def test_ieee_precision_is_that_of_float32(operands: tuple[Array, Array, Array]) -> None:
+    a, b, c = operands
+    exact = a.astype(np.float64) @ b + c
+    assert np.abs(dot(a, b, c, "f32", "f32", inputPrecision="ieee") - exact).max() < 1e-5
+
+
+def test_tf32_drops_the_bits_that_it_lacks(operands: tuple[Array, Array, Array]) -> None:
+    a, b, c = operands
+    mask = np.uint32(0xFFFFE000)
+    short = [(one.view(np.uint32) & mask).view(np.float32).astype(np.float64) for one in (a, b)]
+    found = dot(a, b, c, "f32", "f32", inputPrecision="tf32")
+    assert np.abs(found - (short[0] @ short[1] + c)).max() < 1e-5
+    assert np.abs(found - (a.astype(np.float64) @ b + c)).max() > 1e-4
+
+
+def test_half_precision_accumulates_in_float32(operands: tuple[Array, Array, Array]) -> None:
+    a, b, c = (one.astype(np.float16) for one in operands)
+    found = dot(a, b, c.astype(np.float32), "f16", "f32")
+    exact = a.astype(np.float64) @ b.astype(np.float64) + c
+    assert np.abs(found - exact).max() < 1e-5
+    assert dot(a, b, c, "f16", "f16").dtype == np.float16
+
+
+def test_integers_are_exact_and_wrap() -> None:
+    a = np.full((1, M, K), -128, np.int8)
+    b = np.full((1, K, N), -128, np.int8)
+    c = np.full((1, M, N), 2**31 - 1, np.int32)
+    found = dot(a, b, c, "i8", "i32")
+    assert found.dtype == np.int32
+    assert found[0, 0, 0] == (2**31 - 1 + K * 16384) - 2**32
+
+
+def test_compact_operands_give_the_product_of_full_ones() -> None:
+    rng = np.random.default_rng(1)
+    row_ = rng.standard_normal((2, 1, K)).astype(np.float32)
+    ones = np.ones((1, 1, N), np.float32)
+    found = dot(row_, ones, np.zeros((1, 1, 1), np.float32), "f32", "f32")
+    full = np.broadcast_to(row_, (2, M, K)) @ np.ones((K, N), np.float32)
+    assert np.allclose(np.broadcast_to(found, (2, M, N)), full, atol=1e-5)
+
+
+def test_scaled_products_unpack_four_bit_floats() -> None:
+    terms = 64
+    codes = np.random.default_rng(2).integers(0, 256, (1, M, terms // 2), dtype=np.uint8)
+    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    nibbles = np.stack([codes & 15, codes >> 4], -1).reshape(1, M, terms)
+    values = table[nibbles & 7] * np.where(nibbles & 8, -1, 1)
+    scales = np.array([[[127, 128]] * M], np.uint8)
+    b = np.ones((1, terms, N), np.float32)
+    kinds = (
+        Block((M, terms // 2), Scalar("i8")),
+        Block((M, 2), Scalar("i8")),
+        Block((terms, N), Scalar("bf16")),
+        Block((M, N), Scalar("f32")),
+    )
+    found = OPERATIONS["tt.dot_scaled"](
+        [codes.view(np.int8), scales.view(np.int8), b, np.zeros((1, M, N), np.float32)],
+        Signature(kinds, kinds[3:]),
+        {"scales": [1], "lhs": "e2m1", "rhs": "bf16"},
+    )[0]
+    weights = np.repeat([1, 2], 32)
+    assert (found[0, :, 0] == (values[0] * weights).sum(-1)).all()
