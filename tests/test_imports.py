@@ -74,9 +74,9 @@ ROOMS: dict[str, set[str]] = {
         "config.schema", "process", "evalpool", "evalpool.judge.channel", "evalpool.judge.sandbox",
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
-        "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
-        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.ttir.grammar",
-        "evalpool.judge.execute", "evalpool.judge.trial.draws",
+        "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
+        "evalpool.judge.ttir.plan", "evalpool.judge.ttir.grammar", "evalpool.judge.execute",
+        "evalpool.judge.trial.draws",
     },
     "evalpool.judge.trial.draws": {"evalpool.judge.channel", "evalpool.judge.numbers"},
     "evalpool.judge.trial.gpu": {
@@ -95,17 +95,14 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.program.policy": {"evalpool.judge.program"},
     "evalpool.judge.program.wire": {"evalpool.judge.program"},
     "evalpool.judge.ttir": {
-        "evalpool.judge.program", "evalpool.judge.ttir.contraction",
-        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
+        "evalpool.judge.program", "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
         "evalpool.judge.ttir.grammar", "evalpool.judge.ttir.plan",
     },
     "evalpool.judge.ttir.grammar": {"evalpool.judge.ttir"},
     "evalpool.judge.ttir.plan": {
-        "evalpool.judge.program", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
-        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
-        "evalpool.judge.ttir.grammar",
+        "evalpool.judge.program", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
+        "evalpool.judge.ttir.semantics", "evalpool.judge.ttir.grammar",
     },
-    "evalpool.judge.ttir.contraction": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics.ptx"},
     "evalpool.judge.ttir.semantics.ptx": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
@@ -120,12 +117,12 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.execute": {
         "process", "evalpool.judge.channel", "evalpool.judge.program",
-        "evalpool.judge.program.wire", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
+        "evalpool.judge.program.wire", "evalpool.judge.ttir",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.compiler",
         "evalpool.judge.execute.cpu",
     },
     "evalpool.judge.execute.cpu": {
-        "evalpool.judge.program", "evalpool.judge.ttir", "evalpool.judge.ttir.contraction",
+        "evalpool.judge.program", "evalpool.judge.ttir",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.execute",
     },
     "evalpool.judge.execute.gpu": {

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forge.evalpool.judge.ttir.contraction import ALL, NONE, contracted
-from forge.evalpool.judge.ttir.contraction.sums import contraction_of
+from forge.evalpool.judge.ttir.contraction import ALL, NONE, contracted, contraction_of
 from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.verify import operations_of
 from tests.evalpool.ttir.kernels import kernel, pointers, run

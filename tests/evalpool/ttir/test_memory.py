@@ -1,4 +1,4 @@
-"""Accesses: what is read and written, which errors are found where, stores that threads must wait for."""
+"""Accesses: what is read and written, errors and where they are found, stores across threads."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.draws.reference import Reference
     from forge.evalpool.judge.trial.trial import Candidate, Finding, Stamp
-    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
+    from forge.evalpool.judge.ttir.contraction import Fusion
 
 
 MAX_TURNS = 128

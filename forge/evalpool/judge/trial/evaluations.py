@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.checks import Report
     from forge.evalpool.judge.trial.trial import Phases
-    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
+    from forge.evalpool.judge.ttir.contraction import Fusion
 
 MAX_KEPT_BYTES = 64 << 20
 """Memory of a candidate after which its child is kept."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.contraction import ALL
+from forge.evalpool.judge.ttir.contraction import ALL, Fusion
 from forge.evalpool.judge.ttir.memory.launch import Group, Launch
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind, Memory
 from forge.evalpool.judge.ttir.plan.accesses import TensorDescriptor
@@ -32,7 +32,6 @@ from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
     from forge.evalpool.judge.ttir.plan.planner import FunctionPlan, ModulePlan, Run
     from forge.evalpool.judge.ttir.tree import Operation
 

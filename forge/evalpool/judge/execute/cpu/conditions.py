@@ -11,13 +11,11 @@ import numpy as np
 
 from forge.evalpool.judge.program.format import Choice, Node, Program
 from forge.evalpool.judge.program.walk import open_alternatives
-from forge.evalpool.judge.ttir.contraction import ALL
+from forge.evalpool.judge.ttir.contraction import ALL, Fusion
 from forge.evalpool.judge.ttir.evaluate import Order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
 
 POISON = 0xFF
 """Byte of uninitialised memory: NaN in every float type, -1 in integers."""

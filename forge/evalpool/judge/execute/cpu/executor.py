@@ -15,14 +15,13 @@ from forge.evalpool.judge.execute.cpu.confirm import Confirmation
 from forge.evalpool.judge.execute.cpu.sections import Sections
 from forge.evalpool.judge.execute.outcome import FaultReport, Outcome, Suspicion, unwritten_report
 from forge.evalpool.judge.program.walk import open_alternatives
-from forge.evalpool.judge.ttir.contraction import ALL
+from forge.evalpool.judge.ttir.contraction import ALL, Fusion
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.ops import KINDS, MOVES, Kind, packet
 from forge.evalpool.judge.program.walk import tensors_in
-from forge.evalpool.judge.ttir.contraction import ALL, NONE
+from forge.evalpool.judge.ttir.contraction import ALL, NONE, Fusion
 from forge.evalpool.judge.ttir.evaluate import Address, Argument, HostDescriptor, Report, launch
 from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
@@ -36,7 +36,6 @@ from forge.evalpool.judge.ttir.values import Unsupported
 if TYPE_CHECKING:
     from forge.evalpool.judge.execute.cpu.conditions import Conditions
     from forge.evalpool.judge.execute.cpu.memory import Tensors
-    from forge.evalpool.judge.ttir.contraction.rewrite import Fusion
     from forge.evalpool.judge.ttir.plan.planner import ModulePlan
 
 NUM_SMS, THREADS_OF_SM, BLOCKS_OF_SM, WARP = 132, 2048, 32, 32

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge.evalpool.judge.ttir import arrange, symbolic
-from forge.evalpool.judge.ttir.contraction.sums import contraction_of, fused
+from forge.evalpool.judge.ttir.contraction import contraction_of, fused
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.semantics.approximate import CARD, on_card
 from forge.evalpool.judge.ttir.symbolic import Symbolic, Value

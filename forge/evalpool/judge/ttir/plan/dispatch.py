@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.ttir.contraction import contracted
-from forge.evalpool.judge.ttir.contraction.sums import contraction_of
+from forge.evalpool.judge.ttir.contraction import contracted, contraction_of
 from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.plan.accesses import (
     atomic_step,

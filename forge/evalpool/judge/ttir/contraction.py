@@ -1,4 +1,4 @@
-"""Finds sums and differences with a product as an operand, and gives them the product's factors.
+"""Contraction: finds sums with a product as an operand, and computes them with one rounding.
 
 With `enable_fp_fusion`, Triton's default, LLVM and ptxas compute `a * b + c` with one rounding.
 LLVM does so within a basic block, also where something else reads the product, and of two products
@@ -8,21 +8,26 @@ does not show: elements of a sum along an axis are fused where one thread has th
 move between threads are not. So each launch chooses which sums are fused (`Fusion`), and a program
 must be right with all of them, with none and with any others.
 
-Not covered: products of one function that another adds (Triton inlines both), negated products, and
-sums of `tt.reduce`.
+Called by the planner; imports no plan and no memory. Not covered: products of one function that
+another adds (Triton inlines both), negated products, and sums of `tt.reduce`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
+from forge.evalpool.judge.ttir.semantics.exact import fma
+from forge.evalpool.judge.ttir.semantics.formats import scalar_of, to_float
 from forge.evalpool.judge.ttir.types import Scalar, element_of, shape_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Operation, Region
+    from forge.evalpool.judge.ttir.values import Array
 
 Fusion: TypeAlias = int
 """Bit k: the sums with number k, modulo NUM_BITS, are fused."""
@@ -125,3 +130,48 @@ def _operations(region: Region) -> Iterable[Operation]:
 def rank_of(view: Operation) -> int:
     """Number of axes of a view's result."""
     return len(shape_of(view.types.results[0]))
+
+
+def contraction_of(operation: Operation) -> Contraction | None:
+    """The contraction of a sum that may be fused; None for any other operation."""
+    return operation.attributes.get(ATTRIBUTE)
+
+
+def fused(operation: Operation) -> Callable[[list[Any]], Array]:
+    """The sum as a function of its operands, the factors behind them.
+
+    The product of two float32 is exact in float64, where the sum is rounded before it is rounded
+    again: a result halfway between two float32 may be the other one, once in 2^29.
+    """
+    found = contraction_of(operation)
+    assert found is not None
+    kind = scalar_of(operation.types.results[0])
+    is_difference = operation.name == "arith.subf"
+    negates_product = is_difference and found.place == 1
+    negates_other = is_difference and found.place == 0
+    views, other = found.views, 1 - found.place
+
+    def compute(operands: list[Any]) -> Array:
+        a, b = (_viewed(one, views) for one in operands[2:])
+        c = operands[other]
+        if kind.name == "f64":
+            return fma(-a if negates_product else a, b, -c if negates_other else c)
+        total = a.astype(np.float64) * b
+        if negates_product:
+            total = c - total
+        elif negates_other:
+            total = total - c
+        else:
+            total = total + c
+        return to_float(total.astype(np.float32) if kind.name == "f32" else total, kind)
+
+    return compute
+
+
+def _viewed(value: Array, views: tuple[Operation, ...]) -> Array:
+    for view in views:
+        if view.name == "tt.splat":
+            value = value.reshape(-1, *(1,) * rank_of(view))
+        elif view.name == "tt.expand_dims":
+            value = np.expand_dims(value, view.attributes["axis"] + 1)
+    return value
