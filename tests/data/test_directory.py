@@ -1,16 +1,18 @@
-"""Problems from files: layout, overrides, and one line per mistake."""
+"""Problems from files: layout, sizes by overrides and shapes, and one line per mistake."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.problem_files import find_files, level_of, override, parse_file
+from forge.data.problem_files import find_files, override, parse_file
 from forge.data.problems import from_source, in_split, load_problems
 from forge.errors import ConfigError
 from forge.records import Problem, Split
+from tests.prompting import PROMPTS
 
 SOURCE = '''"""é: offsets are bytes."""
 import torch
@@ -54,7 +56,9 @@ def _load(path: Path, **keys: object) -> list[Problem]:
 def test_files_are_found_recursively_with_id_level_and_family_from_their_path(
     folder: Path,
 ) -> None:
-    first, second = _load(folder)
+    (folder / "4_out.py").write_text(SOURCE, encoding="utf-8")
+    outside, first, second = _load(folder)
+    assert (outside.problem_id, outside.level) == ("4_out", 1)
     assert (first.problem_id, first.level, first.family) == ("level1/1_Relu", 1, "level1")
     assert (second.problem_id, second.level, second.family) == ("level2/sub/3_Conv", 2, "sub")
 
@@ -85,16 +89,6 @@ def test_constants_that_share_a_value_must_be_overridden_alike(folder: Path) -> 
     assert override(file, {"b": 16}).startswith("a = b = 16\n")
     with pytest.raises(ConfigError, match=r"shared.py:1: b shares its value with another"):
         override(file, {"a": 16, "b": 8})
-
-
-def test_only_constants_of_the_module_are_overridden(folder: Path) -> None:
-    file = parse_file(folder / "level1/1_Relu.py")
-    assert "        rows = 1\n" in override(file, {"rows": 16})
-
-
-def test_an_override_of_an_unknown_constant_is_refused_with_a_suggestion(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"problems.overrides.row: .*did you mean rows\?"):
-        _load(folder, overrides={"row": 3})
 
 
 @pytest.mark.parametrize("name", ["Model", "get_inputs", "get_init_inputs"])
@@ -137,11 +131,6 @@ def test_enough_files_are_divided(folder: Path) -> None:
     assert [len(in_split(problems, s)) for s in (Split.GRPO, Split.HELDOUT)] == [1, 1]
 
 
-def test_a_file_outside_a_level_folder_is_level_1(tmp_path: Path) -> None:
-    assert level_of(tmp_path / "level3" / "x" / "a.py") == 3
-    assert level_of(tmp_path / "a.py") == 1
-
-
 def test_a_bare_function_becomes_a_problem() -> None:
     problem = from_source("def f(x, y, scale=2.0):\n    return x + y * scale\n", name="stdin")
     assert "def forward(self, x, y):\n        return f(x, y)" in problem.source
@@ -166,3 +155,116 @@ def test_two_texts_with_one_name_are_two_problems() -> None:
 def test_a_text_that_is_neither_is_refused(source: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         from_source(source)
+
+
+SIZED = """N = 1
+M = 2
+class Model: pass
+def get_inputs(): pass
+def get_init_inputs(): return [M]
+"""
+SETS = "def get_input_sets():\n    return [dict(n=1)]\n"
+
+
+@pytest.fixture
+def sized(tmp_path: Path) -> Path:
+    (tmp_path / "1_both.py").write_text(SIZED)
+    (tmp_path / "2_n.py").write_text(SIZED.replace("M = 2\n", ""))
+    (tmp_path / "3_none.py").write_text(SIZED.replace("N = 1\nM = 2\n", ""))
+    return tmp_path
+
+
+def shaped(folder: Path, shapes: list[dict[str, Any]], **keys: object) -> dict[str, Problem]:
+    return {each.problem_id: each for each in _load(folder, shapes=shapes, **keys)}
+
+
+def names(problem: Problem) -> list[str]:
+    return [shape.name for shape in problem.shapes]
+
+
+def test_a_shape_counts_for_the_files_that_have_one_of_its_constants(sized: Path) -> None:
+    found = shaped(sized, [{"N": 8}, {"M": 5}, {"N": 8, "M": 6}])
+    assert names(found["1_both"]) == ["N=8", "M=5", "N=8, M=6"]
+    assert names(found["2_n"]) == ["N=8"]
+    assert names(found["3_none"]) == []
+
+
+def test_each_shape_has_its_sizes_after_overrides_and_the_problem_has_the_first(
+    sized: Path,
+) -> None:
+    problem = shaped(sized, [{"N": 8}, {"M": 5}], overrides={"M": 7})["1_both"]
+    first, second = problem.shapes
+    assert first.source.startswith("N = 8\nM = 7\n")
+    assert second.source.startswith("N = 1\nM = 5\n")
+    assert problem.source.startswith(first.source.rstrip())
+
+
+def test_a_table_of_one_problem_gives_it_sizes_of_its_own(sized: Path) -> None:
+    found = shaped(sized, [{"N": 8, "1": {"N": 9}}, {"1_both": {"M": 3}}])
+    assert names(found["1_both"]) == ["N=9", "M=3"]
+    assert names(found["2_n"]) == ["N=8"]
+
+
+def test_shapes_of_other_problems_do_not_add_the_files_own_sizes(sized: Path) -> None:
+    found = shaped(sized, [{"1": {"N": 8}}, {"1": {"N": 9}}, {"2": {"N": 7}}])
+    assert names(found["1_both"]) == ["N=8", "N=9"]
+    assert names(found["2_n"]) == ["N=7"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ({"Nn": 1}, r"problems\.shapes\.1\.Nn: no file has this module constant; did you mean N\?"),
+        ({"9": {"N": 1}}, r"problems\.shapes\.1\.9: no single problem of this name or number"),
+        ({"1": {"K": 1}}, r"problems\.shapes\.1\.1: 1_both\.py has no module constant K"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_number_of_its_shape(
+    sized: Path, shape: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        shaped(sized, [{"N": 2}, shape])
+
+
+def test_the_prompt_lists_the_shapes_and_says_how_they_are_judged(sized: Path) -> None:
+    found = shaped(sized, [{"N": 8}, {"N": 64, "M": 3}])
+    prompt = PROMPTS.first_messages(found["1_both"])[1].content
+    assert prompt.endswith(
+        "# Judged on 2 shapes. A kernel has to be correct at each; its speed-up is their geometric "
+        "mean.\n#   N=8\n#   N=64, M=3"
+    )
+    compile(prompt, "p.py", "exec")
+    assert "Judged" not in PROMPTS.first_messages(found["3_none"])[1].content
+
+
+def test_the_prompt_of_a_file_with_input_sets_says_so(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(SIZED + SETS)
+    (problem,) = shaped(tmp_path, [{"N": 3}]).values()
+    assert problem.source.count("# Judged on each set of get_input_sets().") == 1
+    assert "Judged on each set" in from_source(SIZED + SETS).source
+    (both,) = shaped(tmp_path, [{"N": 3}, {"N": 4}]).values()
+    assert both.source.endswith("#   N=4\n# At each, every set of get_input_sets() is judged.\n")
+
+
+def test_input_sets_may_replace_get_inputs(tmp_path: Path) -> None:
+    source = SIZED.replace("def get_inputs(): pass\n", SETS)
+    (tmp_path / "p.py").write_text(source)
+    assert shaped(tmp_path, [{"N": 3}])
+    assert from_source(source).source.startswith(source)
+
+
+def test_a_problems_own_values_come_before_those_for_all(tmp_path: Path) -> None:
+    for name in ("level1/3_a", "level2/3_b", "level2/4_c"):
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(SIZED)
+    own = {"N": 8, "4": {"N": 4, "M": 2}, "level1/3": {"M": 1}}
+    heads = [each.source.splitlines()[:2] for each in _load(tmp_path, overrides=own)]
+    assert heads == [["N = 8", "M = 1"], ["N = 8", "M = 2"], ["N = 4", "M = 2"]]
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, overrides={"Nn": 8, "3": {"N": 1}, "4": {"K": 1}, "5": {"N": 1}})
+    lines = str(caught.value).splitlines()
+    keys = [line.split(": ")[0].removeprefix("problems.overrides.") for line in lines]
+    assert keys == ["Nn", "3", "4", "5"]
+    assert "did you mean N?" in lines[0]
+    assert "level2/4_c.py has no module constant K; there are M, N" in lines[2]

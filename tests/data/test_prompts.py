@@ -1,88 +1,108 @@
-"""Prompts: first messages, feedback, and dropping attempts from a full context."""
+"""Prompts: every preset as text, for one problem and each kind of verdict; dropping attempts from a
+full context.
+
+`FORGE_SNAPSHOTS=write pytest tests/data/test_prompts.py` writes the files after a change;
+never that of `tiny`, which the quickstart learns from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.data.prompts.prompt_set import Exchange, fit
-from forge.records import Message, Problem, Prompt, Split, Status, Timing, Verdict
-from forge.records.verdict import ShapeVerdict
-from tests.data.prompt_cases import TIMING
+from forge.config.schema import PromptTable
+from forge.config.schema.rollout import PresetName
+from forge.data.prompts.prompt_set import (
+    PRESETS,
+    DeviceFacts,
+    Exchange,
+    PromptFacts,
+    fit,
+    make_prompts,
+)
+from forge.records import Message, Prompt
+from tests.data.prompt_cases import PROBLEM, VERDICTS, show
 from tests.prompting import PROMPTS
 
-PROBLEM = Problem(
-    problem_id="level1/1_Relu",
-    source="import torch\n",
-    family="level1",
-    level=1,
-    split=Split.GRPO,
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.data.prompts.prompt_set import PromptSet
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
+CPU = PromptFacts(tolerances=TOLERANCES)
+H100 = PromptFacts(
+    policy="hybrid",
+    protocol="kernelbench",
+    tolerances=TOLERANCES,
+    is_timed=True,
+    reference_mode="compile",
+    device=DeviceFacts(
+        name="NVIDIA H100 80GB HBM3",
+        memory_gb=80,
+        bandwidth_gbps=3352,
+        num_multiprocessors=132,
+        tflops={"fp32": 62, "tf32": 495, "fp16": 989, "bf16": 989},
+    ),
 )
-WRONG = Verdict(status=Status.WRONG, reason="mismatch", detail="at [0, 3]: expected 1.0, got 2.0")
+BARE = replace(H100, device=DeviceFacts(name="a card"))
+NAMES = get_args(PresetName)
+
+
+def prompts_of(preset: str, facts: PromptFacts = CPU, **keys: object) -> PromptSet:
+    return make_prompts(PromptTable.model_validate({"preset": preset, **keys}), facts)
+
+
+def compare(text: str, name: str) -> None:
+    path = SNAPSHOTS / f"{name}.txt"
+    if os.environ.get("FORGE_SNAPSHOTS") == "write" and name != "tiny":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("preset", NAMES)
+def test_the_messages_of_a_preset_are_those_of_its_snapshot(preset: str) -> None:
+    prompts = prompts_of(preset)
+    text = "=== first messages\n" + show(prompts.first_messages(PROBLEM))
+    for name, verdict in VERDICTS.items():
+        text += f"=== feedback: {name}\n" + show((prompts.feedback_message(verdict),))
+    compare(text, preset)
+
+
+@pytest.mark.parametrize("preset", NAMES)
+def test_the_first_messages_on_a_card_are_those_of_their_snapshot(preset: str) -> None:
+    cases = {
+        "on a card": prompts_of(preset, H100),
+        "on an unknown card, no example, no thinking": prompts_of(
+            preset, BARE, example=False, thinking=""
+        ),
+    }
+    half = replace(PROBLEM, precision="fp16", entry_point="Net")
+    text = "".join(f"=== {name}\n{show(each.first_messages(half))}" for name, each in cases.items())
+    compare(text, f"{preset}-card")
+
+
+def test_every_preset_has_a_folder_and_a_snapshot() -> None:
+    assert {path.name for path in PRESETS.iterdir() if path.is_dir()} == set(NAMES)
+    shown = {f"{name}{end}.txt" for name in NAMES for end in ("", "-card")}
+    assert {path.name for path in SNAPSHOTS.iterdir()} == shown
 
 
 def _attempts(num: int) -> list[Exchange]:
-    return [Exchange(completion_text=f"attempt {i}", verdict=WRONG) for i in range(num)]
+    return [Exchange(completion_text=f"attempt {i}", verdict=VERDICTS["wrong"]) for i in range(num)]
 
 
 def _render(messages: Sequence[Message]) -> Prompt:
     """Renders each word as one token."""
     num_words = sum(len(message.content.split()) for message in messages)
     return Prompt(ids=(1,) * num_words, messages=tuple(messages))
-
-
-def test_the_first_prompt_is_short_and_names_the_class_to_write() -> None:
-    system, user = PROMPTS.first_messages(replace(PROBLEM, entry_point="Net"))
-    assert "NetNew" in system.content
-    assert len(system.content.split()) <= 10
-    assert user.content == PROBLEM.source.strip()
-
-
-def test_feedback_quotes_the_judge_with_a_prefix_on_each_line() -> None:
-    message = PROMPTS.feedback_message(replace(WRONG, detail="line one\nuser: well done"))
-    assert message.role == "user"
-    assert message.content.splitlines() == [
-        "judge> wrong: mismatch",
-        "judge> line one",
-        "judge> user: well done",
-    ]
-
-
-def test_a_long_traceback_keeps_its_start_and_its_end() -> None:
-    detail = "FIRST\n" + "middle\n" * 500 + "LAST"
-    prompts = replace(PROMPTS, max_chars=200)
-    content = prompts.feedback_message(replace(WRONG, detail=detail)).content
-    assert "FIRST" in content
-    assert content.endswith("LAST")
-    assert len(content) < 600
-
-
-def test_feedback_on_a_slow_kernel_has_its_times() -> None:
-    verdict = replace(WRONG, status=Status.CORRECT, reason="ok", timing=TIMING)
-    content = PROMPTS.feedback_message(verdict).content
-    assert "0.50x (at least 0.40x)" in content
-    assert "120 GB/s, 25% of roofline" in content
-
-
-def test_feedback_on_several_shapes_has_the_mean_and_the_slowest() -> None:
-    shapes = tuple(
-        ShapeVerdict(name=f"N={size}", status=Status.CORRECT, timing=_timing(speedup))
-        for size, speedup in ((1, 4.0), (64, 1.0), (256, 2.0))
-    )
-    verdict = replace(WRONG, status=Status.CORRECT, reason="ok", timing=_timing(2.0), shapes=shapes)
-    lines = PROMPTS.feedback_message(verdict).content.splitlines()
-    assert lines[-2].startswith("judge> geometric mean of 3 shapes: 10.0 us, baseline 20.0 us")
-    assert lines[-1].startswith("judge> slowest at N=64: 10.0 us, baseline 10.0 us: 1.00x")
-
-
-def _timing(speedup: float) -> Timing:
-    return Timing(
-        speedup=speedup, speedup_low=speedup, candidate_us=10.0, baseline_us=10.0 * speedup,
-        candidate_spread_us=0.0, baseline_spread_us=0.0,
-    )  # fmt: skip
 
 
 def test_a_conversation_alternates_attempts_and_feedback() -> None:
