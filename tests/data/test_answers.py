@@ -26,27 +26,19 @@ def test_triton_tags_are_blocks() -> None:
     assert extract(f"<triton>\n```python\n{CODE}```\n</triton>").code == CODE
 
 
-def test_thinking_is_no_answer() -> None:
-    assert extract(f"<think>\n```python\n{CODE}```\n</think>\nno").reason == "no_code_block"
-    assert extract(f"<think>hm</think>\n```python\n{CODE}```").is_ok
-
-
-def test_thinking_opened_by_the_template_is_no_answer() -> None:
-    text = f"```python\n# thought\n{CODE}```\n</think>\n```python\n{CODE}```"
-    assert extract(text).code == CODE
-
-
-def test_unclosed_thinking_is_no_answer() -> None:
-    assert extract(f"<think>\n```python\n{CODE}```").reason == "unclosed_thinking"
-
-
-def test_an_unclosed_block_is_no_answer() -> None:
-    assert extract(f"```python\n{CODE}").reason == "no_code_block"
-
-
-def test_a_block_without_the_class_has_its_own_reason() -> None:
-    assert extract("```python\nx = 1\n```").reason == "no_entry_point"
-    assert extract(f"```python\n{CODE}```", entry_point="Net").reason == "no_entry_point"
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"<think>hm</think>\n```python\n{CODE}```", CODE),
+        (f"```python\n# thought\n{CODE}```\n</think>\n```python\n{CODE}```", CODE),
+        (f"<think>\n```python\n{CODE}```\n</think>\nno", "no_code_block"),
+        (f"<think>\n```python\n{CODE}```", "unclosed_thinking"),
+        (f"```python\n{CODE}", "no_code_block"),
+    ],
+)
+def test_thinking_and_what_is_unclosed_are_no_answer(text: str, found: str) -> None:
+    answer = extract(text)
+    assert (answer.code or answer.reason) == found
 
 
 def test_a_function_may_be_the_entry_point() -> None:
@@ -82,6 +74,7 @@ def test_one_line_of_a_megabyte_takes_linear_time(line: str) -> None:
         ("```python\nclass Other: pass\n```", "no_entry_point"),
         ("```python\n    class ModelNew: pass\n```", "no_entry_point"),
         ("```python\nclass ModelNewer: pass\n```", "no_entry_point"),
+        ("```python\nx = 1\n```", "no_entry_point"),
     ],
 )
 def test_a_missing_answer_has_a_reason(text: str, reason: str) -> None:
@@ -101,16 +94,7 @@ PARTS = [
 
 
 @given(st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=40).map("".join))
-def test_the_extracted_code_is_part_of_the_text_and_defines_the_class(text: str) -> None:
+def test_any_text_has_an_answer_that_is_part_of_it_or_a_reason(text: str) -> None:
     found = extract(text)
     assert found.reason in ("ok", "no_code_block", "no_entry_point", "unclosed_thinking")
     assert not found.is_ok or ("ModelNew" in found.code and found.code.strip("\n") in text)
-
-
-@given(
-    st.text(alphabet=st.sampled_from(list("`~<>/thinkrio\n cdMoelNw:")), max_size=300)
-    | st.text(max_size=300)
-)
-def test_never_raises(text: str) -> None:
-    found = extract(text)
-    assert found.is_ok == bool(found.code.strip())

@@ -148,18 +148,8 @@ def damaged(draw: st.DrawFn) -> str:
         begin = draw(st.integers(0, len(text)))
         end = min(len(text), begin + draw(st.integers(0, 60)))
         words = (
-            "",
-            "(",
-            "0",
-            "None",
-            "buf0",
-            "-1",
-            "*",
-            "x[0]",
-            "lambda: 0",
-            "'a'",
-            "1e9",
-            "tl.full",
+            *("", "(", "0", "None", "buf0", "-1", "*"),
+            *("x[0]", "lambda: 0", "'a'", "1e9", "tl.full"),
         )
         text = text[:begin] + draw(st.sampled_from(words)) + text[end:]
     return text
@@ -168,16 +158,8 @@ def damaged(draw: st.DrawFn) -> str:
 def swapped_names() -> st.SearchStrategy[str]:
     """A row in which one word stands for another: mostly valid Python."""
     words = (
-        "buf0",
-        "buf1",
-        "arg0_1",
-        "primals_1",
-        "256",
-        "1",
-        "tl.constexpr",
-        "grid",
-        "XBLOCK",
-        "call",
+        *("buf0", "buf1", "arg0_1", "primals_1", "256", "1"),
+        *("tl.constexpr", "grid", "XBLOCK", "call"),
     )
     pairs = st.tuples(
         st.sampled_from(words), st.sampled_from((*words, "None", "[]", "-3", "'s'", "()"))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.config.schema import ProblemsTable
-from forge.data.generator import Composition, Style, answer, generate_problems
+from forge.data.generator import Composition, Style, answer
 from forge.data.pairs.generated import MISTAKES, Draft, break_answer, wrong_order, wrong_size
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ STEP = re.compile(r"^    [a-f] = .*$", flags=re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def problems() -> list[Problem]:
-    return generate_problems(ProblemsTable(), seed=0)[::20]
+def problems(generated: list[Problem]) -> list[Problem]:
+    return generated[::20]
 
 
 def steps(code: str) -> list[str]:

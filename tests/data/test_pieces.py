@@ -18,22 +18,8 @@ if TYPE_CHECKING:
 
 END, START, THINK = "<|end|>", "<|start|>", "<think>"
 WORDS = [
-    END,
-    START,
-    THINK,
-    "<",
-    "<|end",
-    "|>",
-    "a",
-    "b c",
-    " ",
-    "\n",
-    "\n\n",
-    "12",
-    "it's",
-    "é",
-    "▁",
-]
+    END, START, THINK, "<", "<|end", "|>", "a", "b c", " ", "\n", "\n\n", "12", "it's", "é", "▁",
+]  # fmt: skip
 TEXT = "it's a b c b c\n\n12 é <think>a</think> a"
 
 
@@ -52,24 +38,23 @@ def make_tokenizer(change: Callable[[Tokenizer], Any] | None = None) -> Tokenize
     return tokenizer
 
 
-def with_prefix(tokenizer: Tokenizer) -> None:
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+def changed(part: str, value: Any) -> Callable[[Tokenizer], None]:
+    return lambda tokenizer: setattr(tokenizer, part, value)
 
 
-def with_metaspace(tokenizer: Tokenizer) -> None:
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+CHANGES = {
+    "plain": None,
+    "prefix": changed("pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "metaspace": changed("pre_tokenizer", pre_tokenizers.Metaspace(prepend_scheme="first")),
+    "normalizer": changed(
+        "normalizer", normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
+    ),
+}
 
 
-def with_normalizer(tokenizer: Tokenizer) -> None:
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
-
-
-CHANGES = [None, with_prefix, with_metaspace, with_normalizer]
-
-
-@pytest.fixture(scope="module", params=CHANGES, ids=["plain", "prefix", "metaspace", "normalizer"])
+@pytest.fixture(scope="module", params=CHANGES)
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    return make_tokenizer(request.param)
+    return make_tokenizer(CHANGES[request.param])
 
 
 @given(words=st.lists(st.sampled_from(WORDS), max_size=12))

@@ -1,9 +1,11 @@
-"""Families beyond the basic six, and half precision: keys, splits, answers, mistakes, sizes."""
+"""All families and half precision: keys, splits, answers, mistakes; sizes for a GPU: large enough
+for timing, small enough for memory."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -17,7 +19,7 @@ from forge.config.schema import ProblemsTable
 from forge.config.schema.problems import FAMILY_NAMES, BasicFamily
 from forge.data.families import BASIC, FAMILIES
 from forge.data.families.half import Dtype, in_dtype
-from forge.data.families.sizes import Scale, product
+from forge.data.families.sizes import Scale, product, scale_of
 from forge.data.generator import (
     Composition,
     Style,
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
     from forge.records import Problem
 
 FURTHER = [name for name in FAMILIES if name not in BASIC]
-H100_BYTES_PER_S = 3.35e12
-H100_TF32_FLOPS = 495e12
+BYTES_PER_S = {"H100": 3.35e12, "H200": 4.8e12}
+TF32_FLOPS = 495e12
 
 
 def table(**values: Any) -> ProblemsTable:
@@ -48,14 +50,21 @@ def problems() -> list[Problem]:
 
 
 @pytest.fixture(scope="module")
-def large() -> list[Problem]:
+def basic() -> list[Problem]:
+    """Problems of the basic six for a GPU."""
+    return generate_problems(table(sizes="gpu"), seed=0)
+
+
+@pytest.fixture(scope="module")
+def further() -> list[Problem]:
+    """Problems of the other families for a GPU."""
     made = table(families=FURTHER, dtypes=["fp32", "bf16"], sizes="gpu", num_problems=640)
     return generate_problems(made, seed=0)
 
 
-def test_the_problems_of_a_seed_are_those_of_earlier_versions() -> None:
+def test_the_problems_of_a_seed_are_those_of_earlier_versions(generated: list[Problem]) -> None:
     """Figures of runs that are recorded stay comparable. A change of this hash is a decision."""
-    text = "".join(p.problem_id + p.source + p.split for p in generate_problems(table(), seed=0))
+    text = "".join(p.problem_id + p.source + p.split for p in generated)
     assert hashlib.sha256(text.encode()).hexdigest().startswith("26a30149d7704689")
 
 
@@ -131,7 +140,7 @@ def _bytes_and_flops(problem: Problem) -> tuple[float, float]:
     sizes, width = sizes_of(problem), 4 if problem.precision == "fp32" else 2
     length = product(sizes)
     match problem.family:
-        case "linear":
+        case "linear" | "matmul":
             m, n, b = sizes["M"], sizes["N"], sizes.get("BATCH", 1)
             return width * b * (m * length + length * n + m * n), 2 * b * m * n * length
         case "attention":
@@ -141,24 +150,32 @@ def _bytes_and_flops(problem: Problem) -> tuple[float, float]:
             channels = sizes["IN"] + sizes.get("OUT", sizes["IN"])
         case "pooling" | "channel_norm":
             channels = sizes["CHANNELS"] * (1 if problem.family == "pooling" else 2)
-        case "loss":
+        case "loss" | "reduction":
             channels = 1
         case _:
             channels = 2
-    rows = sizes.get("BATCH", sizes.get("ROWS", 0))
+    rows = sizes.get("BATCH", sizes.get("ROWS", 1))
     has_places = Composition.of(problem).variant in ("gather", "scatter", "scatter_add")
     return (width * channels + 8 * has_places) * rows * length, 0.0
 
 
-def test_a_further_family_keeps_a_gpu_busy_and_fits_its_memory(large: list[Problem]) -> None:
-    """At least 16 us of an H100's bandwidth or of its TF32 rate, the same in half precision."""
+@pytest.mark.parametrize(
+    ("made", "card", "shortest_us", "longest_us", "most_bytes"),
+    [("basic", "H200", 17, 100, 300e6), ("further", "H100", 16, 300, 576e6)],
+)
+def test_a_fused_kernel_keeps_a_gpu_busy_and_fits_its_memory(
+    made: str, card: str, shortest_us: int, longest_us: int, most_bytes: float,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    """By the card's bandwidth or its TF32 rate, the same in half precision."""
+    large: list[Problem] = request.getfixturevalue(made)
     assert {Composition.of(problem).scale for problem in large} == {Scale.GPU}
     for problem in large:
         moved, flops = _bytes_and_flops(problem)
-        rate = H100_TF32_FLOPS * (1 if problem.precision == "fp32" else 2)
-        seconds = max(moved / H100_BYTES_PER_S, flops / rate)
-        assert 16e-6 < seconds < 300e-6, problem.problem_id
-        assert moved < 4 * 144e6, problem.problem_id
+        rate = TF32_FLOPS * (1 if problem.precision == "fp32" else 2)
+        seconds = max(moved / BYTES_PER_S[card], flops / rate)
+        assert shortest_us < 1e6 * seconds < longest_us, problem.problem_id
+        assert moved < most_bytes, problem.problem_id
 
 
 @pytest.mark.parametrize("setting", ['families=["scan"]', 'dtypes=["bf16"]'])
@@ -171,3 +188,37 @@ def test_generated_problems_keys_are_refused_for_files(setting: str, tmp_path: P
     )
     with pytest.raises(ConfigError, match=rf"problems.{setting.split('=')[0]}: found .* only"):
         load_experiment(file)
+
+
+def test_both_scales_have_the_same_compositions_and_their_sizes_tell_the_scale(
+    generated: list[Problem], basic: list[Problem]
+) -> None:
+    assert {scale_of(sizes_of(problem)) for problem in generated} == {Scale.SMALL}
+    ids = [(p.problem_id, p.split, p.level) for p in generated]
+    assert ids == [(p.problem_id, p.split, p.level) for p in basic]
+
+
+def test_rows_at_gpu_scale_start_at_multiples_of_16_and_fit_registers(basic: list[Problem]) -> None:
+    for problem in basic:
+        assert product(sizes_of(problem)) % 16 == 0
+        if "ROWS" in sizes_of(problem):
+            assert 1024 <= product(sizes_of(problem)) <= 8192
+
+
+def test_sizes_at_gpu_scale_are_too_many_to_memorise(basic: list[Problem]) -> None:
+    products = {product(sizes_of(p)) for p in basic if p.family == "softmax"}
+    assert len(products) > 150
+    shapes = {tuple(sizes_of(p).values()) for p in basic}
+    assert len(shapes) > 0.95 * len(basic)
+
+
+def test_a_static_matmul_at_gpu_scale_covers_its_result_with_tiles(basic: list[Problem]) -> None:
+    for problem in [p for p in basic if p.family == "matmul"][:50]:
+        code = answer(problem, style=Style.STATIC)
+        grid = re.search(r"kernel\[\((\d+), (\d+)\)\]", code)
+        assert grid
+        sizes = sizes_of(problem)
+        assert [int(n) for n in grid.groups()] == [
+            math.ceil(sizes["M"] / 128),
+            math.ceil(sizes["N"] / 128),
+        ]
