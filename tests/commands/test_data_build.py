@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,12 +51,27 @@ def build(folder: Path, rows: Sequence[Any], **tables: dict[str, Any]) -> Mappin
     return data_build.build_rows(build_of(folder, **tables), workers=1, is_shown=False).manifest
 
 
+def interrupted(
+    monkeypatch: pytest.MonkeyPatch, step: str, folder: Path, rows: Sequence[Any],
+    **tables: dict[str, Any],
+) -> None:  # fmt: skip
+    """A build that Ctrl-C ends at a step."""
+
+    def interrupt(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data_build, step, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build(folder, rows, **tables)
+
+
 def written(folder: Path, name: str = "train.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "out" / name).read_text().splitlines()]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def test_a_build_writes_rows_that_a_run_reads(tmp_path: Path) -> None:
@@ -189,27 +204,26 @@ def test_a_build_that_is_done_is_not_repeated_and_another_one_is_refused(tmp_pat
     assert len(written(tmp_path)) == 3
 
 
-def test_a_directory_with_other_files_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/train.jsonl").write_text("mine")
-    with pytest.raises(ConfigError, match="is not empty, and no build made"):
-        build(tmp_path, make_rows(3))
-    assert (tmp_path / "out/train.jsonl").read_text() == "mine"
-
-
-def test_no_row_left_is_an_error_with_the_reasons(tmp_path: Path) -> None:
+def test_rows_or_a_directory_that_cannot_be_used_are_an_error_with_the_reasons(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match="no row is left; 2 broken JSON, 1 no object"):
-        build(tmp_path, ["{", "[1]", "{"])
+        build(tmp_path / "a", ["{", "[1]", "{"])
+    (tmp_path / "b/out").mkdir(parents=True)
+    (tmp_path / "b/out/train.jsonl").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty, and no build made"):
+        build(tmp_path / "b", make_rows(3))
+    assert (tmp_path / "b/out/train.jsonl").read_text() == "mine"
 
 
-def test_strict_ends_with_the_first_broken_row(tmp_path: Path) -> None:
-    rows = [*make_rows(2), {"text": "x"}, "{"]
-    with pytest.raises(ConfigError) as caught:
-        build(tmp_path, rows, input={"strict": True})
-    assert str(caught.value) == (
-        f'input.path: {tmp_path}/rows.jsonl:3 ("kernelbook"): broken row: '
-        "entry_point: found nothing; a text (columns here: text)"
-    )
+def test_strict_ends_with_the_first_broken_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [*make_rows(2), {"text": "x"}, "{"])
+    assert run_command(["data", "build", str(settings_file(tmp_path)), "--strict"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f'input.path: {tmp_path}/rows.jsonl:3 ("kernelbook"): broken row: ' in line
+    assert "entry_point: found nothing; a text (columns here: text)" in line
 
 
 class FakePool:
@@ -251,10 +265,7 @@ def test_a_build_that_ended_while_judging_judges_no_answer_twice(
     tmp_path: Path, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [kernelbook_row(op) for op in ("relu", "exp", "sin")]
-    with monkeypatch.context() as patch:
-        patch.setattr(data_build, "open_sinks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            build(tmp_path, rows, filters={"judged": True})
+    interrupted(monkeypatch, "open_sinks", tmp_path, rows, filters={"judged": True})
     log = tmp_path / "out/.build/verdicts.jsonl"
     log.write_text(log.read_text()[:-20])  # the last line was cut
     assert pool.num_asked == 3
@@ -318,10 +329,7 @@ def test_a_killed_build_continues_with_its_shards(
     rows = make_rows(150)
     build(tmp_path / "whole", rows)
     folder = tmp_path / "killed"
-    with monkeypatch.context() as patch:
-        patch.setattr(data_build, "open_sinks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            build(folder, rows)
+    interrupted(monkeypatch, "open_sinks", folder, rows)
     (folder / "out/.build/000001.facts").unlink()
     (folder / "out/.train.jsonl.partial").write_text("half")
     kept = folder / "out/.build/000000.facts"
@@ -330,29 +338,19 @@ def test_a_killed_build_continues_with_its_shards(
         patch.setattr(data_build.shutil, "rmtree", lambda path: None)
         build(folder, rows)
     assert kept.stat().st_mtime_ns == before
-    whole, continued = contents_of_files(tmp_path / "whole/out"), contents_of_files(folder / "out")
-    assert whole == continued
+    assert contents(tmp_path / "whole/out") == contents(folder / "out")
 
 
 def test_files_of_an_unfinished_build_with_other_settings_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(data_build, "dropped_lines", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            build(tmp_path, make_rows(4), split={"heldout_share": 0.5})
+    split = {"heldout_share": 0.5}
+    interrupted(monkeypatch, "dropped_lines", tmp_path, make_rows(4), split=split)
     assert (tmp_path / "out/heldout.jsonl").is_file()
     build(tmp_path, make_rows(4))
     assert set(contents(tmp_path / "out")) == {
         "dropped.jsonl", "manifest.json", "train.jsonl", "train.parquet",
     }  # fmt: skip
-
-
-def contents_of_files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
@@ -376,31 +374,24 @@ def test_any_choice_of_chunks_has_the_rows_of_its_place(
             assert found == rows[chunk.start : chunk.stop]
 
 
-def errors(folder: Path, text: str) -> Iterator[str]:
+def errors(folder: Path, text: str) -> list[str]:
     path = folder / "build.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_build(path)
-    yield from str(caught.value).splitlines()
+    return str(caught.value).replace(f"{folder}/", "").splitlines()
 
 
 def test_all_mistakes_of_the_settings_are_reported_at_once(tmp_path: Path) -> None:
     text = (
         '[input]\npath = "nowhere"\nformt = "x"\n[filters]\nmin_tokens = 9000\n[output]\ndir = 3\n'
     )
-    lines = [line.replace(f"{tmp_path}/", "") for line in errors(tmp_path, text)]
-    assert lines == [
+    assert errors(tmp_path, text) == [
         "build.toml:3: input.formt: unknown key; did you mean format?",
         "build.toml:7: output.dir: found 3; a path",
     ]
-    lines = [
-        line.replace(f"{tmp_path}/", "")
-        for line in errors(
-            tmp_path,
-            text.replace("formt", "format").replace('"x"', '"traces"').replace("= 3", '= "out"'),
-        )
-    ]
-    assert lines == [
+    text = text.replace("formt", "format").replace('"x"', '"traces"').replace("= 3", '= "out"')
+    assert errors(tmp_path, text) == [
         "build.toml: tokenizer.path: missing; a model's directory, or filters.length = false",
         "build.toml:2: input.path: nowhere: no such file or directory",
         "build.toml:5: filters.min_tokens: found 9000; at most filters.max_tokens",
@@ -489,14 +480,6 @@ def test_show_escapes_what_a_row_says_and_counts_broken_rows(
     assert "\x1b[31m" not in shown
     assert "2 rows, 1 broken" in shown
     assert run_command(["data", "show", str(tmp_path / "none.jsonl")]) == 2
-
-
-def test_strict_on_the_command_line_ends_with_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_jsonl(tmp_path / "rows.jsonl", [*make_rows(1), "{"])
-    assert run_command(["data", "build", str(settings_file(tmp_path)), "--strict"]) == 2
-    assert "rows.jsonl:2" in capsys.readouterr().err
 
 
 def test_the_documents_list_every_key_of_a_build_with_its_default() -> None:
