@@ -44,7 +44,7 @@ from forge.data.build.output import (
     settings_json,
 )
 from forge.data.build.rows import find_row_files, plan_chunks
-from forge.data.build.shards import ShardFolder, write_whole
+from forge.data.build.shards import write_whole
 from forge.data.build.steps import Dropped, Step
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import open_private_pool
@@ -108,7 +108,7 @@ def build_rows(build: DataBuild, *, workers: int | None = None, is_shown: bool =
     with work_folder(folder, key) as work:
         rows = RowWork(build=build, files=files, prompts=prompts, folder=work)
         prepare(rows, workers=workers, is_shown=is_shown)
-        manifest = _choose_and_write(build, files, heldout, work=work, is_shown=is_shown)
+        manifest = _choose_and_write(rows, heldout, is_shown=is_shown)
         manifest = {"key": key, **facts, **manifest}
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         write_whole(folder / MANIFEST, text.encode())
@@ -116,15 +116,8 @@ def build_rows(build: DataBuild, *, workers: int | None = None, is_shown: bool =
     return Built(folder=folder, manifest=manifest)
 
 
-def _choose_and_write(
-    build: DataBuild,
-    files: list[RowFile],
-    heldout: HeldoutProblems,
-    *,
-    work: Path,
-    is_shown: bool,
-) -> dict[str, Any]:
-    shards = ShardFolder(path=work)
+def _choose_and_write(work: RowWork, heldout: HeldoutProblems, *, is_shown: bool) -> dict[str, Any]:
+    build, files, shards = work.build, work.files, work.shards
     numbers = [chunk.number for chunk in plan_chunks(files)]
     facts = [shards.facts(number) for number in numbers]
     choice = Choice(shards=facts)
@@ -134,7 +127,7 @@ def _choose_and_write(
     if build.filters.judged:
         kept = frozenset(choice.kept)
         rows = (row for n in numbers for row in shards.rows(n) if row["number"] in kept)
-        log = VerdictLog(work / "verdicts.jsonl")
+        log = VerdictLog(work.folder / "verdicts.jsonl")
         verdicts = judge_rows(rows, build.judge, total=len(kept), log=log, is_shown=is_shown)
         choice.drop_judged(
             {
@@ -149,7 +142,7 @@ def _choose_and_write(
     steps = describe_steps(dropped, num_rows=num_rows, off=_off(build))
     if not choice.kept:
         raise ConfigError(f"input.path: {build.input.path}: no row is left; {_reasons(dropped)}")
-    written = _write(build, files, choice, verdicts, shards=shards, numbers=numbers)
+    written = _write(work, choice, verdicts, numbers)
     lines = "".join(dropped_lines(dropped, files))
     write_whole(build.output.dir / DROPPED, lines.encode())
     names = [f"{name}.{form}" for name in written["rows"] for form in build.output.formats]
@@ -164,15 +157,10 @@ def _choose_and_write(
 
 
 def _write(
-    build: DataBuild,
-    files: list[RowFile],
-    choice: Choice,
-    verdicts: Mapping[int, Mapping[str, str]],
-    *,
-    shards: ShardFolder,
-    numbers: list[int],
+    work: RowWork, choice: Choice, verdicts: Mapping[int, Mapping[str, str]], numbers: list[int]
 ) -> dict[str, Any]:
     """Writes the rows; returns their numbers and lengths."""
+    build, shards = work.build, work.shards
     kept, apart = frozenset(choice.kept), choice.heldout
     names = (TRAIN, HELDOUT) if build.split.heldout_share else (TRAIN,)
     counts = dict.fromkeys(names, 0)
@@ -184,7 +172,7 @@ def _write(
                 continue
             name = HELDOUT if number in apart else TRAIN
             verdict = verdicts[number]["status"] if number in verdicts else None
-            origin = origin_of(number, files)
+            origin = origin_of(number, work.files)
             sinks.write(name, output_row(row, origin=origin, verdict=verdict))
             counts[name] += 1
             if row["num_tokens"] is not None:
