@@ -1,9 +1,9 @@
 """The supervisor of a run. Read `run.py` first.
 
 `run.py` opens and closes a run, `work.py` runs its stages, `prepare_run.py` prepares for them,
-`attempt.py` describes one start, `background.py` has the tasks beside the stages. The rooms: `plan`
-(decisions before anything starts), `prepare` (model, data), `stages` (one file a kind of stage),
-`weights` (versions from trainer to replicas), `live` (progress, console, stopping), `status`
-(health of every process), `outlets` (messages, reports, trackers). Only `forge/commands/` and
-`forge/cli/` import from here.
+`attempt.py` describes one start and keeps its status current, `past.py` reads earlier attempts. The
+rooms: `plan` (decisions before anything starts), `prepare` (model, data), `stages` (one file a kind
+of stage; `batch_shelf` and `desk` hand batches to the trainer), `weights` (versions from trainer to
+replicas), `live` (progress, console, stopping), `status` (health of every process), `outlets`
+(messages, reports, trackers). Only `forge/commands/` and `forge/cli/` import from here.
 """

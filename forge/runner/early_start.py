@@ -100,6 +100,6 @@ def _is_trained(progress: Progress, stage: int, share: float) -> bool:
 
 
 def is_before_use(stages: Sequence[tuple[int, Stage]], index: int) -> bool:
-    """True if the stage behind an SFT stage, among those to come, needs engines."""
-    behind = next((stage for number, stage in stages if number > index), None)
-    return behind is not None and not isinstance(behind, SftStage)
+    """True if the stage after an SFT stage, among those to come, needs engines."""
+    after = next((stage for number, stage in stages if number > index), None)
+    return after is not None and not isinstance(after, SftStage)
