@@ -100,8 +100,14 @@ async def test_the_same_candidate_is_judged_once_even_in_concurrent_requests() -
 
 async def test_a_timeout_is_shared_with_waiting_requests_but_not_cached() -> None:
     """A machine that was busy once does not fail a kernel for the whole run."""
-    late = replace(CORRECT, status=Status.TIMEOUT, reason="deadline:correct", device="cpu")
-    script = Script(late, late)
+    late = replace(CORRECT, status=Status.TIMEOUT, reason="deadline:correct").to_json()
+
+    class Late(Script):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            answer = super().answer(request)
+            return httpx.Response(200, json=late) if self.asked[-1] == "late" else answer
+
+    script = Late()
     async with kept(script) as pool:
         for expected in (1, 2):
             async with anyio.create_task_group() as tg:
