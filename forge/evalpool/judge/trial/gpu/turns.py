@@ -1,5 +1,5 @@
 # pyright: strict
-"""Turns of one process's threads on a GPU, over one hold of its lease (`gpu_lease.py`).
+"""Turns of one process's threads on a GPU, over one hold of its lease (`forge.process.gpu_locks`).
 
 Threads that use the GPU beside each other share a hold; a thread that needs the GPU alone goes
 before those that ask later. A hold passes from thread to thread. It is given up when no thread uses
