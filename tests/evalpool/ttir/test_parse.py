@@ -14,7 +14,7 @@ from forge.evalpool.judge.trial.structure import _read_text
 from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
-from forge.evalpool.judge.ttir.types import Block, Descriptor, Pointer, Scalar
+from forge.evalpool.judge.ttir.tree import Block, Descriptor, Pointer, Scalar
 from forge.evalpool.judge.ttir.values import Unsupported
 from forge.evalpool.judge.ttir.verify import operations_of, uses_of, verify
 from tests.evalpool.ttir.kernels import TEXTS, kernel, text

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
-from forge.evalpool.judge.ttir.types import Block, Scalar
-from forge.evalpool.judge.ttir.values import Array, Signature, dtype_of
+from forge.evalpool.judge.ttir.tree import Block, Scalar, Signature
+from forge.evalpool.judge.ttir.values import Array, dtype_of
 
 
 def kinds(names: str, shape: tuple[int, ...]) -> tuple[Block, ...]:

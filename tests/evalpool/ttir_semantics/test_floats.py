@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forge.evalpool.judge.ttir.semantics.exact import double, single
 from forge.evalpool.judge.ttir.semantics.formats import FORMATS, Rounding, round_to
-from forge.evalpool.judge.ttir.types import Scalar
+from forge.evalpool.judge.ttir.tree import Scalar
 from forge.evalpool.judge.ttir.values import decode
 from tests.evalpool.ttir_semantics.applying import apply, row
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.ttir.semantics import OPERATIONS, reduce, scan
-from forge.evalpool.judge.ttir.types import Block, Scalar
-from forge.evalpool.judge.ttir.values import Array, Signature
+from forge.evalpool.judge.ttir.tree import Block, Scalar, Signature
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.ttir.values import Array
 
 
 def add(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.semantics.shapes import reshaped
-from forge.evalpool.judge.ttir.types import Block, Scalar
-from forge.evalpool.judge.ttir.values import Array, Signature, expanded
+from forge.evalpool.judge.ttir.tree import Block, Scalar, Signature
+from forge.evalpool.judge.ttir.values import Array, expanded
 
 F32, I32 = Scalar("f32"), Scalar("i32")
 

@@ -23,10 +23,17 @@ import numpy as np
 
 from forge.evalpool.judge.ttir.semantics.exact import fma
 from forge.evalpool.judge.ttir.semantics.formats import scalar_of, to_float
-from forge.evalpool.judge.ttir.types import Scalar, element_of, shape_of
+from forge.evalpool.judge.ttir.tree import (
+    BasicBlock,
+    Function,
+    Operation,
+    Region,
+    Scalar,
+    element_of,
+    shape_of,
+)
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Operation, Region
     from forge.evalpool.judge.ttir.values import Array
 
 Fusion: TypeAlias = int

@@ -26,14 +26,13 @@ from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind, Memory
 from forge.evalpool.judge.ttir.plan.accesses import TensorDescriptor
 from forge.evalpool.judge.ttir.plan.run import run_function
 from forge.evalpool.judge.ttir.symbolic import Symbolic
-from forge.evalpool.judge.ttir.types import Descriptor, Pointer, Scalar, Type
+from forge.evalpool.judge.ttir.tree import Descriptor, Operation, Pointer, Scalar, Type
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.ttir.plan.planner import FunctionPlan, ModulePlan, Run
-    from forge.evalpool.judge.ttir.tree import Operation
 
 SLAB_ELEMENTS = 1 << 18
 """Elements of the largest block of all instances of a slab: 1 MB of float32 stays in the cache."""

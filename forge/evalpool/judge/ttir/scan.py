@@ -6,21 +6,19 @@ import re
 from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.types import (
+from forge.evalpool.judge.ttir.tree import (
     BITS,
+    Attribute,
     Block,
     Descriptor,
     Pointer,
     Scalar,
     Type,
 )
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.values import Attribute
 
 MAX_DEPTH = 64
 """Nesting of regions, types and attributes."""

@@ -24,24 +24,15 @@ types are the same in both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.types import Scalar, Type
+from forge.evalpool.judge.ttir.tree import Attribute, Scalar, Signature
 
 Array: TypeAlias = NDArray[Any]
-Attribute: TypeAlias = Any
-"""A parsed attribute: `bool`, `int`, `float`, `str` (also for keywords, enumerations and symbols,
-without `@`), `Type`, or a tuple of these (`array<i32: 1, 0>`). The words that pretty forms print
-without a name have these: `predicate` (`slt`, `oeq`) of cmpi and cmpf, `axis`, `order`, `reverse`,
-`inputPrecision` (`tf32`, `ieee`, ...), `rounding` (`rtne`, `rtz`), `asm_string`, `constraints`,
-`packed_element`, `pure`, `symbol`, `fastmath`, `overflowFlags`."""
-
 DTYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(kind)
     for name, kind in {
@@ -63,14 +54,6 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     }.items()
 }
 """Numpy's type of the array for each scalar type."""
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """Types of an operation's operands and results."""
-
-    operands: tuple[Type, ...]
-    results: tuple[Type, ...]
 
 
 Operation: TypeAlias = Callable[[Sequence[Array], Signature, Mapping[str, Attribute]], list[Array]]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program.dialect import OPERATIONS
 from forge.evalpool.judge.ttir.scan import InvalidModule
-from forge.evalpool.judge.ttir.types import Descriptor, Pointer, element_of
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
+from forge.evalpool.judge.ttir.tree import (
+    BasicBlock,
+    Descriptor,
+    Function,
+    Module,
+    Operation,
+    Pointer,
+    element_of,
+)
 
 READS = frozenset(
     {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_load", "tt.atomic_poll"}

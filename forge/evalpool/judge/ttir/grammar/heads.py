@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from forge.evalpool.judge.ttir.grammar.reader import Draft, Head, Printed, Reader
-from forge.evalpool.judge.ttir.types import BOOL, Block, Pointer, Scalar, Type, element_of
+from forge.evalpool.judge.ttir.tree import BOOL, Block, Pointer, Scalar, Type, element_of
 
 
 def read_head(reader: Reader, head: Head) -> None:

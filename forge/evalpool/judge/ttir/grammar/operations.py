@@ -13,7 +13,7 @@ import numpy as np
 from forge.evalpool.judge.ttir.grammar.heads import printed_types, read_head, trailing_attributes
 from forge.evalpool.judge.ttir.grammar.reader import Draft, Head, Reader
 from forge.evalpool.judge.ttir.scan import LABEL, NUMBER, VALUE, DenseLiteral
-from forge.evalpool.judge.ttir.types import BOOL, Block, Scalar, Type, element_of
+from forge.evalpool.judge.ttir.tree import BOOL, Block, Scalar, Type, element_of
 
 
 def constant(reader: Reader, draft: Draft) -> list[Type]:

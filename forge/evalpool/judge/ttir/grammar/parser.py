@@ -8,17 +8,22 @@ printed must agree (`verify`).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.ttir.grammar.heads import RESULTS, printed_types, read_head
 from forge.evalpool.judge.ttir.grammar.operations import CUSTOM
 from forge.evalpool.judge.ttir.grammar.reader import Draft, Head, Printed, Reader
 from forge.evalpool.judge.ttir.scan import LABEL, VALUE, InvalidModule
-from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Jump, Module, Operation, Region
-from forge.evalpool.judge.ttir.values import Attribute, Signature
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.types import Type
+from forge.evalpool.judge.ttir.tree import (
+    Attribute,
+    BasicBlock,
+    Function,
+    Jump,
+    Module,
+    Operation,
+    Region,
+    Signature,
+    Type,
+)
 
 MAX_TEXT_BYTES = 8 << 20
 MAX_BLOCKS = 10_000

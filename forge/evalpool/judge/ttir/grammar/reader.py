@@ -7,14 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.ttir.scan import VALUE, Scanner
-from forge.evalpool.judge.ttir.tree import Region
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.types import Type
-    from forge.evalpool.judge.ttir.values import Attribute
+from forge.evalpool.judge.ttir.tree import Attribute, Region, Type
 
 MAX_OPERATIONS = 100_000
 

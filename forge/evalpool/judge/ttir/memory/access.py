@@ -18,7 +18,7 @@ from forge.evalpool.judge.ttir.memory.storages import (
     Faulted,
     FaultKind,
 )
-from forge.evalpool.judge.ttir.types import Scalar, shape_of
+from forge.evalpool.judge.ttir.tree import Operation, Scalar, shape_of
 from forge.evalpool.judge.ttir.values import Array, decode, encode, memory_dtype
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.symbolic import Symbolic
-    from forge.evalpool.judge.ttir.tree import Operation
 
 
 def load(

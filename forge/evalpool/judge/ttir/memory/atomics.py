@@ -15,13 +15,12 @@ import numpy as np
 from forge.evalpool.judge.ttir.memory import conflicts
 from forge.evalpool.judge.ttir.memory.access import check_written, mark_written, resolve
 from forge.evalpool.judge.ttir.memory.places import Part, Scattered, Windows
-from forge.evalpool.judge.ttir.types import Scalar, shape_of
+from forge.evalpool.judge.ttir.tree import Operation, Scalar, shape_of
 from forge.evalpool.judge.ttir.values import Array, decode, encode, memory_dtype
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.symbolic import Symbolic
-    from forge.evalpool.judge.ttir.tree import Operation
 
 
 def _unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:

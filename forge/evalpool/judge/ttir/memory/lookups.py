@@ -9,10 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.ttir.scan import InvalidModule
-from forge.evalpool.judge.ttir.types import Descriptor, Pointer, element_of
+from forge.evalpool.judge.ttir.tree import (
+    BasicBlock,
+    Descriptor,
+    Function,
+    Module,
+    Operation,
+    Pointer,
+    element_of,
+)
 from forge.evalpool.judge.ttir.verify import (
     ATOMICS,
     MAX_REACHED,
@@ -22,9 +29,6 @@ from forge.evalpool.judge.ttir.verify import (
     operations_of,
     reached,
 )
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
 
 Lookups = frozenset[tuple[int, int]]
 """Positions of two arguments of a kernel: values of the second choose the places at which it reads

@@ -16,12 +16,11 @@ from forge.evalpool.judge.ttir.memory.atomics import UPDATES, swap, update
 from forge.evalpool.judge.ttir.plan.arithmetic import array_of, scalar_of
 from forge.evalpool.judge.ttir.plan.planner import Environment, Step, block_of
 from forge.evalpool.judge.ttir.symbolic import Symbolic
-from forge.evalpool.judge.ttir.types import Pointer, Scalar, Type, element_of, shape_of
+from forge.evalpool.judge.ttir.tree import Operation, Pointer, Scalar, Type, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, memory_dtype
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
-    from forge.evalpool.judge.ttir.tree import Operation
 
 
 def _memory_element(kind: Type, operation: Operation) -> Scalar:

@@ -17,13 +17,12 @@ from forge.evalpool.judge.ttir.contraction import contraction_of, fused
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.semantics.approximate import CARD, on_card
 from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
-from forge.evalpool.judge.ttir.types import Pointer, Scalar, Type, element_of, shape_of
+from forge.evalpool.judge.ttir.tree import Operation, Pointer, Scalar, Type, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan.planner import Environment, Step
-    from forge.evalpool.judge.ttir.tree import Operation
 
 
 F32 = Scalar("f32")

@@ -33,12 +33,11 @@ from forge.evalpool.judge.ttir.plan.run import (
 )
 from forge.evalpool.judge.ttir.semantics import reduce, scan
 from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
-from forge.evalpool.judge.ttir.types import Scalar, element_of, shape_of
+from forge.evalpool.judge.ttir.tree import Operation, Scalar, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, expanded
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
-    from forge.evalpool.judge.ttir.tree import Operation
 
 
 def if_step(operation: Operation, planner: Planner) -> ControlStep:

@@ -17,9 +17,13 @@ import numpy as np
 from forge.evalpool.judge.program.inline_assembly import WHOLE
 from forge.evalpool.judge.ttir.memory.conflicts import may_synchronise, pass_barrier
 from forge.evalpool.judge.ttir.symbolic import Symbolic
-from forge.evalpool.judge.ttir.types import (
+from forge.evalpool.judge.ttir.tree import (
+    BasicBlock,
     Block,
     Descriptor,
+    Function,
+    Module,
+    Operation,
     Pointer,
     Scalar,
     Type,
@@ -31,7 +35,6 @@ from forge.evalpool.judge.ttir.verify import Use, operations_of, uses_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
-    from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Operation
 
 
 Environment: TypeAlias = list[Any]

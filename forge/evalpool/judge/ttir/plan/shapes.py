@@ -12,13 +12,12 @@ import numpy as np
 from forge.evalpool.judge.ttir import arrange
 from forge.evalpool.judge.ttir.plan.arithmetic import array_of, is_block_integer
 from forge.evalpool.judge.ttir.symbolic import Symbolic
-from forge.evalpool.judge.ttir.types import Pointer, element_of, shape_of
+from forge.evalpool.judge.ttir.tree import Operation, Pointer, element_of, shape_of
 from forge.evalpool.judge.ttir.values import fixed
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan.planner import Environment, Step
-    from forge.evalpool.judge.ttir.tree import Operation
 
 
 AXES = {"x": 0, "y": 1, "z": 2, 0: 0, 1: 1, 2: 2}

@@ -15,17 +15,8 @@ from forge.evalpool.judge.ttir.semantics.formats import (
     unsigned,
     widened,
 )
-from forge.evalpool.judge.ttir.types import Scalar, shape_of
-from forge.evalpool.judge.ttir.values import (
-    Array,
-    Attribute,
-    Operation,
-    Signature,
-    Unsupported,
-    decode,
-    dtype_of,
-    encode,
-)
+from forge.evalpool.judge.ttir.tree import Attribute, Scalar, Signature, shape_of
+from forge.evalpool.judge.ttir.values import Array, Operation, Unsupported, decode, dtype_of, encode
 
 
 def constant(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,14 +26,10 @@ from forge.evalpool.judge.ttir.semantics.integers import (
     multiply_high,
     multiply_high_signed,
 )
-from forge.evalpool.judge.ttir.values import (
-    Array,
-    Attribute,
-    Operation,
-    Signature,
-    Unsupported,
-    dtype_of,
-)
+from forge.evalpool.judge.ttir.values import Array, Operation, Unsupported, dtype_of
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.ttir.tree import Attribute, Signature
 
 Function = Callable[..., "Array"]
 

@@ -23,7 +23,8 @@ from forge.evalpool.judge.ttir.semantics.integers import COMPARISONS
 from forge.evalpool.judge.ttir.semantics.special import erf, erfc
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.values import Array, Attribute, Operation, Signature
+    from forge.evalpool.judge.ttir.tree import Attribute, Signature
+    from forge.evalpool.judge.ttir.values import Array, Operation
 
 
 def cmpf(

@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.types import Scalar, Type, element_of
-from forge.evalpool.judge.ttir.values import (
-    Array,
-    Attribute,
-    Operation,
-    Signature,
-    Unsupported,
-    dtype_of,
-)
+from forge.evalpool.judge.ttir.tree import Attribute, Scalar, Signature, Type, element_of
+from forge.evalpool.judge.ttir.values import Array, Operation, Unsupported, dtype_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,7 +20,8 @@ from forge.evalpool.judge.ttir.semantics.formats import (
 )
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.values import Array, Attribute, Operation, Signature
+    from forge.evalpool.judge.ttir.tree import Attribute, Signature
+    from forge.evalpool.judge.ttir.values import Array, Operation
 
 Binary = Callable[..., "Array"]
 

@@ -13,13 +13,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from forge.evalpool.judge.ttir.semantics.formats import Rounding, round_to, scalar_of, to_float
-from forge.evalpool.judge.ttir.types import Scalar, Type, shape_of
+from forge.evalpool.judge.ttir.tree import Attribute, Scalar, Signature, Type, shape_of
 from forge.evalpool.judge.ttir.values import (
     Array,
-    Attribute,
     Combine,
     Operation,
-    Signature,
     Unsupported,
     decode,
     dtype_of,

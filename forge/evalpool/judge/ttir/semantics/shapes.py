@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forge.evalpool.judge.ttir.semantics.formats import scalar_of
-from forge.evalpool.judge.ttir.types import shape_of
+from forge.evalpool.judge.ttir.tree import shape_of
 from forge.evalpool.judge.ttir.values import dtype_of, expanded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forge.evalpool.judge.ttir.values import Array, Attribute, Operation, Signature
+    from forge.evalpool.judge.ttir.tree import Attribute, Signature
+    from forge.evalpool.judge.ttir.values import Array, Operation
 
     Attributes = Mapping[str, Attribute]
 

@@ -21,7 +21,7 @@ from forge.evalpool.judge.ttir.semantics.integers import (
     multiply_high_signed,
     remainder,
 )
-from forge.evalpool.judge.ttir.types import Scalar
+from forge.evalpool.judge.ttir.tree import Scalar
 from forge.evalpool.judge.ttir.values import Array, Unsupported, decode
 
 Function = Callable[..., "Array"]

@@ -18,15 +18,8 @@ import numpy as np
 from forge.evalpool.judge.ttir.semantics.casts import from_bits, to_bits
 from forge.evalpool.judge.ttir.semantics.formats import scalar_of
 from forge.evalpool.judge.ttir.semantics.ptx.instructions import execute
-from forge.evalpool.judge.ttir.types import Scalar, shape_of
-from forge.evalpool.judge.ttir.values import (
-    Array,
-    Attribute,
-    Operation,
-    Signature,
-    Unsupported,
-    expanded,
-)
+from forge.evalpool.judge.ttir.tree import Attribute, Scalar, Signature, shape_of
+from forge.evalpool.judge.ttir.values import Array, Operation, Unsupported, expanded
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DECLARATION = re.compile(r"\.reg\s*\.(?P<kind>pred|[bsuf]\d+|f16x2)\s+(?P<names>.+)", re.DOTALL)
