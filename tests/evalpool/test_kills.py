@@ -130,6 +130,7 @@ async def judged_with_a_kill(
     """Kills once, in the loop; `victim` as `chain` orders them. It costs `num_infra` faults."""
     before = pool.stats()
     verdicts: list[Verdict] = []
+    found: list[int] = []
 
     async def ask() -> None:
         verdicts.append(await pool.judge(asked, code))
@@ -137,7 +138,7 @@ async def judged_with_a_kill(
     with anyio.fail_after(90):
         async with anyio.create_task_group() as tg:
             tg.start_soon(ask)
-            found = await busy_chain(observer.alive())
+            found += await busy_chain(observer.alive())
             os.kill(found[victim], signal.SIGKILL)
             await wait_until_gone(set(found[victim:]))
     assert pool.stats().num_infra - before.num_infra in num_infra
