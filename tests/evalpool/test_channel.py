@@ -1,4 +1,4 @@
-"""What a judge and its children exchange: frames, shared memory, places of tensors in a result."""
+"""The exchange of a judge and its children: frames, shared memory, places of tensors in a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A problem's file gives constructor arguments, input sets, tensors on a device."""
+"""Parts of a problem's file: constructor arguments, input sets, tensors on a device."""
 
 from __future__ import annotations
 
