@@ -1,4 +1,4 @@
-"""The exchange of a judge and its children: frames, shared memory, places of tensors in a result."""
+"""The exchange of a judge and its children: frames, shared memory, places of tensors."""
 
 from __future__ import annotations
 
