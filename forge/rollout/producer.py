@@ -21,7 +21,7 @@ import anyio
 
 from forge.errors import Stalled
 from forge.records import Purpose
-from forge.rollout.admission import Admission
+from forge.rollout.admission import Admission, Concurrency
 from forge.rollout.batches import (
     MAX_BATCHES_WITHOUT_SIGNAL,
     Batch,
@@ -33,7 +33,6 @@ from forge.rollout.batches import (
     no_signal_error,
     oldest_step,
 )
-from forge.rollout.concurrency import Concurrency
 from forge.rollout.past import Past, to_state
 from forge.rollout.play import GroupPlace, Rules, play_group
 

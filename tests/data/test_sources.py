@@ -13,8 +13,7 @@ from pyarrow import parquet
 from forge.config.schema import ProblemsTable
 from forge.data.pairs.files import rows_of
 from forge.data.problems import load_problems
-from forge.data.sources.formats import FORMATS
-from forge.data.sources.loading import COLUMNS, read_mixed
+from forge.data.sources.loading import COLUMNS, FORMATS, read_mixed
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 

@@ -17,8 +17,13 @@ from forge.config.schema import GrpoStage, LoraTable, ModelTable
 from forge.runner.plan.gpu_costs import KEYS_PER_TOKEN as PLANNED_KEYS
 from forge.runner.plan.prefix_sharing import TRIED
 from forge.train.refusals import has_windows, refusals
-from forge.train.trainer.grpo.microbatches import cut_batch, num_tokens
-from forge.train.trainer.grpo.prefixes import KEYS_PER_TOKEN, pack, rows_by_prefix
+from forge.train.trainer.grpo.microbatches import (
+    KEYS_PER_TOKEN,
+    cut_batch,
+    num_tokens,
+    pack,
+    rows_by_prefix,
+)
 from tests.train.samples import make_group
 from tests.train.trained import settings_of
 

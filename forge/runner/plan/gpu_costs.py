@@ -31,7 +31,7 @@ BITS4_BYTES = 0.56
 LOGIT_TILE = (4096, 32_768)
 """Tokens by vocabulary entries of the logits that TRL's output layer holds at a time."""
 KEYS_PER_TOKEN = 4
-"""Maximum, if prefixes are shared: `forge.train.trainer.grpo.prefixes`."""
+"""Maximum, if prefixes are shared: `forge.train.trainer.grpo.microbatches`."""
 SLACK = 1.15
 """Factor on activations, for fragmentation and the buffers of matrix products."""
 NUM_ADAPTERS = 4

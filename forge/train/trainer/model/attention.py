@@ -1,7 +1,7 @@
 """Causal attention of a row of packed sequences, each to its own keys: torch's flash kernel on
 CUDA, SDPA one sequence at a time elsewhere. Needs torch 2.10 or later, no other kernels.
 
-Called by transformers' models. `grpo.prefixes` packs the rows.
+Called by transformers' models. `grpo.microbatches` packs the rows.
 
 Shapes: B batch, H heads, T tokens, D size of a head, N tokens of a row, S sequences.
 """
