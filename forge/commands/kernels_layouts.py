@@ -276,9 +276,6 @@ def _metadata(build: Mapping[str, str], *, name: str, module: str, license: str)
 
 
 def _card(name: str, kernels: Sequence[BestKernel], origin: Origin) -> str:
-    rows = "".join(
-        f"| `{each.name}` | {each.problem_id} | {speed_of(each)} |\n" for each in kernels
-    )
     return (
         f"---\nlibrary_name: kernels\nlicense: {origin.license}\n---\n\n# {name}\n\n"
         f"Triton kernels that a language model ({origin.model}) wrote in the forge run "
@@ -287,7 +284,7 @@ def _card(name: str, kernels: Sequence[BestKernel], origin: Origin) -> str:
         f'kernels = get_kernel("OWNER/{name}", version={VERSION}, trust_remote_code=True)\n'
         f"layer = kernels.{kernels[0].name}.{kernels[0].entry_point}New()  # arguments of the "
         "problem's class\n```\n\n"
-        f"| module | problem | speed-up |\n|---|---|---|\n{rows}"
+        f"{_table('module', kernels)}"
     )
 
 
@@ -305,24 +302,26 @@ def plain_files(kernels: Sequence[BestKernel], origin: Origin) -> dict[str, str]
     files = {"README.md": _readme(kernels, origin), "NOTICE.md": notice(origin)}
     for kernel in kernels:
         folder = kernel.name
-        verdict = {**kernel.verdict, "problem_id": kernel.problem_id, "run": origin.run}
         files |= {
             f"{folder}/kernel.py": kernel.code,
             f"{folder}/problem.py": kernel.problem,
-            f"{folder}/verdict.json": json.dumps(verdict, indent=1) + "\n",
+            f"{folder}/verdict.json": _verdict(kernel, origin),
             f"{folder}/test_kernel.py": test_of(kernel, file="test_kernel.py"),
         }
     return files
 
 
+def _table(column: str, kernels: Sequence[BestKernel]) -> str:
+    """Name, problem and speed of each kernel, in Markdown."""
+    lines = [f"| `{each.name}` | {each.problem_id} | {speed_of(each)} |\n" for each in kernels]
+    return f"| {column} | problem | speed-up |\n|---|---|---|\n{''.join(lines)}"
+
+
 def _readme(kernels: Sequence[BestKernel], origin: Origin) -> str:
-    rows = "".join(
-        f"| `{each.name}` | {each.problem_id} | {speed_of(each)} |\n" for each in kernels
-    )
     return (
         f"# Kernels of {origin.run}\n\nThe best correct kernel of each problem, best first. "
         "`pytest NAME` tests one. NOTICE.md is about licences.\n\n"
-        f"| kernel | problem | speed-up |\n|---|---|---|\n{rows}"
+        f"{_table('kernel', kernels)}"
     )
 
 
