@@ -7,54 +7,20 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from forge.config.schema import DataTable
 from forge.data.answers import extract
 from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError
+from tests.data.build.samples import kernelbook_row, write_rows
 from tests.prompting import PROMPTS
 
 if TYPE_CHECKING:
     from forge.records import Pair
 
-MODULE = """\
-import torch
-
-class SumRows(torch.nn.Module):
-    def forward(self, x):
-        return torch.sum(x, dim=1)
-
-def get_inputs():
-    return [torch.rand([4, 4])]
-
-def get_init_inputs():
-    return [[], {}]
-"""
-ANSWER = """\
-import torch
-import triton
-
-class SumRowsNew(torch.nn.Module):
-    def forward(self, x):
-        return call([x])[0]
-"""
-
 DEEP = "[" * 100_000
 """Deeper than Python's JSON parser can go."""
-
-
-def kernelbook_row(**changes: Any) -> dict[str, Any]:
-    row = {
-        "entry_point": "SumRows",
-        "python_code": MODULE,
-        "triton_code": ANSWER,
-        "uuid": 7,
-        "repo_name": "some/repository",
-    }
-    return {**row, **changes}
 
 
 def trinity_row(**changes: Any) -> dict[str, Any]:
@@ -69,12 +35,7 @@ def trinity_row(**changes: Any) -> dict[str, Any]:
 
 
 def read(path: Path, rows: Any, format: str) -> list[Pair]:
-    if path.suffix == ".parquet":
-        parquet.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        path.write_text(json.dumps(rows))
+    write_rows(path, rows)
     return read_pairs(DataTable(source="file", path=path, format=format), prompts=PROMPTS)  # type: ignore[arg-type]
 
 
@@ -82,13 +43,14 @@ def read(path: Path, rows: Any, format: str) -> list[Pair]:
 def test_a_kernelbook_row_has_the_played_prompt_and_an_answer_that_the_judge_takes(
     name: str, tmp_path: Path
 ) -> None:
-    (pair,) = read(tmp_path / name, [kernelbook_row()], "kernelbook")
-    assert (pair.problem_id, pair.num_turns) == ("kernelbook/7", 1)
+    row = kernelbook_row()
+    (pair,) = read(tmp_path / name, [row], "kernelbook")
+    assert (pair.problem_id, pair.num_turns) == ("kernelbook/relu-1", 1)
     assert [m.role for m in pair.messages] == ["system", "user", "assistant"]
-    assert "SumRowsNew" in pair.messages[0].content
-    assert pair.messages[1].content == MODULE.strip()
-    found = extract(pair.messages[2].content, entry_point="SumRows")
-    assert found.code.strip() == ANSWER.strip()
+    assert "ReluPlus1New" in pair.messages[0].content
+    assert pair.messages[1].content == row["python_code"].strip()
+    found = extract(pair.messages[2].content, entry_point="ReluPlus1")
+    assert found.code.strip() == row["triton_code"].strip()
 
 
 def test_an_answer_without_the_required_class_is_left_out_and_counted(
@@ -97,7 +59,7 @@ def test_an_answer_without_the_required_class_is_left_out_and_counted(
     rows = [kernelbook_row(), kernelbook_row(triton_code="def call(args): ...", uuid=8)]
     with caplog.at_level(logging.INFO, logger="forge.data.pairs.files"):
         pairs = read(tmp_path / "rows.json", rows, "kernelbook")
-    assert [pair.problem_id for pair in pairs] == ["kernelbook/7"]
+    assert [pair.problem_id for pair in pairs] == ["kernelbook/relu-1"]
     assert "left out 1 without the class that a judge calls" in caplog.text
 
 

@@ -3,12 +3,9 @@ that may hold anything, where the columns of a row tell its format."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from forge.config.schema import ProblemsTable
 from forge.data.pairs.files import rows_of
@@ -16,6 +13,7 @@ from forge.data.problems import load_problems
 from forge.data.sources.loading import COLUMNS, FORMATS, read_mixed
 from forge.errors import ConfigError
 from forge.records import Problem, Split
+from tests.data.build.samples import write_rows as write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,14 +76,6 @@ ROWS: dict[str, tuple[dict[str, Any], tuple[str, str, int, str]]] = {
         ("drkernel-coldstart/9", "drkernel-coldstart", 1, "Model"),
     ),
 }
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    if path.suffix == ".parquet":
-        parquet.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def load(path: Path, **keys: Any) -> list[Problem]:

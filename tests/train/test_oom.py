@@ -37,20 +37,32 @@ def get_no_context(*args: Any) -> NoReturn:
     raise torch.AcceleratorError("CUDA error: out of memory")
 
 
+@pytest.fixture(autouse=True)
+def without_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the main thread may install the handler of SIGTERM."""
+    from forge.train.trainer.child.control import StopFlag
+
+    monkeypatch.setattr(StopFlag, "install", lambda self: None)
+
+
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the trainer reports as failed."""
+    from forge.train.trainer.child.control import SupervisorClient
+
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(SupervisorClient, "failed", lambda self, **numbers: found.append(numbers))
+    return found
+
+
 @pytest.mark.parametrize(("budget", "reported"), [(80, 40), (None, None)])
 def test_sft_reports_the_halved_size_after_a_restart(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    budget: int | None, reported: int | None,
+    budget: int | None, reported: int | None, failures: list[dict[str, Any]],
 ) -> None:  # fmt: skip
-    from forge.train.trainer.child.control import StopFlag, SupervisorClient
     from forge.train.trainer.sft import stage as sft_stage
 
-    failures: list[dict[str, Any]] = []
     monkeypatch.setattr(sft_stage, "make_trainer", run_out)
-    monkeypatch.setattr(StopFlag, "install", lambda self: None)
-    monkeypatch.setattr(
-        SupervisorClient, "failed", lambda self, **numbers: failures.append(numbers)
-    )
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"input_ids": [5, 6], "completion_mask": [0, 1]}\n')
     stage = SFT.model_copy(update={"micro_batch_tokens": budget})
@@ -68,7 +80,6 @@ def test_the_numbers_of_a_full_gpu_are_reported_before_the_trainer_ends(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from forge.train.trainer.child.control import StopFlag
     from forge.train.trainer.grpo import stage as grpo_stage
     from forge.train.trainer.grpo.trainer import TurnTrainer
 
@@ -77,9 +88,6 @@ def test_the_numbers_of_a_full_gpu_are_reported_before_the_trainer_ends(
             return run_out()
 
     monkeypatch.setattr(grpo_stage, "TurnTrainer", Full)
-    monkeypatch.setattr(
-        StopFlag, "install", lambda self: None
-    )  # only the main thread may install it
     supervisor.batches = [make_samples(4, seed=1)]
     settings = settings_of(
         GRPO, tiny_model, tmp_path, control_socket=supervisor.socket, micro_batch_scale=0.5
@@ -106,12 +114,10 @@ def test_a_publish_that_fails_while_the_trainer_waits_for_a_batch_ends_the_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without it the trainer would wait forever: the next batch may need those weights."""
-    from forge.train.trainer.child.control import StopFlag
     from forge.train.trainer.grpo import stage as grpo_stage
     from forge.train.trainer.grpo import trainer as turns
 
     monkeypatch.setattr(turns, "write_and_offer", run_out)
-    monkeypatch.setattr(StopFlag, "install", lambda self: None)
     supervisor.batches, supervisor.at_end = [make_samples(4, seed=1)], "wait"
     settings = settings_of(
         GRPO.model_copy(update={"steps": 2}), tiny_model, tmp_path,
@@ -131,17 +137,12 @@ def test_a_publish_that_fails_while_the_trainer_waits_for_a_batch_ends_the_wait(
 
 @pytest.mark.parametrize("kind", ["sft", "grpo"])
 def test_a_gpu_too_full_to_join_the_other_ranks_is_reported(
-    kind: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from forge.train.trainer.child.control import StopFlag, SupervisorClient
+    kind: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    failures: list[dict[str, Any]],
+) -> None:  # fmt: skip
     from forge.train.trainer.grpo import stage as grpo_stage
     from forge.train.trainer.sft import stage as sft_stage
 
-    failures: list[dict[str, Any]] = []
-    monkeypatch.setattr(StopFlag, "install", lambda self: None)
-    monkeypatch.setattr(
-        SupervisorClient, "failed", lambda self, **numbers: failures.append(numbers)
-    )
     monkeypatch.setattr(sft_stage, "join_process_group", get_no_context)
     monkeypatch.setattr(grpo_stage, "join_process_group", get_no_context)
     stage = {"sft": SFT, "grpo": GRPO}[kind]

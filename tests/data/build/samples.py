@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from forge.config.schema.build import DataBuild
@@ -106,6 +108,17 @@ def write_jsonl(path: Path, rows: list[Any]) -> Path:
     """Writes rows, one JSON value a line; a text is written as it is."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def write_rows(path: Path, rows: Any) -> Path:
+    """Writes rows in the form that the suffix names."""
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        write_jsonl(path, rows)
+    else:
+        path.write_text(json.dumps(rows))
     return path
 
 
