@@ -1,7 +1,10 @@
-"""Commands, options and files that the documents name exist."""
+"""What the documents name exists: commands, options, files, error messages; the numbers of cheats,
+attacks and honest kernels are those of the zoo.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from functools import cache
@@ -14,6 +17,7 @@ from typer.main import get_command
 from docs.generate.pages import PAGES as GENERATED
 from forge.cli import app
 from tests.docs.pages import PAGES, ROOT
+from tests.zoo.animals import FOLDER, load
 
 DOCS = tuple(str(page.relative_to(ROOT)) for page in PAGES)
 GROUPS = ("problems", "data", "kernels", "cluster")
@@ -111,3 +115,64 @@ def test_every_make_target_that_a_document_names_exists() -> None:
     for name in DOCS:
         for target in re.findall(r"`make ([a-z-]+)", (ROOT / name).read_text(encoding="utf-8")):
             assert re.search(rf"^{target}:", rules, flags=re.MULTILINE), f"{name}: make {target}"
+
+
+PAGE = (ROOT / "docs/how-to/troubleshooting.md").read_text(encoding="utf-8")
+MESSAGES = re.findall(r"^`([^`\n]+)`\n:   ", PAGE, flags=re.MULTILINE)
+"""Each message; … stands for any text."""
+SHORTEST = 4
+"""Characters that a fixed part of a message needs to say something."""
+
+
+@cache
+def read_sources() -> list[str]:
+    """Text of each source file, its neighbouring string literals joined."""
+    paths = [path for path in (ROOT / "forge").rglob("*.py") if "judge/trial" not in str(path)]
+    joint = re.compile(r"""["']\s*\n\s*f?["']""")
+    return [joint.sub("", path.read_text(encoding="utf-8")) for path in paths]
+
+
+def fixed_parts(message: str) -> list[str]:
+    parts = [part.strip(" (;:,.)") for part in message.split("…")]
+    return [part for part in parts if len(part) >= SHORTEST]
+
+
+def is_in_sources(message: str) -> bool:
+    """True if one file has all fixed parts in their order."""
+    pattern = re.compile(".*?".join(map(re.escape, fixed_parts(message))), re.DOTALL)
+    return any(pattern.search(text) for text in read_sources())
+
+
+def test_there_are_messages_to_check() -> None:
+    assert len(MESSAGES) >= 15
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_that_is_explained_exists(message: str) -> None:
+    assert fixed_parts(message)
+    assert is_in_sources(message)
+
+
+def test_a_message_that_does_not_exist_is_found() -> None:
+    assert not is_in_sources("…: the moon is not full; …")
+
+
+NUM_CHEATS = len(load("cheats"))
+ATTACKS = {path.stem: len(json.loads(path.read_text())) for path in FOLDER.glob("*_attacks*.json")}
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results/index.md"])
+def test_a_document_counts_cheats_and_attacks(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    found = re.findall(
+        r"[Oo]f (\d+) cheats and (\d+) attacks .* (\w+) are (?:accepted|judged)", text
+    )
+    assert found == [(str(NUM_CHEATS), str(sum(ATTACKS.values())), "two")]
+    assert ATTACKS["accepted_attacks"] == 2
+
+
+def test_the_results_of_the_judge_count_cheats_and_honest_kernels() -> None:
+    text = (ROOT / "docs/results/judge.md").read_text(encoding="utf-8")
+    num_honest = len(load("honest"))
+    assert f"| cheats of the zoo judged correct | 0 of {NUM_CHEATS} |" in text
+    assert f"| honest kernels of the zoo | {num_honest} of {num_honest} |" in text
