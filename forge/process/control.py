@@ -65,6 +65,10 @@ class ControlClient:
             raise ConfigError(
                 f"{self._path}: no supervisor answers there; it has ended or has just begun"
             ) from error
+        except PermissionError as error:  # it names no file
+            raise ConfigError(
+                f"{self._path}: {error.strerror}: the run is another user's, who alone may ask it"
+            ) from error
         if answer.status == 200:
             return dict(answer.json())
         where = "" if answer.status == REFUSED else f"{self._path}: {method} {path}: "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +21,6 @@ from forge.views.run_state import PlayedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 STATUS = {
     "ok": True, "run": "x-1", "stage": "grpo-3", "done": 4, "total": 16, "unit": "steps",
@@ -81,6 +82,15 @@ def serving() -> Iterator[Path]:
             server.shutdown()
             server.server_close()
             thread.join()
+
+
+def test_a_run_of_another_user_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("forge.process.ask._UnixConnection.connect", refuse)
+    with pytest.raises(ConfigError, match=r"control\.sock: Permission denied: .*user"):
+        ControlClient(Path("/tmp/x/control.sock")).stop()
 
 
 def test_status_is_one_line_and_survives_a_newer_runner():
