@@ -1,4 +1,4 @@
-"""What the documents name exists: commands, options, files, error messages; the numbers of cheats,
+"""Names in the documents exist: commands, options, files, error messages; the numbers of cheats,
 attacks and honest kernels are those of the zoo.
 """
 
