@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket as sockets
-import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
 from forge.process.server.listening import open_listener, url_of
 from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
-from forge.process.sockets import open_socket_dir
+from forge.process.sockets import open_private_dir, open_socket_dir
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
 
+WORK_PREFIX = ".serve-"
+"""Start of the name of a server's directory next to the runs."""
 TOKEN_VARIABLE = "FORGE_SERVE_TOKEN"
 TOKEN_ADVICE = (
     f"set {TOKEN_VARIABLE} here, and in the variable that serve.api_key_env of each run names"
@@ -162,8 +163,9 @@ async def _serve(
     store_dir.mkdir(parents=True, exist_ok=True)
     with (
         open_socket_dir() as folder,
-        # Engines convert whole models, which are too large for the /tmp of sockets.
-        tempfile.TemporaryDirectory(prefix=".serve-", dir=store_dir) as work_dir,
+        # Engines convert whole models, which are too large for the /tmp of sockets. A server that
+        # is killed leaves them to the next one.
+        open_private_dir(store_dir, prefix=WORK_PREFIX) as work_dir,
     ):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
@@ -173,7 +175,7 @@ async def _serve(
                 stop_token_ids=chat.stop_token_ids,
                 socket_dir=folder,
                 log_dir=folder,
-                work_dir=Path(work_dir),
+                work_dir=work_dir,
                 gpus=placement.serve_uuids,
                 max_lora_rank=lora_rank(found.experiment.model, adapter=found.weights.adapter),
             ) as replicas:
@@ -181,7 +183,7 @@ async def _serve(
                 if accepts_weights:
                     weights = WeightEndpoints(
                         replicas, start=found.weights, table=table,
-                        folder=Path(work_dir) / "sent", forge=__version__,
+                        folder=work_dir / "sent", forge=__version__,
                     )  # fmt: skip
                 front = Front(
                     replicas,

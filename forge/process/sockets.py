@@ -42,10 +42,11 @@ def open_socket_dir(*, base: Path | None = None) -> Generator[Path]:
 
 
 @contextmanager
-def open_private_dir(parent: Path) -> Generator[Path]:
-    """A new 0700 directory in `parent` that ends with this process, also if it is killed."""
-    _sweep(parent)
-    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+def open_private_dir(parent: Path, *, prefix: str = PREFIX) -> Generator[Path]:
+    """A new 0700 directory in `parent` that ends with this process; if it is killed, with the next
+    one that makes a directory of this prefix there."""
+    _sweep(parent, prefix)
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     with (directory / "new").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (directory / "new").rename(directory / OWNER)  # so no process sees the file unlocked
@@ -57,7 +58,7 @@ def open_private_dir(parent: Path) -> Generator[Path]:
 
 def remove_left_dirs() -> None:
     """Remove the directories of killed processes, for a process that makes none itself."""
-    _sweep(Path(tempfile.gettempdir()))
+    _sweep(Path(tempfile.gettempdir()), PREFIX)
 
 
 def remove_socket_dir(directory: Path) -> None:
@@ -65,9 +66,9 @@ def remove_socket_dir(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _sweep(parent: Path) -> None:
+def _sweep(parent: Path, prefix: str) -> None:
     """Remove this user's directories whose owner is dead."""
-    for directory in parent.glob(f"{PREFIX}*"):
+    for directory in parent.glob(f"{prefix}*"):
         try:
             with (directory / OWNER).open() as lock:
                 if os.fstat(lock.fileno()).st_uid == os.geteuid():

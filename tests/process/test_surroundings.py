@@ -26,7 +26,7 @@ from forge.process.environment import Rendezvous, child_env, free_port, rank_env
 from forge.process.logtail import read_last_lines
 from forge.process.machine import free_bytes, is_disk_full
 from forge.process.server.serving import serve_task
-from forge.process.sockets import check_socket_path, open_socket_dir
+from forge.process.sockets import check_socket_path, open_private_dir, open_socket_dir
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 HOST = "127.0.0.1"
@@ -145,21 +145,25 @@ def short_dir():
         yield Path(folder)
 
 
-def test_the_socket_directory_of_a_killed_owner_is_removed_and_nothing_else(short_dir):
+def test_the_private_directories_of_a_killed_owner_are_removed_and_nothing_else(short_dir):
     code = (
         "import os, sys; from pathlib import Path; from forge.process.sockets import *;"
-        "opened = open_socket_dir(base=Path(sys.argv[1]));"
-        "print(opened.__enter__(), flush=True); os.kill(os.getpid(), 9)"
+        "parent = Path(sys.argv[1]); opened = open_socket_dir(base=parent);"
+        "of_server = open_private_dir(parent, prefix='.serve-');"
+        "print(opened.__enter__(), of_server.__enter__(), flush=True); os.kill(os.getpid(), 9)"
     )
     command = [sys.executable, "-c", code, str(short_dir)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    killed = Path(done.stdout.strip())
+    killed, of_server = map(Path, done.stdout.split())
     (killed / "model.gguf").touch()
     (short_dir / "forge-of-somebody-else").mkdir()
     with open_socket_dir(base=short_dir) as first, open_socket_dir(base=short_dir) as second:
         assert not killed.exists()
         assert first.exists(), "its owner lives"
         assert second.exists()
+        assert of_server.exists(), "it has another prefix"
+    with open_private_dir(short_dir, prefix=".serve-"):
+        assert not of_server.exists()
     assert [path.name for path in short_dir.iterdir()] == ["forge-of-somebody-else"]
 
 
