@@ -316,6 +316,15 @@ def test_of_two_writers_of_a_file_the_last_one_to_ask_writes(tmp_path: Path) -> 
         held.assemble(read_manifest([{**entry, "name": "b.json", "sha256": "1" * 64}]), version=4)
 
 
+def test_an_upload_larger_than_declared_takes_no_reserved_bytes(tmp_path: Path) -> None:
+    held = HeldFiles(tmp_path, free_bytes=lambda _path: RESERVE_BYTES + 10)
+    upload, writer = held.begin("0" * 64, offset=0)
+    held.write(upload, b"x" * 10, writer=writer)
+    with pytest.raises(MachineError, match="disk full"):
+        held.write(upload, b"x" * 11, writer=writer)
+    assert upload.path.stat().st_size == upload.received == 10
+
+
 def test_a_silent_run_loses_its_claim_and_a_living_one_keeps_it() -> None:
     claims = Claims()
     first = claims.take("a", now=0.0)

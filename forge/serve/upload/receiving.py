@@ -383,11 +383,13 @@ class HeldFiles:
             return upload, upload.writer
 
     def write(self, upload: Upload, data: bytes, *, writer: int) -> None:
-        """The next bytes. Raises LostPlace, or MachineError if they cannot be written: what had
-        arrived stays."""
+        """The next bytes. Raises LostPlace, or MachineError if they cannot be written, also since
+        they would take the last free bytes, whatever size was declared: what had arrived stays."""
         with self._lock:
             if upload.writer != writer:
                 raise LostPlace("another connection continues this file")
+            if len(data) > self._free_bytes(self._blobs) - RESERVE_BYTES:
+                raise MachineError(f"disk full: {RESERVE_BYTES / 1e9:.2f} GB are kept free")
             try:
                 with upload.path.open("r+b") as file:
                     file.seek(upload.received)  # over what an earlier write left, half done
