@@ -15,6 +15,7 @@ if a judge has begun it.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ from forge.adapters.subjects import known_problems
 from forge.config.schema import PromptTable, RewardTable
 from forge.errors import ConfigError, MachineError, pip_install
 from forge.evalpool.served import error_with_pause, to_json_response
-from forge.process.server.door import Refused, read_object
+from forge.process.server.door import Refused, read_object, unless_hung_up
 from forge.process.strict_json import BadJson, parse_json
 from forge.runner.prepare.prompt_facts import prompts_for
 
@@ -175,7 +176,8 @@ class _Handlers:
         episode = self._find(options.episode_id)
         if episode is None:
             raise Refused(404, _unknown(options.episode_id))
-        return payload(await episode.step(options.action))
+        step = partial(episode.step, options.action)
+        return payload(await unless_hung_up(request, step))
 
     async def state(self, request: Request) -> dict[str, Any]:
         """GET /state."""

@@ -6,18 +6,22 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from forge.adapters.openenv.server import openapi_paths, routes_of
+from forge.process.ask import open_client
 from forge.process.server.door import Door
+from forge.process.server.serving import serve_task
 from tests.adapters.openenv.scripted import FAULT, HOPELESS, RIGHT, scripted_environment
 from tests.evalpool.judged import CODE, SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from forge.adapters.openenv.episodes import Environment
 
@@ -248,3 +252,26 @@ def test_no_web_page_opens_a_websocket_of_loopback(headers: dict[str, str]) -> N
         assert refused.value.status_code == 403
         with client.websocket_connect("/ws", headers=dict(LOOPBACK)) as socket:
             assert say(socket, "reset")["type"] == "observation"
+
+
+def test_a_step_over_http_whose_client_hangs_up_frees_its_episode(tmp_path: Path) -> None:
+    environment = scripted_environment(pause_s=60.0)
+
+    async def main() -> None:
+        app = Starlette(routes=list(routes_of(environment)), middleware=[Middleware(Door)])
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve_task, app, tmp_path / "x.sock")
+            async with open_client(tmp_path / "x.sock", timeout_s=20.0) as client:
+                await client.post("/reset", json={"episode_id": "a"})
+                found = environment.sessions.find("a", now=0.0)
+                assert found is not None
+                with anyio.move_on_after(0.2):
+                    await client.post("/step", json={"action": {"code": CODE}})
+                with anyio.fail_after(10):
+                    while found.is_judging:  # noqa: ASYNC110 - a fact without an event
+                        await anyio.sleep(0.01)
+            judge: Any = environment.rules.judge
+            assert len(judge.__self__.pool.asked) == 1
+            tasks.cancel_scope.cancel()
+
+    anyio.run(main)
