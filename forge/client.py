@@ -72,7 +72,8 @@ class Judge:
         self._patience_s = patience_s
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
-            if not (token.isascii() and token.isprintable()):  # http.client would show it
+            is_sendable = token.isprintable() and max(token, default="") <= "\xff"  # Latin-1
+            if not is_sendable:  # http.client would show it
                 raise ConfigError("token: found a character that no header may have")
             self._headers["Authorization"] = f"Bearer {token}"
         try:
@@ -93,8 +94,10 @@ class Judge:
 
     def close(self) -> None:
         """Closes the connections that no call uses."""
-        while self._idle:
-            self._idle.pop().close()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
     def judge(
         self, problem: str | Path, answer: str | Path, *, timed: bool | None = None, **more: Any
@@ -205,6 +208,7 @@ class Judge:
                 found = _parse(response.read(), is_answer=response.status == 200)
         except BaseException:
             connection.close()
+            self.close()  # a server that was started again, or a long pause, has ended them all
             raise
         with self._lock:
             self._idle.append(connection)

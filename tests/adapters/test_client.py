@@ -92,6 +92,26 @@ def test_a_full_server_is_asked_again(tmp_path: Path) -> None:
     assert sorted(found) == [code(name) for name in "abc"]
 
 
+def test_after_a_restart_of_the_server_one_attempt_fails_however_many_connections_were_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pauses = tmp_path / "x.sock", list[float]()
+    with Judge(f"unix:{path}") as judge:
+        with serving(TextPool(delay_s=0.2), path):
+            pairs = [(PROBLEM, code(f"{number}")) for number in range(8)]
+            assert len(list(judge.judge_many(pairs, concurrency=8))) == 8
+        monkeypatch.setattr(time, "sleep", pauses.append)
+        with serving(TextPool(), path):
+            assert judge.health()["ok"]
+    assert len(pauses) == 1
+
+
+def test_a_token_may_have_any_letter_of_latin_1(tmp_path: Path) -> None:
+    path, token = tmp_path / "x.sock", "s\xe9same"
+    with serving(TextPool(), path, token=token), Judge(f"unix:{path}", token) as judge:
+        assert judge.health()["ok"]
+
+
 def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
     with (
         Judge(f"unix:{tmp_path}/none.sock", patience_s=0.5) as judge,
