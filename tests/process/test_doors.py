@@ -104,7 +104,7 @@ async def test_bytes_that_are_no_http_end_their_connection_only(
         await stream.send(at.good_request() + GARBAGE[0] * 10 + b"\r\n\r\n")
         assert (await read_answer(stream)).status in (200, 400)
     assert await at.answers()
-    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+    assert not caplog.records, "clients fill no log"
 
 
 async def test_too_large_a_body_is_refused(at: OpenDoor) -> None:

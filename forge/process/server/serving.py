@@ -145,7 +145,7 @@ def _make_server(
             limit_concurrency=max_connections or _most_connections(),
             timeout_graceful_shutdown=GRACEFUL_S,
             log_config=None,  # the process configures logging, never to a terminal
-            log_level="warning",
+            log_level="error",  # warnings are faults of clients: a line each, without end
             access_log=False,
             proxy_headers=False,  # addresses of clients are not used
             server_header=False,
