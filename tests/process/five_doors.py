@@ -25,6 +25,7 @@ from forge.process.busy import BusyClock
 from forge.process.server.serving import serve_task
 from forge.records.examination import Examination
 from forge.records.verdict import Status, Verdict
+from forge.rollout.rewards.function import Scoring
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.stopping import StopRequest
 from forge.serve.engine.endpoints import Endpoints
@@ -38,7 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-DOORS = ("control", "engine", "judge", "served judges", "public judges", "served engines")
+DOORS = (
+    "control", "engine", "judge", "served judges", "public judges", "served engines",
+    "reward function",
+)  # fmt: skip
+CORRECT = Verdict(status=Status.CORRECT, reason="ok", detail="")
 JUDGED = {"problem": {"problem_id": "p", "source": "s"}, "code": "c"}
 ANSWERED = {"problem": "def f(x): return x + 1", "answer": "class ModelNew: ...", "reward": True}
 SAMPLED = {"prompt": [0], "max_tokens": 3}
@@ -49,6 +54,7 @@ GOOD: dict[str, tuple[str, dict[str, Any]]] = {
     "served judges": ("/judge", JUDGED),
     "public judges": ("/v1/judge", ANSWERED),
     "served engines": ("/v1/completions", SAMPLED),
+    "reward function": ("/score", {"verdict": CORRECT.to_json()}),
 }
 """A path of each server with a body that it answers with 200."""
 
@@ -115,7 +121,7 @@ class _Judge:
         return {"ok": True}
 
     async def judge(self, problem: object, code: str, *options: Any, **more: Any) -> Verdict:
-        return Verdict(status=Status.CORRECT, reason="ok", detail="")
+        return CORRECT
 
     async def examine(self, problem: object) -> Examination:
         return Examination(problem_id="p", flags={})
@@ -145,6 +151,11 @@ async def open_door(name: str, folder: Path) -> AsyncIterator[OpenDoor]:
 
 
 async def _app(name: str, folder: Path, group: Any, stack: AsyncExitStack) -> Any:
+    if name == "reward function":
+        (folder / "reward.py").write_text("def reward(verdict):\n    return {'a': 1.0}\n")
+        scoring = Scoring({"file": folder / "reward.py", "function": "reward"})
+        scoring.load({})
+        return scoring.app()
     engine: Any = Sleeper(0)
     endpoints = Endpoints(engine, texts=Texts(folder), stop=(), context_tokens=64)
     if name == "engine":

@@ -39,7 +39,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from forge.process.lease import hold_lease
-from forge.process.server.door import Door, read_object
+from forge.process.server.door import Door, Refused, read_object
 from forge.process.server.serving import serve
 from forge.records import Verdict
 
@@ -252,17 +252,17 @@ class Scoring:
 
     def score(self, body: dict[str, Any]) -> dict[str, Any]:
         """Terms of one verdict."""
-        return {"terms": self._function.score(Verdict.from_json(body["verdict"]))}
+        return {"terms": self._function.score(_verdict(body.get("verdict")))}
 
     def score_group(self, body: dict[str, Any]) -> dict[str, Any]:
         """Terms of all verdicts of a group."""
-        rollouts = [[Verdict.from_json(one) for one in row] for row in body["rollouts"]]
+        rollouts = [[_verdict(one) for one in _list(row)] for row in _list(body.get("rollouts"))]
         return {"terms": self._function.score_group(rollouts)}
 
     @property
     def _function(self) -> RewardFunction:
         if self._loaded is None:
-            raise RuntimeError("a function is loaded before it is called")
+            raise Refused(400, "no function is loaded; POST /load first")
         return self._loaded
 
     def _answered(self, handler: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -277,6 +277,20 @@ class Scoring:
             return JSONResponse(found)
 
         return answer
+
+
+def _verdict(found: Any) -> Verdict:
+    """A verdict from JSON. Raises Refused."""
+    try:
+        return Verdict.from_json(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Refused(400, f"verdict: {type(error).__name__}: {_one_line(error)}") from error
+
+
+def _list(found: Any) -> list[Any]:
+    if not isinstance(found, list):
+        raise Refused(400, f"rollouts: found {_named(found)}; a list of lists of verdicts")
+    return cast("list[Any]", found)
 
 
 if __name__ == "__main__":
