@@ -139,7 +139,9 @@ def _resume(
         return resume_run(paths, from_step=from_step, quiet=quiet, wait_s=wait_s)
     from forge.commands.detach import run_detached
     from forge.config.load import load_experiment
+    from forge.store.reader import open_run
 
+    open_run(paths).close()  # first: of another version, its keys may be unknown too
     if wait_s is None:
         wait_s = load_experiment(paths.experiment).devices.wait_s
     argv = ["resume", str(paths.root), f"--wait={wait_s}"]

@@ -156,6 +156,8 @@ def _experiment(request: PromptRequest) -> Experiment | None:
     path = request.run.experiment if request.run else request.experiment
     if path is None:
         return None
+    if request.run is not None:
+        open_run(request.run).close()  # first: of another version, its keys may be unknown too
     # Of a run, what a command shows needs none of its other files.
     is_here = request.run is None and request.assumed is None
     return load_experiment(path, overrides=request.overrides, is_here=is_here)

@@ -145,8 +145,8 @@ def replay(
 
 def _read(paths: RunPaths, step: int, stage: int | None, overrides: Sequence[str]) -> _Plan:
     """Read the run. The step is found by the recorded experiment, without the overrides."""
-    before = load_experiment(paths.experiment, is_here=False)
-    with open_run(paths) as reader:
+    with open_run(paths) as reader:  # first: of another version, its keys may be unknown too
+        before = load_experiment(paths.experiment, is_here=False)
         stage = find_stage(paths, reader, before, step=step, asked=stage)
         _check_overrides(overrides, stage=stage, step=step)
         recorded = read_step(paths, reader, before, stage=stage, step=step)

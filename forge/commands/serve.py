@@ -117,12 +117,13 @@ def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
             raise ConfigError("--set is for an experiment file; a run has its own settings")
         name, _, step = request.source.partition("@")
         paths = find_run(name, store_dir=store_dir)
+        weights = find_weights(paths, step)
         experiment = load_experiment(paths.experiment, is_here=False)  # its weights are checked
         beside = experiment.store.model_copy(update={"dir": paths.root.parent})
         experiment = experiment.model_copy(update={"store": beside})
         return _ServedModel(
             experiment=experiment,
-            weights=find_weights(paths, step),
+            weights=weights,
             model=f"{paths.name}@{step}" if step else paths.name,
         )
     experiment = load_experiment(Path(request.source), overrides=request.overrides)

@@ -33,6 +33,7 @@ from forge.runner.run import run_experiment
 from forge.runner.weights.resume import find_weights
 from forge.serve.remote.teacher import TeacherSettings, open_teacher
 from forge.store.layout import find_run
+from forge.store.reader import open_run
 from forge.views.suite import RESULTS
 
 if TYPE_CHECKING:
@@ -408,6 +409,7 @@ def _run(request: EvalRequest) -> ModelSource:
             f"{error}; a model is also a directory with config.json, a hub name (owner/name) or "
             "http://HOST:PORT"
         ) from error
+    open_run(paths).close()  # first: of another version, its keys may be unknown too
     base = load_experiment(paths.experiment, is_here=False)
     if base.serve.url:
         raise ConfigError(

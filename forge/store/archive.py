@@ -37,6 +37,7 @@ from forge.store.identity import present_identity
 from forge.store.layout import ARCHIVE_SUFFIX, FOLDERS, RUN_NAME, RunPaths, next_attempt
 from forge.store.ownership import open_run_lock
 from forge.store.read_only import DAMAGED, open_read_only
+from forge.store.schema.create import check_version
 
 MANIFEST = "archive.json"
 FORMAT = 1
@@ -234,14 +235,16 @@ def write_archive(paths: RunPaths, target: Path, *, with_weights: bool) -> Writt
     """Writes a run to a file, which is complete or absent.
 
     Raises:
-        ConfigError: the file exists; the run is running and weights are wanted; or its databases
-            are damaged.
+        ConfigError: the file exists; the run is running and weights are wanted; its databases are
+            damaged, or of another version.
         MachineError: a file cannot be read or written.
     """
     if target.exists():
         raise ConfigError(f"{target}: exists; --to names another file")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
+        with closing(open_read_only(paths.run_db)[0]) as run:
+            check_version(run, path=paths.run_db)
         _sweep(target)
         with _undisturbed(paths, is_needed=with_weights), part.open("xb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

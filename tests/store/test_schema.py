@@ -75,7 +75,11 @@ def test_a_script_is_split_where_statements_end() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["show RUN", "sql RUN", "status RUN", "resume RUN", "judge --run RUN"],
+    [
+        *("show RUN", "sql RUN", "status RUN", "resume RUN", "resume RUN -d", "judge --run RUN"),
+        *("train --replay RUN:1", "serve RUN --socket s.sock", "archive RUN --no-weights"),
+        *("eval RUN --suite kernelbench-l1", "data prompt tanh --run RUN"),
+    ],
 )
 def test_a_run_from_before_the_first_release_is_refused_in_one_line(
     command: str, canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
@@ -83,7 +87,9 @@ def test_a_run_from_before_the_first_release_is_refused_in_one_line(
     connection = connect(canned_run.run_db)
     connection.execute(f"PRAGMA application_id = {UNRELEASED_ID}")
     connection.close()
-    argv = [str(canned_run.root) if each == "RUN" else each for each in command.split()]
+    with canned_run.experiment.open("a") as file:
+        file.write("[gone]\nkey = 1\n")
+    argv = [each.replace("RUN", str(canned_run.root)) for each in command.split()]
     assert run_command(argv) == 2
     said = capsys.readouterr().err
     assert "run.db: found a run recorded before the first release of forge" in said
