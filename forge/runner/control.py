@@ -114,7 +114,8 @@ def read_body_as(kind: type[Body], body: Mapping[str, Any]) -> Body:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise Refused(400, f"{where}: {first['msg']}; found {first['input']!r}"[:300]) from error
+        message = f"{where}: {first['msg']}; found {first['input']!r}"
+        raise Refused(400, " ".join(message.split())[:300]) from error
 
 
 Stepped = TypeVar("Stepped", bound=AtStep)
@@ -199,7 +200,7 @@ class ControlServer:
         desk = self._desk()
         new = _read(Publication, body, desk)
         path, step, probe = Path(new.path), new.step, new.to_probe()
-        if not path.is_dir():
+        if not _is_directory(path):
             raise Refused(400, f"path: found {new.path[:200]}; a directory of weights is needed")
         desk.last_heard = math.inf  # it waits for the replicas, which have their own deadlines
         try:
@@ -252,6 +253,13 @@ class ControlServer:
     async def _record(self, message: str) -> dict[str, Any]:
         await self._run.writer.put(Event(at=time.time(), kind="asked", message=message))
         return {"message": message}
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # no name that a file can have
+        return False
 
 
 def _read(kind: type[Stepped], body: dict[str, Any], desk: TrainerDesk) -> Stepped:

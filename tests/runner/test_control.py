@@ -112,7 +112,9 @@ async def test_status_and_stop_are_answered_before_any_stage_runs() -> None:
         ("/progress", '{"step": true, "metrics": {}}'),
         ("/trained", '{"step": 1, "metrics": {}}'),
         ("/take", '{"step": 100000000000000000000000000}'),
+        ("/progress", '{"step": 1, "metrics": {"a\\nb": "x"}}'),
         ("/publish", '{"step": 1, "path": "nowhere"}'),
+        ("/publish", f'{{"step": 1, "path": "{"x" * 5000}"}}'),
         ("/failed", '{"kind": "oom"}'),
         ("/stop", '{"reason": 5}'),
     ],
@@ -124,6 +126,7 @@ async def test_a_malformed_request_is_refused_and_the_run_continues(
     async with client_of(control) as client:
         answer = await client.post(path, content=body, headers=JSON_TYPE)
     assert answer.status_code == 400, answer.text
+    assert "\n" not in answer.json()["error"]
     assert control.failure is None
 
 
