@@ -159,6 +159,7 @@ def _override(sources: Sources, text: str) -> str | None:
         step = _step(target, part)
         if isinstance(step, str) and step not in target:
             target[step] = {}
+            sources.origins[*path, step] = "--set"
         if step is None or not isinstance(target[step], dict | list):
             return f"--set {key}: {dotted((*path, part))} {_no_step(target, part)}"
         path, target = (*path, step), target[step]

@@ -131,7 +131,7 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
         (["stage.1.warmup_steps=9999"], "--set stage.1.warmup_steps: found 9999; at most steps"),
         (["stage.0.num_problems=65"], "--set stage.0.num_problems: found 65; at most problems."),
         (["devices.judge=auto"], '--set devices.judge: found "auto", and devices.gpus is absent'),
-        (["model.quantize.bits=4"], ": model.quantize: set without [model.lora]"),
+        (["model.quantize.bits=4"], "--set model.quantize: set without [model.lora]"),
         (
             ["model.quantize.bits=4", "model.lora.r=8", "model.dtype=float32"],
             '--set model.dtype: found "float32" with [model.quantize]',
@@ -264,6 +264,7 @@ def test_set_takes_toml_values_unquoted_strings_and_stage_indices():
         ("samples=4", "--set samples: unknown key; did you mean eval.samples or stage.N.samples?"),
         ("rollout.group_size=4x", '--set rollout.group_size: found "4x"; an integer, 2 or more'),
         ("stage.9.steps=1", "--set stage.9.steps: stage.9 does not exist; found 5, counted from 0"),
+        ("rolout.group_size=4", "--set rolout: unknown key; did you mean rollout?"),
         ("name.x=1", "--set name.x: name is not a table"),
         ("rollout", "--set rollout: found no key=value; write e.g. --set rollout.group_size=4"),
         ("a b=1", "--set a b=1: found no key=value; write e.g. --set rollout.group_size=4"),

@@ -259,6 +259,13 @@ def test_a_trainer_of_the_next_stage_is_no_restart(canned_run: RunPaths):
     assert rows["trainer"]["num_restarts"] == 1
 
 
+async def test_an_ending_says_once_how_to_continue(canned_run: RunPaths):
+    reason = 'stopped; "forge resume quickstart-1" continues'
+    change(canned_run, f"UPDATE attempts SET exit_code = 130, reason = '{reason}'")
+    async with watching(canned_run, size=LARGE) as pilot:
+        assert text_of(pilot).count("forge resume quickstart-1") == 1
+
+
 def change(paths: RunPaths, sql: str) -> None:
     with sqlite3.connect(paths.run_db) as connection:
         connection.execute(sql)

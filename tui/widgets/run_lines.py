@@ -135,7 +135,7 @@ def _ending(run: RunState | None) -> Text:
     text = Text(state, style=ENDED[state])
     if words and words != state:
         text.append(f": {printable(words)}", style="not bold")
-    if state in ("killed", "stopped", "failed") and run is not None:
+    if run is not None and state != "done" and "forge resume" not in (words or ""):
         text.append(f'; "forge resume {printable(run.run)}" continues it', style="not bold")
     return text
 
