@@ -176,7 +176,7 @@ class _Connection(asyncio.Protocol):
 
     def _note(self, event: object) -> None:
         """Note a part of the answer. With the last one, the connection is kept if both sides would
-        go on."""
+        go on, and nothing follows: it would be read as the answer to the next request."""
         if isinstance(event, h11.Response):
             encoding = dict(event.headers).get(b"content-encoding", b"identity")
             if encoding != b"identity":
@@ -187,7 +187,8 @@ class _Connection(asyncio.Protocol):
             if len(self._body) > MAX_ANSWER_BYTES:
                 raise AnswerTooLarge
         elif isinstance(event, h11.EndOfMessage):
-            if (self._http.our_state, self._http.their_state) == (h11.DONE, h11.DONE):
+            states = (self._http.our_state, self._http.their_state)
+            if states == (h11.DONE, h11.DONE) and not self._http.trailing_data[0]:
                 self._http.start_next_cycle()
                 self.is_open = True
             self._done.set()

@@ -89,6 +89,19 @@ async def test_a_connection_serves_one_request_after_the_other(tmp_path: Path) -
         assert head[-1] == b'{"a": 1}'
 
 
+async def test_a_second_answer_to_one_request_is_never_that_of_the_next(tmp_path: Path) -> None:
+    async def twice(stream: anyio.abc.ByteStream, _head: bytes) -> None:
+        await stream.send(OK + OK.replace(b"ok", b"no"))
+
+    async with (
+        serving(tmp_path / "s", twice) as server,
+        open_client(tmp_path / "s", timeout_s=5) as client,
+    ):
+        for _ in range(2):
+            assert (await ask(client)).content == b"ok"
+        assert server.num_connections == 2
+
+
 async def test_requests_at_once_have_connections_of_their_own_and_few_stay_idle(
     tmp_path: Path,
 ) -> None:
