@@ -39,7 +39,7 @@ def test_a_silent_supervisor_is_an_exit_code_behind_what_the_store_has(
     capsys: pytest.CaptureFixture[str],
     options: tuple[str, ...],
 ) -> None:
-    monkeypatch.setattr(control.ControlClient.__init__, "__kwdefaults__", {"timeout_s": 0.1})
+    monkeypatch.setattr(control, "TIMEOUT_S", 0.1)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(control_socket))
         silent.listen()
