@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-# pyright: strict
-
 
 TIMEOUT_S = 5.0
 """Maximum wait for an answer. The supervisor's loop never blocks for more than a fraction of it."""
@@ -73,9 +71,6 @@ class ControlClient:
             return dict(answer.json())
         where = "" if answer.status == REFUSED else f"{self._path}: {method} {path}: "
         raise ConfigError(f"{where}{error_message(answer.content)}")
-
-
-# pyright: strict
 
 
 Role = Literal["supervisor", "trainer", "serve", "judge"]

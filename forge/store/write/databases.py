@@ -203,9 +203,6 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free if os.path.isdir(path) else 0
 
 
-# pyright: strict
-
-
 EMPTY_TRIES = 20
 EMPTY_PAUSE_S = 0.01
 """A WAL that is never free is emptied at the next request, or grows to its limit."""
