@@ -205,7 +205,7 @@ async def open_cluster(
 ) -> AsyncGenerator[Cluster]:
     """Connects to the cluster; every host ends with the context.
 
-    Raises MachineError if Ray is not installed, nobody answers, or its version is another one.
+    Raises MachineError if Ray is not installed, no node answers, or its version is another one.
     """
     assert table.address is not None
     spec = broker_spec(table.address, socket_dir=socket_dir, log_dir=log_dir)

@@ -91,7 +91,7 @@ def connect(address: str) -> Any:
 
 
 def _require_listener(address: str) -> None:
-    """Raises MachineError if nobody listens there: Ray itself would try for a minute."""
+    """Raises MachineError if no process listens there: Ray itself would try for a minute."""
     if address == "auto":
         return
     parts = urlsplit(address if "//" in address else f"//{address}")
@@ -103,7 +103,7 @@ def _require_listener(address: str) -> None:
         socket.create_connection((parts.hostname or "", port or 0), CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise MachineError(
-            f"cluster.address: nobody answers at {address}: {error.strerror or error}; "
+            f"cluster.address: no node answers at {address}: {error.strerror or error}; "
             '"ray start --head" on that machine starts a cluster'
         ) from error
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 JUDGE_PACKAGES = ("torch", "triton")
 """Packages that each judge needs, and on whose versions verdicts depend."""
 MAX_SKEW_S = 2.0
-"""Difference of two clocks that confuses nobody who reads logs of both."""
+"""Difference of two clocks with which the logs of both can be read together."""
 LEAST_MEGABYTES_S = 50.0
 """Bandwidth below which a publish of a 7 B model takes five minutes."""
 LEAST_STORE_BYTES = 512 << 20

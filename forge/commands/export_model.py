@@ -195,8 +195,8 @@ def _keep_tokenizer(merged: Path, out: Path) -> None:
 
 
 def check_hub(name: str) -> None:
-    """Raise MachineError if the hub cannot be reached or nobody is logged in. Call it before the
-    work that an upload would lose."""
+    """Raise MachineError if the hub cannot be reached or no account is logged in. Call it before
+    the work that an upload would lose."""
     from huggingface_hub import HfApi
 
     api: Any = HfApi()

@@ -161,7 +161,7 @@ class Judges:
         for it."""
         with anyio.CancelScope(shield=self._finishes_started):
             return await answer
-        raise AssertionError("nobody cancels this scope")
+        raise AssertionError("this scope is never cancelled")
 
     def _timeout_s(self, seat: Seat) -> float:
         return request_timeout_s(self._table, is_timed=seat.is_timed)

@@ -19,7 +19,7 @@ judge at least, which show whether it has recovered.
 
 A reference is drawn and captured once in each judge that is given its problem, which takes as long
 as the judgement of a candidate. So a judge that becomes free takes the first waiting request whose
-problem it has, or nobody has, before one whose problem another judge has.
+problem it has, or no judge has, before one whose problem another judge has.
 
 Called by `pool.py`, which takes and returns seats and reports verdicts, and by `keeper.py`, which
 opens judges and judges canaries; `forge status` shows seats. Promises: a seat never has more

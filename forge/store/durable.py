@@ -118,7 +118,7 @@ class _Wal:
 def count_unread_commits(database: Path) -> int:
     """Number of commits in the WAL of a database that SQLite does not read, at least.
 
-    A WAL whose header is damaged counts as one. Call while nobody writes to the database.
+    A WAL whose header is damaged counts as one. Call while no process writes to the database.
     """
     wal = _Wal(wal_of(database))
     if wal.data and not wal.is_headed and len(wal.data) > HEADER.size + FRAME.size:

@@ -29,7 +29,7 @@ SELECT rank, problem_id, family, level, ranked_by, speedup_low, speedup, candida
     num_launches, turn_id, stage, step, purpose, policy_version, recorded_at,
     count(*) OVER () AS num_found
 FROM v_best_kernels
-WHERE problem_id IS NOT NULL  -- of a turn whose group is not recorded yet nobody knows it
+WHERE problem_id IS NOT NULL  -- unknown for a turn whose group is not recorded yet
     AND (:words IS NULL OR instr(lower(problem_id), :words) OR instr(lower(family), :words))
 ORDER BY rank LIMIT :limit
 """

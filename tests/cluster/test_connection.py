@@ -53,8 +53,8 @@ def test_an_address_that_nobody_answers_is_said_without_asking_ray(
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     line = line_of(f"127.0.0.1:{port}")
-    assert f"cluster.address: nobody answers at 127.0.0.1:{port}: Connection refused" in line
-    assert "nobody answers at no.such.host.invalid:6379" in line_of("no.such.host.invalid:6379")
+    assert f"cluster.address: no node answers at 127.0.0.1:{port}: Connection refused" in line
+    assert "no node answers at no.such.host.invalid:6379" in line_of("no.such.host.invalid:6379")
 
 
 def test_a_port_out_of_range_is_a_mistake_in_the_experiment(

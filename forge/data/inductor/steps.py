@@ -253,7 +253,7 @@ def _with_allocations(steps: list[Step], kept: list[Step]) -> list[Step]:
 
 
 def _stores_in_vain(step: Launch, access: Access, live: set[Root]) -> frozenset[str]:
-    """Parameters that a kernel only stores to, in memory that nobody reads afterwards."""
+    """Parameters that a kernel only stores to, in memory that is not read afterwards."""
     read = {*step.roots(access.read)}
     vain = set[str]()
     for name in access.written - access.read:

@@ -74,7 +74,7 @@ class Progress:
     numbers: dict[str, float] = field(default_factory=dict[str, float])
     """Latest values by short name: loss, pass@1, ..."""
     played: PlayedSteps = field(default_factory=PlayedSteps)
-    """Steps of rollouts in the store (`played.py`)."""
+    """Steps of rollouts in the store."""
     tokens: Counter = field(default_factory=Counter)
     judged: Counter = field(default_factory=Counter)
     idle: dict[str, float] = field(default_factory=dict[str, float])

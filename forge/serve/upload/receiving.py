@@ -344,7 +344,7 @@ class HeldFiles:
         self._lock = threading.Lock()
 
     def know(self, directory: Path, manifest: Manifest) -> None:
-        """Files of a directory that is here anyway, which nobody has to send."""
+        """Files of a directory that is here anyway and need not be sent."""
         with self._lock:
             self._elsewhere |= {file.sha256: directory / file.name for file in manifest}
 

@@ -229,7 +229,7 @@ def hoisted(parts: Parts, *, first: Sequence[Node], needed: Iterable[int]) -> li
 
 
 def forgotten(parts: Parts, numbers: Collection[int]) -> Parts:
-    """The same parts, where nobody supplies the content of these storages."""
+    """The same parts, where nothing supplies the content of these storages."""
     made = [
         replace(one, origin=Origin.ALLOCATION, index=0) if number in numbers else one
         for number, one in enumerate(parts.storages)

@@ -151,7 +151,7 @@ def _wait_for_room(num_bytes: int) -> None:
     deadline = time.monotonic() + ROOM_TIMEOUT_S
     needed = num_bytes + ROOM_BYTES
     if torch.cuda.mem_get_info()[0] < needed:
-        torch.cuda.empty_cache()  # what torch keeps for this process is in nobody's use
+        torch.cuda.empty_cache()  # what torch keeps for this process is not in use
     while (free := torch.cuda.mem_get_info()[0]) < needed:
         if time.monotonic() >= deadline:
             raise GpuMemoryError(

@@ -51,7 +51,7 @@ ITEM_BYTES = {
 
 F_ADD_SEALS = 1033
 SEAL_SEALS, SEAL_SIZE, SEAL_WRITES = 0x1, 0x2 | 0x4, 0x8
-"""F_SEAL_SEAL; F_SEAL_SHRINK | F_SEAL_GROW: nobody can truncate it under the judge (SIGBUS);
+"""F_SEAL_SEAL; F_SEAL_SHRINK | F_SEAL_GROW: no process can truncate it under the judge (SIGBUS);
 F_SEAL_WRITE, which is refused while anybody has it mapped for writing."""
 
 

@@ -69,7 +69,7 @@ class KeptChildren:
             self.end(kept)
 
     def fresh(self) -> Kept:
-        """A child that has served nobody. Raises ZygoteGone or WeakSandbox."""
+        """A child that has served no candidate. Raises ZygoteGone or WeakSandbox."""
         return Kept(self.spawner.spawn(role=self._role, uid=self._uid))
 
     def give_back(self, kept: Kept) -> None:
@@ -92,7 +92,7 @@ class KeptChildren:
             self.end(kept)
 
     def end(self, kept: Kept) -> None:
-        """Ends a child that serves nobody else."""
+        """Ends a child that serves no other candidate."""
         with suppress(ZygoteGone):
             self.spawner.end(kept.child)
 

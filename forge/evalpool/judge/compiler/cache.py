@@ -218,7 +218,7 @@ class Cache:
 
 
 def _open_folder(folder: Path | None) -> Path | None:
-    """A folder of ours that nobody else can write to; None, with a warning, where it is not."""
+    """A folder of ours that no other user can write to; None, with a warning, where it is not."""
     if folder is None:
         return None
     try:

@@ -160,7 +160,7 @@ class Executors:
 
     @property
     def _is_spare_wanted(self) -> bool:
-        """True if one more may be made: not after a failure that nobody has been given."""
+        """True if one more may be made: not after a failure that was not reported yet."""
         return self._error is None and len(self._ready) + self._num_making < self._num_spares
 
 

@@ -188,7 +188,7 @@ def drawn_tensors(model: Any, construct: Callable[[], Any]) -> dict[str, torch.T
                 if one is not others[name]
             )
         }
-    except Exception:  # a constructor may run once alone: then nobody knows what it draws
+    except Exception:  # a constructor may run once alone: then what it draws is unknown
         return {}
 
 

@@ -54,7 +54,7 @@ class Delivery:
         self._end = 0
 
     def add(self, made: InputSet) -> None:
-        """Begins to write the large tensors of a set, which nobody changes any more. Raises
+        """Begins to write the large tensors of a set, which do not change any more. Raises
         MemoryError."""
         if THREADS.num == 1:
             return

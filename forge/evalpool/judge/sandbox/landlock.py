@@ -1,6 +1,6 @@
 """Landlock: what a process may do with files, TCP, signals and abstract sockets, from now on.
 
-Called by `sandbox.py` in a child that has no mount namespace of its own (level `landlock`), and
+Called by `enter.py` in a child that has no mount namespace of its own (level `landlock`), and
 where another process's /proc lies in sight (`confine_processes`). The kernel holds to it for good,
 for all that the process starts; a process under it can neither trace nor read the memory, the
 environment or the descriptors of one that is not. Not covered: names and sizes of files (stat),

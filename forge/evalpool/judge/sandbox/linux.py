@@ -1,6 +1,6 @@
 """System calls of the sandbox that Python 3.11 does not have.
 
-Called by `root.py`, `sandbox.py` and the zygote, in processes of one thread. Each raises OSError
+Called by `root.py`, `enter.py` and the zygote, in processes of one thread. Each raises OSError
 with the refused step.
 """
 

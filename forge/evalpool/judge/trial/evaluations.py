@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 MAX_KEPT_BYTES = 64 << 20
 """Memory of a candidate after which its child is kept."""
 SPENT = frozenset({"memory", "internal"})
-"""Failures, by the executor's name, after which a child serves nobody else."""
+"""Failures, by the executor's name, after which a child serves no other candidate."""
 
 FAULTS: Mapping[str, Reason] = {
     "race": Reason.RACE,
@@ -88,7 +88,7 @@ class EvaluatorRunner(Runner):
     """A child with a candidate, whose failures are those of the program in it."""
 
     is_spent: bool = False
-    """True if the child must serve nobody else."""
+    """True if the child must serve no other candidate."""
 
     @contextmanager
     def answering(self, *, phase: str, limit_s: float) -> Generator[None]:

@@ -57,7 +57,7 @@ class Facts:
         Args:
             request: `request` of a draw of the problem.
             io_bytes: bytes of its inputs and outputs, which stand for the necessary work of a
-                reference without a program: nobody knows how much of a table it reads.
+                reference without a program: how much of a table it reads is unknown.
             names: torch's operations of one call: what is known of a reference without a program.
 
         Raises:

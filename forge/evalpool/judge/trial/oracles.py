@@ -92,7 +92,7 @@ class Oracles:
         self._spent.add(child)
 
     def clear(self) -> None:
-        """Ends those that wait: nobody draws for long, or somebody needs the card's memory."""
+        """Ends those that wait: no draw is asked for, or something else needs the card's memory."""
         with self._changed:
             idle, self._idle = self._idle, []
         self._end(idle)

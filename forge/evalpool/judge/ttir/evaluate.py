@@ -89,7 +89,7 @@ class Report:
     num_bytes: int
     """Loaded and stored by all active lanes."""
     suspicions: tuple[Fault, ...]
-    """Races, orders and uninitialised reads that nobody has confirmed."""
+    """Races, orders and uninitialised reads that are not confirmed."""
 
 
 def launch(

@@ -1,6 +1,6 @@
 """Booleans, integers and two-valued floats drawn anew within their meaning.
 
-Called by input_sets.py for every set but the given one. What the problem itself draws anew stays
+Called by `input_sets.py` for every set but the given one. What the problem itself draws anew stays
 as it was drawn; a constant is replaced:
 
     booleans           at a density of the set's own; rows that had one that is true keep one

@@ -1,6 +1,6 @@
 """Inputs of one problem with one state of its model, and the results that belong to them.
 
-Called by input_sets.py. A set whose inputs are not as the problem gives them stays only where the
+Called by `input_sets.py`. A set whose inputs are not as the problem gives them stays only where the
 reference bears it: it neither fails nor overflows, and eager is within the tolerance of float64.
 Where it does not, inputs closer to the given ones are tried, in the end the problem's own under
 another seed:
@@ -299,7 +299,7 @@ class Draws:
 
     def _has_grown(self, made: InputSet, recipe: Recipe) -> bool:
         """True if outputs are so much larger than those of the first set that a recurrence has
-        amplified its roundings, too, and nobody knows them or edge values are to blame."""
+        amplified its roundings, too, and these are unknown or edge values are to blame."""
         if not recipe.freedom.kinds and any(one.numel() for one in made.errors):
             return False
         limit = MAX_GROWTH if recipe.freedom.kinds else MAX_UNKNOWN_GROWTH

@@ -1,6 +1,6 @@
 """Edge values planted into input sets: where a reference may behave otherwise than in between.
 
-Called by input_sets.py for the sets behind the first, as far as the reference bears it:
+Called by `input_sets.py` for the sets behind the first, as far as the reference bears it:
 
     zeros      scattered, and a whole slice of each axis that has enough: masks, norms of 0
     raised     of one input, a slice and an element of another slice far above all others: a softmax

@@ -1,7 +1,7 @@
 """Distributions of floating inputs that wrong kernels fail on, written in place.
 
-Called by input_sets.py. Each takes an input as the problem gives it and needs no second copy of it
-unless its domain has a form of its own (domain.py), so that a tensor of gigabytes can be drawn
+Called by `input_sets.py`. Each takes an input as the problem gives it and needs no second copy of
+it unless its domain has a form of its own (domain.py), so that a tensor of gigabytes can be drawn
 again from its seed instead of being kept.
 
     spiked    a few dozen large values at secret, stratified positions over a small background, so

@@ -66,7 +66,7 @@ class ProblemFacts:
     num_bytes: int
     """Bytes of its inputs, parameters and outputs: what any solution must move."""
     flops: int = 0
-    """Floating-point operations that any solution needs; 0 where nobody knows. The reference's
+    """Floating-point operations that any solution needs; 0 where unknown. The reference's
     count is no such bound: it may be wasteful."""
     needed_inputs: frozenset[int] = frozenset()
     """Positions of tensor inputs that the reference's outputs depend on."""

@@ -35,7 +35,7 @@ def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
 
     Args:
         reference: captured from the reference.
-        flops: operations that any solution needs; 0 where nobody knows.
+        flops: operations that any solution needs; 0 where unknown.
     """
     nodes = next(variants(reference))
     forward = [placed for placed in nodes if placed.section == Section.FORWARD]

@@ -246,7 +246,7 @@ class GpuTrials(Trials):
             except Decided as decided:
                 reason = decided.finding.reason
                 is_slow = reason == "deadline:correct" and not is_large
-                # Beside others nobody knows whose fault it is.
+                # Beside others it is unknown whose fault it is.
                 if reason != OUT_OF_MEMORY and not (is_slow and self._executors.are_in_use):
                     raise
             return judged(shared=partial(self._cleared, phases), is_alone=True)

@@ -44,7 +44,7 @@ UPDATES: dict[str, Callable[[Array, Array], Array]] = {
     "exch": lambda a, b: b,
 }
 AT = {"add": np.add, "fadd": np.add, "max": np.maximum, "min": np.minimum}
-"""Functions whose `at` does all turns at once, where nobody asks for the values between."""
+"""Functions whose `at` does all turns at once, where the values between are not asked for."""
 
 
 def update(

@@ -351,7 +351,7 @@ def _elementwise(
 
 
 def _finished(run: Run) -> list[Any]:
-    """Runs to the end what waits for nobody."""
+    """Runs to the end what waits for no other instance."""
     while True:
         try:
             next(run)
