@@ -175,7 +175,7 @@ class Cluster:
             observer.ended(name, pid=pid, reason=hosted.reason or "stopped with its host")
 
     async def stop(self, key: str) -> None:
-        """End a host with its child, as far as they can be reached."""
+        """End a host and its child, where they can be reached."""
         with suppress(ForgeError):
             await self.ask("/stop", {"id": key}, timeout_s=STOP_S)
 

@@ -263,7 +263,7 @@ DEFAULT_ENTRY_POINT = "Model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowProblem:
-    """A problem of a row, as far as the row says."""
+    """A problem of a row, with what the row says of it."""
 
     problem_id: str
     source: str

@@ -271,7 +271,7 @@ def _moved_and_drawn(
     edges: Edges,
     delivery: Delivery | None,
 ) -> list[InputSet]:
-    """Moves the parameters, as far as outputs stay finite, and makes the input sets."""
+    """Moves the parameters while outputs stay finite, and makes the input sets."""
     known: dict[str, Any] = {"edges": edges}
     if delivery is not None:
         delivery.restart()

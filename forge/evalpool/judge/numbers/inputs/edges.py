@@ -156,7 +156,7 @@ class Edges:
     constants: tuple[float, ...] = ()
     """Numbers that its operations compare with."""
     special: tuple[float, ...] = ()
-    """NaN and infinities, as far as it looks for them."""
+    """NaN and infinities, where the reference looks for them."""
     is_comparing: bool = False
     """True if it compares tensors: elements of two inputs are hardly ever equal by chance."""
     units: tuple[float, ...] = ()

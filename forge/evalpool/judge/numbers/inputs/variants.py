@@ -53,7 +53,7 @@ MIN_RATIO, MAX_RATIO = 64.0, 4096.0
 """Limits for the ratio of a spike to the background's rms; larger tensors, whose background sums to
 more, have a larger one."""
 SUM_SHARE = 2.0
-"""Sum of all spikes relative to the background's absolute sum, as far as MAX_RATIO allows it."""
+"""Sum of all spikes relative to the background's absolute sum, if MAX_RATIO allows it."""
 OUTER_RANGE, INNER_RANGE = 3.0, 1.5
 """Scales of `unlike` lie within two to the power of ± these: on the first and the last axis, and on
 those between."""
