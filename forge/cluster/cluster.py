@@ -30,7 +30,7 @@ from forge.origin import source_digest
 from forge.process.ask import open_client, send
 from forge.process.child import ChildSpec, ProcessObserver, open_child
 from forge.process.environment import child_env
-from forge.process.logtail import logged_error, read_last_lines
+from forge.process.logtail import logged_error, read_ending
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
@@ -270,7 +270,7 @@ class Hosted:
     def died(self, *, doing: str = "") -> ChildDied:
         """The error for a child that ended unasked."""
         while_doing = f" while {doing}" if doing else ""
-        lines = read_last_lines(self.log_path, num_lines=20, offset=self.log_offset)
+        lines = read_ending(self.log_path, offset=self.log_offset)
         return ChildDied(
             f"{self.name} on {self.host} died{while_doing}: {self.reason}. "
             f"Last lines of {self.log_path}:\n{lines}"

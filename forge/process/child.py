@@ -30,7 +30,7 @@ import anyio
 from forge.errors import ChildDied, MachineError, Stalled
 from forge.process import lease
 from forge.process.ask import open_client, send
-from forge.process.logtail import read_last_lines
+from forge.process.logtail import read_ending, read_last_lines
 from forge.process.machine import limit_behind
 from forge.process.sockets import check_socket_path
 
@@ -194,7 +194,7 @@ class Child:
         )
 
     def _log_tail(self) -> str:
-        lines = self.last_log_lines()
+        lines = read_ending(self.spec.log_path, offset=self._log_offset)
         if not lines:
             return f"It wrote nothing to {self.spec.log_path}"
         behind = limit_behind(lines).lstrip()

@@ -15,19 +15,37 @@ if TYPE_CHECKING:
 
 TAIL_BYTES = 64 * 1024
 """Bytes that are read from the end: enough for any number of lines that a person reads."""
+TRACEBACK = "Traceback (most recent call last):"
+"""Last words of the line above the frames of an exception."""
 
 
 def read_last_lines(path: Path, *, num_lines: int, offset: int = 0) -> str:
     """The last lines after byte `offset`, without control characters; empty without a file."""
+    return "\n".join(_read_lines(path, offset)[-num_lines:])
+
+
+def read_ending(path: Path, *, num_lines: int = 20, offset: int = 0) -> str:
+    """The last lines, and above them the last exception if it stands further up: libraries write
+    lists while a process ends."""
+    lines = _read_lines(path, offset)
+    starts = [i for i, line in enumerate(lines) if line.endswith(TRACEBACK)]
+    rest = range(starts[-1] + 1, len(lines) - num_lines) if starts else ()
+    cause = next((lines[i] for i in rest if not lines[i].startswith(" ")), None)
+    if cause is None:
+        return "\n".join(lines[-num_lines:])
+    return "\n".join([cause, "...", *lines[2 - num_lines :]])
+
+
+def _read_lines(path: Path, offset: int) -> list[str]:
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(offset, end - TAIL_BYTES))
             text = file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
-        return ""
+        return []
     lines = [clean(line) for line in text.splitlines()]
-    return "\n".join([line for line in lines if line.strip()][-num_lines:])
+    return [line for line in lines if line.strip()]
 
 
 def clean(text: str) -> str:

@@ -23,7 +23,7 @@ from forge.process.ask import open_client
 from forge.process.busy import BusyClock
 from forge.process.devices import Gpu, Vendor, visibility
 from forge.process.environment import Rendezvous, child_env, free_port, rank_envs
-from forge.process.logtail import read_last_lines
+from forge.process.logtail import read_ending, read_last_lines
 from forge.process.machine import free_bytes, is_disk_full
 from forge.process.server.serving import serve_task
 from forge.process.sockets import check_socket_path, open_private_dir, open_socket_dir
@@ -214,6 +214,15 @@ def test_log_lines_have_no_control_characters(tmp_path):
     path.write_bytes(b"one\n\x1b[31mtwo\x1b[0m\n\n\xff three\n")
     assert read_last_lines(path, num_lines=2) == "[31mtwo[0m\n\N{REPLACEMENT CHARACTER} three"
     assert read_last_lines(tmp_path / "none.log", num_lines=2) == ""
+
+
+def test_the_ending_of_a_log_has_the_exception_above_a_longer_list(tmp_path):
+    path = tmp_path / "x.log"
+    error = "Traceback (most recent call last):\n  File x\nValueError: no\n"
+    path.write_text(error + "leaked\n" * 30)
+    assert read_ending(path, num_lines=4) == "ValueError: no\n...\nleaked\nleaked"
+    path.write_text("begun\n" * 30 + error)
+    assert read_ending(path, num_lines=2) == "  File x\nValueError: no"
 
 
 def test_busy_seconds_count_overlapping_requests_once():

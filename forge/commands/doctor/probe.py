@@ -16,7 +16,7 @@ import anyio
 from forge.errors import ForgeError
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
-from forge.process.logtail import read_last_lines
+from forge.process.logtail import read_ending
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,7 @@ async def run_probe(
             is_late = scope.cancelled_caught
     except ForgeError as error:
         fault = str(error).splitlines()[0]
-    log = read_last_lines(log_path, num_lines=LOG_LINES)
+    log = read_ending(log_path, num_lines=LOG_LINES)
     answers = _read_answers(answer_path)
     outcome = Outcome(answers=answers, fault=fault, is_late=is_late, log=log)
     if fault or ended == "exit 0":

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PADDING = 0
+"""A token that every model has: rows are padded with it where nothing is trained or attended to."""
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit"}
 _DTYPES = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -128,12 +130,16 @@ def start_logging() -> None:
 
 
 def load_tokenizer(settings: TrainerSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer for TRL, which needs pad and eos ids. Token ids to train come from the host."""
+    """The tokenizer for TRL. One without a padding token gets another token for it: ids and labels
+    come from the host."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(
+    tokenizer = AutoTokenizer.from_pretrained(
         settings.model_dir, trust_remote_code=settings.model["trust_remote_code"]
     )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(PADDING)
+    return tokenizer
 
 
 def _own(gpus: Sequence[str], *, shared: Sequence[str]) -> str | None:

@@ -34,14 +34,19 @@ if TYPE_CHECKING:
 # complete.
 _SIDE_FILES = (
     "tokenizer.json",
+    "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
 )
+_KEPT_KEYS = {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
+"""Keys of a config that transformers' trainers set to what they need: a model whose config names a
+padding token never trains that token's embedding when it is loaded again."""
 PINNED_BYTES = 8_000_000_000
 """Largest copy in pinned memory. Copying into it is ten times as fast, but nothing else can use
 that memory, and torch rounds each piece up to a power of two."""
@@ -137,16 +142,22 @@ def save_weights(
         else:
             dtype = max(state.values(), key=torch.Tensor.numel).dtype
             model.save_pretrained(str(partial), state_dict=state)
-            _write_config(partial / "config.json", dtype=dtype)
+            _write_config(partial / "config.json", dtype=dtype, model_dir=model_dir)
         for name in _SIDE_FILES:
             if (model_dir / name).is_file():
                 link_or_copy(model_dir / name, partial / name)
 
 
-def _write_config(path: Path, *, dtype: torch.dtype) -> None:
-    """Correct the config: the dtype that was written, and no `output_router_logits`. TRL's SFT
-    leaves it in a mixture's config, where it makes batched generation fail."""
-    config = json.loads(path.read_text())
+def _write_config(path: Path, *, dtype: torch.dtype, model_dir: Path) -> None:
+    """Correct the config: the dtype that was written, `_KEPT_KEYS` as they were, and no
+    `output_router_logits`. TRL's SFT leaves it in a mixture's config, where it makes batched
+    generation fail."""
+    config, before = (json.loads((d / path.name).read_text()) for d in (path.parent, model_dir))
+    texts = [each.get("text_config", {}) for each in (config, before)]
+    for table, old in (config, before), texts:
+        for key in _KEPT_KEYS:
+            table.pop(key, None)
+        table.update({key: old[key] for key in _KEPT_KEYS & old.keys()})
     config["dtype"] = str(dtype).removeprefix("torch.")
     # A sharded model's class name has a prefix.
     config["architectures"] = [each.removeprefix("FSDP") for each in config["architectures"]]

@@ -18,7 +18,12 @@ from forge.train.checkpoints import require_whole
 from forge.train.trainer.child.card import reported_when_full, take_peak_bytes
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from forge.train.trainer.child.parallel import join_process_group
-from forge.train.trainer.child.settings import TrainerSettings, load_tokenizer, trainer_arguments
+from forge.train.trainer.child.settings import (
+    PADDING,
+    TrainerSettings,
+    load_tokenizer,
+    trainer_arguments,
+)
 from forge.train.trainer.child.trainer import Reporter
 from forge.train.trainer.model.load import (
     finish_adapter,
@@ -81,9 +86,8 @@ def _publish(trainer: AnswerTrainer, client: SupervisorClient, *, tokens: Tokens
 def make_trainer(settings: TrainerSettings, *, rows: Dataset) -> AnswerTrainer:
     """The trainer for a stage's rows."""
     score_labelled_positions_only()
-    stage, tokenizer = settings.stage, load_tokenizer(settings)
-    packing, pad_id = stage["packing"], tokenizer.pad_token_id
-    assert isinstance(pad_id, int)
+    stage = settings.stage
+    packing = stage["packing"]
     rows_a_rank = max(1, min(stage["batch_size"], len(rows)) // settings.num_ranks)
     # Packed rows are one long row when a step gets them, so they are cut here.
     num_cuts = packed_cuts(settings, rows=rows_a_rank) if packing else 1
@@ -101,8 +105,8 @@ def make_trainer(settings: TrainerSettings, *, rows: Dataset) -> AnswerTrainer:
         model=model,
         args=arguments,
         train_dataset=rows,
-        data_collator=None if packing else RightPadded(pad_token_id=pad_id),
-        processing_class=tokenizer,
+        data_collator=None if packing else RightPadded(pad_token_id=PADDING),
+        processing_class=load_tokenizer(settings),
         peft_config=new_adapter(settings, model),
     )
     adapted: Any = trainer.model
