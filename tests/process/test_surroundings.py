@@ -225,6 +225,13 @@ def test_the_ending_of_a_log_has_the_exception_above_a_longer_list(tmp_path):
     assert read_ending(path, num_lines=2) == "  File x\nValueError: no"
 
 
+def test_a_process_that_paused_its_collector_ends_with_nothing_frozen():
+    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count()))\n"
+    code += "from forge.process.lease import collector_paused\nwith collector_paused():\n    pass"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "0\n"
+
+
 def test_busy_seconds_count_overlapping_requests_once():
     times = iter([0.0, 5.0, 8.0])
     clock = BusyClock(now=lambda: next(times))

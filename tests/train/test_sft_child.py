@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,32 @@ def test_packed_conversations_do_not_see_each_other(
     assert found == pytest.approx(loss, abs=1e-6)
     for name, gradient in gradients.items():
         assert torch.allclose(theirs[name], gradient, atol=1e-6), name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_without_a_padding_token_training_is_the_same_and_no_file_gets_one(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    from forge.train.trainer.publish.weights import save_weights
+
+    write_rows(tmp_path / "rows.jsonl")
+    bare, stage = tmp_path / "bare", STAGE.model_copy(update={"steps": 1, "batch_size": 40})
+    shutil.copytree(tiny_model, bare)
+    for name, key in (("tokenizer_config.json", "pad_token"), ("config.json", "pad_token_id")):
+        settings = json.loads((bare / name).read_text())
+        assert settings.pop(key) is not None
+        (bare / name).write_text(json.dumps(settings))
+    trainer = trainer_of(bare, tmp_path, stage)
+    loss, gradients = loss_and_gradients(trainer)
+    want, theirs = loss_and_gradients(trainer_of(tiny_model, tmp_path, stage))
+    assert loss == want
+    assert all(torch.equal(theirs[name], gradient) for name, gradient in gradients.items())
+    save_weights(trainer.model, tmp_path / "out", model_dir=bare, sync=False)
+    before, after = (json.loads((d / "config.json").read_text()) for d in (bare, tmp_path / "out"))
+    assert {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} <= {
+        "transformers_version"
+    }
+    assert "pad_token" not in json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
 
 
 @pytest.mark.long
