@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 PARTS = 10
 EXPERIMENT = """\
 name = "week"
+[prompt]
+preset = "tiny"
 [model]
 path = "{model}"
 [rollout]

@@ -1,9 +1,9 @@
-"""The default prompts, for tests that need some."""
+"""Short prompts, for tests that need some."""
 
 from __future__ import annotations
 
 from forge.config.schema import PromptTable
 from forge.data.prompts.prompt_set import make_prompts
 
-PROMPTS = make_prompts(PromptTable())
+PROMPTS = make_prompts(PromptTable(preset="tiny"))
 """Prompts of the preset `tiny`, without facts about judges."""

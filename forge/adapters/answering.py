@@ -100,7 +100,7 @@ async def open_answering(table: JudgeTable, gpus: Sequence[Gpu]) -> AsyncGenerat
 
 def answering_on(pool: Pool, table: JudgeTable) -> Answering:
     """Judges answers on a pool that is open already."""
-    return Answering(pool, table, make_prompts(PromptTable(preset="standard")))
+    return Answering(pool, table, make_prompts(PromptTable()))
 
 
 def refuse(problem: ReferenceModule, code: str) -> Verdict | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from forge.adapters.subjects import known_problems, problem_names
 from forge.config.schema import PromptTable
+from forge.config.schema.rollout import PresetName
 from forge.data.prompts.prompt_set import make_prompts
 from forge.errors import ConfigError
 
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema.problems import RowFormat
-
-PRESETS = ("tiny", "standard", "kernelbench", "tritonforge")
 
 
 def kernel_rows(
@@ -30,8 +29,8 @@ def kernel_rows(
     Raises:
         ConfigError: a path, preset or problem that cannot be used.
     """
-    if preset not in PRESETS:
-        raise ConfigError(f"preset: found {preset!r}; one of {', '.join(PRESETS)}")
+    if preset not in get_args(PresetName):
+        raise ConfigError(f"preset: found {preset!r}; one of {', '.join(get_args(PresetName))}")
     known = known_problems(problems, format=format)
     assert known is not None
     prompts = make_prompts(PromptTable.model_validate({"preset": preset}))

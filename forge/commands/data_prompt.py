@@ -27,7 +27,7 @@ from forge.records import Prompt, Status
 from forge.rollout.play import verdict_without_code
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.machine import assume, this_machine
-from forge.runner.plan.placement import place
+from forge.runner.plan.placement import judge_cards
 from forge.runner.prepare.prompt_facts import prompts_of, prompts_of_run
 from forge.runner.weights.resume import find_weights
 from forge.store.reader import open_run
@@ -169,7 +169,7 @@ def _prompts(request: PromptRequest, experiment: Experiment) -> tuple[PromptSet,
     if request.assumed is not None:
         machine = assume(request.assumed, here=machine)
     try:
-        gpus = place(experiment, machine).judge
+        gpus = judge_cards(experiment, machine)
     except MachineError as error:
         if request.run is None:
             raise MachineError(f"{error}; --assume names a machine that has them") from None

@@ -62,8 +62,6 @@ MAX_FAILURES = 3
 """Attempts in a row without an answer or a verdict, after which the command ends."""
 
 MILLION = 1_000_000
-PRESET = "standard"
-"""Default without an experiment: a teacher knows neither our rules nor our format of an answer."""
 MAX_NAMES = 5
 """Problems that a message names."""
 
@@ -360,7 +358,9 @@ def read_task(request: DistillRequest) -> DistillTask:
 
 def _prompt(request: DistillRequest) -> PromptTable:
     """The prompts of a request without an experiment. Raises ConfigError."""
-    name, allowed = request.preset or PRESET, get_args(PresetName)
+    name, allowed = request.preset, get_args(PresetName)
+    if name is None:
+        return PromptTable()
     if name not in allowed:
         raise ConfigError(f"--preset {name}: one of {', '.join(allowed)}")
     return PromptTable.model_validate({"preset": name})

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 MAX_NAME = 56
 BOTH = "both"
 """Value of `--baseline` for eager and compile."""
-PRESET = "standard"
-"""Prompts of a model without a run: it knows neither our rules nor our format of an answer."""
 SLOTS = {"gpu": 64, "cpu": 8, "server": 16}
 """Rollouts in play, by the place of the model."""
 KEPT_TABLES = ("problems", "prompt", "devices", "serve", "judge", "reward", "rollout", "eval")
@@ -165,7 +163,6 @@ def _base(source: ModelSource, gpus: Sequence[Gpu]) -> dict[str, Any]:
         return {**kept, "model": {**lora, "trust_remote_code": source.base.model.trust_remote_code}}
     place = "server" if source.is_remote else "gpu" if gpus else "cpu"
     return {
-        "prompt": {"preset": PRESET},
         "devices": _devices(gpus, is_remote=source.is_remote),
         "serve": {"slots": SLOTS[place], "precision": "fast" if gpus else "exact", **source.serve},
         "judge": {"compile_timeout_s": 60.0, "correct_timeout_s": 60.0},

@@ -24,6 +24,8 @@ LOOP = "```\nwhile 1:0\n@jit\ndef k():0\nclass ModelNew:0\n```"
 LOOPING = (ANSWERS[1], LOOP, LOOP)
 HEAD = """\
 name = "x"
+[prompt]
+preset = "tiny"
 [model]
 path = "{model}"
 [problems]

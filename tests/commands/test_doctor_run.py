@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 EXPERIMENT = """\
 name = "toy"
+[prompt]
+preset = "tiny"
 [model]
 init = "tiny"
 [store]

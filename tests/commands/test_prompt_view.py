@@ -14,14 +14,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from forge.cli import run_command
 from forge.commands import data_prompt as asked_problem
 from forge.config.load import dump_experiment, load_experiment
+from forge.config.schema import PromptTable
 from forge.data import chat
 from forge.data.chat import ChatTemplate
 from forge.data.problems import from_source, load_problems
-from forge.data.prompts.prompt_set import Exchange
+from forge.data.prompts.prompt_set import Exchange, make_prompts
 from forge.records import Reason, Status, Verdict
 from forge.rollout.play import verdict_without_code
 from forge.runner.prepare.prompt_facts import prompts_of, to_event
-from tests.prompting import PROMPTS
 from tests.store.storefactory import attempt, problem, write_run
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_a_file_alone_is_shown_with_the_default_prompts(
 ) -> None:
     file = folder / "problems" / "level1" / "1_relu.py"
     text = shown(capsys, str(file))
-    assert text.startswith("[system]\nWrite ModelNew with Triton.\n[user]\n")
+    assert text.startswith("[system]\nYou write GPU kernels in Triton")
     assert SOURCE.strip() in text
     assert "no tokenizer is known" in shown(capsys, str(file), "--ids", code=2)
 
@@ -154,7 +154,7 @@ def test_an_attempt_is_judged_and_the_next_turn_is_shown(
         Exchange(completion_text=some.read_text(), verdict=WRONG),
     ]
     contents = [each["content"] for each in found["messages"]]
-    asked = PROMPTS.conversation(from_source(SOURCE), attempts)
+    asked = make_prompts(PromptTable()).conversation(from_source(SOURCE), attempts)
     assert contents == [each.content for each in asked]
     assert judged == ["class ModelNew: ...\n"]
     answers.append(Verdict(status=Status.INFRA_ERROR, reason="judge_lost", detail=""))

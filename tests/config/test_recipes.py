@@ -66,6 +66,20 @@ def test_every_recipe_plans_for_eight_gpus_or_says_what_is_missing(
     assert planned.params, "the shape of its model is known without a download"
 
 
+def test_every_recipe_prints_its_prompt_for_a_machine_that_is_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    problem = str(ROOT / "tests/zoo/problems/relu.py")
+    for name in NAMES:
+        argv = ["data", "prompt", problem, "--experiment", str(FOLDER / f"{name}.toml")]
+        assert run_command([*argv, "--assume", "1xL40S-48GB", "--json"]) == 0, name
+        shown = json.loads(capsys.readouterr().out)["messages"]
+        asked = " ".join(message["content"] for message in shown)
+        recipe = load(name)
+        names_card = recipe.prompt.preset in ("standard", "kernelbench") and recipe.devices.judge
+        assert ("L40S" in asked) == bool(names_card), name
+
+
 @pytest.mark.parametrize(("name", "gpus"), ONE_CARD.items())
 def test_a_recipe_for_one_gpu_runs_engine_trainer_and_judge_on_it_without_sleep(
     name: str, gpus: str, tmp_path: Path

@@ -35,7 +35,7 @@ H100 = PromptFacts(tolerances={"fp32": 1e-4}, device=DeviceFacts(name="H100", me
 
 
 def prompts_with(facts: PromptFacts | None = None, **keys: Any) -> PromptSet:
-    return make_prompts(PromptTable.model_validate(keys), facts)
+    return make_prompts(PromptTable.model_validate({"preset": "tiny", **keys}), facts)
 
 
 def written(folder: Path, kind: str, text: str) -> PromptSet:

@@ -30,6 +30,8 @@ def get_init_inputs():
 FUNCTION = "def f(x):\n    return torch.tanh(x)\n"
 
 TINY = """\
+[prompt]
+preset = "tiny"
 [model]
 init = "tiny"
 [model.tiny]
@@ -44,6 +46,8 @@ vocab_size = 512
 
 GRPO_EXPERIMENT = """\
 name = "grpo"
+[prompt]
+preset = "tiny"
 [model]
 path = "model"
 [problems]

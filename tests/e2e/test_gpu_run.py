@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.e2e, pytest.mark.slow, pytest.mark.ti
 
 EXPERIMENT = """\
 name = "card"
+[prompt]
+preset = "tiny"
 [model]
 init = "tiny"
 [model.tiny]

@@ -52,6 +52,8 @@ ONE_MORE = '\n[[stage]]\nkind = "eval"\nnum_problems = 1\n'
 
 GIVEN = """\
 name = "given"
+[prompt]
+preset = "tiny"
 [model]
 path = "runs/lora-1/weights/init"
 adapter = "runs/lora-1/weights/sft-000002"

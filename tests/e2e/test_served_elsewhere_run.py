@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 SERVER = """
 name = "there"
+[prompt]
+preset = "tiny"
 [model]
 path = "model"
 {lora}

@@ -58,6 +58,8 @@ ONE_MORE = '\n[[stage]]\nkind = "eval"\nnum_problems = 1\n'
 
 OTHERS = """\
 name = "others"
+[prompt]
+preset = "tiny"
 [model]
 path = "runs/small-1/weights/sft-000040"
 [problems]

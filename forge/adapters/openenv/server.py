@@ -68,8 +68,6 @@ if TYPE_CHECKING:
     from forge.evalpool.served import PoolApp
 
 
-PRESET = "standard"
-"""Preset of the prompts: it states the rules, since clients have models of any kind."""
 MAX_TURNS = 16
 """Maximum of `--turns`, as of rollout.max_turns."""
 MAX_SESSIONS = 256
@@ -115,7 +113,7 @@ def serve_environment(
         )
     table, gpus = settings.table(), settings.gpus()
     served = serve_problems(known_problems(problems, format=format))
-    prompts = prompts_for(PromptTable(preset=PRESET), table, gpus)
+    prompts = prompts_for(PromptTable(), table, gpus)
 
     def routes(pool: Pool, _served: PoolApp) -> Sequence[BaseRoute]:
         rules = EpisodeRules(

@@ -24,10 +24,11 @@ TagName = Annotated[
 class PromptTable(Table):
     """`[prompt]`: the texts that a model is asked with. Training, evaluation and SFT share them."""
 
-    preset: PresetName = "tiny"
-    """Templates of the messages. tiny: one sentence, for tiny models. standard: rules of the judge,
-    format of an answer, an example, facts of the device. kernelbench: the structure of
-    KernelBench's one-shot prompt. tritonforge: that of TritonForge's checkpoints."""
+    preset: PresetName = "standard"
+    """Templates of the messages. standard: rules of the judge, format of an answer, an example,
+    facts of the device. kernelbench: the structure of KernelBench's one-shot prompt. tritonforge:
+    that of TritonForge's checkpoints. tiny: one sentence, for tiny models, whose context is short.
+    """
     system: PathValue | None = None
     """Jinja template of the system message, in place of the preset's; relative to this file or to
     the working directory, as the next two. An empty message is left out."""

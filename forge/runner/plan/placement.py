@@ -123,6 +123,25 @@ def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") ->
     return fit(experiment, placed, users=machine.gpu_users)
 
 
+def judge_cards(experiment: Experiment, machine: Machine) -> tuple[Gpu, ...]:
+    """The cards that judges would have, whatever fits on them: all cards, if the roles need more
+    than there are. Empty for judges on the CPU or elsewhere.
+
+    Raises:
+        MachineError: judges need a card, and the machine or `devices.gpus` has none.
+    """
+    cards = _allowed(experiment, machine)
+    counts, _ = _counts(experiment, num_cards=len(cards))
+    if not counts["judge"]:
+        return ()
+    try:
+        return _lay_out(experiment, machine, cards, counts).judge
+    except MachineError:
+        if not cards:
+            raise
+        return tuple(cards)
+
+
 def _allowed(experiment: Experiment, machine: Machine) -> list[Gpu]:
     names = experiment.devices.gpus
     if names is None:

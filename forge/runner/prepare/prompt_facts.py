@@ -119,7 +119,7 @@ def recorded_prompts(reader: RunReader) -> PromptSet | None:
 def prompts_by_hash(reader: RunReader) -> dict[str, PromptSet]:
     """Every set of prompts of a run by its hash, and the last one by an empty hash, for turns that
     have none. Versions that recorded none had the preset `tiny` alone."""
-    recorded = _recorded(reader) or [make_prompts(PromptTable())]
+    recorded = _recorded(reader) or [make_prompts(PromptTable(preset="tiny"))]
     return {"": recorded[-1], **{each.hash: each for each in recorded}}
 
 
