@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from forge.config.schema.problems import SourceTable
 from forge.data.answers import Extraction, extract
-from forge.data.pairs.files import SUFFIXES
+from forge.data.pairs.rows import SUFFIXES
 from forge.data.problem_files import (
     Overrides,
     find_files,

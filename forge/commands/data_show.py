@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.config.schema import PromptTable
-from forge.data.build.examples import fold_reasoning
 from forge.data.build.output import MANIFEST
-from forge.data.build.rows import Broken, find_row_files, plan_chunks, read_chunks
+from forge.data.build.rows import find_row_files, plan_chunks, read_chunks
 from forge.data.chat import ChatTemplate
-from forge.data.pairs.files import BadRow, Unfit, messages_pair
+from forge.data.pairs.files import messages_pair
+from forge.data.pairs.rows import BadRow, Broken, Unfit
 from forge.data.prompts.prompt_set import make_prompts
 from forge.errors import ConfigError
 from forge.views.text.numbers import bar
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from forge.data.build.rows import Row, RowFile
+    from forge.data.build.rows import RowFile
+    from forge.data.pairs.rows import Row
 
 BAR_WIDTH = 40
 DEFAULT = make_prompts(PromptTable())
@@ -133,8 +134,7 @@ def _rows(files: list[RowFile]) -> Iterator[tuple[str, Row]]:
 def _measure(row: Mapping[str, Any], chat: ChatTemplate | None) -> tuple[int, int]:
     """Length and number of answers; for a row without messages, its texts and 0."""
     try:
-        messages = {**row, "messages": fold_reasoning(row.get("messages"))}
-        pair = messages_pair(messages, number=0, prompts=DEFAULT)
+        pair = messages_pair(row, number=0, prompts=DEFAULT)
     except (BadRow, Unfit):
         texts = [value for value in row.values() if isinstance(value, str)]
         if chat is None:

@@ -60,7 +60,8 @@ def test_an_answer_without_the_required_class_is_left_out_and_counted(
     with caplog.at_level(logging.INFO, logger="forge.data.pairs.files"):
         pairs = read(tmp_path / "rows.json", rows, "kernelbook")
     assert [pair.problem_id for pair in pairs] == ["kernelbook/relu-1"]
-    assert "left out 1 without the class that a judge calls" in caplog.text
+    left_out = "left out: 1 without the class that a judge calls (first: "
+    assert f"{left_out}{tmp_path}/rows.json, row 2)" in caplog.text
 
 
 def test_a_duplicate_row_is_trained_once(tmp_path: Path) -> None:
@@ -128,13 +129,17 @@ def test_a_directory_is_searched_for_all_kinds_of_files(tmp_path: Path) -> None:
         ([kernelbook_row(), kernelbook_row(python_code=3)], "kernelbook", "row 2 .*found int"),
         ([trinity_row(result={})], "trinity", "row 1 .*no correctness"),
         ([trinity_row(result=DEEP)], "trinity", "row 1 .*no correctness"),
-        ([trinity_row(model_reasoning=["x"])], "trinity", "model_reasoning: found list; a text"),
+        ([trinity_row(model_reasoning=3)], "trinity", "model_reasoning: found int; a text"),
         ([trinity_row(model_reasoning="", thinking=7)], "trinity", "thinking: found int; a text"),
-        ([{"prompt": "x"}], "messages", "row 1 .*found columns prompt; messages must be"),
+        ([{"prompt": "x"}], "messages", "row 1 .*found columns prompt; a row has messages"),
         ([{"messages": "no json"}], "messages", "text that is no JSON"),
         ([{"messages": DEEP}], "messages", "text that is no JSON"),
-        ([{"messages": [{"role": "bot", "content": ""}]}], "messages", "role of system, user"),
-        (["a text"], "messages", "found str; an object"),
+        (
+            [{"messages": [{"role": "bot", "content": ""}]}],
+            "messages",
+            "role: found bot; a message has a role of",
+        ),
+        (["a text"], "messages", "no object: found str; a JSON list of objects"),
         ([kernelbook_row(triton_code="")], "kernelbook", "no row to train on.*left out: 1 without"),
         ([], "messages", "no row to train on"),
     ],
@@ -165,9 +170,9 @@ def test_lines_of_json_end_only_at_newlines(mark: str, end: str, tmp_path: Path)
     ("name", "content", "words"),
     [
         ("rows.csv", b"a,b", "found .csv; \\*.json"),
-        ("rows.json", b"[{", "neither a JSON list nor JSON lines"),
-        ("rows.jsonl", DEEP.encode(), "neither a JSON list nor JSON lines"),
-        ("rows.jsonl", b'{"a": "\xff"}', "rows.jsonl: no text in UTF-8"),
+        ("rows.json", b"[{", "row 1: broken JSON: .*; a JSON list of objects, or"),
+        ("rows.jsonl", DEEP.encode(), "row 1: broken JSON: .*; a JSON list of objects, or"),
+        ("rows.jsonl", b'{"a": "\xff"}', "rows.jsonl, row 1: no text in UTF-8"),
         ("rows.parquet", b"PAR1", "no Parquet file"),
     ],
 )

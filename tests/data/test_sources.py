@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.pairs.files import rows_of
+from forge.data.pairs.rows import rows_of
 from forge.data.problems import load_problems
 from forge.data.sources.loading import COLUMNS, FORMATS, read_mixed
 from forge.errors import ConfigError
@@ -147,7 +147,7 @@ def test_windows_line_ends_and_tabs_are_read(tmp_path: Path) -> None:
 def test_a_broken_line_is_named_by_its_row(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [kernelbench(1, 1, "abs")])
     path.write_text(path.read_text() + "\n" + '{"code": "x\n')
-    with pytest.raises(ConfigError, match=r"^problems.path: .*rows.jsonl, row 2: neither"):
+    with pytest.raises(ConfigError, match=r"^problems.path: .*rows.jsonl, row 2: broken JSON"):
         load(path)
 
 

@@ -24,7 +24,7 @@ import xxhash
 from forge.data.build.near import Families, SignatureIndex, signature, similarity
 from forge.data.build.rows import normalise_text
 from forge.data.build.steps import Dropped, Step, parse
-from forge.data.pairs.files import SUFFIXES
+from forge.data.pairs.rows import SUFFIXES
 from forge.data.sources.loading import read_mixed
 from forge.data.sources.normal_form import normal_digest
 from forge.errors import ConfigError

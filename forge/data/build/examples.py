@@ -7,9 +7,6 @@ A multi-turn trace has `turns`: thinking, `triton_code` and `result` of each att
 `error`, `speedup`, `fast_0` to `fast_2`), or the text `feedback_given`. The row ends with its best
 attempt. Earlier attempts stand before it, each followed by the judge's message, in the words of
 forge's own judge, so that a run continues as the row was trained.
-
-Thinking at the start of answers gets one pair of tags: models and data sets mark it with other
-tags, with the closing tag alone (the template opened it), or in a field `reasoning_content`.
 """
 
 from __future__ import annotations
@@ -23,16 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from forge.data.answers import extract
 from forge.data.build.rows import normalise_row, normalise_text
+from forge.data.pairs.conversations import THOUGHTS, thinking_of
 from forge.data.pairs.files import (
-    THOUGHTS,
     WRAPPER,
-    BadRow,
-    Unfit,
     kernelbook_pair,
     messages_pair,
-    text_of,
     trinity_pair,
+    triton_answer,
 )
+from forge.data.pairs.rows import BadRow, Unfit, text_of
 from forge.records import Message, Pair, Reason, Status, Timing, Verdict
 
 if TYPE_CHECKING:
@@ -90,7 +86,6 @@ def to_example(
         case "kernelbook":
             found = _kernelbook(row, number, prompts, rewrite)
         case "messages":
-            row["messages"] = fold_reasoning(row.get("messages"))
             found = _conversation(messages_pair(row, number=number, prompts=prompts))
         case "trinity":
             pair = single_pair(row, number=number, wanted=build.filters.result, prompts=prompts)
@@ -170,7 +165,7 @@ _COMPILE = re.compile(r"compil|syntax|indentation|invalid", re.IGNORECASE)
 class TraceTurn:
     """One turn of a trace."""
 
-    thinking: str
+    thoughts: Sequence[str]
     code: str
     result: Mapping[str, Any] | None
     feedback: str
@@ -236,7 +231,7 @@ def trace_pair(
     pair = trinity_pair(
         {
             "pytorch_code": row.get("pytorch_code"), "triton_code": last.code, "result": PASSED,
-            THOUGHTS[0]: last.thinking, "sample_key": row.get("sample_key"),
+            "sample_key": row.get("sample_key"), **dict(zip(THOUGHTS, last.thoughts, strict=False)),
         },
         number=number, prompts=prompts,
     )  # fmt: skip
@@ -259,7 +254,7 @@ def _attempts(row: Mapping[str, Any]) -> list[TraceTurn]:
             result = _parsed(turn.get("result"))
             found.append(
                 TraceTurn(
-                    thinking=_text(turn, "reasoning", *THOUGHTS),
+                    thoughts=thinking_of(turn),
                     code=text,
                     result=result if isinstance(result, Mapping) else None,
                     feedback=_text(turn, "feedback_given", "feedback"),
@@ -278,12 +273,11 @@ def _with_final(row: Mapping[str, Any], attempts: Sequence[TraceTurn]) -> list[T
         if each.code.strip() == code.strip():
             found[index] = replace(each, result=each.result or final)
             return found
-    return [*found, TraceTurn(thinking="", code=code, result=final, feedback="")]
+    return [*found, TraceTurn(thoughts=(), code=code, result=final, feedback="")]
 
 
 def _exchange(attempt: TraceTurn, prompts: PromptSet) -> tuple[Message, Message]:
-    thinking = prompts.thought(attempt.thinking.strip()) if attempt.thinking else ""
-    answer = f"{thinking}<triton>\n{attempt.code.strip()}\n</triton>"
+    answer = triton_answer(attempt.code, attempt.thoughts, prompts=prompts)
     return Message(role="assistant", content=answer), _words(attempt, prompts)
 
 
@@ -336,84 +330,3 @@ def _parsed(value: Any) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         return None
-
-
-TAGS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<reasoning>", "</reasoning>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
-)
-"""Tags of thinking in public models and data sets."""
-_BLANK_LINES = re.compile(r"\A\n+")
-
-
-def fold_reasoning(messages: Any) -> Any:
-    """Messages with the field `reasoning_content` of each moved into its content."""
-    if not isinstance(messages, list):
-        return messages
-    return [_folded(message) for message in messages]
-
-
-def retag(messages: Sequence[Message], *, mode: str, tag: str) -> tuple[Message, ...]:
-    """The messages with the thinking of each answer in one tag.
-
-    Args:
-        mode: `thinking.mode` of the settings.
-        tag: `prompt.thinking`: `think` for `<think>…</think>`; empty for no thinking.
-
-    Raises:
-        Unfit: thinking does not end, or the last answer has none and `mode` requires it.
-    """
-    done = tuple(
-        replace(
-            message, content=_retagged(message.content, tag if mode != "drop" else "", known=tag)
-        )
-        if message.role == "assistant"
-        else message
-        for message in messages
-    )
-    if mode == "require" and not (tag and done[-1].content.startswith(f"<{tag}>")):
-        raise Unfit("without thinking")
-    return done
-
-
-def _retagged(content: str, tag: str, *, known: str) -> str:
-    own = ((f"<{known}>", f"</{known}>"),) if known else ()
-    found = _split(content, (*TAGS, *own))
-    if found is None:
-        return content
-    thinking, answer = found
-    answer = _BLANK_LINES.sub("", answer)
-    if not tag or not thinking.strip():
-        return answer
-    return f"<{tag}>\n{thinking.strip()}\n</{tag}>\n\n{answer}"
-
-
-def _split(content: str, tags: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """Thinking and answer; None without thinking. Raises Unfit for thinking without an end."""
-    stripped = content.lstrip()
-    for opened, closed in tags:
-        if stripped.startswith(opened):
-            thinking, end, answer = stripped[len(opened) :].partition(closed)
-            if not end:
-                raise Unfit("thinking without an end")
-            return thinking, answer
-    for opened, closed in tags:  # the template opened it
-        thinking, end, answer = content.partition(closed)
-        if end and opened not in thinking:
-            return thinking, answer
-    return None
-
-
-def _folded(message: Any) -> Any:
-    if not isinstance(message, Mapping):
-        return message
-    thinking, content = message.get("reasoning_content"), message.get("content")
-    if not isinstance(thinking, str) or not thinking.strip() or not isinstance(content, str):
-        return message
-    if content.lstrip().startswith(TAGS[0][0]):
-        return message
-    return {**message, "content": f"{TAGS[0][0]}\n{thinking.strip()}\n{TAGS[0][1]}\n\n{content}"}

@@ -2,43 +2,33 @@
 
 A chunk is named by its file and its first and last row, so the same input has the same chunks in
 every process and after every restart. A row that cannot be read is a `Broken` in its place; a file
-that cannot be read is an error. JSON lines and Parquet are streamed; the text of a JSON list is
-held in memory, its elements one at a time. (The readers of `forge/data/pairs/` end with the first
-row that cannot be read, and hold a whole file.)
+that cannot be read is an error.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from forge.data.pairs.files import SUFFIXES
+from forge.data.pairs.rows import (
+    Row,
+    batch_rows,
+    open_parquet,
+    parquet_batches,
+    parse_row,
+    row_files,
+    stream_rows,
+)
 from forge.errors import ConfigError
 
-if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetFile
-
+KEY = "input.path"
 CHUNK_ROWS = 64
 """Rows of a chunk. With 200k tokens each they take about 50 MB."""
-MARK = b"\xef\xbb\xbf"
-"""Byte order mark that some editors write first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
-    """A row that cannot be read."""
-
-    reason: str
-    detail: str = ""
-
-
-Row = Mapping[str, Any] | Broken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +63,9 @@ class RowChunk:
 
 def find_row_files(path: Path) -> list[RowFile]:
     """The input files with their numbers of rows, by path. Raises ConfigError if there is none."""
-    if not path.is_dir():
-        if path.suffix not in SUFFIXES:
-            found = path.suffix or "no suffix"
-            raise ConfigError(f"input.path: {path}: found {found}; *{', *'.join(SUFFIXES)}")
-        return [_row_file(path, path.name)]
-    paths = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
-    if not paths:
-        raise ConfigError(f"input.path: {path}: no file *{', *'.join(SUFFIXES)} in it")
-    return [_row_file(file, file.relative_to(path).as_posix()) for file in paths]
+    root = path if path.is_dir() else path.parent
+    files = row_files(path, key=KEY)
+    return [_row_file(file, file.relative_to(root).as_posix()) for file in files]
 
 
 def plan_chunks(files: Sequence[RowFile], *, size: int = CHUNK_ROWS) -> list[RowChunk]:
@@ -111,7 +95,7 @@ def read_chunks(file: RowFile, chunks: Sequence[RowChunk]) -> Iterator[tuple[Row
         skipped = chunk.start - done
         next(islice(rows, skipped, skipped), None)
         done = chunk.stop
-        yield chunk, [_parse(row) for row in islice(rows, chunk.stop - chunk.start)]
+        yield chunk, [parse_row(row) for row in islice(rows, chunk.stop - chunk.start)]
 
 
 def _row_file(path: Path, name: str) -> RowFile:
@@ -119,99 +103,29 @@ def _row_file(path: Path, name: str) -> RowFile:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if path.suffix == ".parquet":
-            with _open_parquet(path) as opened:
+            with open_parquet(path, key=KEY) as opened:
                 num_rows: int = opened.metadata.num_rows
         else:
             num_rows = sum(1 for _ in stream_rows(path))
     except OSError as err:
-        raise ConfigError(f"input.path: {path}: cannot be read: {err.strerror or err}") from None
+        raise ConfigError(f"{KEY}: {path}: cannot be read: {err.strerror or err}") from None
     return RowFile(path=path, name=name, num_rows=num_rows, sha256=sha256)
 
 
-def stream_rows(path: Path) -> Iterator[bytes | Any]:
-    """The rows of a JSON file: lines that are not parsed yet, or the elements of its list."""
-    with path.open("rb") as file:
-        head = file.read(1 << 12).removeprefix(MARK)
-        if head.lstrip().startswith(b"["):
-            yield from _list_elements(path)
-            return
-        file.seek(0)
-        for number, line in enumerate(file):  # bytes: only newlines end a line
-            text = line.removeprefix(MARK) if number == 0 else line
-            if text.strip():
-                yield text
-
-
-def _list_elements(path: Path) -> Iterator[Any]:
-    """Elements of one JSON list. What follows a fault in it cannot be read: one Broken."""
-    decoder = json.JSONDecoder()
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as err:
-        raise ConfigError(f"input.path: {path}: no text in UTF-8: {err}") from None
-    at = _skip(text, text.index("[") + 1)
-    try:
-        while not text.startswith("]", at):
-            element, at = decoder.raw_decode(text, at)
-            yield element
-            at = _skip(text, at)
-            if not text.startswith((",", "]"), at):
-                raise ValueError(f"no comma at character {at}")
-            at = _skip(text, at + 1) if text[at] == "," else at
-    except (ValueError, RecursionError) as err:
-        yield Broken(reason="broken JSON", detail=f"the rest of the list cannot be read: {err}")
-
-
-def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at
-
-
-def _parse(row: Any) -> Row:
-    """A line as an object; never raises."""
-    if isinstance(row, Broken):
-        return row
-    if isinstance(row, bytes):
-        try:
-            row = json.loads(row.decode())
-        except UnicodeDecodeError as err:
-            return Broken(reason="no text in UTF-8", detail=str(err))
-        except (ValueError, RecursionError) as err:
-            return Broken(reason="broken JSON", detail=str(err))
-    if not isinstance(row, dict):
-        return Broken(reason="no object", detail=f"found {type(row).__name__}")
-    return row
-
-
-def _open_parquet(path: Path) -> ParquetFile:
-    from pyarrow import ArrowException, parquet
-
-    try:
-        return parquet.ParquetFile(path)
-    except ArrowException as err:
-        raise ConfigError(f"input.path: {path}: no Parquet file: {err}") from None
-
-
 def _parquet_chunks(path: Path, chunks: Sequence[RowChunk]) -> Iterator[tuple[RowChunk, list[Row]]]:
-    from pyarrow import ArrowException
-
-    with _open_parquet(path) as opened:
-        batches = opened.iter_batches(batch_size=CHUNK_ROWS)
-        batch, first = None, 0
-        try:
-            for chunk in chunks:
-                rows: list[Row] = []
-                while len(rows) < chunk.stop - chunk.start:
-                    if batch is None or first + batch.num_rows <= chunk.start + len(rows):
-                        first += 0 if batch is None else batch.num_rows
-                        batch = next(batches)
-                        continue
-                    at = chunk.start + len(rows) - first
-                    rows += batch.slice(at, chunk.stop - chunk.start - len(rows)).to_pylist()
-                yield chunk, rows
-        except (ArrowException, OSError, UnicodeDecodeError) as err:
-            raise ConfigError(f"input.path: {path}: cannot be read: {err}") from None
+    batches = parquet_batches(path, size=CHUNK_ROWS, key=KEY)
+    batch, first = None, 0
+    for chunk in chunks:
+        rows: list[Row] = []
+        while len(rows) < chunk.stop - chunk.start:
+            if batch is None or first + batch.num_rows <= chunk.start + len(rows):
+                first += 0 if batch is None else batch.num_rows
+                batch = next(batches)
+                continue
+            at = chunk.start + len(rows) - first
+            part = batch.slice(at, chunk.stop - chunk.start - len(rows))
+            rows += batch_rows(part, path, key=KEY)
+        yield chunk, rows
 
 
 _INDENT = re.compile(r"^[ \t]*\t[ \t]*", re.MULTILINE)

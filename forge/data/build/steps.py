@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from forge.data.build.examples import Example, retag, to_example
+from forge.data.build.examples import Example, to_example
 from forge.data.build.near import signature
-from forge.data.build.rows import Broken, Row, is_unicode
+from forge.data.build.rows import is_unicode
 from forge.data.inductor import NotRewritten, rewrite
-from forge.data.pairs.files import BadRow, Unfit
+from forge.data.pairs.conversations import BadThinking, retag
+from forge.data.pairs.rows import BadRow, Broken, Row, Unfit
 from forge.data.sources.normal_form import digests_asked
 
 if TYPE_CHECKING:
@@ -135,7 +136,6 @@ class RowSteps:
             )
             if not _is_storable(example):
                 raise Unfit("text that is no Unicode")
-            step = Step.THINKING
             example = replace(example, messages=self._retagged(example.messages))
             step = Step.LENGTH
             num_tokens = self._length(example.messages)
@@ -150,6 +150,7 @@ class RowSteps:
         except NotRewritable as error:
             return Dropped(number=number, step=Step.REWRITE, reason=str(error))
         except Unfit as error:
+            step = Step.THINKING if isinstance(error, BadThinking) else step
             return Dropped(number=number, step=step, reason=str(error))
         return Prepared(
             number=number,
@@ -162,7 +163,7 @@ class RowSteps:
         )
 
     def _retagged(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        return retag(messages, mode=self.build.thinking.mode, tag=self.prompts.thinking)
+        return retag(messages, tag=self.prompts.thinking, mode=self.build.thinking.mode)
 
     def _length(self, messages: Sequence[Message]) -> int | None:
         """Number of tokens. Raises Unfit."""

@@ -29,7 +29,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.data.pairs.files import SUFFIXES, BadRow, Unfit, code_of, row_files, rows_of, text_of
+from forge.data.pairs.rows import SUFFIXES, BadRow, Unfit, code_of, row_files, rows_of, text_of
 from forge.data.problem_files import (
     Overrides,
     find_files,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forge.data.answers import extract
 from forge.data.build.examples import passes
-from forge.data.build.rows import Broken, normalise_text
+from forge.data.build.rows import normalise_text
 from forge.data.build.steps import (
     Dropped,
     NotRewritable,
@@ -25,6 +25,7 @@ from forge.data.build.steps import (
     rewrite_answer,
 )
 from forge.data.chat import ChatTemplate
+from forge.data.pairs.rows import Broken
 from forge.data.prompts.prompt_set import make_prompts
 from forge.records import Message
 from tests.data.build.samples import ANSWER, build_of, kernelbook_row, write_tokenizer

@@ -1,0 +1,218 @@
+"""Files of rows: JSON, JSON lines or Parquet, one row at a time, and the fields of a row.
+
+`forge/data/build/` and the readers of runs share this. JSON lines and Parquet are streamed; the
+text of a JSON list is held in memory, its elements one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import ConfigError, MachineError, pip_install
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyarrow.parquet import ParquetFile
+
+SUFFIXES = (".json", ".jsonl", ".parquet")
+KEY = "data.path"
+"""Key that messages name."""
+MARK = b"\xef\xbb\xbf"
+"""Byte order mark that some editors write first."""
+MAX_NAMES = 12
+"""Columns that a message names."""
+
+
+class BadRow(ValueError):
+    """A row that does not match the format; the message says what was found and what is allowed."""
+
+
+class Unfit(ValueError):
+    """A row that matches the format but must not be trained on; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A row that cannot be read."""
+
+    reason: str
+    detail: str = ""
+
+
+Row = Mapping[str, Any] | Broken
+
+
+def text_of(row: Mapping[str, Any], name: str) -> str:
+    """A text field of a row. Raises BadRow if it is missing or no text."""
+    found = row.get(name)
+    if not isinstance(found, str):
+        raise BadRow(f"{name}: found {kind_of(found)}; a text (columns here: {columns_of(row)})")
+    return found
+
+
+def code_of(row: Mapping[str, Any], name: str) -> str:
+    """A field with source code, with Unix line ends. Raises BadRow as `text_of`, and Unfit if it is
+    empty."""
+    code = text_of(row, name).replace("\r\n", "\n")
+    if not code.strip():
+        raise Unfit(f"without code in {name}")
+    return code
+
+
+def columns_of(row: Mapping[str, Any]) -> str:
+    """The names of a row's first columns, for a message."""
+    names = [short(name) for name in list(row)[:MAX_NAMES]]
+    more = ", …" if len(row) > MAX_NAMES else ""
+    return f"{', '.join(names) or 'none'}{more}"
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value, for a message."""
+    return "nothing" if value is None else type(value).__name__
+
+
+def short(value: Any) -> str:
+    """A value in at most 40 characters of one line; the kind of one that is not plain."""
+    text = str(value)[:200] if isinstance(value, str | int | float) else kind_of(value)
+    return " ".join(text.split())[:40]
+
+
+def row_files(path: Path, *, key: str = KEY) -> list[Path]:
+    """A file of rows, or all below a directory. Raises ConfigError, which names `key`."""
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+        if not found:
+            raise ConfigError(f"{key}: {path}: no file *{', *'.join(SUFFIXES)} in it")
+        return found
+    if not path.is_file():
+        raise ConfigError(f"{key}: {path}: no such file")
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"{key}: {path}: found {path.suffix or 'no suffix'}; *{', *'.join(SUFFIXES)}"
+        )
+    return [path]
+
+
+def rows_of(file: Path, *, key: str = KEY) -> Iterator[Mapping[str, Any]]:
+    """Rows as mappings.
+
+    Raises:
+        ConfigError: the file or a row of it cannot be read; names `key`, and the row.
+        MachineError: a Parquet file, and pyarrow is missing.
+    """
+    if file.suffix == ".parquet":
+        for batch in parquet_batches(file, size=256, key=key):
+            yield from batch_rows(batch, file, key=key)
+        return
+    try:
+        for number, raw in enumerate(stream_rows(file), start=1):
+            row = parse_row(raw)
+            if isinstance(row, Broken):
+                said = f"{row.reason}: {row.detail}; a JSON list of objects, or an object a line"
+                raise ConfigError(f"{key}: {file}, row {number}: {said}")
+            yield row
+    except OSError as err:
+        raise _unreadable(file, err, key=key) from None
+
+
+def stream_rows(path: Path) -> Iterator[bytes | Any]:
+    """The rows of a JSON file: lines that are not parsed yet, or the elements of its list."""
+    with path.open("rb") as file:
+        head = file.read(1 << 12).removeprefix(MARK)
+        if head.lstrip().startswith(b"["):
+            yield from _list_elements(path)
+            return
+        file.seek(0)
+        for number, line in enumerate(file):  # bytes: only newlines end a line
+            text = line.removeprefix(MARK) if number == 0 else line
+            if text.strip():
+                yield text
+
+
+def parse_row(raw: Any) -> Row:
+    """What `stream_rows` gives as an object; never raises."""
+    if isinstance(raw, Broken):
+        return raw
+    if isinstance(raw, bytes):
+        try:
+            raw = json.loads(raw.decode())
+        except UnicodeDecodeError as err:
+            return Broken(reason="no text in UTF-8", detail=str(err))
+        except (ValueError, RecursionError) as err:
+            return Broken(reason="broken JSON", detail=str(err))
+    if not isinstance(raw, dict):
+        return Broken(reason="no object", detail=f"found {type(raw).__name__}")
+    return raw
+
+
+def open_parquet(path: Path, *, key: str = KEY) -> ParquetFile:
+    """A Parquet file. Raises as `rows_of`."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise MachineError(
+            f"{key}: {path}: Parquet needs pyarrow: {pip_install('train')}, or make setup"
+        ) from None
+    try:
+        return parquet.ParquetFile(path)
+    except OSError as err:
+        raise _unreadable(path, err, key=key) from None
+    except ArrowException as err:
+        raise ConfigError(f"{key}: {path}: no Parquet file: {err}") from None
+
+
+def parquet_batches(path: Path, *, size: int, key: str = KEY) -> Iterator[RecordBatch]:
+    """The rows of a Parquet file, `size` at a time. Raises as `rows_of`."""
+    with open_parquet(path, key=key) as opened:
+        from pyarrow import ArrowException
+
+        try:
+            yield from opened.iter_batches(batch_size=size)
+        except (ArrowException, OSError) as err:
+            raise _unreadable(path, err, key=key) from None
+
+
+def batch_rows(batch: RecordBatch, path: Path, *, key: str = KEY) -> list[Any]:
+    """Rows of a batch as mappings. Raises ConfigError for bytes that are no text."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError as err:
+        raise _unreadable(path, err, key=key) from None
+
+
+def _list_elements(path: Path) -> Iterator[Any]:
+    """Elements of one JSON list. What follows a fault in it cannot be read: one Broken."""
+    decoder = json.JSONDecoder()
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as err:
+        yield Broken(reason="no text in UTF-8", detail=str(err))
+        return
+    at = _skip(text, text.index("[") + 1)
+    try:
+        while not text.startswith("]", at):
+            element, at = decoder.raw_decode(text, at)
+            yield element
+            at = _skip(text, at)
+            if not text.startswith((",", "]"), at):
+                raise ValueError(f"no comma at character {at}")
+            at = _skip(text, at + 1) if text[at] == "," else at
+        if text[at + 1 :].strip():
+            raise ValueError(f"more after the list, at character {at + 1}")
+    except (ValueError, RecursionError) as err:
+        yield Broken(reason="broken JSON", detail=f"the rest of the list cannot be read: {err}")
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _unreadable(file: Path, err: Exception, *, key: str) -> ConfigError:
+    said = err.strerror if isinstance(err, OSError) else None
+    return ConfigError(f"{key}: {file}: cannot be read: {said or err}")
