@@ -35,7 +35,8 @@ from forge.process.environment import child_env
 from forge.records import Message
 from forge.runner.plan.model_shape import model_type
 from forge.runner.weights.resume import find_weights
-from forge.serve.engines import ENGINES, LLAMA_MODELS
+from forge.serve.architectures import ARCHITECTURES, served_by_llama
+from forge.serve.engines import ENGINES
 from forge.store.identity import read_identity
 from forge.store.reader import open_run
 
@@ -151,9 +152,8 @@ def _require(paths: RunPaths, kind: ModelForm, weights: Weights) -> None:
             if importlib.util.find_spec(name) is None:
                 advice = ENGINES["llama"].advice
                 raise MachineError(f"--gguf needs {name}, which is not installed; {advice}")
-        if (found := model_type(weights.full)) not in LLAMA_MODELS:
-            allowed = ", ".join(sorted(LLAMA_MODELS))
-            raise ConfigError(f"--gguf: found a model of type {found}; {allowed}, or --merge")
+        if (found := model_type(weights.full)) not in ARCHITECTURES:
+            raise ConfigError(f"--gguf: model_type is {found!r}; {served_by_llama()}; --merge")
 
 
 def _write(paths: RunPaths, kind: ModelForm, weights: Weights, out: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ length (little endian), JSON header, bytes of tensors.
 from __future__ import annotations
 
 import json
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -161,12 +161,16 @@ def read_lora_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def check_names(path: Path, *, found: Set[str], needed: Set[str]) -> None:
-    """Raise ConfigError unless a directory holds exactly the tensors that are needed."""
+def check_names(
+    path: Path, *, found: Set[str], needed: Set[str], named: Mapping[str, str] | None = None
+) -> None:
+    """Raise ConfigError unless a directory holds exactly the tensors that are needed. `named`:
+    names in the files, if `found` are others."""
     if missing := sorted(needed - found):
         raise ConfigError(f"{path}: {len(missing)} tensors missing, the first is {missing[0]}")
     if extra := sorted(found - needed):
-        raise ConfigError(f"{path}: {len(extra)} tensors have no place, the first is {extra[0]}")
+        first = (named or {}).get(extra[0], extra[0])
+        raise ConfigError(f"{path}: {len(extra)} tensors have no place, the first is {first}")
 
 
 def one_line(error: Exception) -> str:

@@ -22,14 +22,13 @@ from forge.errors import ConfigError, MachineError, pip_install
 from forge.process.devices import Vendor, inventory
 from forge.process.environment import child_env
 from forge.serve import interpreter
+from forge.serve.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
     from forge.config.schema import ServeTable
 
 HTTP = ("anyio", "starlette", "uvicorn", "httptools", "numpy", "tokenizers", "jinja2")
 """Modules that the endpoints of every engine need."""
-LLAMA_MODELS = frozenset({"qwen3"})
-"""Values of model_type in config.json that `forge.serve.llama` can convert."""
 TESTED_VLLM = "0.24"
 """Minor version that `forge.serve.vllm` was tested with; pyproject.toml requires it."""
 PYTHON_AT_LEAST = (3, 11)
@@ -119,7 +118,7 @@ def choose_engine(
     """
     if table.engine != "auto":
         return table.engine, "as serve.engine says"
-    serves_model = model_type is None or model_type in LLAMA_MODELS
+    serves_model = model_type is None or model_type in ARCHITECTURES
     if gpus and "vllm" in installed:
         return "vllm", "the fastest on GPUs"
     why_not_vllm = "vllm is not installed" if gpus else "no GPU for it"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import forge.data.chat
 
@@ -44,24 +44,32 @@ class Reference:
         return table.gather(1, torch.tensor(completion)[:, None])[:, 0].numpy()
 
 
-def make_reference(path: Path, *, seed: int, is_tied: bool = True) -> Reference:
+def make_reference(path: Path, *, seed: int, model_type: str = "qwen3", **values: Any) -> Reference:
+    """A random model whose biases and norms matter too."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=128,
-        vocab_size=512,
-        max_position_embeddings=2048,
-        tie_word_embeddings=is_tied,
+    sizes = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "vocab_size": 512,
+        "max_position_embeddings": 2048, "tie_word_embeddings": True, "bos_token_id": None,
+        "eos_token_id": None, "pad_token_id": None,
         # Far from uniform, so that wrong weights or positions cannot pass.
-        initializer_range=0.1,
-    )
-    model = Qwen3ForCausalLM(config).eval().float()
+        "initializer_range": 0.1,
+    }  # fmt: skip
+    config = AutoConfig.for_model(model_type, **{**sizes, **values})
+    model: Any = AutoModelForCausalLM.from_config(config).eval().float()
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data += torch.randn_like(parameter) * 0.2
     model.save_pretrained(path)
     return Reference(path=path, model=model)
+
+
+@pytest.fixture
+def make_random(tmp_path: Path) -> Callable[..., Reference]:
+    """Make random weights of any `model_type`, which transformers loads in f32."""
+    return lambda model_type, *, seed, **values: make_reference(
+        tmp_path / f"{model_type}-{seed}", seed=seed, model_type=model_type, **values
+    )
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +85,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 @pytest.fixture(scope="session")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return make_reference(tmp_path_factory.mktemp("untied"), seed=2, is_tied=False)
+    return make_reference(tmp_path_factory.mktemp("untied"), seed=2, tie_word_embeddings=False)
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +102,7 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Refe
         with warnings.catch_warnings():
             # peft 0.18 uses a deprecated name of transformers 5.
             warnings.simplefilter("ignore", FutureWarning)
-            model = get_peft_model(Qwen3ForCausalLM.from_pretrained(base.path), lora).eval()
+            model = get_peft_model(AutoModelForCausalLM.from_pretrained(base.path), lora).eval()
         model.save_pretrained(str(path))
         return Reference(path=path, model=model)
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import list_tensors
-from forge.serve.llama.checkpoint import Adapter, Checkpoint, open_weights
+from forge.serve.llama.checkpoint import Adapter, Checkpoint, Precision, open_weights
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
 from tests.serve.damage import (
@@ -31,6 +31,9 @@ from tests.serve.damage import (
 
 if TYPE_CHECKING:
     from conftest import Reference
+
+
+EXACT = Precision.EXACT
 
 
 def test_every_element_type_is_read_like_torch_reads_it(tmp_path: Path) -> None:
@@ -51,7 +54,7 @@ def test_a_sharded_checkpoint_is_read_as_one(tied: Reference, tmp_path: Path) ->
     assert isinstance(one, Checkpoint)
     assert isinstance(many, Checkpoint)
     for name, tensor in one.tensors.items():
-        assert (tensor.read_f32() == many.tensors[name].read_f32()).all()
+        assert (tensor.read(EXACT) == many.tensors[name].read(EXACT)).all()
 
 
 def cut_header(path: Path) -> None:
@@ -80,8 +83,9 @@ DAMAGES: dict[str, Damage] = {
     "must be": OF_ANOTHER_SHAPE,
     "NaN or infinity": change_tensors(lambda t: t["model.norm.weight"].fill_(float("nan"))),
     "another model": change_config(rms_norm_eps=1e-3),
-    "model_type": change_config(model_type="llama"),
-    "rope_type": change_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
+    "model_type": change_config(model_type="bert"),
+    "architecture llama": change_config(model_type="llama"),
+    "rope_type": change_config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4}),
     "not a usable": change_config(hidden_size=None),
 }
 
@@ -126,7 +130,7 @@ def test_an_adapter_that_cannot_be_served_is_refused(
     assert isinstance(checkpoint, Checkpoint)
     path = tmp_path / "adapter"
     shutil.copytree(make_adapter(tied, r=2).path, path)
-    assert isinstance(open_weights(path, served=checkpoint.sizes), Adapter)
+    assert isinstance(open_weights(path, served=checkpoint.layout), Adapter)
     change_config(ADAPTER_CONFIG, **fields)(path)
     with pytest.raises(ConfigError, match=said):
-        open_weights(path, served=checkpoint.sizes)
+        open_weights(path, served=checkpoint.layout)

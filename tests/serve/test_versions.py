@@ -110,11 +110,12 @@ def test_auto_is_the_fastest_engine_for_model_and_devices(
 
     assert chosen((), *ALL) == "llama"
     assert chosen((), *ALL, model_type="qwen3") == "llama"
-    assert chosen((), *ALL, model_type="llama") == "hf"
+    assert chosen((), *ALL, model_type="llama") == "llama"
+    assert chosen((), *ALL, model_type="rwkv") == "hf"
     assert chosen((), "hf") == "hf"
     assert chosen(()) == "llama", "whose advice says how to install it"
     assert chosen(gpu, *ALL) == "vllm"
-    assert chosen(gpu, "llama", "hf", model_type="qwen3_moe") == "hf"
+    assert chosen(gpu, "llama", "hf", model_type="afmoe") == "hf"
     monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: LLAMA)
     assert chosen(gpu, "llama", "hf") == "hf"
     built = replace(LLAMA, llama_backends=frozenset({"cpu", "vulkan"}))

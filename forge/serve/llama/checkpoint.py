@@ -4,9 +4,9 @@ converted.
 Called by `model` at start and for every publish. Promises: the weights that `open_weights` returns
 are complete and have the right shapes, and a model that llama.cpp would compute differently from
 transformers is refused; anything else is a ConfigError of one line with the file. Converted
-matrices are f32 (`exact`) or bf16 (`fast`), vectors always f32, all finite. LoRA scaling is folded
-into B, so that rsLoRA and alpha_pattern are exact. GGUF files hold no vocabulary: forge tokenises
-itself, and llama.cpp aborts on ours.
+matrices are f32 (`exact`) or bf16 (`fast`), vectors, biases and routers always f32, all finite.
+LoRA scaling is folded into B, so that rsLoRA and alpha_pattern are exact. The engine's GGUF files
+hold no vocabulary, since forge tokenises itself; `vocabulary` adds one to an exported file.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import gguf
 import numpy as np
 
 from forge.errors import ConfigError
+from forge.serve.architectures import Layout, read_layout
 from forge.serve.checkpoint_files import (
     ADAPTER_CONFIG,
     StoredTensor,
@@ -37,7 +39,68 @@ from forge.serve.checkpoint_files import (
 )
 
 LORA_KEY = re.compile(r"^(?:base_model\.model\.)?(?P<module>.*)\.lora_(?P<side>[AB])\.weight$")
-ARCHITECTURE = "qwen3"
+EXPERT = re.compile(r"^(?P<before>.+\.experts)\.(?P<index>\d+)(?P<rest>\..+)$")
+"""A tensor of one expert; GGUF files hold those of all experts as one."""
+FUSED = re.compile(r"^(?P<before>.+\.experts\.)gate_up_proj(?P<rest>.*)$")
+"""Gates and inputs of all experts in one tensor; GGUF files hold two."""
+
+Pick = Callable[[np.ndarray], np.ndarray]
+"""The part of a stored tensor that a GGUF tensor needs, in its order."""
+
+
+class Precision(StrEnum):
+    """Types of weights and KV."""
+
+    EXACT = "exact"
+    """f32 weights and KV, no flash attention: equal to transformers in f32."""
+    FAST = "fast"
+    """bf16 matrices, f16 KV, flash attention where llama.cpp has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A stored tensor, or a part of one."""
+
+    stored: StoredTensor
+    pick: Pick | None = None
+
+    def read(self, precision: Precision) -> np.ndarray:
+        """float32, or the bits of bfloat16 as uint16, all finite."""
+        values = self.stored.read_f32()
+        # A float64 sum of float32 is finite exactly when every element is: one pass, no mask.
+        if not np.isfinite(values.sum(dtype=np.float64)):
+            raise ConfigError(f"{self.stored.path}: {self.stored.name} holds NaN or infinity")
+        if precision is Precision.FAST:
+            values = self.stored.read_bf16()
+        return values if self.pick is None else self.pick(values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A tensor of a GGUF file and its origin."""
+
+    name: str
+    shape: tuple[int, ...]
+    sources: tuple[Source, ...] = ()
+    """One, or one of each expert; none for a constant."""
+    constant: tuple[float, ...] = ()
+
+    def precision_in(self, precision: Precision) -> Precision:
+        """EXACT for what is always f32."""
+        is_matrix = len(self.shape) > 1 and not self.name.endswith(".bias")
+        return precision if is_matrix and "_inp" not in self.name else Precision.EXACT
+
+    def num_bytes(self, precision: Precision) -> int:
+        """Bytes in a file of this precision."""
+        width = 4 if self.precision_in(precision) is Precision.EXACT else 2
+        return int(np.prod(self.shape)) * width
+
+    def read(self, precision: Precision) -> np.ndarray:
+        """float32, or the bits of bfloat16 as uint16."""
+        if self.constant:
+            return np.array(self.constant, np.float32)
+        parts = [source.read(self.precision_in(precision)) for source in self.sources]
+        return (np.stack(parts) if len(parts) > 1 else parts[0]).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +108,9 @@ class Checkpoint:
     """All weights of a model."""
 
     path: Path
-    sizes: Sizes
-    tensors: Mapping[str, StoredTensor]
-    """By GGUF name; exactly the tensors of `tensor_layout`."""
+    layout: Layout
+    tensors: Mapping[str, Tensor]
+    """By GGUF name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +123,8 @@ class LoraPair:
     b: StoredTensor
     """[out, r]"""
     scale: float
+    pick: Pick | None
+    """Order of the rows of B in the GGUF file; None as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +132,13 @@ class Adapter:
     """A PEFT LoRA adapter."""
 
     path: Path
+    architecture: str
+    """llama.cpp's name of the model's."""
     pairs: tuple[LoraPair, ...]
 
 
-def open_weights(path: Path, *, served: Sizes | None) -> Checkpoint | Adapter:
-    """Read the headers of a directory and check them. With `served`, the shapes must be those of
+def open_weights(path: Path, *, served: Layout | None) -> Checkpoint | Adapter:
+    """Read the headers of a directory and check them. With `served`, the layout must be that of
     the served model."""
     if holds_adapter(path):
         if served is None:
@@ -80,32 +147,131 @@ def open_weights(path: Path, *, served: Sizes | None) -> Checkpoint | Adapter:
     return _open_checkpoint(path, served)
 
 
-def _open_checkpoint(path: Path, served: Sizes | None) -> Checkpoint:
-    sizes = sizes_from(read_json(path / "config.json"), where=f"{path}/config.json")
-    if served is not None and sizes != served:
-        changed = [n for n in Sizes.__slots__ if getattr(sizes, n) != getattr(served, n)]
-        found = ", ".join(f"{n} {getattr(sizes, n)} ({getattr(served, n)} served)" for n in changed)
-        raise ConfigError(f"{path}: another model than the one served: {found}")
-    stored: dict[str, StoredTensor] = {}
+def layout_of(path: Path) -> Layout:
+    """The layout of a checkpoint's model."""
+    config = read_json(path / "config.json")
+    return read_layout(config, kinds=_kinds(), where=f"{path}/config.json")
+
+
+@cache
+def _kinds() -> Mapping[str, tuple[str, ...]]:
+    """GGUF names of the tensors of every architecture that `gguf` knows."""
+    return {
+        name: tuple(gguf.TENSOR_NAMES[kind] for kind in gguf.MODEL_TENSORS[architecture])
+        for architecture, name in gguf.MODEL_ARCH_NAMES.items()
+        if architecture in gguf.MODEL_TENSORS
+    }
+
+
+def _open_checkpoint(path: Path, served: Layout | None) -> Checkpoint:
+    layout = layout_of(path)
+    if served is not None and layout != served:
+        raise ConfigError(f"{path}: another model than the one served: {_changes(layout, served)}")
+    found: dict[str, dict[int, Source]] = {}
+    names: dict[str, str] = {}
     for file in weight_files(path):
-        stored.update(list_tensors(file))
-    layout = tensor_layout(sizes)
-    if sizes.is_tied:
-        stored.pop("lm_head.weight", None)
-    check_names(path, found=stored.keys(), needed=layout.keys())
-    for name, slot in layout.items():
-        if stored[name].shape != slot.shape:
-            raise ConfigError(
-                f"{path}: {name} is {list(stored[name].shape)}, must be {list(slot.shape)}"
-            )
-    return Checkpoint(
-        path=path,
-        sizes=sizes,
-        tensors={slot.gguf_name: stored[name] for name, slot in layout.items()},
-    )
+        for name, stored in list_tensors(file).items():
+            if name == "lm_head.weight" and layout.is_tied:
+                continue
+            for target, index, source in _sources(stored, layout):
+                found.setdefault(target, {})[index] = source
+                names[target] = name
+    needed = layout.shapes.keys()
+    check_names(path, found=found.keys(), needed=needed, named=names)
+    tensors = {
+        name: _tensor(path, name, shape, found[name]) for name, shape in layout.shapes.items()
+    }
+    for name, constant in layout.constants.items():
+        tensors[name] = Tensor(name=name, shape=(len(constant),), constant=constant)
+    return Checkpoint(path=path, layout=layout, tensors=tensors)
 
 
-def _open_adapter(path: Path, sizes: Sizes) -> Adapter:
+def _changes(layout: Layout, served: Layout) -> str:
+    """The differences of two layouts, for an error message."""
+    new, old = ({"architecture": each.architecture.name, **each.metadata, "tied": each.is_tied}
+                for each in (layout, served))  # fmt: skip
+    changed = [key for key in {**old, **new} if new.get(key) != old.get(key)]
+    return ", ".join(f"{key} {new.get(key)} ({old.get(key)} served)" for key in changed[:5])
+
+
+def _sources(stored: StoredTensor, layout: Layout) -> Iterator[tuple[str, int, Source]]:
+    """GGUF names of a stored tensor, each with the index of its expert and the part of it."""
+    names = _name_map(layout.architecture.name, layout.num_layers)
+    name = stored.name
+    if (fused := FUSED.match(name)) is not None:
+        for number, half in enumerate(("gate_proj", "up_proj")):
+            target = _target(names, f"{fused['before']}{half}{fused['rest']}")
+            yield target, 0, Source(stored=stored, pick=_half(number))
+        return
+    index = 0
+    if (expert := EXPERT.match(name)) is not None:
+        name, index = f"{expert['before']}{expert['rest']}", int(expert["index"])
+    target = _target(names, name)
+    yield target, index, Source(stored=stored, pick=_row_order(layout, target))
+
+
+def _half(number: int) -> Pick:
+    """The first or second half of the rows of each expert."""
+
+    def pick(values: np.ndarray) -> np.ndarray:
+        size = values.shape[1] // 2
+        return values[:, number * size : (number + 1) * size]
+
+    return pick
+
+
+def _row_order(layout: Layout, target: str) -> Pick | None:
+    """The rows of queries and keys in llama.cpp's order, or norms with the 1 that transformers
+    adds."""
+    if layout.architecture.adds_one and target.endswith("norm.weight"):
+        return lambda values: values + np.float32(1)
+    if not (heads := layout.heads_of(target)):
+        return None
+
+    def pick(values: np.ndarray) -> np.ndarray:
+        halves = values.reshape(heads, 2, -1, *values.shape[1:])
+        return halves.swapaxes(1, 2).reshape(values.shape)
+
+    return pick
+
+
+def _target(names: gguf.TensorNameMap, name: str) -> str:
+    """GGUF name of a tensor; its own name if it has none."""
+    if not name.endswith((".weight", ".bias")):
+        name = f"{name}.weight"
+    return names.get_name(name, try_suffixes=(".weight", ".bias")) or name
+
+
+@cache
+def _name_map(architecture: str, num_layers: int) -> gguf.TensorNameMap:
+    found = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    return gguf.get_tensor_name_map(found, num_layers)
+
+
+def _tensor(path: Path, name: str, shape: tuple[int, ...], found: Mapping[int, Source]) -> Tensor:
+    sources = tuple(found[index] for index in sorted(found))
+    first = sources[0].stored
+    num_parts = shape[0] if EXPERT.match(first.name) else 1
+    if sorted(found) != list(range(num_parts)):
+        raise ConfigError(f"{path}: {first.name}: {len(found)} experts, must be {num_parts}")
+    for source in sources:
+        _check_shape(path, source, shape[1:] if num_parts > 1 else shape)
+    return Tensor(name=name, shape=shape, sources=sources)
+
+
+def _check_shape(path: Path, source: Source, shape: tuple[int, ...]) -> None:
+    """Compare without axes of one element, which both sides add at will."""
+    stored = source.stored
+    expected = shape
+    if FUSED.match(stored.name):
+        expected = (shape[0], 2 * shape[1], *shape[2:])
+    if [n for n in stored.shape if n > 1] != [n for n in expected if n > 1]:
+        raise ConfigError(
+            f"{path}: {stored.name} is {list(stored.shape)}, must be {list(expected)}"
+        )
+
+
+def _open_adapter(path: Path, layout: Layout) -> Adapter:
     where = path / ADAPTER_CONFIG
     config = read_lora_config(path)
     for key in (
@@ -128,26 +294,31 @@ def _open_adapter(path: Path, sizes: Sizes) -> Adapter:
         sides.setdefault(match["module"], {})[match["side"]] = tensor
     if not sides:
         raise ConfigError(f"{path}: the adapter holds no tensors")
-    pairs = [_pair(path, module, found, config, sizes) for module, found in sides.items()]
-    return Adapter(path=path, pairs=tuple(pairs))
+    pairs = [_pair(path, module, found, config, layout) for module, found in sides.items()]
+    return Adapter(path=path, architecture=layout.architecture.name, pairs=tuple(pairs))
 
 
 def _pair(
-    path: Path, module: str, found: dict[str, StoredTensor], config: dict[str, Any], sizes: Sizes
+    path: Path, module: str, found: dict[str, StoredTensor], config: dict[str, Any], layout: Layout
 ) -> LoraPair:
-    slot = tensor_layout(sizes).get(f"{module}.weight")
-    if slot is None or len(slot.shape) != 2 or module == "model.embed_tokens":
+    names = _name_map(layout.architecture.name, layout.num_layers)
+    target = _target(names, f"{module}.weight")
+    shape = layout.shapes.get(target, ())
+    if len(shape) != 2 or target == "token_embd.weight":
         raise ConfigError(f"{path}: {module} is no linear layer of the model served")
     if len(found) != 2:
         raise ConfigError(f"{path}: {module} has only lora_{next(iter(found))}")
     a, b = found["A"], found["B"]
-    out_size, in_size = slot.shape
+    out_size, in_size = shape
     if len(a.shape) != 2 or a.shape[1] != in_size or b.shape != (out_size, a.shape[0]):
         raise ConfigError(
             f"{path}: {module}: lora_A {list(a.shape)} and lora_B {list(b.shape)} do not fit"
             f" [{out_size}, {in_size}]"
         )
-    return LoraPair(gguf_name=slot.gguf_name, a=a, b=b, scale=_scale(config, module, a.shape[0]))
+    return LoraPair(
+        gguf_name=target, a=a, b=b, scale=_scale(config, module, a.shape[0]),
+        pick=_row_order(layout, target),
+    )  # fmt: skip
 
 
 def _scale(config: dict[str, Any], module: str, rank: int) -> float:
@@ -159,131 +330,18 @@ def _scale(config: dict[str, Any], module: str, rank: int) -> float:
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """All settings of a dense Qwen3 that determine shapes or arithmetic. Models with equal sizes
-    can exchange weights in place."""
-
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    max_context_tokens: int
-    rms_norm_eps: float
-    rope_theta: float
-    is_tied: bool
-    """True if the output head is the embedding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """Destination of a checkpoint's tensor."""
-
-    gguf_name: str
-    shape: tuple[int, ...]
-
-
-def sizes_from(config: Mapping[str, Any], *, where: str) -> Sizes:
-    """Read a transformers config (keys of 4.x and 5.x). `where` is the prefix of error messages."""
-    if (kind := config.get("model_type")) != "qwen3":
-        raise ConfigError(f"{where}: model_type is {kind!r}; the llama engine serves 'qwen3'")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    refused = {
-        "rope_type": (rope_type, "default"),
-        "attention_bias": (bool(config.get("attention_bias", False)), False),
-        "use_sliding_window": (bool(config.get("use_sliding_window", False)), False),
-        "hidden_act": (config.get("hidden_act", "silu"), "silu"),
-    }
-    for key, (found, allowed) in refused.items():
-        if found != allowed:
-            raise ConfigError(f"{where}: {key} is {found!r}; the llama engine needs {allowed!r}")
-    try:
-        hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        return Sizes(
-            hidden_size=hidden_size,
-            num_layers=int(config["num_hidden_layers"]),
-            num_heads=num_heads,
-            num_kv_heads=int(config["num_key_value_heads"]),
-            head_dim=int(config.get("head_dim") or hidden_size // num_heads),
-            intermediate_size=int(config["intermediate_size"]),
-            vocab_size=int(config["vocab_size"]),
-            max_context_tokens=int(config["max_position_embeddings"]),
-            rms_norm_eps=float(config["rms_norm_eps"]),
-            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-            is_tied=bool(config.get("tie_word_embeddings", False)),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: not a usable Qwen3 config: {error!r}") from error
-
-
-def tensor_layout(sizes: Sizes) -> dict[str, Slot]:
-    """Transformers' name of every tensor of the model, with its GGUF name and shape."""
-    hidden, vocab = sizes.hidden_size, sizes.vocab_size
-    layout = {
-        "model.embed_tokens.weight": Slot(gguf_name="token_embd.weight", shape=(vocab, hidden)),
-        "model.norm.weight": Slot(gguf_name="output_norm.weight", shape=(hidden,)),
-    }
-    if not sizes.is_tied:
-        layout["lm_head.weight"] = Slot(gguf_name="output.weight", shape=(vocab, hidden))
-    for layer in range(sizes.num_layers):
-        for name, (gguf_name, shape) in _block(sizes).items():
-            layout[f"model.layers.{layer}.{name}.weight"] = Slot(
-                gguf_name=f"blk.{layer}.{gguf_name}.weight", shape=shape
-            )
-    return layout
-
-
-def _block(sizes: Sizes) -> dict[str, tuple[str, tuple[int, ...]]]:
-    hidden, inner, head = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
-    queries, keys = sizes.num_heads * head, sizes.num_kv_heads * head
-    return {
-        "input_layernorm": ("attn_norm", (hidden,)),
-        "self_attn.q_proj": ("attn_q", (queries, hidden)),
-        "self_attn.k_proj": ("attn_k", (keys, hidden)),
-        "self_attn.v_proj": ("attn_v", (keys, hidden)),
-        "self_attn.o_proj": ("attn_output", (hidden, queries)),
-        "self_attn.q_norm": ("attn_q_norm", (head,)),
-        "self_attn.k_norm": ("attn_k_norm", (head,)),
-        "post_attention_layernorm": ("ffn_norm", (hidden,)),
-        "mlp.gate_proj": ("ffn_gate", (inner, hidden)),
-        "mlp.up_proj": ("ffn_up", (inner, hidden)),
-        "mlp.down_proj": ("ffn_down", (hidden, inner)),
-    }
-
-
-class Precision(StrEnum):
-    """Types of weights and KV."""
-
-    EXACT = "exact"
-    """f32 weights and KV, no flash attention: equal to transformers in f32."""
-    FAST = "fast"
-    """bf16 matrices, f16 KV, flash attention where llama.cpp has it."""
-
-
 def arrays(checkpoint: Checkpoint, precision: Precision) -> Iterator[tuple[str, np.ndarray]]:
     """Pairs of GGUF name and array of every tensor: float32, or the bits of bfloat16 as uint16."""
     for name, tensor in checkpoint.tensors.items():
-        yield name, _array(tensor, precision)
-
-
-def _array(tensor: StoredTensor, precision: Precision) -> np.ndarray:
-    values = tensor.read_f32()
-    # A float64 sum of float32 is finite exactly when every element is: one pass, no mask.
-    if not np.isfinite(values.sum(dtype=np.float64)):
-        raise ConfigError(f"{tensor.path}: {tensor.name} holds NaN or infinity")
-    if precision is Precision.FAST and values.ndim > 1:
-        return tensor.read_bf16()
-    return values
+        yield name, tensor.read(precision)
 
 
 def write_model(checkpoint: Checkpoint, path: Path, precision: Precision) -> None:
     """Write a whole model."""
-    with _written(path, gguf.GGUFType.MODEL) as writer:
-        _add_sizes(writer, checkpoint.sizes)
+    layout = checkpoint.layout
+    with _written(path, gguf.GGUFType.MODEL, layout.architecture.name) as writer:
+        for key, value in layout.metadata.items():
+            _add_value(writer, f"{writer.arch}.{key}", value)
         writer.add_tokenizer_model("none")
         for name, array in arrays(checkpoint, precision):
             _add_tensor(writer, name, array)
@@ -291,20 +349,21 @@ def write_model(checkpoint: Checkpoint, path: Path, precision: Precision) -> Non
 
 def write_adapter(adapter: Adapter, path: Path) -> None:
     """Write a LoRA adapter in f32. With alpha 0 llama.cpp applies A and B without scaling."""
-    with _written(path, gguf.GGUFType.ADAPTER) as writer:
+    with _written(path, gguf.GGUFType.ADAPTER, adapter.architecture) as writer:
         writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
         writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 0.0)
         for pair in adapter.pairs:
-            b = _array(pair.b, Precision.EXACT) * np.float32(pair.scale)
-            _add_tensor(writer, f"{pair.gguf_name}.lora_a", _array(pair.a, Precision.EXACT))
-            _add_tensor(writer, f"{pair.gguf_name}.lora_b", b)
+            a = Source(stored=pair.a).read(Precision.EXACT)
+            b = Source(stored=pair.b, pick=pair.pick).read(Precision.EXACT)
+            _add_tensor(writer, f"{pair.gguf_name}.lora_a", a)
+            _add_tensor(writer, f"{pair.gguf_name}.lora_b", b * np.float32(pair.scale))
 
 
 @contextmanager
-def _written(path: Path, kind: str) -> Iterator[gguf.GGUFWriter]:
+def _written(path: Path, kind: str, architecture: str) -> Iterator[gguf.GGUFWriter]:
     """Complete or absent: a temporary name, then rename."""
     part = path.with_suffix(".part")
-    writer = gguf.GGUFWriter(str(part), ARCHITECTURE)
+    writer = gguf.GGUFWriter(str(part), architecture)
     writer.add_type(kind)
     try:
         yield writer
@@ -316,18 +375,17 @@ def _written(path: Path, kind: str) -> Iterator[gguf.GGUFWriter]:
     os.replace(part, path)
 
 
-def _add_sizes(writer: gguf.GGUFWriter, sizes: Sizes) -> None:
-    writer.add_context_length(sizes.max_context_tokens)
-    writer.add_embedding_length(sizes.hidden_size)
-    writer.add_block_count(sizes.num_layers)
-    writer.add_feed_forward_length(sizes.intermediate_size)
-    writer.add_head_count(sizes.num_heads)
-    writer.add_head_count_kv(sizes.num_kv_heads)
-    writer.add_key_length(sizes.head_dim)
-    writer.add_value_length(sizes.head_dim)
-    writer.add_layer_norm_rms_eps(sizes.rms_norm_eps)
-    writer.add_rope_freq_base(sizes.rope_theta)
-    writer.add_vocab_size(sizes.vocab_size)
+def _add_value(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    """Add a number, a text or a list. Whole numbers are unsigned, as llama.cpp's sizes are."""
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        assert isinstance(value, int)
+        writer.add_uint32(key, value)
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, array: np.ndarray) -> None:

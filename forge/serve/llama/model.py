@@ -94,9 +94,10 @@ class LlamaModel:
             )
         checkpoint = open_weights(settings.model_dir, served=None)
         assert isinstance(checkpoint, Checkpoint)
+        _check_context(checkpoint, settings.context_tokens)
         self.settings = settings
-        self.sizes = checkpoint.sizes
-        self.num_vocab = checkpoint.sizes.vocab_size
+        self.layout = checkpoint.layout
+        self.num_vocab = checkpoint.layout.vocab_size
         self.binding = load_binding()
         self._c = self.binding.c
         self._adapter: Any = None
@@ -109,7 +110,7 @@ class LlamaModel:
         """Load a full checkpoint, or an adapter on the last full one. KV is dropped. Returns
         ADAPTER or FULL. Raises ConfigError, with the old weights still served, if the directory is
         not complete or belongs to another model."""
-        weights = open_weights(path, served=self.sizes)
+        weights = open_weights(path, served=self.layout)
         if isinstance(weights, Adapter):
             self._load_adapter(weights)
         elif self.can_update_in_place:
@@ -163,6 +164,8 @@ class LlamaModel:
         # Flash attention casts f32 KV to f16, so it is off for exact.
         params.flash_attn_type = FLASH_OFF if exact else FLASH_AUTO
         params.kv_unified = False
+        # A layer with a sliding window keeps its window alone: sequences only grow.
+        params.swa_full = False
         params.no_perf = True
         return params
 
@@ -172,10 +175,8 @@ class LlamaModel:
         if found.keys() != checkpoint.tensors.keys():
             logger.warning("weights will be reloaded: this build's tensor map is not understood")
             return {}
-        width = 4 if self.settings.precision is Precision.EXACT else 2
         for name, addresses in found.items():
-            shape = checkpoint.tensors[name].shape
-            num_bytes = int(np.prod(shape)) * (4 if len(shape) == 1 else width)
+            num_bytes = checkpoint.tensors[name].num_bytes(self.settings.precision)
             if any(self.binding.base.ggml_nbytes(address) != num_bytes for address in addresses):
                 logger.warning("weights will be reloaded: %s is held in another form", name)
                 return {}
@@ -237,10 +238,10 @@ class LlamaModel:
         """Drop the KV of all sequences."""
         self._c.llama_memory_clear(self._memory, False)
 
-    def drop(self, sequence: int, *, start: int = 0) -> None:
-        """Drop the KV of a sequence from a position on."""
+    def drop(self, sequence: int) -> None:
+        """Drop the KV of a sequence. Never a part of it: a window has not kept what is before."""
         self._check(sequence)
-        self._c.llama_memory_seq_rm(self._memory, sequence, start, -1)
+        self._c.llama_memory_seq_rm(self._memory, sequence, 0, -1)
 
     def save(self, sequence: int) -> bytes:
         """Copy a sequence's KV. It can be restored under any id until the weights change."""
@@ -272,6 +273,15 @@ class LlamaModel:
             self._c.llama_adapter_lora_free(self._adapter)
         self._c.llama_model_free(self._model)
         self._context = self._adapter = self._model = None
+
+
+def _check_context(checkpoint: Checkpoint, context_tokens: int) -> None:
+    longest = checkpoint.layout.exact_tokens
+    if longest is not None and context_tokens > longest:
+        raise ConfigError(
+            f"{checkpoint.path}: llama.cpp computes this model as transformers does up to {longest}"
+            f" tokens, and a context has {context_tokens}; a shorter one, or another serve.engine"
+        )
 
 
 class DecodeBatch:

@@ -1,0 +1,93 @@
+"""Each architecture that the llama engine serves, against transformers: log-probabilities of tiny
+random models, weights written in place, and adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from forge.errors import ConfigError
+from forge.serve.architectures import ARCHITECTURES
+from forge.serve.llama.engine import LlamaEngine
+from forge.serve.llama.model import ModelSettings
+
+if TYPE_CHECKING:
+    from conftest import Reference
+
+GAP = 1e-3
+"""Allowed |Δ logprob|."""
+WITHOUT_ADAPTER: set[str] = set()
+"""Adapters of experts are not served."""
+CONTEXT = 512
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512,
+}  # fmt: skip
+BIASED = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+QUICK = {"llama": {}}
+LONG: dict[str, dict[str, Any]] = {
+    "llama, biases": BIASED,
+    "llama, wide heads": {"head_dim": 32},
+    "llama, llama3": {"rope_parameters": LLAMA3},
+    "llama, yarn": {"rope_parameters": YARN},
+    "llama, linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3, yarn": {"rope_parameters": YARN, "head_dim": 32},
+}
+LONG_MARK = pytest.mark.long
+CASES = [*QUICK, *(pytest.param(name, marks=LONG_MARK) for name in LONG)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logprobs_equal_those_of_transformers_before_and_after_new_weights(
+    name: str,
+    make_random: Callable[..., Reference],
+    make_adapter: Callable[..., Reference],
+    tmp_path: Path,
+) -> None:
+    model_type, values = name.split(",")[0], {**QUICK, **LONG}[name]
+    first, second = (make_random(model_type, seed=seed, **values) for seed in (0, 1))
+    settings = ModelSettings(model_dir=first.path, work_dir=tmp_path, context_tokens=CONTEXT)
+    engine = LlamaEngine(settings, num_slots=1)
+    assert engine.model.can_update_in_place
+    served = [first, second]
+    if name not in WITHOUT_ADAPTER:
+        served += [make_adapter(second, r=4), first]
+    for version, each in enumerate(served):
+        if version:
+            engine.load_weights(each.path, version=version)
+        for num_prompt in (3, 400):
+            assert largest_gap(engine, each, num_prompt) < GAP, f"version {version}"
+    engine.close()
+
+
+def largest_gap(engine: LlamaEngine, reference: Reference, num_prompt: int) -> float:
+    prompt, completion = np.split(np.random.default_rng(0).integers(0, 512, num_prompt + 50), [-50])
+    expected = reference.logprobs(prompt.tolist(), completion.tolist())
+    return float(np.abs(engine.score(prompt, completion) - expected).max())
+
+
+def test_every_architecture_is_tested() -> None:
+    tested = {name.split(",")[0] for name in [*QUICK, *LONG, "qwen3"]}
+    assert tested == set(ARCHITECTURES)
+
+
+def test_a_window_that_llama_cpp_lacks_limits_the_context(
+    make_random: Callable[..., Reference], tmp_path: Path
+) -> None:
+    path = make_random("mistral", seed=0, sliding_window=64).path
+    LlamaEngine(
+        ModelSettings(model_dir=path, work_dir=tmp_path, context_tokens=64), num_slots=1
+    ).close()
+    with pytest.raises(ConfigError, match="up to 64 tokens"):
+        LlamaEngine(
+            ModelSettings(model_dir=path, work_dir=tmp_path, context_tokens=65), num_slots=1
+        )
