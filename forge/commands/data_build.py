@@ -34,9 +34,9 @@ from forge.data.build.output import (
     HELDOUT,
     MANIFEST,
     TRAIN,
-    broken_rows,
     describe_steps,
     dropped_lines,
+    explained,
     hash_file,
     open_sinks,
     origin_of,
@@ -71,6 +71,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 PACKAGES = ("numpy", "pyarrow", "tokenizers", "xxhash", "jinja2")
 """Packages whose version may change the bytes."""
+MAX_EXPLAINED = 5
+"""Rows that the error of a build without a row explains."""
 IN_FLIGHT = 32
 """Answers at the judges or in their queue; their texts are in memory."""
 
@@ -139,17 +141,20 @@ def _choose_and_write(work: RowWork, heldout: HeldoutProblems, *, is_shown: bool
     choice.drop_near_and_split(build.duplicates, build.split)
     dropped = [*(each for shard in facts for each in shard.dropped), *choice.dropped]
     num_rows = sum(file.num_rows for file in files)
-    steps = describe_steps(dropped, num_rows=num_rows, off=_off(build))
-    if not choice.kept:
-        raise ConfigError(f"input.path: {build.input.path}: no row is left; {_reasons(dropped)}")
-    written = _write(work, choice, verdicts, numbers)
+    steps = describe_steps(dropped, files=files, num_rows=num_rows, off=_off(build))
     lines = "".join(dropped_lines(dropped, files))
     write_whole(build.output.dir / DROPPED, lines.encode())
+    if not choice.kept:
+        said = "; ".join([_reasons(dropped), *explained(steps)[:MAX_EXPLAINED]])
+        raise ConfigError(
+            f"input.path: {build.input.path}: no row is left; {said}; all are in "
+            f"{build.output.dir / DROPPED}"
+        )
+    written = _write(work, choice, verdicts, numbers)
     names = [f"{name}.{form}" for name in written["rows"] for form in build.output.formats]
     outputs = {name: hash_file(build.output.dir / name) for name in (*names, DROPPED)}
     return {
         "steps": steps,
-        "broken": broken_rows(dropped, files),
         **_judged(verdicts),
         **written,
         "outputs": outputs,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from forge.config.schema import PromptTable
-from forge.data.build.output import MANIFEST
+from forge.data.answers import THINKING
+from forge.data.build.output import MANIFEST, explained
 from forge.data.build.rows import find_row_files, plan_chunks, read_chunks
 from forge.data.chat import ChatTemplate
-from forge.data.pairs.files import messages_pair
+from forge.data.pairs.conversations import conversation
+from forge.data.pairs.files import LeftOut
 from forge.data.pairs.rows import BadRow, Broken, Unfit
-from forge.data.prompts.prompt_set import make_prompts
 from forge.errors import ConfigError
 from forge.views.text.numbers import bar
 from forge.views.text.terminal import printable
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
     from forge.data.build.rows import RowFile
     from forge.data.pairs.rows import Row
+    from forge.records import Message
 
 BAR_WIDTH = 40
-DEFAULT = make_prompts(PromptTable())
-"""Rows with messages keep their own, whatever these are."""
 MAX_TEXT = 4000
 """Characters of a message that a sample shows."""
 
@@ -40,6 +39,8 @@ class Look:
 
     path: Path
     num_rows: int = 0
+    unread: LeftOut = field(default_factory=LeftOut)
+    """Rows that are no conversation: broken ones, or of other columns."""
     num_broken: int = 0
     turns: Counter[int] = field(default_factory=Counter[int])
     lengths: Counter[int] = field(default_factory=Counter[int])
@@ -56,7 +57,8 @@ class Look:
         """The result for `--json`."""
         return {
             "file": str(self.path), "rows": self.num_rows, "broken": self.num_broken,
-            "turns": dict(sorted(self.turns.items())), "unit": self.unit,
+            "unread": dict(self.unread.counts), "unit": self.unit,
+            "turns": dict(sorted(self.turns.items())),
             "lengths": dict(sorted(self.lengths.items())), "columns": sorted(self.columns),
             "samples": [row for _, row in self.samples], "steps": self.steps,
         }  # fmt: skip
@@ -75,13 +77,18 @@ def look(path: Path, *, num: int, tokenizer: Path | None) -> Look:
         found.num_rows += 1
         if isinstance(row, Broken):
             found.num_broken += 1
+            found.unread.add(f"{row.reason}: {row.detail}", place)
             continue
         found.columns.update(map(str, row))
         if number in wanted:
             found.samples.append((place, row))
-        length, num_turns = _measure(row, chat)
-        found.turns[num_turns] += 1
-        found.lengths[1 << length.bit_length() >> 1] += 1
+        try:
+            messages = conversation(row, tag=THINKING)
+        except (BadRow, Unfit) as err:
+            found.unread.add(str(err), place)
+            messages = ()
+        found.turns[sum(one.role == "assistant" for one in messages)] += 1
+        found.lengths[1 << _length(row, messages, chat).bit_length() >> 1] += 1
     beside = (path if path.is_dir() else path.parent) / MANIFEST
     if beside.is_file():
         found.steps = _steps(beside)
@@ -103,13 +110,16 @@ def render(found: Look) -> RenderableType:
     for low, count in sorted(found.lengths.items()):
         drawn = bar(count / most, width=BAR_WIDTH)
         parts.append(Text(f"{low:>9} {found.unit} or more  {drawn} {count}"))
+    if found.unread.counts:
+        parts.append(Text(printable(f"no conversation: {found.unread}")))
     if found.steps:
         parts += [Text(), steps_table(found.steps)]
     return Group(*parts)
 
 
-def steps_table(steps: list[Mapping[str, Any]]) -> RenderableType:
-    """Rows in and out of each step of a build, with reasons."""
+def steps_table(steps: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Rows in and out of each step of a build, with reasons, and the first rows of each."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
@@ -119,7 +129,7 @@ def steps_table(steps: list[Mapping[str, Any]]) -> RenderableType:
         said = f"off: {step['off']}" if "off" in step else reasons
         cells = (step["step"], str(step["in"]), str(step["out"]), said)
         table.add_row(*(Text(printable(cell)) for cell in cells))
-    return table
+    return Group(table, *(Text(printable(line)) for line in explained(steps)))
 
 
 def _rows(files: list[RowFile]) -> Iterator[tuple[str, Row]]:
@@ -131,32 +141,24 @@ def _rows(files: list[RowFile]) -> Iterator[tuple[str, Row]]:
                 yield f"{file.name}:{number}", row
 
 
-def _measure(row: Mapping[str, Any], chat: ChatTemplate | None) -> tuple[int, int]:
-    """Length and number of answers; for a row without messages, its texts and 0."""
-    try:
-        pair = messages_pair(row, number=0, prompts=DEFAULT)
-    except (BadRow, Unfit):
-        texts = [value for value in row.values() if isinstance(value, str)]
-        if chat is None:
-            return sum(map(len, texts)), 0
-        return sum(len(chat.encode_plain(text)) for text in texts), 0
-    if chat is None:
-        return sum(len(message.content) for message in pair.messages), pair.num_turns
-    return chat.count_tokens(pair.messages), pair.num_turns
+def _length(row: Mapping[str, Any], messages: Sequence[Message], chat: ChatTemplate | None) -> int:
+    """Length of a conversation; of another row, that of its texts."""
+    if messages and chat is not None:
+        return chat.count_tokens(messages)
+    texts = [one.content for one in messages] or [v for v in row.values() if isinstance(v, str)]
+    return sum(len(text) if chat is None else len(chat.encode_plain(text)) for text in texts)
 
 
 def _sample(row: Mapping[str, Any]) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    messages = row.get("messages")
-    if not isinstance(messages, list):
+    try:
+        for message in conversation(row, tag=THINKING):
+            yield Text(f"[{message.role}]", style="bold")
+            yield Text(_cut(message.content))
+    except (BadRow, Unfit):
         for name, value in row.items():
             yield Text(f"{printable(str(name))}: {_cut(value)}")
-        return
-    for each in cast("list[Any]", messages):
-        message = cast("dict[str, Any]", each) if isinstance(each, dict) else {"content": each}
-        yield Text(f"[{printable(str(message.get('role')))}]", style="bold")
-        yield Text(_cut(message.get("content")))
 
 
 def _cut(value: Any) -> str:

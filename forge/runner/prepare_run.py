@@ -48,10 +48,14 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
         if needs_pairs(run.experiment):
             run.progress.prepare("pairs")
             judge = None if run.pool is None else partial(run.pool.judge, timing=False)
+            lines: list[str] = []
             pairs = await prepare_pairs(
-                run.experiment, run.problems,
-                prompts=run.prompts, paths=run.paths, judge=judge, progress=run.progress,
+                run.experiment, run.problems, prompts=run.prompts, paths=run.paths, judge=judge,
+                progress=run.progress, say=lines.append,
             )  # fmt: skip
+            for line in lines:
+                run.console.say(line)
+                await run.writer.put(Event(at=time.time(), kind="rows_read", message=line))
         run.refused = frozenset(await _refused(run))
         run.progress.prepare("model")
         model_dir = run.paths.weights / "absent"

@@ -137,7 +137,11 @@ def test_the_manifest_counts_rows_in_and_out_of_each_step(tmp_path: Path) -> Non
     assert steps["contamination"]["reasons"] == {"similar to a held-out problem": 1}
     assert steps["near-duplicates"]["reasons"] == {"similar to an earlier row": 1}
     assert steps["judged"]["off"] == "filters.judged = false"
-    assert manifest["broken"] == [f"rows.jsonl:{number}" for number in (5, 6, 7, 13)]
+    examples = {(each["row"], each["reason"]) for each in steps["read"]["examples"]}
+    assert examples == {
+        ("rows.jsonl:5", "broken JSON"), ("rows.jsonl:6", "broken row"),
+        ("rows.jsonl:7", "no object"), ("rows.jsonl:13", "broken JSON"),
+    }  # fmt: skip
     dropped = written(tmp_path, "dropped.jsonl")
     assert len(dropped) + sum(manifest["rows"].values()) == len(rows)
     assert {"origin", "step", "reason", "detail"} == set(dropped[0])
@@ -214,6 +218,30 @@ def test_rows_or_a_directory_that_cannot_be_used_are_an_error_with_the_reasons(
     with pytest.raises(ConfigError, match="is not empty, and no build made"):
         build(tmp_path / "b", make_rows(3))
     assert (tmp_path / "b/out/train.jsonl").read_text() == "mine"
+
+
+MIXED = [
+    {"messages": [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "code"}]},
+    {"conversations": [{"from": "human", "value": "ask"}, {"from": "gpt", "value": "code"}]},
+    {"text": "x"}, {"text": "y"}, {"messages": [{"role": "tool", "content": "3"}]},
+]  # fmt: skip
+
+
+def test_rows_of_several_formats_are_read_or_named_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", MIXED)
+    settings = settings_file(tmp_path)
+    settings.write_text(settings.read_text().replace("kernelbook", "messages"))
+    assert run_command(["data", "build", str(settings), "--set", "filters.quality=false"]) == 0
+    shown = capsys.readouterr().out
+    assert "rows.jsonl:3: broken row: found columns text; a row has messages" in shown
+    assert "rows.jsonl:5: broken row: role: found tool; " in shown
+    assert "2 rows" in shown
+    assert [row["origin"] for row in written(tmp_path)] == ["rows.jsonl:1"], "the same again"
+    assert run_command(["data", "show", str(tmp_path / "rows.jsonl"), "--json"]) == 0
+    unread = json.loads(capsys.readouterr().out)["unread"]
+    assert sorted(unread.values()) == [1, 2]
 
 
 def test_strict_ends_with_the_first_broken_row(
@@ -345,7 +373,7 @@ def test_files_of_an_unfinished_build_with_other_settings_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split = {"heldout_share": 0.5}
-    interrupted(monkeypatch, "dropped_lines", tmp_path, make_rows(4), split=split)
+    interrupted(monkeypatch, "hash_file", tmp_path, make_rows(4), split=split)
     assert (tmp_path / "out/heldout.jsonl").is_file()
     build(tmp_path, make_rows(4))
     assert set(contents(tmp_path / "out")) == {

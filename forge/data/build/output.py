@@ -26,8 +26,8 @@ DROPPED = "dropped.jsonl"
 TRAIN, HELDOUT = "train", "heldout"
 GROUP_ROWS = 512
 """Rows of a Parquet row group, which is in memory at once."""
-MAX_LISTED = 1000
-"""Most numbers of broken rows in a manifest; all are in dropped.jsonl."""
+MAX_EXAMPLES = 3
+"""Rows of each reason that a manifest explains; all are in dropped.jsonl."""
 
 
 class RowSink(Protocol):
@@ -143,32 +143,56 @@ def dropped_lines(dropped: Iterable[Dropped], files: Sequence[RowFile]) -> Itera
 
 
 def describe_steps(
-    dropped: Sequence[Dropped], *, num_rows: int, off: Mapping[Step, str]
+    dropped: Sequence[Dropped],
+    *,
+    files: Sequence[RowFile],
+    num_rows: int,
+    off: Mapping[Step, str],
 ) -> list[dict[str, Any]]:
-    """Rows in and out of each step with reasons, in the order of the steps.
+    """Rows in and out of each step with reasons and examples, in the order of the steps.
 
     Args:
         off: the steps that were not applied, and why.
     """
-    reasons = {step: Counter[str]() for step in Step}
-    for each in dropped:
-        reasons[Step(each.step)][each.reason] += 1
     steps: list[dict[str, Any]] = []
     for step in Step:
-        gone = reasons[step].total()
-        counted = dict(sorted(reasons[step].items(), key=lambda each: (-each[1], each[0])))
-        entry: dict[str, Any] = {"step": str(step), "in": num_rows, "out": num_rows - gone}
+        gone = sorted((one for one in dropped if one.step == step), key=lambda one: one.number)
+        counts = Counter(each.reason for each in gone)
+        reasons = dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+        entry: dict[str, Any] = {"step": str(step), "in": num_rows, "out": num_rows - len(gone)}
         if step in off:
             entry["off"] = off[step]
-        steps.append({**entry, "reasons": counted})
-        num_rows -= gone
+        steps.append({**entry, "reasons": reasons, "examples": _examples(gone, files)})
+        num_rows -= len(gone)
     return steps
 
 
-def broken_rows(dropped: Iterable[Dropped], files: Sequence[RowFile]) -> list[str]:
-    """File and number of the first broken rows."""
-    found = sorted(each.number for each in dropped if each.is_broken)
-    return [origin_of(number, files) for number in found[:MAX_LISTED]]
+def _examples(dropped: Sequence[Dropped], files: Sequence[RowFile]) -> list[dict[str, Any]]:
+    """The first row of each reason and detail, with the number of such rows."""
+    counts = Counter((each.reason, each.detail) for each in dropped)
+    first = {(each.reason, each.detail): each.number for each in reversed(dropped)}
+    shown = Counter[str]()
+    examples: list[dict[str, Any]] = []
+    for (reason, detail), number in sorted(first.items(), key=lambda each: each[1]):
+        shown[reason] += 1
+        if shown[reason] <= MAX_EXAMPLES:
+            examples.append(
+                {
+                    "row": origin_of(number, files), "reason": reason, "detail": detail,
+                    "rows": counts[reason, detail],
+                }
+            )  # fmt: skip
+    return examples
+
+
+def explained(steps: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The examples of the steps, a line each."""
+    lines: list[str] = []
+    for one in (each for step in steps for each in step.get("examples", ())):
+        many = f"({one['rows']} rows)" if one["rows"] > 1 else ""
+        said = ": ".join(filter(None, (one["row"], one["reason"], one["detail"])))
+        lines.append(" ".join(f"{said} {many}".split()))
+    return lines
 
 
 def hash_file(path: Path) -> str:

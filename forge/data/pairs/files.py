@@ -24,7 +24,7 @@ import json
 import logging
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.data.pairs.conversations import conversation, retag, thinking_of, with_thinking
@@ -138,25 +138,23 @@ FORMATS: dict[str, Callable[..., Pair]] = {
 }
 
 
+@dataclass(slots=True)
 class LeftOut:
     """Rows that are left out: their number by reason, and the place of the first."""
 
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._first: dict[str, str] = {}
+    counts: Counter[str] = field(default_factory=Counter[str])
+    first: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, reason: str, place: str) -> None:
         """Counts a row."""
-        self._counts[reason] += 1
-        self._first.setdefault(reason, place)
+        self.counts[reason] += 1
+        self.first.setdefault(reason, place)
 
     def __str__(self) -> str:
-        """The reasons, the most frequent first; empty without rows."""
         words = (
-            f"{count} {reason} (first: {self._first[reason]})"
-            for reason, count in self._counts.most_common()
+            f"{num} {why} (first: {self.first[why]})" for why, num in self.counts.most_common()
         )
-        return ", ".join(words)
+        return ", ".join(words) or "none"
 
 
 def read_pairs(
@@ -193,10 +191,10 @@ def read_pairs(
                 left_out.add("the same again", place)
             pairs.setdefault(messages, replace(pair, messages=messages))
     if not pairs:
-        said = f"; left out: {left_out}" if str(left_out) else ""
         raise ConfigError(
-            f'{KEY}: {table.path}: no row to train on in format "{table.format}"{said}'
+            f'{KEY}: {table.path}: no row to train on in format "{table.format}"; left out: '
+            f"{left_out}"
         )
-    said = f"; {bare}" if str(bare) else ""
-    say(f"{len(pairs)} rows from {table.path}; left out: {str(left_out) or 'none'}{said}")
+    said = f"; {bare}" if bare.counts else ""
+    say(f"{len(pairs)} rows from {table.path}; left out: {left_out}{said}")
     return list(pairs.values())

@@ -32,7 +32,7 @@ from forge.store.layout import RunPaths, write_file
 from forge.train.handle import run_init_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from forge.data.prompts.prompt_set import PromptSet
     from forge.process.child import ProcessObserver
@@ -52,12 +52,14 @@ async def prepare_pairs(
     paths: RunPaths,
     judge: Judge | None,
     progress: Progress,
+    say: Callable[[str], None] = logger.info,
 ) -> list[Pair]:
     """The SFT pairs, from the run directory if they exist already.
 
     Args:
         judge: Judges the generator's broken answers; may be None if pairs are read from a file.
         progress: Shows how many answers are judged; hundreds take minutes.
+        say: Gets what was read from files, and what was left out and why; called in a thread.
 
     Raises:
         ConfigError: the problems have no answers to train on, or the file has no rows.
@@ -70,7 +72,7 @@ async def prepare_pairs(
 
         pairs = await anyio.to_thread.run_sync(
             lambda: without_heldout(
-                read_pairs(experiment.data, prompts=prompts), problems, experiment
+                read_pairs(experiment.data, prompts=prompts, say=say), problems, experiment, say=say
             )
         )
     elif experiment.problems.has_generated:
@@ -193,7 +195,11 @@ def _digest(content: bytes) -> str:
 
 
 def without_heldout(
-    pairs: Sequence[Pair], problems: Sequence[Problem], experiment: Experiment
+    pairs: Sequence[Pair],
+    problems: Sequence[Problem],
+    experiment: Experiment,
+    *,
+    say: Callable[[str], None] = logger.info,
 ) -> list[Pair]:
     """The rows to train on. Takes up to a second per thousand rows.
 
@@ -215,7 +221,8 @@ def without_heldout(
     text = clash(f"row {pairs[first].problem_id}", name, num=len(clashes))
     if table.duplicates == "refuse" or len(clashes) == len(pairs):
         raise ConfigError(f"data.path: {path}: {text}")
-    logger.info("%d rows from %s left out, as duplicates of held-out problems", len(clashes), path)
+    row = f"row {pairs[first].problem_id} of {name}"
+    say(f"{len(clashes)} rows from {path} left out, as duplicates of held-out problems: {row}")
     return [pair for index, pair in enumerate(pairs) if index not in clashes]
 
 

@@ -42,6 +42,8 @@ async def run_sft_stage(
             lambda: write_rows(pairs, run.prompter.chat, stage=stage, path=rows)
         )
         message = f"{kept} rows, {dropped} dropped as longer than {stage.max_length} tokens"
+        if dropped:
+            run.console.say(f"sft-{index}: {message}")
         await run.writer.put(Event(at=time.time(), kind="sft_rows", message=message))
     stage = await anyio.to_thread.run_sync(with_steps, stage, rows)
     shelf = BatchShelf(run.paths.batches, stage=index)  # stays empty: the trainer has its rows

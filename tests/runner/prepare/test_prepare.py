@@ -65,7 +65,8 @@ async def no_judge(problem: Problem, code: str) -> None:
 async def test_rows_of_a_file_are_trained_on_even_if_a_later_stage_has_judges(
     problems: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f"{json.dumps(ROW)}\n" * 2)
     folder = tmp_path / "level1"
     folder.mkdir()
     (folder / "1_relu.py").write_text(MODULE)
@@ -75,11 +76,12 @@ async def test_rows_of_a_file_are_trained_on_even_if_a_later_stage_has_judges(
     file = tmp_path / "file_then_eval.toml"
     file.write_text(
         f'name = "x"\n[model]\n{model}\n[problems]\n{table}\n'
-        f'[data]\nsource = "file"\npath = "{tmp_path / "rows.jsonl"}"\n{STAGES}'
+        f'[data]\nsource = "file"\npath = "{rows}"\n{STAGES}'
     )
     experiment = load_experiment(file)
     paths = create_run("x", store_dir=tmp_path / "runs")
 
+    said: list[str] = []
     pairs = await prepare_pairs(
         experiment,
         load_problems(experiment.problems, seed=0),
@@ -87,8 +89,10 @@ async def test_rows_of_a_file_are_trained_on_even_if_a_later_stage_has_judges(
         paths=paths,
         judge=no_judge,  # type: ignore[arg-type]
         progress=Progress(run="x", num_stages=2),
+        say=said.append,
     )
 
+    assert said == [f"1 rows from {rows}; left out: 1 the same again (first: {rows}, row 2)"]
     assert [pair.problem_id for pair in pairs] == ["mine"]
     assert load_pairs(paths) == pairs
 
