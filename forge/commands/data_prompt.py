@@ -196,7 +196,7 @@ def _chat_template(
     folder = _local(experiment.model.path, revision=experiment.model.revision)
     if folder is None:
         return None, f"{experiment.model.path} is not on this machine, so its tokenizer is unknown"
-    return ChatTemplate.load(folder), ""
+    return ChatTemplate.load(folder, chat_template=experiment.model.chat_template), ""
 
 
 def _local(name: str, *, revision: str | None) -> Path | None:

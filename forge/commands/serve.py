@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket as sockets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank
 from forge.runner.prepare.hub import locate_model
+from forge.runner.prepare.model_dir import with_template
 from forge.runner.weights.resume import find_weights
 from forge.serve.front import Front
 from forge.serve.replicas import open_replicas
@@ -159,7 +160,6 @@ async def _serve(
     accepts_weights: bool,
 ) -> None:
     table = placement.settled(found.experiment.serve)
-    chat = ChatTemplate.load(found.weights.full)
     store_dir = found.experiment.store.dir
     store_dir.mkdir(parents=True, exist_ok=True)
     with (
@@ -168,6 +168,10 @@ async def _serve(
         # is killed leaves them to the next one.
         open_private_dir(store_dir, prefix=WORK_PREFIX) as work_dir,
     ):
+        model = found.experiment.model.model_copy(update={"path": str(found.weights.full)})
+        full = Path(with_template(model, work_dir / "model").path or "")
+        found = replace(found, weights=replace(found.weights, full=full))
+        chat = ChatTemplate.load(full)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
             async with open_replicas(

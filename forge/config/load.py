@@ -25,6 +25,7 @@ from forge.config.mistakes import found_mistakes, without
 from forge.config.schema import Experiment, dotted
 from forge.config.schema.build import DataBuild
 from forge.config.schema.problems import is_hub_name
+from forge.config.schema.training import names_file
 from forge.config.sources import Sources, read_sources
 from forge.errors import ConfigError
 
@@ -40,6 +41,7 @@ PATH_KEYS = (
     ("model", "adapter"),
     ("serve", "python"),
     ("model", "path"),
+    ("model", "chat_template"),
     *(("prompt", key) for key in PROMPT_FILES),
 )
 BUILD_PATH_KEYS = (
@@ -124,6 +126,8 @@ def _whole(value: File | None, mistakes: list[Mistake], sources: Sources) -> Fil
 def _make_absolute(sources: Sources) -> None:
     for path, owner in _owners(sources.values):
         value = owner.get(str(path[-1]))
+        if path[-1] == "chat_template" and not names_file(value):
+            continue
         if isinstance(value, str) and value:
             located = _locate_input(value, sources.origin(path), key=dotted(path))
             if located.exists() or not _may_be_hub_name(value, path, owner):

@@ -19,16 +19,15 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge.data.template import Template, find_template, read_object
 from forge.errors import ConfigError
 from forge.records import Prompt
 
 if TYPE_CHECKING:
-    import jinja2
     from tokenizers import AddedToken, Tokenizer
 
     from forge.records import Message
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 # A Unicode noncharacter, which never occurs in interchanged text: it splits the names of special
 # tokens inside a message while the template runs, and is removed afterwards.
 _GUARD = "\ufdd0"
-_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ class ChatTemplate:
     """A checkpoint's tokenizer and chat template. Not thread-safe."""
 
     tokenizer: Tokenizer
-    template: jinja2.Template
+    template: Template
     special_tokens: Mapping[str, str]
     """Names that the template may use: `eos_token`, `bos_token`, ..."""
     stop_token_ids: tuple[int, ...]
@@ -61,23 +60,23 @@ class ChatTemplate:
     _special_ids: Mapping[str, int] = field(repr=False)
 
     @classmethod
-    def load(cls, model_dir: Path) -> ChatTemplate:
-        """Read a model directory. Raises ConfigError if a file is missing or broken."""
-        from tokenizers import Tokenizer
-
-        path = model_dir / "tokenizer.json"
-        if not path.is_file():
-            raise ConfigError(f"{path}: not found; a model directory needs tokenizer.json")
-        tokenizer = Tokenizer.from_file(str(path))
-        config = _read_json(model_dir / "tokenizer_config.json")
-        found = {k: config[k] for k in _SPECIAL_NAMES if config.get(k)}
-        names = {k: t["content"] if isinstance(t, Mapping) else t for k, t in found.items()}
+    def load(cls, model_dir: Path, *, chat_template: str | None = None) -> ChatTemplate:
+        """Read a model directory, with `model.chat_template` in place of its own template if that
+        is set. Raises ConfigError if a file is missing or broken."""
+        tokenizer = _load_tokenizer(model_dir)
+        config = read_object(model_dir / "tokenizer_config.json")
+        names = _special_names(model_dir, config)
+        stops = _stop_ids(model_dir, tokenizer, names.get("eos_token"))
+        template = find_template(
+            model_dir, config, asked=chat_template, tokenizer=tokenizer, end=stops[0],
+            variables=names,
+        )  # fmt: skip
         added = tokenizer.get_added_tokens_decoder()
         return cls(
             tokenizer=tokenizer,
-            template=_compile(_template_source(model_dir, config)),
+            template=template,
             special_tokens=names,
-            stop_token_ids=_stop_ids(model_dir, tokenizer, names.get("eos_token")),
+            stop_token_ids=stops,
             _special_ids={t.content: i for i, t in added.items() if t.special},
         )
 
@@ -194,67 +193,60 @@ def _continues(row: TrainingRow, earlier: TrainingRow) -> bool:
     return num <= num_prompt and row.input_ids[:num] == earlier.input_ids
 
 
-def _template_source(model_dir: Path, config: Mapping[str, Any]) -> str:
-    path = model_dir / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text()
-    found = config.get("chat_template")
-    if isinstance(found, list):  # several, by name
-        found = next((t["template"] for t in found if t["name"] == "default"), None)
-    if not isinstance(found, str):
-        raise ConfigError(f"{path}: not found, and tokenizer_config.json has no chat_template")
-    return found
+def _load_tokenizer(model_dir: Path) -> Tokenizer:
+    """The tokenizer of a model directory. Raises ConfigError."""
+    from tokenizers import Tokenizer
 
-
-def _compile(source: str) -> jinja2.Template:
-    """Compile as transformers does: in a sandbox, since a template is third-party code."""
-    import jinja2
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks trained text; here only its body is rendered."""
-
-        tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(value: Any, indent: int | None = None, **kwargs: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent, **kwargs)
-
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    env.filters["tojson"] = tojson
-    env.globals["raise_exception"] = raise_exception
-    env.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{path}: not found; {lacks_tokenizer(model_dir)}")
     try:
-        return env.from_string(source)
-    except jinja2.TemplateSyntaxError as err:
-        raise ConfigError(f"chat template: line {err.lineno}: {err.message}") from err
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # what `tokenizers` raises for a broken file
+        raise ConfigError(f"{path}: no tokenizer: {' '.join(str(error).split())}") from None
+    if not tokenizer.get_vocab_size(with_added_tokens=False):
+        raise ConfigError(f"{path}: its vocabulary is empty")
+    return tokenizer
+
+
+def lacks_tokenizer(model_dir: Path) -> str:
+    """What to do about a model directory without tokenizer.json."""
+    others = ("tokenizer.model", "vocab.json", "vocab.txt")
+    found = next((name for name in others if (model_dir / name).is_file()), None)
+    if found is None:
+        return "a model directory needs tokenizer.json"
+    command = f"t = AutoTokenizer.from_pretrained('{model_dir}'); t.save_pretrained('{model_dir}')"
+    return f'found {found} alone; python -c "from transformers import *; {command}" converts it'
+
+
+def _special_names(model_dir: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by name, each of which may be a text or an object; null means none."""
+    found = {**read_object(model_dir / "special_tokens_map.json"), **config}
+    named = {key: found.get(key) for key in _SPECIAL_NAMES}
+    texts = {k: t.get("content") if isinstance(t, Mapping) else t for k, t in named.items()}
+    return {key: text for key, text in texts.items() if text and isinstance(text, str)}
 
 
 def _stop_ids(model_dir: Path, tokenizer: Tokenizer, eos_token: str | None) -> tuple[int, ...]:
-    ids: list[int] = []
-    if eos_token is not None and (eos := tokenizer.token_to_id(eos_token)) is not None:
-        ids.append(eos)
-    found = _read_json(model_dir / "generation_config.json").get("eos_token_id")
-    ids += found if isinstance(found, list) else [] if found is None else [found]
+    """Ids of the tokenizer's end of sequence and of generation_config.json's, or config.json's if
+    neither is a token. Raises ConfigError for none."""
+    eos = None if eos_token is None else tokenizer.token_to_id(eos_token)
+    ids = [] if eos is None else [eos]
+    for name in ("generation_config.json", "config.json"):
+        config = {} if ids and name == "config.json" else read_object(model_dir / name)
+        found = config.get("eos_token_id")
+        for number in found if isinstance(found, list) else [] if found is None else [found]:
+            if not isinstance(number, int):
+                text = f"{model_dir / name}: eos_token_id: found {json.dumps(found)}"
+                raise ConfigError(f"{text}; a number, or a list of them")
+            if number >= 0 and tokenizer.id_to_token(number) is not None:
+                ids.append(number)
     if not ids:
         raise ConfigError(
-            f"{model_dir}: no eos_token in tokenizer_config.json, "
-            "no eos_token_id in generation_config.json"
+            f"{model_dir}: no eos_token in tokenizer_config.json that tokenizer.json has, "
+            "and no eos_token_id in generation_config.json"
         )
     return tuple(dict.fromkeys(ids))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 NO_ANSWER = "(no answer)"

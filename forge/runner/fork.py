@@ -19,6 +19,7 @@ import anyio
 
 from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import EvalStage
+from forge.data.template import text_of
 from forge.errors import ConfigError
 from forge.records import Event
 from forge.runner.past import FORKED, EarlierAttempts, require_checkpoint
@@ -59,7 +60,9 @@ def fork_run(spec: str, *, overrides: Sequence[str] = ()) -> RunPaths:
     stage = _stage_of(past, parent, load_experiment(parent.experiment), step)
     _require_same_stages(experiment, load_experiment(parent.experiment), stage, step)
     paths = create_run(experiment.name, store_dir=experiment.store.dir)
-    write_file(paths.experiment, dump_experiment(experiment))
+    template = text_of(experiment.model.chat_template)
+    model = experiment.model.model_copy(update={"chat_template": template})
+    write_file(paths.experiment, dump_experiment(experiment.model_copy(update={"model": model})))
     policies = _copy(parent, paths, past, stage=stage, step=step)
     anyio.run(partial(_record, paths, parent, experiment, past, policies, stage=stage, step=step))
     return paths

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.config.load import dump_experiment, load_experiment
+from forge.data.template import text_of
 from forge.errors import ForgeError, MachineError
 from forge.exits import Ending, ending_of
 from forge.process.machine import collect_less_often, use_one_heap
@@ -43,8 +44,10 @@ from forge.runner.past import EarlierAttempts, back_to_step, load_past
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.plan import Plan, plan
+from forge.runner.plan.requirements import require_template
 from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.hub import locate_model, locate_rows
+from forge.runner.prepare.model_dir import with_template
 from forge.runner.reward_function import require_function
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
@@ -58,7 +61,7 @@ from forge.store.write.writer import open_writer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.config.schema import Experiment
+    from forge.config.schema import Experiment, ModelTable
     from forge.process.gpu_locks import Claim
     from forge.runner.plan.placement import Placement
 
@@ -93,13 +96,17 @@ def run_experiment(
         console.show(render_plan(planned))
         require_function(experiment, planned.placement)
         model = locate_model(experiment.model, say=None if quiet else console.say)
-        pinned = experiment.model.model_copy(update={"revision": model.revision})
+        _say_template(experiment, model, planned, console)
+        pinned = experiment.model.model_copy(
+            update={"revision": model.revision, "chat_template": text_of(model.chat_template)}
+        )
         paths = create_run(experiment.name, store_dir=experiment.store.dir)
         cards.rename(paths.name)
         with open_run_lock(paths):
             past = EarlierAttempts(identity=settle_identity(paths))
             recorded = experiment.model_copy(update={"model": pinned})
             write_file(paths.experiment, dump_experiment(recorded))
+            model = with_template(model, paths.weights / "init")
             located = experiment.model_copy(update={"model": model})
             begun.append(paths)
             anyio.run(_supervise, paths, located, past, console, planned.placement)
@@ -140,6 +147,8 @@ def resume_run(
         with _planned(experiment, console, paths.name, wait_s) as (planned, _):
             require_function(experiment, planned.placement)
             model = locate_model(experiment.model, say=None if quiet else console.say)
+            _say_template(experiment, model, planned, console)
+            model = with_template(model, paths.weights / "init")
             experiment = experiment.model_copy(update={"model": model})
             past = past.on_model(model, paths=paths)
             begun.append(paths)
@@ -158,6 +167,16 @@ def _planned(
         wait_s=experiment.devices.wait_s if wait_s is None else wait_s,
         say=console.say,
     )
+
+
+def _say_template(
+    experiment: Experiment, model: ModelTable, planned: Plan, console: Console
+) -> None:
+    """Say what a model that was not here when the plan was made has in its chat template."""
+    located = experiment.model_copy(update={"model": model})
+    for line in require_template(located):
+        if line not in planned.notes:
+            console.say(line)
 
 
 async def _supervise(

@@ -179,9 +179,10 @@ def is_kept(step: int, *, steps: int, save_every: int) -> bool:
 
 
 def link_or_copy(source: Path | str, target: Path | str) -> None:
-    """Hard link, or copy without links on the file system: for files that never change."""
+    """Hard link, or copy without links on the file system: for files that never change. Of a
+    symbolic link, as in the hub's cache, the file itself."""
     try:
-        os.link(source, target)
+        os.link(os.path.realpath(source), target)
     except OSError:
         shutil.copyfile(source, target)
 

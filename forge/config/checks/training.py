@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from forge.config.checks.mistake import Mistake, absent, mistake, show
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, TrainStage
+from forge.config.schema.training import CHATML, names_file
 
 if TYPE_CHECKING:
     from forge.config.schema import RewardTable
@@ -42,6 +43,14 @@ def check_model(experiment: Experiment) -> Iterator[Mistake]:
     if model.adapter and not (model.adapter / "adapter_config.json").is_file():
         text = f'found "{model.adapter}", which has no adapter_config.json; a PEFT adapter'
         yield absent(text, "model", "adapter")
+    template = model.chat_template
+    if template is not None and names_file(template) and not Path(template).is_file():
+        text = f'found "{template}", which is not a file; "{CHATML}" or a jinja file'
+        yield absent(text, "model", "chat_template")
+    if template is not None and model.path is None:
+        yield mistake(
+            "set without model.path, whose template it replaces", "model", "chat_template"
+        )
     python = experiment.serve.python
     if python and not python.is_file():
         text = f'found "{python}", which is not a file; a Python interpreter'

@@ -63,6 +63,14 @@ class QuantizeTable(Table):
     """Type of the matrix products."""
 
 
+CHATML = "chatml"
+
+
+def names_file(chat_template: object) -> bool:
+    """True for the path of a template, not for "chatml" or the text that a run records."""
+    return isinstance(chat_template, str) and chat_template != CHATML and "{" not in chat_template
+
+
 class ModelTable(Table):
     """`[model]`: the model to train and serve."""
 
@@ -75,6 +83,9 @@ class ModelTable(Table):
     """Hub revision of the model; recorded with the run."""
     adapter: PathValue | None = None
     """Directory of a PEFT adapter to start from."""
+    chat_template: str | None = None
+    """Chat template in place of the model's own, for instance of a base model that has none:
+    "chatml", a file, or its text. "chatml" ends each message with the model's end of sequence."""
     tiny: TinyModel = TinyModel()
     """Sizes for init = "tiny"."""
     lora: LoraTable | None = None

@@ -29,6 +29,7 @@ from forge.runner.plan.requirements import (
     require_prompts,
     require_sinks,
     require_site_packages,
+    require_template,
     require_trainer,
 )
 from forge.serve.engines import ENGINES, choose_engine
@@ -132,6 +133,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     require_disk(experiment, machine)
     require_engine(experiment, machine, placement)
     require_prompts(experiment, machine)
+    adapted = require_template(experiment)
     num_heldout = require_problems(experiment, machine)
     require_trainer(experiment, placement, is_here=machine.is_here)
     if machine.is_here:
@@ -156,7 +158,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         phases=tuple(phases),
         memory_bytes=None if memory is None else int(memory),
         disk_bytes=disk,
-        notes=(*notes, *without_room),
+        notes=(*adapted, *notes, *without_room),
         nodes=nodes,
         cards=tuple(
             CardPlan(

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 from forge.config.schema import EvalStage, Experiment, SftStage
 from forge.config.schema.problems import is_hub_name
+from forge.data.chat import ChatTemplate
 from forge.data.generator import is_ample
 from forge.data.problems import in_split, load_problems
 from forge.data.prompts.prompt_set import make_prompts
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.site_packages import require_installed
-from forge.records import Split
+from forge.records import Message, Split
 from forge.runner.plan.attention import PACKAGE, flash_refusal
-from forge.runner.plan.model_shape import lora_rank, model_shape
-from forge.runner.plan.needs import needs_serving, num_ranks
+from forge.runner.plan.model_shape import config_dir, lora_rank, model_shape
+from forge.runner.plan.needs import needs_serving, num_ranks, turns_played
 from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.refusals import refusals
 from forge.views.text.numbers import gigabytes
@@ -105,6 +106,25 @@ def require_prompts(experiment: Experiment, machine: Machine) -> None:
     named = (table.system, table.first, table.feedback, table.example or None)
     if not machine.assumed or all(path is None or path.exists() for path in named):
         make_prompts(table)
+
+
+def require_template(experiment: Experiment) -> tuple[str, ...]:
+    """What the chat template of the model gets otherwise than it is written; nothing for a model
+    that is not on this machine.
+
+    Raises:
+        ConfigError: the tokenizer or the template cannot be used, or not for as many turns.
+    """
+    model = experiment.model
+    folder = config_dir(model)
+    is_partial = model.path is not None and not Path(model.path).expanduser().is_dir()
+    if folder is None or (is_partial and not (folder / "tokenizer.json").is_file()):
+        return ()
+    chat = ChatTemplate.load(folder, chat_template=model.chat_template)
+    question, answer = (Message(role=role, content="") for role in ("user", "assistant"))
+    if needs_serving(experiment) and turns_played(experiment) > 1:
+        chat.prompt([question, answer, question])
+    return (chat.template.note,) if chat.template.note else ()
 
 
 def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bool) -> None:

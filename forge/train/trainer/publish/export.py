@@ -98,7 +98,7 @@ def _copy(source: Path, out: Path) -> None:
     """Copy the files of a directory; its sub-folders are a trainer's own."""
     for path in source.iterdir():
         if path.is_file() and not path.name.startswith("."):
-            link_or_copy(path.resolve(), out / path.name)
+            link_or_copy(path, out / path.name)
 
 
 def _name_base(path: Path, name: str | None) -> None:

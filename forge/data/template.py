@@ -1,0 +1,305 @@
+"""The chat template of a model: its file, compiled in a sandbox, and which messages it takes.
+
+Called by `ChatTemplate`. A template is third-party code: it is tried once, within a deadline, when
+it is loaded. Where it refuses or drops the system's text, or two questions in a row, `render`
+joins them to one question; what it raises is a ConfigError with the file, the line and the message.
+Not covered: a loop without end for certain messages only.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.config.schema.training import CHATML, names_file
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    import jinja2
+    from tokenizers import Tokenizer
+
+KEY = "model.chat_template"
+FILE = "chat_template.jinja"
+SOURCES = (FILE, "chat_template.json", "additional_chat_templates")
+"""Files and the folder of a model directory that hold nothing but templates."""
+TRIAL_S = 10.0
+"""Maximum time for the trial of a template, which takes a millisecond."""
+MAX_REPEATED = 1_000_000
+"""Maximum length of what a template makes with `*`."""
+_SYSTEM, _QUESTION, _ANSWER, _NEXT = (
+    {"role": role, "content": text}
+    for role, text in [
+        ("system", "Forges are hot."), ("user", "What is 7?"), ("assistant", "A prime."),
+        ("user", "And 9?"),
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A compiled chat template."""
+
+    name: str
+    """Its file, or the key that has it."""
+    source: str
+    compiled: jinja2.Template
+    takes_system: bool = True
+    """False: a first system message joins the question after it."""
+    takes_later_system: bool = True
+    """The same for a system message after others."""
+    takes_two_questions: bool = True
+    """False: two user messages in a row are one."""
+    takes_text: bool = True
+    """False: content is a list of parts."""
+
+    @property
+    def note(self) -> str:
+        """What is joined for this template; empty if nothing is."""
+        joined = [] if self.takes_system else ["takes no system message, which joins the question"]
+        joined += [] if self.takes_two_questions else ["two questions in a row are joined to one"]
+        return f"{self.name}: {'; '.join(joined)}" if joined else ""
+
+    def render(self, *, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """The text of a conversation. Raises ConfigError for what the template raises."""
+        messages = self._joined(messages)
+        try:
+            return self._write(messages, variables)
+        except Exception as error:  # whatever the code of a template raises
+            refused = self._refused(messages, variables)
+            raise ConfigError(f"{self.name}{_line(error)}: {_named(error)}, {refused}") from error
+
+    def _write(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        if not self.takes_text:
+            messages = [
+                {**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages
+            ]
+        return self.compiled.render(messages=messages, **variables)
+
+    def _refused(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The first message at which the template raises."""
+        for number, message in enumerate(messages, 1):
+            try:
+                self._write(messages[:number], variables)
+            except Exception:  # as in `render`
+                return f"for message {number} of {len(messages)}, whose role is {message['role']}"
+        return "for the whole conversation"
+
+    def _joined(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """The messages that the template gets."""
+        if self.takes_system and self.takes_later_system and self.takes_two_questions:
+            return messages
+        found = list[dict[str, Any]]()
+        is_open = False
+        for index, message in enumerate(messages):
+            takes = self.takes_later_system if index else self.takes_system
+            is_system = message["role"] == "system" and not takes
+            new = {**message, "role": "user"} if is_system else dict(message)
+            follows = bool(found) and new["role"] == found[-1]["role"] == "user"
+            if follows and (is_open or not self.takes_two_questions):
+                new["content"] = found.pop()["content"] + "\n\n" + new["content"]
+            found.append(new)
+            is_open = is_system
+        return found
+
+    def tried(self, variables: Mapping[str, Any]) -> Template:
+        """The template with what it takes. Raises ConfigError if it writes no question."""
+        kinds = (self, replace(self, takes_text=False))
+        found = next((each for each in kinds if each._arrive(variables, _QUESTION)), None)
+        if found is None:
+            self.render(messages=[_QUESTION], add_generation_prompt=True, **variables)
+            raise ConfigError(f"{self.name}: drops the text of a user's message")
+        return replace(
+            found,
+            takes_system=found._arrive(variables, _SYSTEM, _QUESTION),
+            takes_later_system=found._arrive(variables, _QUESTION, _ANSWER, _SYSTEM, _NEXT),
+            takes_two_questions=found._arrive(variables, _QUESTION, _NEXT),
+        )
+
+    def _arrive(self, variables: Mapping[str, Any], *messages: Mapping[str, str]) -> bool:
+        """True if the text of every message is in the prompt."""
+        try:
+            text = self._write(messages, {**variables, "add_generation_prompt": True})
+        except Exception:  # as in `render`
+            return False
+        return all(message["content"] in text for message in messages)
+
+
+def find_template(
+    model_dir: Path,
+    config: Mapping[str, Any],
+    *,
+    asked: str | None,
+    tokenizer: Tokenizer,
+    end: int,
+    variables: Mapping[str, Any],
+) -> Template:
+    """The template of a model directory, or the one that is asked for.
+
+    Args:
+        config: tokenizer_config.json.
+        asked: `model.chat_template`: "chatml", a file, or the text of a template.
+        end: id of the end of sequence.
+        variables: names that the template may use.
+
+    Raises:
+        ConfigError: there is no template, or it cannot be used.
+    """
+    if asked is None:
+        name, source = _own(model_dir, config)
+    elif asked == CHATML:
+        name, source = f'{KEY} = "{CHATML}"', _chatml(tokenizer, end)
+    else:
+        name, source = asked if names_file(asked) else KEY, text_of(asked) or ""
+    given = {"tools": None, "documents": None, **variables}
+    return _within(TRIAL_S, lambda: _compile(name, source).tried(given), name=name)
+
+
+def text_of(asked: str | None) -> str | None:
+    """`model.chat_template` as a run records it: the text in place of a file."""
+    return _read(Path(asked)) if asked is not None and names_file(asked) else asked
+
+
+def _chatml(tokenizer: Tokenizer, end: int) -> str:
+    """ChatML. Each message ends with the end of sequence, a token that every model knows; a text
+    begins with the token that the tokenizer itself puts there."""
+    begin = "".join(filter(None, map(tokenizer.id_to_token, tokenizer.encode("").ids[:1])))
+    over = json.dumps(tokenizer.id_to_token(end), ensure_ascii=False)
+    start = json.dumps("" if json.dumps(begin) == over else begin, ensure_ascii=False)
+    return (
+        f"{{{{- {start} -}}}}\n"
+        "{%- for message in messages -%}\n"
+        "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + " + over + " -}}\n"
+        "{{- '\\n' -}}\n"
+        "{%- endfor -%}\n"
+        "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
+    )
+
+
+def _own(model_dir: Path, config: Mapping[str, Any]) -> tuple[str, str]:
+    """Name and text of a model directory's template, in transformers' order."""
+    path = model_dir / FILE
+    if path.is_file():
+        return str(path), _read(path)
+    folder = model_dir / SOURCES[2]
+    named = {each.stem: _read(each) for each in sorted(folder.glob("*.jinja"))}
+    places: list[tuple[str, Any]] = [(str(folder), named)]
+    for name, found in (
+        ("tokenizer_config.json", config),
+        (SOURCES[1], read_object(model_dir / SOURCES[1])),
+    ):
+        places.append((f"{model_dir / name}: chat_template", found.get("chat_template")))
+    for name, found in places:
+        if isinstance(found, list):
+            found = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
+        if isinstance(found, dict) and found:
+            only = next(iter(found.values())) if len(found) == 1 else None
+            if not isinstance(found := found.get("default", only), str):
+                raise ConfigError(f'{name}: has several templates, and none is named "default"')
+        if isinstance(found, str):
+            return name, found
+    raise ConfigError(
+        f'{model_dir}: no chat template; [model] chat_template = "{CHATML}" or a file'
+    )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty without the file. Raises ConfigError."""
+    try:
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _within(seconds: float, work: Callable[[], Template], *, name: str) -> Template:
+    """The result of `work`, which runs in a thread that ends with the process."""
+    found = list[Template | BaseException]()
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # raised again below
+            found.append(error)
+
+    thread = threading.Thread(target=run, name="template", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not found:
+        raise ConfigError(f"{name}: wrote no end of a short conversation in {seconds:.0f} s")
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def _named(error: Exception) -> str:
+    """The kind of an error, and the beginning of its message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _line(error: Exception) -> str:
+    """The line of the template at which it was raised; empty if that is unknown."""
+    trace, number = error.__traceback__, 0
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            number = trace.tb_lineno
+        trace = trace.tb_next
+    return f":{number}" if number else ""
+
+
+def _compile(name: str, source: str) -> Template:
+    """Compile as transformers does: in a sandbox."""
+    import jinja2
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks trained text; here only its body is rendered."""
+
+        tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """Also refuses powers and long repetitions, which no deadline interrupts."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            sizes = [len(each) if hasattr(each, "__len__") else each for each in (left, right)]
+            if (sizes != [left, right] or operator == "**") and sizes[0] * sizes[1] > MAX_REPEATED:
+                raise SecurityError(f"{operator} with too large a result")
+            return super().call_binop(context, operator, left, right)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, indent: int | None = None, **kwargs: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent, **kwargs)
+
+    env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    env.filters["tojson"] = tojson
+    env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    try:
+        return Template(name=name, source=source, compiled=env.from_string(source))
+    except jinja2.TemplateSyntaxError as err:
+        raise ConfigError(f"{name}:{err.lineno}: {err.message}") from err
+    except Exception as err:  # the compiler runs constant expressions
+        raise ConfigError(f"{name}: {_named(err)}") from err
