@@ -60,8 +60,14 @@ class Template:
     @property
     def note(self) -> str:
         """What is joined for this template; empty if nothing is."""
-        joined = [] if self.takes_system else ["takes no system message, which joins the question"]
-        joined += [] if self.takes_two_questions else ["two questions in a row are joined to one"]
+        joined = (
+            [] if self.takes_system else ["takes no system message, so its text joins the question"]
+        )
+        joined += (
+            []
+            if self.takes_two_questions
+            else ["takes no two questions in a row, so they are joined"]
+        )
         return f"{self.name}: {'; '.join(joined)}" if joined else ""
 
     def render(self, *, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
@@ -156,7 +162,7 @@ def find_template(
     else:
         name, source = asked if names_file(asked) else KEY, text_of(asked) or ""
     given = {"tools": None, "documents": None, **variables}
-    return _within(TRIAL_S, lambda: _compile(name, source).tried(given), name=name)
+    return _within(TRIAL_S, lambda: compiled(name, source).tried(given), name=name)
 
 
 def text_of(asked: str | None) -> str | None:
@@ -260,7 +266,7 @@ def _line(error: Exception) -> str:
     return f":{number}" if number else ""
 
 
-def _compile(name: str, source: str) -> Template:
+def compiled(name: str, source: str) -> Template:
     """Compile as transformers does: in a sandbox."""
     import jinja2
     from jinja2.exceptions import SecurityError

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from forge.config.schema import PromptTable
 from forge.config.schema.rollout import PresetName
 from forge.data.answers import extract, fenced_blocks
-from forge.data.chat import ChatTemplate, _compile
+from forge.data.chat import ChatTemplate
 from forge.data.prompts.prompt_set import (
     PRESETS,
     DeviceFacts,
@@ -25,6 +25,7 @@ from forge.data.prompts.prompt_set import (
     make_prompts,
 )
 from forge.data.prompts.templates import NAMES, PREFIX, check_template
+from forge.data.template import compiled
 from forge.errors import ConfigError
 from forge.records import Status, Verdict
 from tests.data.prompt_cases import FAST, PROBLEM, VERDICTS
@@ -261,7 +262,7 @@ def _chat() -> ChatTemplate:
     source = (PRESETS.parents[1] / "chat_template.jinja").read_text()
     added = tokenizer.get_added_tokens_decoder()
     return ChatTemplate(
-        tokenizer=tokenizer, template=_compile(source), special_tokens={}, stop_token_ids=(0,),
+        tokenizer=tokenizer, template=compiled("", source), special_tokens={}, stop_token_ids=(0,),
         _special_ids={token.content: number for number, token in added.items()},
     )  # fmt: skip
 
