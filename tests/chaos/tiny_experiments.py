@@ -17,7 +17,8 @@ from tests.chaos.machine import PYTHON_PATH
 from tests.e2e.experiments import ANSWERS, PROBLEM, teach
 
 PACE = 4 if (os.cpu_count() or 1) >= 8 else 1
-"""Factor of the steps: on a fast machine a short run ends before the driver has met its phase."""
+"""Factor of the steps and of an evaluation's deadlines: on a fast machine a short run ends before
+the driver has met its phase."""
 STEPS = {"eval": 0, "sft": 24 * PACE, "grpo": 16 * PACE}
 LOOP = "```\nwhile 1:0\n@jit\ndef k():0\nclass ModelNew:0\n```"
 """A candidate that runs until its deadline."""
@@ -41,8 +42,8 @@ engine = "{engine}"
 request_timeout_s = {request_timeout_s}
 [judge]
 workers = 1
-compile_timeout_s = 2
-correct_timeout_s = 2
+compile_timeout_s = {judged_s}
+correct_timeout_s = {judged_s}
 [reward]
 compile_error = -1.0
 [rollout]
@@ -153,6 +154,7 @@ def experiment_of(cell: Cell, taught: Taught) -> str:
         rows=taught.rows(),
         engine=os.environ.get("FORGE_CHAOS_ENGINE", "auto"),
         request_timeout_s=15.0 if is_stuck and cell.target is Target.ENGINE else 300.0,
+        judged_s=2 * PACE if cell.stage == "eval" else 2,
         max_tokens=48 if is_looping else 16,
         min_free_bytes=50 << 20 if cell.fault is Fault.DISK_LOW else 0,
     )
