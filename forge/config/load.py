@@ -161,7 +161,7 @@ def _owners(values: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
 def _may_be_hub_name(value: str, path: KeyPath, owner: TomlTable) -> bool:
     """True for a path that does not exist and may name a model or a data set on the hub."""
     if path[0] == "model":
-        return path[-1] == "path"
+        return path[-1] == "path" and not value.lower().endswith(".gguf")
     return owner.get("source") == "file" and is_hub_name(value)
 
 

@@ -1,4 +1,4 @@
-"""Starting trainer children and the child that makes a random model. No torch.
+"""Starting trainer children and the children that make a model directory. No torch.
 
 `open_trainer` gives a Child that is a client of control.sock; the supervisor watches it and serves
 that socket. A child that ends with exit 0 has trained and published all its steps, or was asked to
@@ -10,7 +10,9 @@ supervisor's; `forge.cluster` brings the files of a job to the others and starts
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -104,6 +106,8 @@ FAILURE = "failure.json"
 """File in the work directory of ranks elsewhere, with what they would report over control.sock."""
 INIT_TIMEOUT_S = 300.0
 """Imports take 5 s, a tokenizer on a few MB of text another 5 s."""
+GGUF_BYTES = 1 << 28
+"""Size of a file that may take INIT_TIMEOUT_S more; 100 MB take 20 s on two cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,28 +218,58 @@ async def run_init_model(
 ) -> None:
     """Make a random model in `out_dir`, and a tokenizer from `texts_path`, JSON lines of strings.
     Raises ChildDied with the last lines of its log."""
-    result_path = log_dir / "init-model.result.json"
+    given = {
+        "tiny": tiny.model_dump(mode="json"), "texts_path": str(texts_path.absolute()), "seed": seed
+    }  # fmt: skip
+    await _make(
+        "init-model", "init_model", given, out_dir=out_dir, log_dir=log_dir,
+        timeout_s=INIT_TIMEOUT_S, observer=observer,
+    )  # fmt: skip
+
+
+async def run_from_gguf(path: Path, *, out_dir: Path, threads: int) -> None:
+    """Make the model directory `out_dir` of a GGUF file.
+
+    Raises:
+        ConfigError: the file cannot become the model that llama.cpp computes.
+        ChildDied: the child ended, with the last lines of its log.
+        MachineError: the disk is full.
+    """
+    timeout_s = INIT_TIMEOUT_S * (1 + path.stat().st_size / GGUF_BYTES)
+    with tempfile.TemporaryDirectory() as folder:
+        result = await _make(
+            "from-gguf", "from_gguf", {"path": str(path.absolute()), "threads": threads},
+            out_dir=out_dir, log_dir=Path(folder), threads=threads, timeout_s=timeout_s,
+        )  # fmt: skip
+    if "refused" in result:
+        raise ConfigError(result["refused"])
+    if "disk" in result:
+        raise MachineError(f"{out_dir.parent}: {result['disk']}; the disk is full")
+
+
+async def _make(
+    name: str, module: str, given: Mapping[str, Any], *, out_dir: Path, log_dir: Path,
+    timeout_s: float, threads: int = 1, observer: ProcessObserver | None = None,
+) -> Mapping[str, Any]:  # fmt: skip
+    """The result of a child that makes a model directory."""
+    result_path = log_dir / f"{name}.result.json"
     result_path.unlink(missing_ok=True)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
+    own = {"model_dir": str(out_dir.absolute()), "result_path": str(result_path.absolute())}
     spec = ChildSpec(
-        name="init-model",
-        argv=(sys.executable, "-m", "forge.train.trainer.model.init_model"),
-        log_path=log_dir / "init-model.log",
-        env=child_env(threads=1, extra=QUIET),
+        name=name,
+        argv=(sys.executable, "-m", f"forge.train.trainer.model.{module}"),
+        log_path=log_dir / f"{name}.log",
+        env=child_env(threads=threads, extra=QUIET),
         socket_path=None,
-        config={
-            "tiny": tiny.model_dump(mode="json"),
-            "texts_path": str(texts_path.absolute()),
-            "model_dir": str(out_dir.absolute()),
-            "result_path": str(result_path.absolute()),
-            "seed": seed,
-        },
+        config={**given, **own},
     )
     async with open_child(spec, observer=observer) as child:
-        with anyio.move_on_after(INIT_TIMEOUT_S) as scope:
+        with anyio.move_on_after(timeout_s) as scope:
             await child.wait()
         if scope.cancelled_caught:
             child.dump_stacks()
-            raise child.stalled(asked="a random model", silent_s=INIT_TIMEOUT_S)
+            raise child.stalled(asked="a model directory", silent_s=timeout_s)
         if not result_path.is_file():
             raise child.died(doing="making the model")
+        return json.loads(result_path.read_text())

@@ -37,9 +37,13 @@ def check_model(experiment: Experiment) -> Iterator[Mistake]:
             "model",
         )
     is_hub_name = model.path and HUB_NAME.fullmatch(model.path)
-    if model.path and not is_hub_name and not Path(model.path).expanduser().is_dir():
-        text = f'found "{model.path}", which is not a directory; a directory or a hub name'
-        yield absent(text, "model", "path")
+    path = Path(model.path or "").expanduser()
+    if model.is_gguf:
+        if not path.exists() and model.revision is None:
+            yield absent(f'found "{model.path}", which is not there; a file', "model", "path")
+    elif model.path and not is_hub_name and not path.is_dir():
+        text = f'found "{model.path}", which is not a directory; a directory, a GGUF file'
+        yield absent(f"{text} (.gguf) or a hub name", "model", "path")
     if model.adapter and not (model.adapter / "adapter_config.json").is_file():
         text = f'found "{model.adapter}", which has no adapter_config.json; a PEFT adapter'
         yield absent(text, "model", "adapter")

@@ -77,10 +77,10 @@ class ModelTable(Table):
     init: Literal["tiny"] | None = None
     """Make a random model, with the sizes of [model.tiny], instead of loading one."""
     path: str | None = None
-    """Local directory or hub name of the model. Exactly one of init and path; neither with
-    serve.url: the server is asked by messages, and forge needs no tokenizer."""
+    """Local directory, GGUF file or hub name of the model. Exactly one of init and path; neither
+    with serve.url: the server is asked by messages, and forge needs no tokenizer."""
     revision: str | None = None
-    """Hub revision of the model; recorded with the run."""
+    """Hub revision of the model, or SHA-256 of a GGUF file; recorded with the run."""
     adapter: PathValue | None = None
     """Directory of a PEFT adapter to start from."""
     chat_template: str | None = None
@@ -102,6 +102,11 @@ class ModelTable(Table):
     def is_absent(self) -> bool:
         """True if only a server has the model."""
         return self.init is None and self.path is None
+
+    @property
+    def is_gguf(self) -> bool:
+        """True if `path` is a GGUF file, which may be missing."""
+        return self.path is not None and self.path.lower().endswith(".gguf")
 
 
 class EvalStage(Table):

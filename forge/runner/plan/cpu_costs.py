@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.runner.plan.model_shape import model_shape, tiny_shape
+from forge.train.gguf import read_gguf
 
 if TYPE_CHECKING:
     from forge.config.schema import ModelTable, ServeTable
@@ -64,6 +65,8 @@ EXTRA_CHECKPOINTS = 2
 def count_params(model: ModelTable) -> int | None:
     """Parameters of a run's model; None if it is neither on this machine nor known by name."""
     folder = Path(model.path or "").expanduser()
+    if model.is_gguf and folder.is_file():
+        return read_gguf(folder).num_params
     files = list(folder.glob("*.safetensors")) if model.path and folder.is_dir() else []
     if files:
         return sum(map(_params_of, files))

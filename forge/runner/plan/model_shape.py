@@ -1,7 +1,8 @@
 """Shape of a model before it is loaded: sizes of its parts, and its number of parameters.
 
 It comes from the experiment (a tiny model), from `config.json` of a directory or of the hub's
-cache, or from the table of known hub names, so that a plan needs no download.
+cache, from the header of a GGUF file, or from the table of known hub names, so that a plan needs no
+download.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from forge.train.gguf import made_dir, read_gguf
 
 if TYPE_CHECKING:
     from forge.config.schema import LoraTable, ModelTable, TinyModel
@@ -171,6 +174,8 @@ def model_shape(model: ModelTable) -> ModelShape | None:
     if folder := config_dir(model):
         return read_shape(folder / "config.json")
     name = model.path or ""
+    if model.is_gguf:
+        return _shape_of(read_gguf(Path(name).expanduser()).config())
     if Path(name).expanduser().is_dir():
         return None
     last = name.rpartition("/")[2].lower()
@@ -183,7 +188,10 @@ def config_dir(model: ModelTable) -> Path | None:
     random model, or without one on this machine."""
     if model.init or not model.path:
         return None
-    folders = (Path(model.path).expanduser(), *_cached(model.path))
+    if model.is_gguf:
+        folders = (made_dir(model.revision or ""),)
+    else:
+        folders = (Path(model.path).expanduser(), *_cached(model.path))
     return next((each for each in folders if (each / "config.json").is_file()), None)
 
 
@@ -199,29 +207,33 @@ def tiny_shape(tiny: TinyModel) -> ModelShape:
 def read_shape(path: Path) -> ModelShape | None:
     """Shape in a `config.json` of transformers; None for other kinds of models."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = found.get("text_config", found)
-        heads = int(found["num_attention_heads"])
-        hidden = int(found["hidden_size"])
-        experts = int(found.get("num_experts") or found.get("num_local_experts") or 0)
-        return ModelShape(
-            hidden=hidden,
-            layers=int(found["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(found.get("num_key_value_heads") or heads),
-            head_dim=int(found.get("head_dim") or hidden // heads),
-            intermediate=int(found["intermediate_size"]),
-            vocab=int(found["vocab_size"]),
-            is_tied=bool(found.get("tie_word_embeddings", False)),
-            experts=experts,
-            expert_intermediate=int(found.get("moe_intermediate_size") or 0),
-            shared_experts=int(found.get("num_shared_experts") or 0),
-            dense_layers=int(found.get("num_dense_layers") or 0),
-            gated_attention=found.get("model_type") == "afmoe",
-            model_type=str(found.get("model_type", "")),
-        )
+        return _shape_of(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _shape_of(found: dict[str, Any]) -> ModelShape:
+    """Shape in the values of a `config.json`."""
+    found = found.get("text_config", found)
+    heads = int(found["num_attention_heads"])
+    hidden = int(found["hidden_size"])
+    experts = int(found.get("num_experts") or found.get("num_local_experts") or 0)
+    return ModelShape(
+        hidden=hidden,
+        layers=int(found["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(found.get("num_key_value_heads") or heads),
+        head_dim=int(found.get("head_dim") or hidden // heads),
+        intermediate=int(found["intermediate_size"]),
+        vocab=int(found["vocab_size"]),
+        is_tied=bool(found.get("tie_word_embeddings", False)),
+        experts=experts,
+        expert_intermediate=int(found.get("moe_intermediate_size") or 0),
+        shared_experts=int(found.get("num_shared_experts") or 0),
+        dense_layers=int(found.get("num_dense_layers") or 0),
+        gated_attention=found.get("model_type") == "afmoe",
+        model_type=str(found.get("model_type", "")),
+    )
 
 
 def model_type(model_dir: Path) -> str | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from forge.config.schema.problems import is_hub_name
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.machine import free_bytes, is_disk_full
+from forge.runner.prepare.gguf import locate_gguf
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ FREE_FACTOR = 1.1
 def locate_model(table: ModelTable, *, say: Callable[[str], None] | None = None) -> ModelTable:
     """The table with `path` set to a local directory and `revision` to the commit in it.
 
-    A model on the hub is downloaded, resumably, after checking the free disk space. If the cache
-    has all of it, no network is needed. Blocks; `say` gets a message and a bar shows the download.
+    A model on the hub is downloaded, resumably, after checking the free disk space; a GGUF file is
+    made into a directory. If the cache has all of it, no network is needed. Blocks; `say` gets a
+    message and a bar shows the download.
 
     Raises:
         ConfigError: no such model or revision, no access to a gated model, or files are missing.
@@ -50,6 +52,8 @@ def locate_model(table: ModelTable, *, say: Callable[[str], None] | None = None)
     local = Path(table.path).expanduser()
     if local.is_dir():
         return table.model_copy(update={"path": str(_check_complete(local.resolve()))})
+    if table.is_gguf:
+        return locate_gguf(table, say=say)
     snapshot = _check_complete(
         fetch_snapshot(
             table.path,

@@ -1,0 +1,416 @@
+"""A model in a GGUF file, from its header: sizes, vocabulary, types of tensors. No torch, and no
+tensor is read but the few numbers of `rope_freqs`.
+
+Called by the plan, which needs the shape, and by the child that makes a model directory of the file
+(`forge/train/trainer/model/from_gguf.py`). Promise: a file that `read_gguf` returns can be made
+into a model; any other is a ConfigError of one line: cut short, a part of a split model, an
+adapter, without a vocabulary, of an architecture or a quantization that is not read.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import ConfigError, MachineError, pip_install
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMAT = 1
+"""Version of the directories that are made."""
+MODEL_TYPES = {
+    "llama": "llama",  # also Mistral
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "phi3": "phi3",
+    "smollm3": "smollm3",
+}
+"""Architectures that are read, with their `model_type` in transformers."""
+NEEDED = (
+    "block_count", "context_length", "embedding_length", "feed_forward_length",
+    "attention.head_count", "attention.layer_norm_rms_epsilon",
+)  # fmt: skip
+OTHER_KINDS = {"adapter": "an adapter", "mmproj": "a vision encoder", "imatrix": "an imatrix"}
+FORMATS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+"""Formats of struct of the fixed-size types of metadata."""
+STRING, ARRAY = 8, 9
+MAX_DIMENSIONS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufTensor:
+    """A tensor of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    """As torch has it."""
+    type_id: int
+    offset: int
+    """From the beginning of the file."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufModel:
+    """The header of a whole file."""
+
+    path: Path
+    num_bytes: int
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+
+    @property
+    def architecture(self) -> str:
+        """Name of the architecture, one of MODEL_TYPES."""
+        return self.metadata["general.architecture"]
+
+    @property
+    def num_params(self) -> int:
+        """Number of parameters."""
+        return sum(math.prod(each.shape) for each in self.tensors.values())
+
+    @property
+    def quantization(self) -> str:
+        """Name of the type that has most of the bytes, as `Q4_K`."""
+        import gguf
+
+        num = Counter[int]()
+        for each in self.tensors.values():
+            num[each.type_id] += each.num_bytes
+        return gguf.GGMLQuantizationType(num.most_common(1)[0][0]).name
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template."""
+        return self.metadata.get("tokenizer.chat_template")
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """A value of metadata that belongs to the architecture."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    def config(self) -> dict[str, Any]:
+        """The values of transformers' `config.json`."""
+        heads, hidden = self.value("attention.head_count"), self.value("embedding_length")
+        token = {name: self.metadata.get(f"tokenizer.ggml.{key}") for name, key in TOKENS.items()}
+        return {
+            "model_type": MODEL_TYPES[self.architecture],
+            "hidden_size": hidden,
+            "num_hidden_layers": self.value("block_count"),
+            "intermediate_size": self.value("feed_forward_length"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.value("attention.head_count_kv", heads),
+            "head_dim": self.value("attention.key_length", hidden // heads),
+            "vocab_size": self.tensors["token_embd.weight"].shape[0],
+            "max_position_embeddings": self.value("context_length"),
+            "rms_norm_eps": self.value("attention.layer_norm_rms_epsilon"),
+            "tie_word_embeddings": "output.weight" not in self.tensors,
+            "rope_parameters": self._positions(),
+            **{f"{name}_id": number for name, number in token.items()},
+            **self._own_values(),
+        }
+
+    def _own_values(self) -> dict[str, Any]:
+        """What only some architectures have."""
+        has_bias = "blk.0.attn_q.bias" in self.tensors
+        window = self.value("attention.sliding_window")
+        match self.architecture:
+            case "llama" | "qwen3" | "smollm3":
+                return {"attention_bias": has_bias}
+            case "phi3":
+                original = self.value("rope.scaling.original_context_length")
+                return {
+                    "sliding_window": window,
+                    "original_max_position_embeddings": original or self.value("context_length"),
+                }
+            case "gemma2" | "gemma3":
+                # As llama.cpp: the largest model of each generation scales by another width.
+                heads, layers = self.value("attention.head_count"), self.value("block_count")
+                is_largest = layers == {"gemma2": 46, "gemma3": 62}[self.architecture]
+                hidden = self.value("embedding_length")
+                head_dim = self.value("attention.key_length", hidden // heads)
+                found = {
+                    "sliding_window": window,
+                    "query_pre_attn_scalar": hidden // heads if is_largest else head_dim,
+                }
+                if self.architecture == "gemma2":
+                    found["attn_logit_softcapping"] = self.value("attn_logit_softcapping", 50.0)
+                    found["final_logit_softcapping"] = self.value("final_logit_softcapping", 30.0)
+                return found
+            case _:
+                return {}
+
+    def _positions(self) -> dict[str, Any]:
+        """`rope_parameters`."""
+        theta = float(self.value("rope.freq_base", 10000.0))
+        scaled = {"rope_theta": theta, **self._scaling(theta)}
+        if self.architecture != "gemma3":
+            return scaled
+        local = float(self.value("rope.freq_base_swa", 10000.0))
+        return {
+            "full_attention": scaled,
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        }
+
+    def _scaling(self, theta: float) -> dict[str, Any]:
+        kind = self.value("rope.scaling.type", "none")
+        factor = self.value("rope.scaling.factor")
+        original = self.value("rope.scaling.original_context_length")
+        if "rope_freqs.weight" in self.tensors:
+            return self._llama3(theta)
+        if "rope_factors_long.weight" in self.tensors:
+            long, short = (
+                self._floats(f"rope_factors_{each}.weight") for each in ("long", "short")
+            )
+            found = {"long_factor": long.tolist(), "short_factor": short.tolist()}
+            attention = self.value("rope.scaling.attn_factor")
+            more = {} if attention is None else {"attention_factor": attention}
+            return {"rope_type": "longrope", **self._partial(), **found, **more}
+        if kind == "none" or factor in (None, 0, 1):
+            return {"rope_type": "default", **self._partial()}
+        if kind == "linear":
+            return {"rope_type": "linear", "factor": factor}
+        if kind == "yarn" and original:
+            more = {"factor": factor, "original_max_position_embeddings": original}
+            return {"rope_type": "yarn", **more}
+        raise self._refused(f'rope.scaling.type = "{kind}"; "none", "linear" or "yarn"')
+
+    def _partial(self) -> dict[str, float]:
+        """The share of a head that is rotated, if it is not all."""
+        hidden, heads = self.value("embedding_length"), self.value("attention.head_count")
+        head_dim = self.value("attention.key_length", hidden // heads)
+        rotated = self.value("rope.dimension_count", head_dim)
+        return {} if rotated == head_dim else {"partial_rotary_factor": rotated / head_dim}
+
+    def _llama3(self, theta: float) -> dict[str, Any]:
+        """The scaling of Llama 3.1 and later, of which the file has only the resulting numbers."""
+        import numpy as np
+
+        found = self._floats("rope_freqs.weight")
+        factor, low, high, original = float(found.max()), 1.0, 4.0, 8192
+        waves = 2 * np.pi * theta ** (np.arange(len(found)) / len(found))
+        smooth = np.clip((original / waves - low) / (high - low), 0, 1)
+        if not np.allclose(found, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3):
+            raise self._refused("rope_freqs that are not those of Llama 3; other positions")
+        return {
+            "rope_type": "llama3", "factor": factor, "low_freq_factor": low,
+            "high_freq_factor": high, "original_max_position_embeddings": original,
+        }  # fmt: skip
+
+    def _floats(self, name: str) -> np.ndarray:
+        """The values of a small tensor of float32."""
+        import numpy as np
+
+        tensor = self.tensors[name]
+        if tensor.type_id != 0:
+            raise self._refused(f"{name} of type {tensor.type_id}; float32")
+        return np.fromfile(
+            self.path, dtype=np.float32, count=math.prod(tensor.shape), offset=tensor.offset
+        )
+
+    def _refused(self, text: str) -> ConfigError:
+        return ConfigError(f"model.path: {self.path}: found {text}")
+
+
+TOKENS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+"""Keys of special tokens in metadata, by the name that templates use."""
+
+
+def made_dir(digest: str) -> Path:
+    """The model directory that is made of the file with this SHA-256; it need not exist."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "forge" / "models" / f"{digest}-{FORMAT}"
+
+
+def read_gguf(path: Path) -> GgufModel:
+    """The header of a file, checked. Takes up to a second, the first time.
+
+    Raises:
+        ConfigError: not a whole file of a model that is read.
+        MachineError: the package gguf is missing, or the disk failed.
+    """
+    try:
+        found = path.stat()
+        return _read(path, found.st_mtime_ns, found.st_size)
+    except OSError as error:
+        raise MachineError(f"model.path: {path}: {error.strerror}") from error
+    except ImportError as error:
+        raise MachineError(f"model.path: {path}: needs gguf; {pip_install('llama')}") from error
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, changed: int, num_bytes: int) -> GgufModel:
+    del changed
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            model = _Header(path, data).read()
+    except (struct.error, UnicodeDecodeError, ValueError, OverflowError) as error:
+        text = f"cut short or damaged: its header does not end within {num_bytes} bytes"
+        raise ConfigError(f"model.path: {path}: {text}; a whole GGUF file") from error
+    _require_model(model)
+    model.config()  # raises what it cannot say
+    return model
+
+
+class _Header:
+    """Reads the header from its beginning."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path, self._data, self._at = path, data, 0
+
+    def read(self) -> GgufModel:
+        self._require_format()
+        num_tensors, num_values = self._unpack("QQ")
+        metadata: dict[str, Any] = {}
+        for _ in range(num_values):
+            key = self._string()
+            metadata[key] = self._value(*self._unpack("I"))
+        _require_kind(self._path, metadata, num_tensors)
+        raw = [(self._string(), *self._tensor()) for _ in range(num_tensors)]
+        alignment = int(metadata.get("general.alignment", 32)) or 1
+        begin = -(-self._at // alignment) * alignment
+        tensors = {
+            name: GgufTensor(
+                name=name, shape=shape, type_id=type_id, offset=begin + offset,
+                num_bytes=self._num_bytes(name, shape, type_id),
+            )
+            for name, shape, type_id, offset in raw
+        }  # fmt: skip
+        self._require_data(tensors)
+        return GgufModel(
+            path=self._path, num_bytes=len(self._data), metadata=metadata, tensors=tensors
+        )
+
+    def _require_format(self) -> None:
+        magic, version = self._data[:4], 0
+        if magic == b"GGUF":
+            self._at = 4
+            (version,) = self._unpack("I")
+        if version in (2, 3):
+            return
+        text = "not a GGUF file"
+        if magic == b"GGUF":
+            text = f"GGUF of version {version}"
+            if version >= 1 << 16:
+                text = "a GGUF file for big-endian machines"
+        raise ConfigError(f"model.path: {self._path}: {text}; GGUF of version 2 or 3")
+
+    def _require_data(self, tensors: Mapping[str, GgufTensor]) -> None:
+        end = max(each.offset + each.num_bytes for each in tensors.values())
+        if end > len(self._data):
+            raise ConfigError(
+                f"model.path: {self._path}: cut short: it has {len(self._data)} bytes, and its "
+                f"tensors need {end}; a whole GGUF file"
+            )
+
+    def _num_bytes(self, name: str, shape: tuple[int, ...], type_id: int) -> int:
+        import gguf
+        from gguf.quants import _type_traits  # pyright: ignore[reportPrivateUsage]
+
+        readable = {*_type_traits, gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16}
+        known = {each.value: each for each in gguf.GGMLQuantizationType}
+        if (kind := known.get(type_id)) not in readable:
+            found = f"quantization {type_id}" if kind is None else kind.name
+            allowed = ", ".join(sorted(each.name for each in readable))
+            raise ConfigError(
+                f"model.path: {self._path}: {name}: found {found}, which gguf cannot dequantize; "
+                f"{allowed}"
+            )
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(type_id)]
+        return math.prod(shape) // block * size
+
+    def _tensor(self) -> tuple[tuple[int, ...], int, int]:
+        """Shape, type and offset."""
+        (num,) = self._unpack("I")
+        if not 1 <= num <= MAX_DIMENSIONS:
+            raise ValueError(num)
+        dimensions = self._unpack(f"{num}Q")
+        type_id, offset = self._unpack("IQ")
+        return tuple(reversed(dimensions)), type_id, offset
+
+    def _value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self._string()
+        if kind != ARRAY:
+            return self._unpack(_format(kind))[0]
+        kind, num = self._unpack("IQ")
+        if kind == STRING:
+            return [self._string() for _ in range(num)]
+        return list(self._unpack(f"{num}{_format(kind)}"))
+
+    def _string(self) -> str:
+        (length,) = self._unpack("Q")
+        begin, self._at = self._at, self._at + length
+        if self._at > len(self._data):
+            raise ValueError(length)
+        return self._data[begin : self._at].decode("utf-8", "surrogateescape")
+
+    def _unpack(self, form: str) -> tuple[Any, ...]:
+        size = struct.calcsize(f"<{form}")
+        if self._at + size > len(self._data):
+            raise ValueError(size)
+        values = struct.unpack_from(f"<{form}", self._data, self._at)
+        self._at += size
+        return values
+
+
+def _format(kind: int) -> str:
+    if kind not in FORMATS:
+        raise ValueError(kind)
+    return FORMATS[kind]
+
+
+def _require_kind(path: Path, metadata: Mapping[str, Any], num_tensors: int) -> None:
+    """Refuses files that are no whole model."""
+    where, architecture = f"model.path: {path}", metadata.get("general.architecture")
+    kind = OTHER_KINDS.get(str(metadata.get("general.type")))
+    if architecture == "clip":
+        kind = OTHER_KINDS["mmproj"]
+    if kind:
+        raise ConfigError(f"{where}: {kind}, not a model; a GGUF file of a model")
+    if (parts := int(metadata.get("split.count", 0))) > 1:
+        raise ConfigError(
+            f"{where}: part {int(metadata.get('split.no', 0)) + 1} of {parts} of a split model; "
+            "one file, which llama-gguf-split --merge writes"
+        )
+    if architecture not in MODEL_TYPES:
+        raise ConfigError(
+            f'{where}: found architecture "{architecture}"; one of {", ".join(MODEL_TYPES)}'
+        )
+    if not num_tensors:
+        raise ConfigError(f"{where}: a vocabulary without weights; a GGUF file of a model")
+    if not metadata.get("tokenizer.ggml.tokens"):
+        raise ConfigError(f"{where}: weights without a vocabulary; tokenizer.ggml.tokens in it")
+    if (model := metadata.get("tokenizer.ggml.model")) not in ("gpt2", "llama"):
+        raise ConfigError(f'{where}: found tokenizer.ggml.model "{model}"; "gpt2" or "llama"')
+
+
+def _require_model(model: GgufModel) -> None:
+    """Refuses models without the values that all have, and those with other parts."""
+    where = f"model.path: {model.path}"
+    for key in NEEDED:
+        if not isinstance(found := model.value(key), int | float) or not found:
+            text = "lists a value for each layer" if isinstance(found, list) else "lacks a value"
+            raise ConfigError(f"{where}: {model.architecture}.{key} {text}; a number")
+    if "token_embd.weight" not in model.tensors:
+        raise ConfigError(f"{where}: lacks token_embd.weight; a GGUF file of a model")
+    if model.value("expert_count"):
+        raise ConfigError(f"{where}: a {model.architecture} with experts; a dense model")

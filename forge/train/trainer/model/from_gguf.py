@@ -1,0 +1,282 @@
+"""`python -m forge.train.trainer.model.from_gguf CONFIG.json`: a model directory of a GGUF file, in
+bf16, compared with llama.cpp.
+
+Config: `path` of the file, `model_dir`, `threads`, `result_path`. Names and layouts are those of
+transformers' loader, values come from gguf. Before the directory appears, its tokens and its logits
+are compared with those that llama.cpp computes from the file: a model that transformers would
+compute differently is refused. The result file holds `refused`, a line for the user, or nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from forge.errors import ConfigError
+from forge.process.lease import collector_paused, hold_lease
+from forge.process.machine import is_disk_full
+from forge.train.checkpoints import whole_dir
+from forge.train.gguf import TOKENS, GgufModel, read_gguf
+
+logger = logging.getLogger(__name__)
+
+SHARD_BYTES = 4 << 30
+GPT2_PIECES = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
+"""Pre-tokenizers that take each digit alone, then pieces of GPT-2."""
+WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken", "gpt-4o", "llama4", "falcon3", "pixtral")
+"""Pre-tokenizers whose pieces are tokens where the vocabulary has them, whatever the merges."""
+SAMPLES = (
+    "def softmax(x: torch.Tensor, dim=-1):\n    m = x.max(dim)[0]\n\n\n    return x - m[:, None]",
+    "@triton.jit\ndef k(x_ptr, n: tl.constexpr):\n\toffs = tl.arange(0, 1024)\n\t\tmask=offs<n\r\n",
+    "It's 2026, isn't it? WE'LL see: they'd pay $1,234.50 (or 12 345 €)…  two  spaces   three\n \n",
+    "Größe naïve \u212b “quotes” ½ ² \u0133 \ufb01 東京タワー 한국어 Привет שלום مرحبا",
+    "हिन्दी \U0001f469\u200d\U0001f680 \u200b\xa0x 1234567.89e-10",
+    "if (a!=b&&c||!d) { return a->b[0x1F] <<= 3; } /* ~`^ */ \\n \\\\ <|x|> </think> [INST] <s>",
+)
+"""Texts whose tokens must be those of llama.cpp."""
+MIN_CORRELATION = 0.97
+"""Least mean correlation with llama.cpp's logits. Its arithmetic on quantized weights costs 0.01;
+a wrong layout gives less than 0.9."""
+NUM_COMPARED = 96
+"""Tokens whose logits are compared."""
+
+
+def main() -> None:
+    """Make the directory of the config."""
+    config = hold_lease()
+    result: dict[str, str] = {}
+    with collector_paused():
+        from forge.train.trainer.child.settings import start_logging
+
+        start_logging()
+        try:
+            make_model(Path(config["path"]), Path(config["model_dir"]), threads=config["threads"])
+        except ConfigError as error:
+            result = {"refused": str(error)}
+        except Exception as error:  # safetensors has an error of its own
+            if not is_disk_full(error):
+                raise
+            result = {"disk": str(error)}
+    Path(config["result_path"]).write_text(json.dumps(result))
+
+
+def make_model(path: Path, model_dir: Path, *, threads: int) -> None:
+    """Write the model directory. Raises ConfigError if it would be another model than the file."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    source = read_gguf(path)
+    theirs = _Reference(path, threads=threads)
+    with whole_dir(model_dir) as partial:
+        tokenizer = make_tokenizer(source)
+        theirs.require_tokens(source, tokenizer)
+        tokenizer.save(str(partial / "tokenizer.json"))
+        _write_texts(source, partial, ends=theirs.ends())
+        _write_weights(source, partial)
+        model = AutoModelForCausalLM.from_pretrained(partial, dtype=torch.bfloat16)
+        theirs.require_logits(source, model, tokenizer)
+
+
+def _write_texts(source: GgufModel, folder: Path, *, ends: list[int]) -> None:
+    """Write the template and the configs of tokenizer and generation."""
+    if source.chat_template is not None:
+        (folder / "chat_template.jinja").write_text(source.chat_template, encoding="utf-8")
+    tokens, found = source.metadata["tokenizer.ggml.tokens"], source.config()
+    numbers = {name: found[f"{name}_id"] for name in TOKENS}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{name: None if at is None else tokens[at] for name, at in numbers.items()},
+        "add_bos_token": bool(source.metadata.get("tokenizer.ggml.add_bos_token", False)),
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": found["max_position_embeddings"],
+    }
+    eos = numbers["eos_token"]
+    order = [eos, *(end for end in ends if end != eos)] if eos is not None else ends
+    if not order:
+        raise ConfigError(f"model.path: {source.path}: no token ends an answer; eos_token_id in it")
+    generation = {
+        "do_sample": True, "eos_token_id": order,
+        "bos_token_id": numbers["bos_token"], "pad_token_id": numbers["pad_token"],
+    }  # fmt: skip
+    for name, values in (("tokenizer_config", config), ("generation_config", generation)):
+        (folder / f"{name}.json").write_text(json.dumps(values, indent=1) + "\n")
+
+
+def make_tokenizer(source: GgufModel) -> Any:
+    """The tokenizer of the file's vocabulary, as `tokenizers` has it."""
+    from tokenizers import Regex, pre_tokenizers
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+
+    def value(key: str) -> Any:
+        return source.metadata.get(f"tokenizer.ggml.{key}")
+
+    pre = value("pre")
+    given = {
+        "tokenizer_type": value("model"), "pre_tokenizer_type": pre, "tokens": value("tokens"),
+        "scores": value("scores"), "token_type": value("token_type"), "merges": value("merges"),
+        "add_prefix_space": value("add_space_prefix"),
+    }  # fmt: skip
+    given = {key: found for key, found in given.items() if found is not None}
+    tokenizer: Any = convert_gguf_tokenizer(source.architecture, given)[0]
+    tokenizer.post_processor = None
+    if value("model") != "gpt2":
+        return tokenizer
+    if pre in DIGITS:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.Split(Regex(GPT2_PIECES), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    tokenizer.model.ignore_merges = pre in WHOLE
+    return tokenizer
+
+
+def _write_weights(source: GgufModel, folder: Path) -> None:
+    """Write `config.json` and the weights in bf16, in files of at most 4 GB."""
+    import torch
+    from accelerate import init_empty_weights
+    from safetensors.torch import save_file
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    found = source.config()
+    config = CONFIG_MAPPING[found.pop("model_type")](**found, dtype=torch.bfloat16)
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    shards, pending, size = list[list[str]](), dict[str, torch.Tensor](), 0
+
+    def write() -> None:
+        name = f"model-{len(shards) + 1:05d}.safetensors"
+        save_file(pending, str(folder / name), metadata={"format": "pt"})
+        shards.append([*pending])
+        pending.clear()
+
+    for name, tensor in _tensors(source, model):
+        pending[name] = tensor
+        size += tensor.nbytes
+        if sum(each.nbytes for each in pending.values()) >= SHARD_BYTES:
+            write()
+    if pending:
+        write()
+    _name_shards(folder, shards, size)
+
+
+def _name_shards(folder: Path, shards: list[list[str]], size: int) -> None:
+    """Give the files of weights the names that transformers expects."""
+    names, where = dict[int, str](), dict[str, str]()
+    for index, tensors in enumerate(shards):
+        names[index] = f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
+        if len(shards) == 1:
+            names[index] = "model.safetensors"
+        (folder / f"model-{index + 1:05d}.safetensors").rename(folder / names[index])
+        where |= dict.fromkeys(tensors, names[index])
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _tensors(source: GgufModel, model: Any) -> Iterator[tuple[str, Any]]:
+    """Each tensor of the model by its name in transformers, in bf16. Raises ConfigError if the file
+    has others than the model, or another shape."""
+    import gguf
+    import numpy as np
+    import torch
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
+
+    where, architecture = f"model.path: {source.path}", source.architecture
+    processors: Mapping[str, Any] = {**TENSOR_PROCESSORS, "gemma": TENSOR_PROCESSORS["gemma2"]}
+    processor = processors.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    names = get_gguf_hf_weights_map(model, processor, architecture, source.value("block_count"))
+    shapes = {name: tuple(each.shape) for name, each in model.state_dict().items()}
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set[str]()
+    absent = shapes.keys() - tied - {names[each] for each in source.tensors if each in names}
+    if absent:
+        raise ConfigError(f"{where}: lacks {min(absent)}, {len(absent)} tensors in all")
+    data = np.memmap(source.path, mode="r", dtype=np.uint8)
+    for name, tensor in source.tensors.items():
+        if name.startswith("rope_f"):
+            continue  # in the config
+        if name not in names:
+            raise ConfigError(f"{where}: {name}: not a tensor of {type(model).__name__}")
+        kind = gguf.GGMLQuantizationType(tensor.type_id)
+        raw = data[tensor.offset : tensor.offset + tensor.num_bytes]
+        values = gguf.dequantize(raw, kind).reshape(tensor.shape)
+        values = processor.process(weights=values, name=name).weights
+        if tuple(values.shape) != shapes[names[name]]:
+            expected = list(shapes[names[name]])
+            raise ConfigError(f"{where}: {name} is {list(values.shape)}, must be {expected}")
+        if not np.isfinite(values.sum(dtype=np.float64)):
+            raise ConfigError(f"{where}: {name} holds NaN or infinity")
+        yield names[name], torch.from_numpy(np.array(values, np.float32)).to(torch.bfloat16)
+
+
+class _Reference:
+    """The file as llama.cpp reads it."""
+
+    def __init__(self, path: Path, *, threads: int) -> None:
+        import llama_cpp
+
+        self._llama_cpp: Any = llama_cpp
+        self._path, self._threads = str(path), threads
+        self._words: Any = llama_cpp.Llama(self._path, vocab_only=True, verbose=False)
+
+    def ends(self) -> list[int]:
+        """Ids of the tokens that end an answer."""
+        vocab: Any = self._llama_cpp.llama_model_get_vocab(self._words.model)
+        is_end = self._llama_cpp.llama_vocab_is_eog
+        return [each for each in range(self._words.n_vocab()) if is_end(vocab, each)]
+
+    def require_tokens(self, source: GgufModel, tokenizer: Any) -> None:
+        """Raises ConfigError if a text has other tokens."""
+        for text in SAMPLES:
+            ours = tokenizer.encode(text, add_special_tokens=False).ids
+            theirs = self._words.tokenize(text.encode(), add_bos=False, special=True)
+            if ours != theirs:
+                both = enumerate(zip(ours, theirs, strict=False))
+                at = next((index for index, (one, other) in both if one != other), 0)
+                raise ConfigError(
+                    f"model.path: {source.path}: tokenizers splits {text!r} at token {at} into "
+                    f"{ours[at : at + 4]}, llama.cpp into {theirs[at : at + 4]}; "
+                    f'tokenizer.ggml.pre "{source.metadata.get("tokenizer.ggml.pre")}" is not read'
+                )
+
+    def require_logits(self, source: GgufModel, model: Any, tokenizer: Any) -> None:
+        """Raises ConfigError if the model computes something else."""
+        import numpy as np
+        import torch
+
+        ids = tokenizer.encode("".join(SAMPLES), add_special_tokens=False).ids
+        bos = source.metadata.get("tokenizer.ggml.bos_token_id")
+        ids = [*([] if bos is None else [bos]), *ids][:NUM_COMPARED]
+        engine: Any = self._llama_cpp.Llama(
+            self._path, n_ctx=NUM_COMPARED, logits_all=True, verbose=False,
+            n_threads=self._threads, n_threads_batch=self._threads, n_gpu_layers=0,
+        )  # fmt: skip
+        engine.eval(ids)
+        theirs = np.array(engine.scores[: len(ids)], dtype=np.float64)
+        with torch.inference_mode():
+            ours = model(torch.tensor([ids])).logits[0, :, : theirs.shape[1]].double().numpy()
+        correlation = np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(ours, theirs, strict=True)])
+        same = np.mean(ours.argmax(1) == theirs.argmax(1))
+        logger.info("logits of llama.cpp: correlation %.5f, same first %.3f", correlation, same)
+        if not correlation >= MIN_CORRELATION:
+            raise ConfigError(
+                f"model.path: {source.path}: transformers computes another model than llama.cpp "
+                f"from it (correlation of the logits {correlation:.3f}); a model directory"
+            )
+
+
+if __name__ == "__main__":
+    main()
