@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     import jinja2
     from tokenizers import Tokenizer
 
+CHATML_LINES = (
+    "{%- for message in messages -%}\n",
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + OVER + '\\n' -}}\n",
+    "{%- endfor -%}\n",
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n",
+)
+"""ChatML, with OVER for the text of the token that ends a message."""
 KEY = "model.chat_template"
 FILE = "chat_template.jinja"
 SOURCES = (FILE, "chat_template.json", "additional_chat_templates")
@@ -173,17 +180,10 @@ def text_of(asked: str | None) -> str | None:
 def _chatml(tokenizer: Tokenizer, end: int) -> str:
     """ChatML. Each message ends with the end of sequence, a token that every model knows; a text
     begins with the token that the tokenizer itself puts there."""
-    begin = "".join(filter(None, map(tokenizer.id_to_token, tokenizer.encode("").ids[:1])))
-    over = json.dumps(tokenizer.id_to_token(end), ensure_ascii=False)
-    start = json.dumps("" if json.dumps(begin) == over else begin, ensure_ascii=False)
-    return (
-        f"{{{{- {start} -}}}}\n"
-        "{%- for message in messages -%}\n"
-        "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + " + over + " -}}\n"
-        "{{- '\\n' -}}\n"
-        "{%- endfor -%}\n"
-        "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
-    )
+    first = tokenizer.encode("").ids[:1]
+    over, *begin = (json.dumps(tokenizer.id_to_token(n), ensure_ascii=False) for n in (end, *first))
+    start = [f"{{{{- {begin[0]} -}}}}\n"] if begin and begin[0] != over else []
+    return "".join([*start, *(line.replace("OVER", over) for line in CHATML_LINES)])
 
 
 def _own(model_dir: Path, config: Mapping[str, Any]) -> tuple[str, str]:
