@@ -61,7 +61,7 @@ def test_an_answer_without_the_required_class_is_left_out_and_counted(
         pairs = read(tmp_path / "rows.json", rows, "kernelbook")
     assert [pair.problem_id for pair in pairs] == ["kernelbook/relu-1"]
     left_out = "left out: 1 without the class that a judge calls (first: "
-    assert f"{left_out}{tmp_path}/rows.json, row 2)" in caplog.text
+    assert f"{left_out}rows.json, row 2)" in caplog.text
 
 
 def test_a_duplicate_row_is_trained_once(tmp_path: Path) -> None:

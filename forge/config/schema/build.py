@@ -17,9 +17,9 @@ class InputTable(Table):
     path: PathValue
     """File of rows (JSON, JSON lines or Parquet), or directory of them, relative to this file."""
     format: Literal["messages", "kernelbook", "trinity", "traces"] = "messages"
-    """Columns of the rows. messages: a list of messages with role and content. kernelbook, trinity:
-    the columns of these data sets. traces: several turns with results (sample_key, pytorch_code,
-    turns, final_triton_code, final_result, full_messages)."""
+    """Columns of the rows. messages: conversations, in the columns that data.format lists.
+    kernelbook, trinity: the columns of these data sets. traces: several turns with results
+    (sample_key, pytorch_code, turns, final_triton_code, final_result, full_messages)."""
     rewrite: bool = True
     """Rewrite answers that Inductor made into plain Triton modules; for format = "kernelbook". An
     answer that cannot be rewritten is left out, with its reason. One that needs torch's products or

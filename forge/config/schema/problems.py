@@ -189,8 +189,9 @@ class DataTable(Table):
     as "GPUMODE/KernelBook"; relative to this file or to the working directory; for source =
     "file"."""
     format: Literal["messages", "kernelbook", "trinity"] = "messages"
-    """Columns of the rows in a file. messages: a list of messages with role and content.
-    kernelbook, trinity: the columns of these data sets."""
+    """Columns of the rows in a file. messages: conversations, as messages (role, content),
+    conversations (from, value: ShareGPT), prompt and completion or response, or instruction, input
+    and output (Alpaca), each row by its own columns. kernelbook, trinity: these data sets."""
     pairs_per_problem: Positive = 1
     """Single-turn rows generated per problem."""
     static_share: Share = 0.0

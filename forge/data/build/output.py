@@ -26,7 +26,7 @@ DROPPED = "dropped.jsonl"
 TRAIN, HELDOUT = "train", "heldout"
 GROUP_ROWS = 512
 """Rows of a Parquet row group, which is in memory at once."""
-MAX_EXAMPLES = 3
+MAX_EXAMPLES = 5
 """Rows of each reason that a manifest explains; all are in dropped.jsonl."""
 
 

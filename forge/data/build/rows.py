@@ -154,15 +154,6 @@ def normalise_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): _normalise(value, MAX_DEPTH) for name, value in row.items()}
 
 
-def is_unicode(text: str) -> bool:
-    """False for a text with half of a surrogate pair, which JSON allows and no file can store."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _normalise(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return normalise_text(value)

@@ -21,10 +21,9 @@ import xxhash
 
 from forge.data.build.examples import Example, to_example
 from forge.data.build.near import signature
-from forge.data.build.rows import is_unicode
 from forge.data.inductor import NotRewritten, rewrite
 from forge.data.pairs.conversations import BadThinking, retag
-from forge.data.pairs.rows import BadRow, Broken, Row, Unfit
+from forge.data.pairs.rows import BadRow, Broken, Row, Unfit, is_unicode
 from forge.data.sources.normal_form import digests_asked
 
 if TYPE_CHECKING:

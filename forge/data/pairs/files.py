@@ -28,7 +28,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.data.pairs.conversations import conversation, retag, thinking_of, with_thinking
-from forge.data.pairs.rows import KEY, BadRow, Unfit, code_of, row_files, rows_of, text_of
+from forge.data.pairs.rows import (
+    KEY,
+    BadRow,
+    Unfit,
+    code_of,
+    is_unicode,
+    row_files,
+    rows_of,
+    text_of,
+)
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Problem, Split
 
@@ -176,15 +185,20 @@ def read_pairs(
     left_out, bare = LeftOut(), LeftOut()
     for file in row_files(table.path):
         for number, row in enumerate(rows_of(file), start=1):
-            place = f"{file}, row {number}"
+            place = f"{file.name}, row {number}"
             try:
                 pair = to_pair(row, number=number, prompts=prompts)
                 messages = retag(pair.messages, tag=prompts.thinking)
+                if not all(is_unicode(one.content) for one in messages):
+                    raise Unfit("text that is no Unicode")
             except Unfit as reason:
                 left_out.add(str(reason), place)
                 continue
             except BadRow as err:
-                raise ConfigError(f'{KEY}: {place} ("{table.format}"): {err}') from None
+                raise ConfigError(
+                    f'{KEY}: {file}, row {number} ("{table.format}"): {err}; `forge data build` '
+                    "leaves such rows out, and lists them"
+                ) from None
             if not prompts.thinking and messages != pair.messages:
                 bare.add("trained without their thinking, as prompt.thinking is empty", place)
             if messages in pairs:

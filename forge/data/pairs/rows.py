@@ -64,9 +64,10 @@ def code_of(row: Mapping[str, Any], name: str) -> str:
 
 
 def columns_of(row: Mapping[str, Any]) -> str:
-    """The names of a row's first columns, for a message."""
-    names = [short(name) for name in list(row)[:MAX_NAMES]]
-    more = ", …" if len(row) > MAX_NAMES else ""
+    """The names of a row's first columns that are not null, for a message."""
+    filled = [name for name, value in row.items() if value is not None]
+    names = [short(name) for name in filled[:MAX_NAMES]]
+    more = ", …" if len(filled) > MAX_NAMES else ""
     return f"{', '.join(names) or 'none'}{more}"
 
 
@@ -78,7 +79,17 @@ def kind_of(value: Any) -> str:
 def short(value: Any) -> str:
     """A value in at most 40 characters of one line; the kind of one that is not plain."""
     text = str(value)[:200] if isinstance(value, str | int | float) else kind_of(value)
-    return " ".join(text.split())[:40]
+    shown = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(shown.split())[:40]
+
+
+def is_unicode(text: str) -> bool:
+    """False for a text with half of a surrogate pair, which JSON allows and no file can store."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def row_files(path: Path, *, key: str = KEY) -> list[Path]:

@@ -92,7 +92,7 @@ async def test_rows_of_a_file_are_trained_on_even_if_a_later_stage_has_judges(
         say=said.append,
     )
 
-    assert said == [f"1 rows from {rows}; left out: 1 the same again (first: {rows}, row 2)"]
+    assert said == [f"1 rows from {rows}; left out: 1 the same again (first: {rows.name}, row 2)"]
     assert [pair.problem_id for pair in pairs] == ["mine"]
     assert load_pairs(paths) == pairs
 
