@@ -34,13 +34,18 @@ SHAPES = {
 """Shape of each kind of tensor, by its GGUF name; a kind that is not here is no weight."""
 DENSE = frozenset({"ffn_gate", "ffn_up", "ffn_down"})
 """Kinds that a mixture of experts lacks."""
+CELL_BLOCK = 256
+"""llama.cpp rounds a sequence's cells up to this."""
 QKV = "attn_q attn_k attn_v"
 QKVO = f"{QKV} attn_output"
+MLP = "ffn_gate ffn_up ffn_down"
+NORMS = "attn_norm ffn_norm output_norm"
+GELU_TANH = "gelu_pytorch_tanh gelu_new"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """Facts about a `model_type` of transformers."""
+    """Facts about a `model_type` of transformers. A text may list several values."""
 
     name: str
     """llama.cpp's name."""
@@ -51,36 +56,146 @@ class Architecture:
     activation: str = "silu"
     needs: Facts = field(default_factory=dict[str, Any])
     """Values that llama.cpp has compiled in, by key of the config. An absent key has that value,
-    unless `defaults` says otherwise."""
+    unless `defaults` says otherwise; None and False are the same."""
     defaults: Facts = field(default_factory=dict[str, Any])
     """transformers' defaults of keys that a config.json may lack."""
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Further metadata: key of the GGUF file by key of the config."""
+    """Further numbers: key of the GGUF file to key of the config."""
+    needs_head: bool = False
+    """True if llama.cpp wants an output head even if it is the embedding."""
     is_permuted: bool = False
     """True if llama.cpp rotates neighbours where transformers rotates halves of a head, so that the
     rows of queries and keys are reordered."""
+    is_interleaved: bool = False
+    """True if the experts are transposed, with gates and inputs in alternate rows."""
     adds_one: bool = False
     """True if transformers multiplies by 1 + the weight of a norm."""
     rope: str = "default linear yarn"
     """Types of rotary embedding that llama.cpp computes for it."""
-    is_partial: bool = False
-    """True if a part of a head may be rotated."""
+    rotated: float | None = None
+    """Default share of a head that is rotated; None if it is always the whole."""
+    rotates_all_but: int = 0
+    """Rotary embedding in all layers but each n-th; 0 for all."""
     window_every: int = 0
     """Sliding windows in all layers but each n-th; 0 if llama.cpp computes none."""
+    layers_of_27b: int = 0
+    """Number of layers by which llama.cpp knows the model with another scale of attention."""
 
 
 _LLAMA = Architecture(
     name="llama", is_permuted=True, rope="default linear yarn llama3",
-    biases={"attention_bias": QKVO, "mlp_bias": "ffn_gate ffn_up ffn_down"},
+    biases={"attention_bias": QKVO, "mlp_bias": MLP},
 )  # fmt: skip
-_GEMMA: Facts = {"head_dim": 256, "tie_word_embeddings": True, "hidden_activation": None}
+_QK_NORMS = {"attn_q_norm": "queries", "attn_k_norm": "keys"}
+_OLMO: dict[str, Any] = {"shapes": _QK_NORMS, "needs": {"attention_bias": False}}
+_EVERY_LAYER = {"mlp_only_layers": [], "decoder_sparse_step": 1}
+_GEMMA = {"head_dim": 256, "tie_word_embeddings": True, "max_position_embeddings": 8192}
+_ONE_WAY = {"attention_bias": False, "use_bidirectional_attention": False}
+_NO_WINDOW = {"use_sliding_window": False}
 ARCHITECTURES: dict[str, Architecture] = {
+    "arcee": Architecture(
+        name="arcee", is_permuted=True, activation="relu2",
+        needs={"attention_bias": False, "mlp_bias": False},
+    ),
+    "cohere2": Architecture(
+        name="cohere2", window_every=4, metadata={"logit_scale": "logit_scale"}, rope="default",
+        needs={"attention_bias": False, "tie_word_embeddings": True},
+    ),
+    "ernie4_5": Architecture(
+        name="ernie4_5", needs={"use_bias": False}, rope="default",
+        defaults={"tie_word_embeddings": True, "rope_theta": 5e5, "head_dim": 128},
+    ),
+    "gemma": Architecture(
+        name="gemma", adds_one=True, activation=f"{GELU_TANH} gelu", defaults=_GEMMA,
+        needs=_ONE_WAY,
+    ),
+    "gemma2": Architecture(
+        name="gemma2", adds_one=True, activation=GELU_TANH, window_every=2, layers_of_27b=46,
+        rope="default", needs=_ONE_WAY,
+        defaults={**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+                  "sliding_window": 4096, "query_pre_attn_scalar": 256},
+        metadata={"attn_logit_softcapping": "attn_logit_softcapping",
+                  "final_logit_softcapping": "final_logit_softcapping"},
+    ),
+    "gemma3_text": Architecture(
+        name="gemma3", adds_one=True, activation=GELU_TANH, window_every=6, layers_of_27b=62,
+        rope="default linear",
+        needs={**_ONE_WAY, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+        defaults={**_GEMMA, "max_position_embeddings": 131_072, "rope_theta": 1e6,
+                  "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256,
+                  "sliding_window": 4096, "num_attention_heads": 8, "num_key_value_heads": 4,
+                  "rms_norm_eps": 1e-6, "vocab_size": 262_208},
+    ),
+    "glm4": Architecture(
+        name="glm4", rotated=0.5, rope="default", biases={"attention_bias": QKV},
+        shapes={"attn_qkv": None, "ffn_up": "fused hidden"},
+    ),
+    "gpt_oss": Architecture(
+        name="gpt-oss", window_every=2, is_interleaved=True, needs_head=True,
+        biases={"": f"{QKVO} ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps"},
+        needs={"attention_bias": True, "swiglu_limit": 7.0, "swiglu_alpha": 1.702},
+        defaults={"rope_theta": 150_000.0},
+    ),
+    "granite": Architecture(
+        name="granite", is_permuted=True, biases={"attention_bias": QKVO, "mlp_bias": MLP},
+        metadata={"attention.scale": "attention_multiplier", "logit_scale": "logits_scaling",
+                  "embedding_scale": "embedding_multiplier",
+                  "residual_scale": "residual_multiplier"},
+        defaults={"attention_multiplier": 1.0, "logits_scaling": 1.0, "embedding_multiplier": 1.0,
+                  "residual_multiplier": 1.0},
+    ),
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "qwen2": Architecture(name="qwen2", biases={"": QKV}, defaults={"use_sliding_window": False}),
+    "mixtral": _LLAMA,
+    "nemotron": Architecture(
+        name="nemotron", adds_one=True, activation="relu2", rotated=0.5, needs_head=True,
+        biases={"": NORMS, "attention_bias": QKVO, "mlp_bias": "ffn_up ffn_down"}, rope="default",
+    ),
+    "olmo2": Architecture(name="olmo2", needs_head=True, **_OLMO),
+    "olmo3": Architecture(name="olmo2", needs_head=True, window_every=4, rope="default", **_OLMO),
+    "olmoe": Architecture(
+        name="olmoe", needs_head=True, shapes=_QK_NORMS,
+        needs={"attention_bias": False, "clip_qkv": None, "norm_topk_prob": False},
+    ),
+    "phi": Architecture(
+        name="phi2", activation=GELU_TANH, rotated=0.5, needs={"qk_layernorm": False},
+        needs_head=True, shapes={"attn_qkv": None, "ffn_norm": None}, rope="default",
+        biases={"": f"{QKVO} ffn_up ffn_down attn_norm output_norm output"},
+    ),
+    "phi3": Architecture(
+        name="phi3", rotated=1.0, rope="default longrope su",
+        shapes={"ffn_up": "fused hidden", "attn_q": None, "attn_k": None, "attn_v": None},
+    ),
+    "qwen2": Architecture(name="qwen2", biases={"": QKV}, defaults=_NO_WINDOW),
+    "qwen2_moe": Architecture(
+        name="qwen2moe", biases={"": QKV}, needs_head=True, defaults=_NO_WINDOW,
+        needs={**_EVERY_LAYER, "norm_topk_prob": False, "qkv_bias": True},
+    ),
     "qwen3": Architecture(
-        name="qwen3", biases={"attention_bias": QKVO}, needs={"attention_bias": False},
-        defaults={"use_sliding_window": False, "head_dim": 128},
+        name="qwen3", needs={"attention_bias": False}, defaults={**_NO_WINDOW, "head_dim": 128},
+    ),
+    "qwen3_moe": Architecture(
+        name="qwen3moe", needs={**_EVERY_LAYER, "norm_topk_prob": True, "attention_bias": False},
+        defaults={**_NO_WINDOW, "norm_topk_prob": False},
+    ),
+    "seed_oss": Architecture(
+        name="seed_oss", biases={"attention_bias": QKV},
+        needs={"attention_out_bias": False, "mlp_bias": False},
+        defaults={"attention_bias": True, "head_dim": 128},
+    ),
+    "smollm3": Architecture(
+        name="smollm3", is_permuted=True, rotates_all_but=4,
+        needs={"attention_bias": False, "mlp_bias": False},
+        defaults={**_NO_WINDOW, "tie_word_embeddings": True, "rope_theta": 2e6},
+    ),
+    "stablelm": Architecture(
+        name="stablelm", rotated=0.25, needs_head=True, rope="default",
+        needs={"use_parallel_residual": False, "qk_layernorm": False},
+        shapes=dict.fromkeys(_QK_NORMS), biases={"": NORMS, "use_qkv_bias": QKV},
+    ),
+    "starcoder2": Architecture(
+        name="starcoder2", activation=GELU_TANH, needs={"use_bias": True},
+        biases={"": f"{QKVO} {NORMS} ffn_up ffn_down"}, defaults={"tie_word_embeddings": True},
     ),
 }  # fmt: skip
 """By `model_type` of config.json."""
@@ -145,17 +260,15 @@ class _ConfigReader:
     def __init__(self, architecture: Architecture, config: Facts, where: str) -> None:
         self.architecture, self.where = architecture, where
         self.config = {**architecture.defaults, **config}
+        self.is_tied = bool(self.config.get("tie_word_embeddings", False))
         self.constants: dict[str, tuple[float, ...]] = {}
         self.limits: list[int] = []
 
     def layout(self, names: Sequence[str]) -> Layout:
-        for key, allowed in self.architecture.needs.items():
-            self._require(key, self.config.get(key, allowed), allowed)
-        activation = self.architecture.activation
-        act = self.config.get("hidden_activation") or self.config.get("hidden_act")
-        self._require("hidden_act", act or activation, activation)
+        self._check_compiled()
         try:
             sizes = self._sizes()
+            self._check_scale(sizes)
             metadata = {**self._common(sizes), **self._rope(sizes), **self._window(sizes)}
             shapes = self._shapes(names, sizes)
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -165,9 +278,28 @@ class _ConfigReader:
             metadata=metadata,
             shapes=shapes,
             constants=self.constants,
-            is_tied="output.weight" not in shapes,
+            is_tied=self.is_tied,
             exact_tokens=min(self.limits, default=None),
         )
+
+    def _check_compiled(self) -> None:
+        """Compare with what llama.cpp has compiled in."""
+        for key, allowed in self.architecture.needs.items():
+            self._require(key, self.config.get(key, allowed) or False, allowed or False)
+        allowed = self.architecture.activation.split()
+        found = self.config.get("hidden_activation") or self.config.get("hidden_act")
+        self._require("hidden_act", found or allowed[0], *allowed)
+        every, rotated = self.architecture.rotates_all_but, self.config.get("no_rope_layers")
+        if every and rotated:
+            compiled = [int((i + 1) % every != 0) for i in range(len(rotated))]
+            self._require("no_rope_layers", list(map(int, rotated)), compiled)
+
+    def _check_scale(self, sizes: Mapping[str, int]) -> None:
+        """Gemma's scale of attention is compiled in, by the number of layers."""
+        if scalar := self.config.get("query_pre_attn_scalar"):
+            is_27b = sizes["layers"] == self.architecture.layers_of_27b
+            compiled = sizes["hidden"] // sizes["heads"] if is_27b else sizes["head"]
+            self._require("query_pre_attn_scalar", int(scalar), compiled)
 
     def _require(self, key: str, found: object, *allowed: object) -> None:
         if found not in allowed:
@@ -229,9 +361,10 @@ class _ConfigReader:
         local = given.get("sliding_attention", {}).get("rope_theta")
         kind = rope.get("rope_type") or rope.get("type") or "default"
         self._require("rope_type", kind, *self.architecture.rope.split())
-        part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-        if not self.architecture.is_partial:
-            self._require("partial_rotary_factor", part, 1.0)
+        part = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor")
+        if self.architecture.rotated is None:
+            self._require("partial_rotary_factor", part or 1.0, 1.0)
+        part = float(part or self.architecture.rotated or 1.0)
         theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
         found: dict[str, Any] = {
             "rope.dimension_count": int(sizes["head"] * part),
@@ -242,12 +375,30 @@ class _ConfigReader:
         if kind == "llama3":
             factors = _llama3_factors(rope, theta=theta, head=sizes["head"])
             self.constants["rope_freqs.weight"] = factors
+        elif kind in ("longrope", "su"):
+            found |= self._longrope(rope)
         elif kind != "default":
             found["rope.scaling.type"] = kind
             found["rope.scaling.factor"] = float(rope["factor"])
         if kind == "yarn":
             found |= self._yarn(rope)
         return found
+
+    def _longrope(self, rope: Facts) -> dict[str, Any]:
+        """Two lists of divisors. transformers chooses by the length of a text, llama.cpp by that of
+        the context, so that both agree up to the first length."""
+        for which in ("long", "short"):
+            factors = tuple(float(each) for each in rope[f"{which}_factor"])
+            self.constants[f"rope_factors_{which}.weight"] = factors
+        key = "original_max_position_embeddings"
+        first = int(rope.get(key) or self.config[key])
+        self.limits.append(first // CELL_BLOCK * CELL_BLOCK)
+        factor = float(rope.get("factor") or self.config["max_position_embeddings"] / first)
+        scale = math.sqrt(1 + math.log(factor) / math.log(first)) if factor > 1 else 1.0
+        return {
+            "rope.scaling.original_context_length": first,
+            "rope.scaling.attn_factor": float(rope.get("attention_factor") or scale),
+        }
 
     def _yarn(self, rope: Facts) -> dict[str, Any]:
         for key in ("attention_factor", "mscale", "mscale_all_dim"):
@@ -285,7 +436,7 @@ class _ConfigReader:
     def _shapes(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors, blocks in order."""
         lacks = DENSE if sizes["experts"] else {k for k in SHAPES if "exp" in k or "gate_inp" in k}
-        if self.config.get("tie_word_embeddings", False):
+        if self.is_tied and not self.architecture.needs_head:
             lacks = {*lacks, "output"}
         wanted = {**dict.fromkeys(lacks), **self.architecture.shapes}
         biased = self._biased()

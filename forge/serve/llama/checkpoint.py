@@ -100,7 +100,8 @@ class Tensor:
         if self.constant:
             return np.array(self.constant, np.float32)
         parts = [source.read(self.precision_in(precision)) for source in self.sources]
-        return (np.stack(parts) if len(parts) > 1 else parts[0]).reshape(self.shape)
+        values = np.stack(parts) if len(parts) > 1 else parts[0]
+        return np.ascontiguousarray(values.reshape(self.shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class LoraPair:
     """[out, r]"""
     scale: float
     pick: Pick | None
-    """Order of the rows of B in the GGUF file; None as they are."""
+    """The rows of B in the GGUF file's order; None as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +179,7 @@ def _open_checkpoint(path: Path, served: Layout | None) -> Checkpoint:
                 names[target] = name
     needed = layout.shapes.keys()
     check_names(path, found=found.keys(), needed=needed, named=names)
-    tensors = {
-        name: _tensor(path, name, shape, found[name]) for name, shape in layout.shapes.items()
-    }
+    tensors = {name: _tensor(path, name, layout, found[name]) for name in layout.shapes}
     for name, constant in layout.constants.items():
         tensors[name] = Tensor(name=name, shape=(len(constant),), constant=constant)
     return Checkpoint(path=path, layout=layout, tensors=tensors)
@@ -197,23 +196,33 @@ def _changes(layout: Layout, served: Layout) -> str:
 def _sources(stored: StoredTensor, layout: Layout) -> Iterator[tuple[str, int, Source]]:
     """GGUF names of a stored tensor, each with the index of its expert and the part of it."""
     names = _name_map(layout.architecture.name, layout.num_layers)
-    name = stored.name
+    is_interleaved = layout.architecture.is_interleaved
+    name, index, pick = stored.name, 0, None
     if (fused := FUSED.match(name)) is not None:
         for number, half in enumerate(("gate_proj", "up_proj")):
             target = _target(names, f"{fused['before']}{half}{fused['rest']}")
-            yield target, 0, Source(stored=stored, pick=_half(number))
+            yield target, 0, Source(stored=stored, pick=_half(number, is_interleaved))
         return
-    index = 0
     if (expert := EXPERT.match(name)) is not None:
         name, index = f"{expert['before']}{expert['rest']}", int(expert["index"])
     target = _target(names, name)
-    yield target, index, Source(stored=stored, pick=_row_order(layout, target))
+    if is_interleaved and target.endswith("_exps.weight"):
+        pick = _transposed
+    yield target, index, Source(stored=stored, pick=pick or _row_order(layout, target))
+    if target == "token_embd.weight" and layout.is_tied and "output.weight" in layout.shapes:
+        yield "output.weight", 0, Source(stored=stored)
 
 
-def _half(number: int) -> Pick:
-    """The first or second half of the rows of each expert."""
+def _transposed(values: np.ndarray) -> np.ndarray:
+    return values.swapaxes(1, 2) if values.ndim > 2 else values
+
+
+def _half(number: int, is_interleaved: bool) -> Pick:
+    """Every second row of each expert, or the first or second half of them."""
 
     def pick(values: np.ndarray) -> np.ndarray:
+        if is_interleaved:
+            return _transposed(values)[:, number::2]
         size = values.shape[1] // 2
         return values[:, number * size : (number + 1) * size]
 
@@ -237,6 +246,7 @@ def _row_order(layout: Layout, target: str) -> Pick | None:
 
 def _target(names: gguf.TensorNameMap, name: str) -> str:
     """GGUF name of a tensor; its own name if it has none."""
+    name = re.sub(r"_bias$", ".bias", name)
     if not name.endswith((".weight", ".bias")):
         name = f"{name}.weight"
     return names.get_name(name, try_suffixes=(".weight", ".bias")) or name
@@ -248,27 +258,25 @@ def _name_map(architecture: str, num_layers: int) -> gguf.TensorNameMap:
     return gguf.get_tensor_name_map(found, num_layers)
 
 
-def _tensor(path: Path, name: str, shape: tuple[int, ...], found: Mapping[int, Source]) -> Tensor:
-    sources = tuple(found[index] for index in sorted(found))
+def _tensor(path: Path, name: str, layout: Layout, found: Mapping[int, Source]) -> Tensor:
+    shape, sources = layout.shapes[name], tuple(found[index] for index in sorted(found))
     first = sources[0].stored
-    num_parts = shape[0] if EXPERT.match(first.name) else 1
-    if sorted(found) != list(range(num_parts)):
-        raise ConfigError(f"{path}: {first.name}: {len(found)} experts, must be {num_parts}")
-    for source in sources:
-        _check_shape(path, source, shape[1:] if num_parts > 1 else shape)
-    return Tensor(name=name, shape=shape, sources=sources)
-
-
-def _check_shape(path: Path, source: Source, shape: tuple[int, ...]) -> None:
-    """Compare without axes of one element, which both sides add at will."""
-    stored = source.stored
-    expected = shape
-    if FUSED.match(stored.name):
+    is_stacked = EXPERT.match(first.name) is not None
+    if sorted(found) != list(range(shape[0] if is_stacked else 1)):
+        raise ConfigError(f"{path}: {first.name}: {len(found)} experts, must be {shape[0]}")
+    expected = shape[1:] if is_stacked else shape
+    if FUSED.match(first.name):
         expected = (shape[0], 2 * shape[1], *shape[2:])
-    if [n for n in stored.shape if n > 1] != [n for n in expected if n > 1]:
-        raise ConfigError(
-            f"{path}: {stored.name} is {list(stored.shape)}, must be {list(expected)}"
-        )
+    if layout.architecture.is_interleaved and len(expected) == 3:
+        expected = (expected[0], expected[2], expected[1])
+    for source in sources:
+        # Without axes of one element, which either side adds at will.
+        if [n for n in source.stored.shape if n > 1] != [n for n in expected if n > 1]:
+            raise ConfigError(
+                f"{path}: {source.stored.name} is {list(source.stored.shape)},"
+                f" must be {list(expected)}"
+            )
+    return Tensor(name=name, shape=shape, sources=sources)
 
 
 def _open_adapter(path: Path, layout: Layout) -> Adapter:

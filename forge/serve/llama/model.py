@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from forge.errors import ConfigError, MachineError, pip_install
+from forge.serve.architectures import CELL_BLOCK
 from forge.serve.llama.checkpoint import (
     Adapter,
     Checkpoint,
@@ -47,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = 512
 """Maximum tokens of one decode. More gain nothing on CPU; fewer slow prompts down."""
-CELL_BLOCK = 256
-"""llama.cpp rounds a sequence's cells up to this."""
 MAX_SEQUENCES = 256
 """Compiled into llama.cpp (LLAMA_MAX_SEQ)."""
 KV_F32, KV_F16 = 0, 1
@@ -186,7 +185,6 @@ class LlamaModel:
         # Everything is read and checked before the first byte is written.
         new = dict(arrays(checkpoint, self.settings.precision))
         for name, array in new.items():
-            array = np.ascontiguousarray(array)
             for address in self._tensors[name]:
                 self.binding.base.ggml_backend_tensor_set(
                     address, array.ctypes.data, 0, array.nbytes
