@@ -1,5 +1,5 @@
 """A transformers model on one device: its weights, a separate adapter, the forward pass, and the KV
-of all running sequences as one batch.
+and recurrent states of all running sequences as one batch.
 
 Owned by `engine`. Promises: refused weights leave the old ones in place; an adapter is never merged
 (in bf16 that would lose most of a small one); a row's KV never depends on other rows; rows keep
@@ -12,18 +12,25 @@ Shapes: R rows, N new tokens of each row, V vocabulary, T columns, H heads, D si
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers import AutoConfig, DynamicCache
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import check_names, holds_adapter, one_line, read_lora_config
@@ -34,6 +41,8 @@ NOT_LOADED = (
     StrictDataclassError,
 )  # fmt: skip
 """Errors of transformers and PEFT for a directory that they cannot load."""
+KV = ("keys", "values")
+"""Attributes of a cache's attention layer."""
 
 
 class HfModel:
@@ -107,7 +116,8 @@ class HfModel:
     def prefill(self, tokens: list[int]) -> tuple[torch.Tensor, RowCache]:
         """Evaluate one sequence. Returns the logits after its last token [1, V] and its KV."""
         ids = torch.tensor([tokens], device=self.device)
-        memory = RowCache(DynamicCache(), torch.zeros(1, dtype=torch.long, device=self.device))
+        lengths = torch.zeros(1, dtype=torch.long, device=self.device)
+        memory = RowCache(empty_cache(self._base.config), lengths)
         return self.forward(ids, memory, num_logits=1)[:, -1], memory
 
     def decode(self, tokens: list[int], memory: RowCache) -> torch.Tensor:
@@ -148,7 +158,7 @@ class HfModel:
 def _read(path: Path, dtype: torch.dtype) -> Any:
     """Load a checkpoint on the CPU. Raises ConfigError if it is not complete."""
     try:
-        read: Any = AutoModelForCausalLM.from_pretrained(
+        read: Any = _class_of(path).from_pretrained(
             path, dtype=dtype, local_files_only=True, output_loading_info=True
         )
         model, report = read
@@ -157,14 +167,23 @@ def _read(path: Path, dtype: torch.dtype) -> Any:
             f"{path}: not a checkpoint that can be served: {one_line(error)}"
         ) from error
     # A mixture's config may have this option of training; with a cache its mask has another length.
-    if getattr(model.config, "output_router_logits", False):
-        model.config.output_router_logits = False
+    text = model.config.get_text_config()
+    if getattr(text, "output_router_logits", False):
+        text.output_router_logits = False
     # Only a warning reports missing tensors, which would stay random.
     for what in ("missing_keys", "mismatched_keys"):
         if names := sorted(map(str, report.get(what) or ())):
             kind = what.removesuffix("_keys")
             raise ConfigError(f"{path}: {len(names)} tensors {kind}, the first is {names[0]}")
     return model.eval().requires_grad_(False)
+
+
+def _class_of(path: Path) -> Any:
+    """The class that the trainer loads the model with, whose names of modules an adapter has."""
+    names = AutoConfig.from_pretrained(path, local_files_only=True).architectures or ("",)
+    generates = names[0].endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
+    found = getattr(transformers, names[0], None) if generates else None
+    return found or transformers.AutoModelForCausalLM
 
 
 def _open_adapter(path: Path) -> tuple[PeftConfig, frozenset[str]]:
@@ -184,10 +203,22 @@ def _shown(shape: tuple[int, ...] | None) -> str:
     return "absent" if shape is None else str(list(shape))
 
 
+def empty_cache(config: Any) -> DynamicCache:
+    """A cache for one row. Layers with a window keep every column too, since rows of different
+    lengths lie in different columns; the model's mask hides the others."""
+    cache = DynamicCache(config=config)
+    for place, layer in enumerate(cache.layers):
+        if type(layer) is DynamicSlidingWindowLayer:
+            cache.layers[place] = DynamicLayer()
+        elif type(layer) is LinearAttentionAndSlidingWindowAttentionLayer:
+            cache.layers[place] = LinearAttentionAndFullAttentionLayer(layer.number_of_states)
+    return cache
+
+
 @dataclass(slots=True, eq=False)
 class RowCache:
-    """KV of the rows, one [R, H, T, D] pair for each layer, padded on the left; and each row's
-    length."""
+    """Memory of the rows: for an attention layer a [R, H, T, D] pair, padded on the left; for a
+    layer with a state its tensors, [R, ...] each; and each row's length."""
 
     cache: DynamicCache
     lengths: torch.Tensor
@@ -205,38 +236,40 @@ class RowCache:
 
     def repeat(self, times: int) -> None:
         """Repeat the only row `times` times."""
-        self.cache.batch_repeat_interleave(times)
+        for held, name in self._tensors():
+            held[name] = held[name].repeat_interleave(times, dim=0)
         self.lengths = self.lengths.repeat_interleave(times)
 
     def keep(self, rows: list[int]) -> None:
         """Drop all other rows, and the columns that only those used."""
         index = torch.tensor(rows, dtype=torch.long, device=self.lengths.device)
-        self.cache.batch_select_indices(index)
         self.lengths = self.lengths[index]
         unused = self.num_columns - int(self.lengths.max())
-        if unused:
-            for layer in _layers(self.cache):
-                assert layer.keys is not None
-                assert layer.values is not None
-                layer.keys, layer.values = layer.keys[:, :, unused:], layer.values[:, :, unused:]
+        for held, name in self._tensors():
+            kept = held[name][index]
+            held[name] = kept[:, :, unused:] if name in KV else kept
 
     def join(self, other: RowCache) -> None:
         """Append the rows of another cache."""
         columns = max(self.num_columns, other.num_columns)
         mine, theirs = columns - self.num_columns, columns - other.num_columns
-        for layer, added in zip(_layers(self.cache), _layers(other.cache), strict=True):
-            layer.keys = torch.cat([_widened(layer.keys, mine), _widened(added.keys, theirs)])
-            layer.values = torch.cat([_widened(layer.values, mine), _widened(added.values, theirs)])
+        pairs = zip(self._tensors(), other._tensors(), strict=True)
+        for (held, name), (added, _) in list(pairs):
+            first, last = held[name], added[name]
+            if name in KV:
+                first, last = _widened(first, mine), _widened(last, theirs)
+            held[name] = torch.cat([first, last])
         self.lengths = torch.cat([self.lengths, other.lengths])
 
+    def _tensors(self) -> Iterator[tuple[dict[Any, Any], str | int]]:
+        """Each tensor that has a row dimension, as the dict that holds it and its key there."""
+        for layer in self.cache.layers:
+            if isinstance(layer, DynamicLayer):
+                yield from ((vars(layer), name) for name in KV)
+            if isinstance(layer, LinearAttentionLayer):
+                for states in (layer.conv_states, layer.recurrent_states):
+                    yield from ((states, i) for i, state in states.items() if state is not None)
 
-def _layers(cache: DynamicCache) -> list[DynamicLayer]:
-    """The layers, all of one kind, since the cache is made without a config."""
-    layers = [layer for layer in cache.layers if type(layer) is DynamicLayer]
-    assert len(layers) == len(cache.layers)
-    return layers
 
-
-def _widened(kv_RHTD: torch.Tensor | None, columns: int) -> torch.Tensor:
-    assert kv_RHTD is not None
+def _widened(kv_RHTD: torch.Tensor, columns: int) -> torch.Tensor:
     return pad(kv_RHTD, (0, 0, columns, 0))
