@@ -207,10 +207,10 @@ def test_weights_that_differ_from_the_runs_are_not_exported(
 ) -> None:  # fmt: skip
     from forge.train.trainer.publish import export as child
 
-    def forget(model: Any, out: Path, *, model_dir: Path) -> None:
+    def forget(model: Any, out: Path, *, model_dir: Path, dtype: Any) -> None:
         child._copy(model_dir, out)  # the base without its adapter
 
-    monkeypatch.setattr(child, "_save_merged", forget)
+    monkeypatch.setattr(child, "_save", forget)
     with pytest.raises(SystemExit, match="exported log-probabilities differ by"):
         export(run, "merge", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

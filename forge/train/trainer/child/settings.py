@@ -129,6 +129,18 @@ def start_logging() -> None:
     logger.info("imports took %.1f CPU seconds", time.process_time())
 
 
+def model_class(model_dir: Path, *, trust_remote_code: bool) -> Any:
+    """The class to load a model with: the one that its config names, which keeps the names of its
+    tensors and a model of several parts whole; otherwise transformers' choice."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
+    name = next(iter(config.architectures or ()), "")
+    generates = name.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
+    found = getattr(transformers, name, None) if generates else None
+    return found or transformers.AutoModelForCausalLM
+
+
 def load_tokenizer(settings: TrainerSettings) -> PreTrainedTokenizerBase:
     """The tokenizer for TRL. One without a padding token gets another token for it: ids and labels
     come from the host."""

@@ -10,6 +10,7 @@ those of the run's own weights. Runs on the CPU.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +20,13 @@ import torch
 
 from forge.process.lease import collector_paused, hold_lease
 from forge.train.checkpoints import link_or_copy
-from forge.train.trainer.publish.weights import save_weights
+from forge.train.trainer.child.settings import model_class
+from forge.train.trainer.publish.weights import save_weights, snapshot
 
 MAX_GAP = 0.1
 """Maximum mean |difference of log-probabilities| from the run's own weights. Rounding to bf16 gives
 about 0.02; a wrong tensor gives more than 1."""
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def main() -> None:
@@ -41,21 +44,23 @@ def export(config: Mapping[str, Any]) -> dict[str, Any]:
     out, adapter = Path(config["out_dir"]), config["adapter"]
     out.mkdir(exist_ok=True)
     prompt = torch.tensor([config["prompt_ids"]])
-    model = _load(config, config["model_dir"], adapter)
-    want = model(prompt).logits.log_softmax(-1)
+    model_dir = Path(config["model_dir"])
+    stored, wanted = _stored_dtype(model_dir), _config_dtype(model_dir)
+    model = _load(config, model_dir, adapter, dtype=stored)
+    want = model(prompt).logits.float().log_softmax(-1)
     if config["kind"] == "adapter":
         _copy(Path(adapter), out)
         _name_base(out / "adapter_config.json", config["base_name"])
-    elif adapter is None:
-        _copy(Path(config["model_dir"]), out)
+    elif adapter is None and wanted.itemsize >= stored.itemsize:
+        _copy(model_dir, out)
     else:
-        _save_merged(model, out, model_dir=Path(config["model_dir"]))
+        _save(model, out, model_dir=model_dir, dtype=wanted)
     del model
     if config["kind"] == "adapter":
-        exported = _load(config, config["model_dir"], out)
+        exported = _load(config, model_dir, out, dtype=stored)
     else:
         exported = _load(config, out, None)
-    gap = float((exported(prompt).logits.log_softmax(-1) - want).abs().mean())
+    gap = float((exported(prompt).logits.float().log_softmax(-1) - want).abs().mean())
     if not gap <= MAX_GAP:
         sys.exit(f"exported log-probabilities differ by {gap:.3g} on average; at most {MAX_GAP}")
     found = exported.generate(
@@ -70,12 +75,13 @@ def export(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"with": "transformers", "ids": ids, "num_tokens": len(ids), "logprob_gap": gap}
 
 
-def _load(config: Mapping[str, Any], model_dir: Path | str, adapter: Path | str | None) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype="auto", trust_remote_code=config["trust_remote_code"]
-    )
+def _load(
+    config: Mapping[str, Any], model_dir: Path, adapter: Path | str | None, *,
+    dtype: torch.dtype | str = "auto",
+) -> Any:  # fmt: skip
+    trust = config["trust_remote_code"]
+    kind = model_class(Path(model_dir), trust_remote_code=trust)
+    model: Any = kind.from_pretrained(model_dir, dtype=dtype, trust_remote_code=trust)
     if adapter is None:
         return model.eval()
     from peft import PeftModel
@@ -83,12 +89,38 @@ def _load(config: Mapping[str, Any], model_dir: Path | str, adapter: Path | str 
     return PeftModel.from_pretrained(model, str(adapter)).eval()
 
 
-def _save_merged(model: Any, out: Path, *, model_dir: Path) -> None:
-    merged = model.merge_and_unload()
-    if hasattr(merged, "peft_config"):  # an attribute that PEFT leaves on the base
-        del merged.peft_config
+def _stored_dtype(model_dir: Path) -> torch.dtype:
+    """The dtype of the largest tensor in a model's files."""
+    from safetensors import safe_open
+
+    sizes: dict[str, int] = {}
+    for path in model_dir.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names: list[str] = list(file.keys())  # noqa: SIM118: not a dict
+            for name in names:
+                part = file.get_slice(name)
+                size = math.prod(part.get_shape())
+                sizes[part.get_dtype()] = max(size, sizes.get(part.get_dtype(), 0))
+    return DTYPES.get(max(sizes, key=lambda name: sizes[name], default=""), torch.float32)
+
+
+def _config_dtype(model_dir: Path) -> torch.dtype:
+    """The dtype that config.json names, f32 without one: that of the model that the run trained."""
+    config = json.loads((model_dir / "config.json").read_text())
+    texts = config.get("text_config") or {}
+    names = (table.get(key) for table in (config, texts) for key in ("dtype", "torch_dtype"))
+    return getattr(torch, next(filter(None, names), "float32"))
+
+
+def _save(model: Any, out: Path, *, model_dir: Path, dtype: torch.dtype) -> None:
+    """Write a model with its adapter merged, in the given dtype."""
+    if hasattr(model, "peft_config"):
+        model = model.merge_and_unload().requires_grad_(True)
+        if hasattr(model, "peft_config"):  # an attribute that PEFT leaves on the base
+            del model.peft_config
     whole = out / "whole"
-    save_weights(merged, whole, model_dir=model_dir, sync=False)
+    weights = snapshot(model, dtype=dtype)
+    save_weights(model, whole, model_dir=model_dir, sync=False, weights=weights)
     for path in whole.iterdir():
         path.rename(out / path.name)
     whole.rmdir()

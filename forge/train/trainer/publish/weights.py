@@ -14,7 +14,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,23 +30,11 @@ if TYPE_CHECKING:
     from forge.train.trainer.child.control import SupervisorClient
     from forge.train.trainer.child.settings import TrainerSettings
 
-# Files of a model directory besides its weights, copied so that each published directory is
-# complete.
-_SIDE_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
-_KEPT_KEYS = {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
-"""Keys of a config that transformers' trainers set to what they need: a model whose config names a
-padding token never trains that token's embedding when it is loaded again."""
+SIDE_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".tiktoken", ".py"})
+"""Files of a model directory that a published one has too, as they are: config, tokenizer, chat
+template, code of the model. An index lists files of weights."""
+OWN_FILES = frozenset({"adapter_config.json", "lineage.json"})
+"""Files that describe the weights themselves."""
 PINNED_BYTES = 8_000_000_000
 """Largest copy in pinned memory. Copying into it is ten times as fast, but nothing else can use
 that memory, and torch rounds each piece up to a power of two."""
@@ -86,13 +74,9 @@ def snapshot(
 
 
 def _exact(model: torch.nn.Module) -> set[str]:
-    """Names of tensors that are never rounded: buffers, frozen weights, and weights that the model
-    keeps in f32. A router's bias is one of these: in bf16 experts tie."""
-    kept = [
-        part
-        for each in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
-        for part in getattr(model, each, None) or ()
-    ]
+    """Names of tensors that are never rounded to bf16: buffers, frozen weights (a router's bias: in
+    bf16 experts tie), and weights that the model's class keeps in f32."""
+    kept = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     named = dict(model.named_parameters(remove_duplicate=False))
     frozen = {name for name, p in named.items() if not p.requires_grad}
     buffers = {name for name, _ in model.named_buffers()}
@@ -139,31 +123,32 @@ def save_weights(
     with whole_dir(path, sync=sync) as partial:
         if hasattr(model, "peft_config"):
             model.save_pretrained(str(partial), selected_adapters=["default"], state_dict=state)
+            _copy_side_files(model_dir, partial, without={*OWN_FILES, "config.json"})
         else:
-            dtype = max(state.values(), key=torch.Tensor.numel).dtype
             model.save_pretrained(str(partial), state_dict=state)
-            _write_config(partial / "config.json", dtype=dtype, model_dir=model_dir)
-        for name in _SIDE_FILES:
-            if (model_dir / name).is_file():
-                link_or_copy(model_dir / name, partial / name)
+            _copy_side_files(model_dir, partial, without=OWN_FILES)
+            _drop_quantization(partial / "config.json")
 
 
-def _write_config(path: Path, *, dtype: torch.dtype, model_dir: Path) -> None:
-    """Correct the config: the dtype that was written, `_KEPT_KEYS` as they were, and no
-    `output_router_logits`. TRL's SFT leaves it in a mixture's config, where it makes batched
-    generation fail."""
-    config, before = (json.loads((d / path.name).read_text()) for d in (path.parent, model_dir))
-    texts = [each.get("text_config", {}) for each in (config, before)]
-    for table, old in (config, before), texts:
-        for key in _KEPT_KEYS:
-            table.pop(key, None)
-        table.update({key: old[key] for key in _KEPT_KEYS & old.keys()})
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    # A sharded model's class name has a prefix.
-    config["architectures"] = [each.removeprefix("FSDP") for each in config["architectures"]]
-    if config.get("output_router_logits"):
-        config["output_router_logits"] = False
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+def _copy_side_files(model_dir: Path, out: Path, *, without: Set[str]) -> None:
+    """Give weights the files of the model that they were trained from.
+
+    So the config is the model's own, without what transformers and TRL set for training (no cache,
+    router losses, padding). Its dtype is that of an export; the stored tensors may be of another.
+    """
+    for path in model_dir.iterdir():
+        is_index = path.name.endswith(".index.json")
+        if path.suffix in SIDE_SUFFIXES and not is_index and path.name not in without:
+            (out / path.name).unlink(missing_ok=True)
+            link_or_copy(path.resolve(), out / path.name)
+
+
+def _drop_quantization(path: Path) -> None:
+    """Remove `quantization_config` from a config: what is trained is not quantized."""
+    config = json.loads(path.read_text())
+    if config.pop("quantization_config", None):
+        path.unlink()  # it may be linked to the model's
+        path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def free_dir(parent: Path, name: str) -> Path:
