@@ -101,6 +101,12 @@ class MemoryFailure(_Strict):
     rank: int
 
 
+class RefusedBody(_Strict):
+    """`/refused`: a trainer ends because it cannot train this model so."""
+
+    message: str = Field(max_length=1000)
+
+
 class StopBody(_Strict):
     """`/stop`: the reason, for people."""
 
@@ -137,6 +143,7 @@ class ControlServer:
             "/trained": self._trained,
             "/publish": self._publish_weights,
             "/failed": self._trainer_failed,
+            "/refused": self._trainer_refused,
             "/checkpoint": self._checkpoint,
             "/progress": self._progress,
             "/stop": self._stop_run,
@@ -211,6 +218,10 @@ class ControlServer:
 
     async def _trainer_failed(self, body: dict[str, Any]) -> dict[str, Any]:
         self._desk().failure = read_body_as(MemoryFailure, body).model_dump()
+        return {}
+
+    async def _trainer_refused(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._desk().refused = read_body_as(RefusedBody, body).message
         return {}
 
     async def _checkpoint(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,14 @@ EXPERT_MODULES = frozenset({"gate", "router", "gate_proj", "up_proj", "down_proj
 """Module names that mean something else on a mixture than on a dense model: PEFT maps them to the
 fused experts (gate_proj and up_proj with twice the rank), or they are the router."""
 
+SHARING = frozenset({
+    "glm4", "glm4_moe", "granite", "llama", "ministral3", "mistral", "mixtral", "olmo2", "phi",
+    "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3",
+})  # fmt: skip
+"""Values of model_type for which `tests/train/test_architectures.py` compares losses and gradients
+of shared prefixes."""
+STATEFUL = "a model with states (linear attention, Mamba, convolutions)"
+
 
 def refusals(
     stage: SftStage | GrpoStage,
@@ -39,10 +47,13 @@ def refusals(
         )
     if model.lora is not None and has_experts:
         found += _of_experts(model.lora)
-    if isinstance(stage, GrpoStage) and stage.share_prefixes is True and has_windows(model_dir):
-        found.append(
-            "share_prefixes: found true for a model whose layers see windows of the context; false"
-        )
+    is_adapted = model.lora is not None or model.adapter is not None
+    if (method := _quantized_by(model_dir)) and not (is_adapted and method == "bitsandbytes"):
+        found.append(f"model.path: found weights that {method} quantized; the model in bf16")
+    if isinstance(stage, SftStage) and stage.packing and has_states(model_dir):
+        found.append(f"packing: found true for {STATEFUL}, which leak from row to row; false")
+    if isinstance(stage, GrpoStage) and stage.share_prefixes is True:
+        found += _of_prefixes(model_dir)
     if model.quantize is not None and stage.parallel == "fsdp2":
         found.append('parallel: found "fsdp2" with model.quantize; "ddp" or "auto"')
     return found
@@ -60,15 +71,14 @@ def missing_package(stage: SftStage | GrpoStage, *, model: ModelTable) -> str | 
 
 def is_mixture(model_dir: Path) -> bool:
     """True if config.json names experts."""
-    config = _config(model_dir)
+    config = _text_config(model_dir)
     return any(config.get(key) for key in EXPERT_KEYS)
 
 
 def has_windows(model_dir: Path) -> bool:
     """True if config.json names layers without full attention, or a window for all layers or for
     those that the model's class selects."""
-    config = _config(model_dir)
-    config |= config.get("text_config") or {}
+    config = _text_config(model_dir)
     if kinds := config.get("layer_types"):
         return any(kind != "full_attention" for kind in kinds)
     if config.get("attention_chunk_size") or config.get("sliding_window_pattern"):
@@ -76,9 +86,45 @@ def has_windows(model_dir: Path) -> bool:
     return bool(config.get("sliding_window")) and config.get("use_sliding_window", True)
 
 
+def has_states(model_dir: Path) -> bool:
+    """True if config.json names layers that carry a state from token to token: linear attention,
+    Mamba, convolutions."""
+    config = _text_config(model_dir)
+    kinds = config.get("layer_types") or config.get("layers_block_type") or ()
+    return any(key.startswith("mamba_") for key in config) or any(
+        kind.startswith(("linear", "conv", "mamba", "hybrid", "recurrent")) for kind in kinds
+    )
+
+
+def _quantized_by(model_dir: Path) -> str:
+    """The method that config.json names for quantized weights; empty for plain ones."""
+    table: dict[str, Any] = _config(model_dir).get("quantization_config") or {}
+    return str(table.get("quant_method") or "")
+
+
+def _of_prefixes(model_dir: Path) -> list[str]:
+    """What keeps a model from sharing prefixes."""
+    kind = _config(model_dir).get("model_type")
+    if has_states(model_dir):
+        found = STATEFUL
+    elif has_windows(model_dir):
+        found = "a model whose layers see windows of the context"
+    elif kind is not None and kind not in SHARING:
+        found = f"a model of type {kind}, with which it is not tested"
+    else:
+        return []
+    return [f"share_prefixes: found true for {found}; false"]
+
+
 def _config(model_dir: Path) -> dict[str, Any]:
     path = model_dir / "config.json"
     return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _text_config(model_dir: Path) -> dict[str, Any]:
+    """The config with the keys of its language model."""
+    config = _config(model_dir)
+    return config | (config.get("text_config") or {})
 
 
 def _of_experts(lora: LoraTable) -> list[str]:

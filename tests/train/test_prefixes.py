@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable
 from forge.runner.plan.gpu_costs import KEYS_PER_TOKEN as PLANNED_KEYS
-from forge.runner.plan.prefix_sharing import TRIED
-from forge.train.refusals import has_windows, refusals
+from forge.train.refusals import refusals
 from forge.train.trainer.grpo.microbatches import (
     KEYS_PER_TOKEN,
     cut_batch,
@@ -96,31 +95,6 @@ def assert_same(trainers: dict[bool, Any], *, max_tokens: int) -> None:
     assert any(gradient.abs().max() > 1e-4 for _, gradient, _ in moved)
     for name, p, q in moved:
         torch.testing.assert_close(q, p, atol=2e-6, rtol=1e-3, msg=name)
-
-
-def make_model(kind: str, at: Path, *, tokenizer: Path) -> Path:
-    """A random model of that architecture, in a directory like one of the hub."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        kind, vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=16, initializer_range=0.2,
-        **({"sliding_window": None} if kind == "mistral" else {}),
-    )  # fmt: skip
-    AutoModelForCausalLM.from_config(config).save_pretrained(str(at))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (at / name).write_bytes((tokenizer / name).read_bytes())
-    return at
-
-
-@pytest.mark.parametrize("kind", sorted(TRIED))
-def test_models_that_share_prefixes_by_default_get_the_same_gradients(
-    tiny_model: Path, tmp_path: Path, kind: str
-) -> None:
-    path = make_model(kind, tmp_path / kind, tokenizer=tiny_model)
-    assert not has_windows(path)
-    assert_same(make_pair(path, tmp_path), max_tokens=60)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from forge.config.schema import GrpoStage
 from forge.process.devices import Vendor
 from forge.runner.plan.model_shape import config_dir, model_shape, read_shape
-from forge.train.refusals import has_windows
+from forge.train.refusals import SHARING, has_windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from forge.config.schema import Experiment, ModelTable
     from forge.process.devices import Gpu
 
-TRIED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Values of model_type in config.json whose gradients `tests/train/test_prefixes.py` compares."""
 MAX_HEAD_DIM = 192
 """On some cards the flash kernel has no backward pass for wider heads; all are multiples of 8."""
 MIN_CAPABILITY = (8, 0)
@@ -98,7 +96,7 @@ def _model(model: ModelTable, model_dir: Path | None) -> str:
         return "the shape of the model is unknown"
     if shape.is_mixture:
         return "the router loss of a mixture counts a token each time it is forwarded"
-    if shape.model_type not in TRIED:
+    if shape.model_type not in SHARING:
         return f"not tested with {shape.model_type}"
     if folder and has_windows(folder):
         return "its layers use sliding windows"

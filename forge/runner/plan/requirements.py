@@ -145,7 +145,7 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
         found = refusals(
             stage,
             model=model,
-            model_dir=Path(model.path or "").expanduser(),
+            model_dir=config_dir(model) or Path(model.path or "").expanduser(),
             num_gpus=num_ranks(experiment, placement.train),
             has_experts=shape.is_mixture if shape else None,
         )

@@ -197,6 +197,8 @@ class TrainerDesk:
         """Monotonic time of the trainer's last request; infinite while it waits for a publish."""
         self.failure: Mapping[str, Any] | None = None
         """The trainer's own report of why it is about to end."""
+        self.refused = ""
+        """Why the trainer cannot train this model as asked; empty if it can."""
         self.is_stopping = False
         self.is_held = False
         """True while the trainer gets no batch because an evaluation runs."""

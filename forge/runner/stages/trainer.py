@@ -19,7 +19,7 @@ import anyio
 
 from forge.cluster.roles import is_cause, open_ranks
 from forge.config.schema import GrpoStage, SftStage
-from forge.errors import MachineError
+from forge.errors import ConfigError, MachineError
 from forge.process.child import describe_exit
 from forge.records import Event
 from forge.runner.plan.attention import resolve_attention
@@ -73,6 +73,7 @@ async def own_trainer(
 
     Raises:
         Stopped: a stop was requested; the trainer has saved.
+        ConfigError: it cannot train this model as asked.
         ChildDied, Stalled: it ended or was silent more often than `restarts` allows, or instead of
             saving.
         MachineError: micro-batches of half the size did not fit either; or the restarted trainer
@@ -93,6 +94,8 @@ async def own_trainer(
         fault = await _train(run, stage, scaled, desk, doing)
         if fault is None:
             return
+        if desk.refused:
+            raise ConfigError(f"stage.{desk.stage}.{desk.refused}") from fault.error
         if desk.failure is not None:
             scale = next(scales, 0.0)
             words = memory_error(

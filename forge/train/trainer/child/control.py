@@ -13,13 +13,14 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from forge.errors import ChildDied, MachineError, Stalled
+from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.answers import Answer, error_message
 from forge.process.ask import send_blocking
 from forge.train.handle import FAILURE
@@ -147,10 +148,23 @@ class SupervisorClient:
         if self._failure is not None:
             self._failure.write_text(json.dumps(numbers))
             return
+        self._best_effort("/failed", numbers)
+
+    def _best_effort(self, path: str, reason: dict[str, Any]) -> None:
         try:
-            self._post("/failed", numbers, timeout_s=BEST_EFFORT_S)
+            self._post(path, reason, timeout_s=BEST_EFFORT_S)
         except (Stalled, ChildDied, MachineError) as err:
             logger.warning("the supervisor did not take the reason: %s", err)
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Report a ConfigError inside the context, which is the user's, and raise it again."""
+        try:
+            yield
+        except ConfigError as error:
+            if self._failure is None:
+                self._best_effort("/refused", {"message": str(error)})
+            raise
 
     def progress(self, *, step: int, total: int, metrics: Mapping[str, float]) -> StepOrders:
         """Report progress. Best effort: a busy supervisor costs a line in the log, nothing else."""

@@ -44,7 +44,8 @@ def train_turns(settings: TrainerSettings) -> None:
     last = settings.checkpoint
     if last is not None and rank == 0:
         require_whole(last)
-    with reported_when_full(client, rank=rank, micro_batch_tokens=budget):
+    full = reported_when_full(client, rank=rank, micro_batch_tokens=budget)
+    with client.refusals(), full:
         join_process_group()
         trainer = make_trainer(settings, client=client)
         client.before_poll = trainer.publisher.check

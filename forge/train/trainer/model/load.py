@@ -6,12 +6,15 @@ Called by `sft.stage` and `grpo.stage`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import trl.trainer.utils
 
+from forge.errors import ConfigError
+from forge.train.trainer.child.settings import model_class
 from forge.train.trainer.model.attention import ATTENTION, register_attention
 from forge.train.trainer.model.quantized import experts_quantized, fused_experts, in_4_bits
 
@@ -32,21 +35,20 @@ def load_model(settings: TrainerSettings) -> PreTrainedModel | PeftModel:
 
     By default in f32, also on a GPU (where autocast computes in bf16): bf16 weights would round
     small updates away. A base under an adapter is not updated, so there it is bf16 on a GPU."""
-    import transformers
-    from transformers import AutoConfig
-
     trust = settings.model["trust_remote_code"]
-    config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=trust)
-    names = config.architectures or ()
-    architecture = getattr(transformers, names[0], None) if names else None
-    with experts_quantized():
-        model = (architecture or transformers.AutoModelForCausalLM).from_pretrained(
+    kind = model_class(settings.model_dir, trust_remote_code=trust)
+    with experts_quantized(), _attention_refused(settings):
+        model, report = kind.from_pretrained(
             settings.model_dir,
             dtype=weights_dtype(settings),
             trust_remote_code=trust,
+            output_loading_info=True,
             **_attention(settings),
             **in_4_bits(settings.model["quantize"]),
         )
+    if missing := sorted(map(str, report["missing_keys"])):  # they would be random
+        raise ConfigError(f"{settings.model_dir}: no tensor for {len(missing)} of its parameters, "
+                          f"as {missing[0]}")  # fmt: skip
     if settings.adapter is None:
         return model
     return _with_adapter(model, settings.adapter)
@@ -141,6 +143,21 @@ def score_labelled_positions_only() -> None:
 
 def _picks_labelled(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda")
+
+
+@contextmanager
+def _attention_refused(settings: TrainerSettings) -> Iterator[None]:
+    """Raise ConfigError for an attention that the model's class does not have."""
+    try:
+        yield
+    except ValueError as error:
+        name = settings.stage["attention"]
+        if name == "auto" or "does not support" not in str(error):
+            raise
+        kind = str(error).split()[0]
+        raise ConfigError(
+            f'attention: found "{name}", which {kind} does not have; "auto"'
+        ) from error
 
 
 def _attention(settings: TrainerSettings) -> dict[str, Any]:

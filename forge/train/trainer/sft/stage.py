@@ -54,7 +54,8 @@ def train_answers(settings: TrainerSettings) -> None:
     last = settings.checkpoint
     if last is not None and rank == 0:
         require_whole(last)
-    with reported_when_full(client, rank=rank, micro_batch_tokens=budget):
+    full = reported_when_full(client, rank=rank, micro_batch_tokens=budget)
+    with client.refusals(), full:
         join_process_group()
         rows = read_rows(settings.rows_path)
         trainer = make_trainer(settings, rows=rows)

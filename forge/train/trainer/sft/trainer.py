@@ -21,6 +21,7 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
+from forge.errors import ConfigError
 from forge.train.trainer.child.trainer import StageTrainer
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 BATCHES_SORTED_TOGETHER = 32
 """Shuffled rows are sorted by length in chunks of this many batches: enough that lengths in a batch
 nearly agree, few enough that batches stay random."""
+PACKED_TWICE = 16
+"""Tokens that show if conversations in a row see each other."""
+MAX_PACKED_GAP = 0.02
+"""Maximum relative difference of their logits; attention to other tokens gives more than 0.1."""
 
 
 def read_rows(path: Path) -> Dataset:
@@ -110,6 +115,7 @@ class AnswerTrainer(StageTrainer, SFTTrainer):
     def __init__(self, *, settings: TrainerSettings, **kwargs: Any) -> None:
         self.num_trained = 0
         """Tokens with a label that this rank has trained on, in this process."""
+        self._is_apart = not kwargs["args"].packing
         super().__init__(settings=settings, **kwargs)
 
     @property
@@ -136,6 +142,8 @@ class AnswerTrainer(StageTrainer, SFTTrainer):
         Each is divided by the labels of the whole batch, so that their sum is the batch's mean."""
         self.card.take()
         self.num_trained += int((inputs["labels"][:, 1:] != -100).sum())
+        if not self._is_apart:
+            self._require_apart(model, inputs["input_ids"])
         if self.args.packing:
             return super().training_step(model, inputs, num_items_in_batch)
         rows, width = inputs["input_ids"].shape
@@ -151,6 +159,24 @@ class AnswerTrainer(StageTrainer, SFTTrainer):
             if each is not micro_batches[-1]:
                 self.card.give()  # after the last one the optimizer steps
         return loss
+
+    @torch.no_grad()
+    def _require_apart(self, model: Any, ids_1N: torch.Tensor) -> None:
+        """Raise ConfigError if the model lets conversations in a row see each other, as some of
+        transformers do: the same tokens packed twice must get the same logits twice."""
+        ids_1T = ids_1N[:, :PACKED_TWICE]
+        places_1T = torch.arange(ids_1T.size(1), device=ids_1T.device)[None]
+        model.eval()
+        twice = {"input_ids": ids_1T.repeat(1, 2), "position_ids": places_1T.repeat(1, 2)}
+        first_TV, second_TV = model(**twice, use_cache=False).logits[0].float().chunk(2)
+        model.train()
+        if not (first_TV - second_TV).norm() <= MAX_PACKED_GAP * first_TV.norm():
+            policy: Any = self.model
+            raise ConfigError(
+                f"packing: found true for a model of type {policy.config.model_type}, whose "
+                f"conversations see each other in a row; false"
+            )
+        self._is_apart = True
 
 
 def num_cuts(settings: TrainerSettings, *, rows: int, width: int) -> int:
