@@ -177,7 +177,7 @@ async def _chat(
     experiment = small(experiment)
     machine = this_machine(experiment.store.dir, serve=experiment.serve)
     placement = place_on(experiment, machine, model_dir=weights.full)
-    chat_template = ChatTemplate.load(weights.full)
+    chat_template = ChatTemplate.load(weights.full, thinking=prompts.thinking)
     with claim(placement.gpus, run=f"forge chat {paths.name}"):
         async with (
             open_chat_store(

@@ -128,7 +128,7 @@ def show_prompt(request: PromptRequest) -> ShownPrompt:
     attempts = judge_attempts(
         request.attempts, problem, thinking=prompts.thinking, table=table, gpus=gpus
     )
-    chat, note = _chat_template(request, experiment)
+    chat, note = _chat_template(request, experiment, thinking=prompts.thinking)
     unknown = BASELINE_UNKNOWN if gpus and prompts.has_baseline and not attempts else ""
     if chat is None or experiment is None:
         messages = prompts.conversation(problem, attempts)
@@ -180,7 +180,7 @@ def _prompts(request: PromptRequest, experiment: Experiment) -> tuple[PromptSet,
 
 
 def _chat_template(
-    request: PromptRequest, experiment: Experiment | None
+    request: PromptRequest, experiment: Experiment | None, *, thinking: str
 ) -> tuple[ChatTemplate | None, str]:
     """The tokenizer of a run's model, or of the experiment's where it is on this machine; else None
     and the reason."""
@@ -188,7 +188,7 @@ def _chat_template(
         return None, "no tokenizer is known without --run or --experiment"
     if request.run is not None:
         try:
-            return ChatTemplate.load(find_weights(request.run, "").full), ""
+            return ChatTemplate.load(find_weights(request.run, "").full, thinking=thinking), ""
         except ForgeError as error:  # its records are there, its weights may be gone
             return None, str(error)
     if experiment.model.path is None:
@@ -196,7 +196,8 @@ def _chat_template(
     folder = _local(experiment.model.path, revision=experiment.model.revision)
     if folder is None:
         return None, f"{experiment.model.path} is not on this machine, so its tokenizer is unknown"
-    return ChatTemplate.load(folder, chat_template=experiment.model.chat_template), ""
+    model = experiment.model
+    return ChatTemplate.load(folder, chat_template=model.chat_template, thinking=thinking), ""
 
 
 def _local(name: str, *, revision: str | None) -> Path | None:

@@ -163,7 +163,7 @@ def load_chat(build: DataBuild) -> ChatTemplate | None:
     if not build.filters.length or build.tokenizer.path is None:
         return None
     try:
-        return ChatTemplate.load(build.tokenizer.path)
+        return ChatTemplate.load(build.tokenizer.path, thinking=build.prompt.thinking)
     except ConfigError as error:
         raise ConfigError(f"tokenizer.path: {error}") from None
     except Exception as error:  # `tokenizers` raises Exception for a broken file

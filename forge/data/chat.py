@@ -1,10 +1,13 @@
 """Conversations to token ids and back, with `tokenizers` and jinja2, without torch or transformers.
 
 Called by the runner (SFT rows), the rollout loop (prompts, decoding) and `forge chat`. For ordinary
-text the ids equal those of transformers' `apply_chat_template`. Only the template writes special
-tokens, whatever a message contains: `<|im_end|>` inside the judge's feedback or a candidate's code
-is tokenised as ordinary letters. This does not cover added tokens that are not special (`<think>`):
-these are recognised everywhere.
+text the ids equal those of transformers' `apply_chat_template`. A row is the prompt that the engine
+gets and then what the template itself writes for the answer, up to the token that ends it; the
+`form` of a template (`answer_form`) says where thinking goes, and how to read an answer back.
+
+Only the template writes special tokens, whatever a message contains: `<|im_end|>` inside the
+judge's feedback or a candidate's code is tokenised as ordinary letters. This does not cover the
+tags of thinking in answers, nor added tokens that are not special: these are recognised everywhere.
 
 What prompts share is encoded once (`PieceEncoder`): the next turn's prompt begins with the last
 one's. `PlainChat` has texts in place of tokens, for servers that keep tokenizer and template to
@@ -13,16 +16,19 @@ themselves.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge.data.answer_form import FIELDS, AnswerForm, continued, find_form
+from forge.data.answers import THINKING
 from forge.data.template import Template, find_template, read_object
 from forge.errors import ConfigError
 from forge.records import Prompt
@@ -35,7 +41,11 @@ if TYPE_CHECKING:
 # A Unicode noncharacter, which never occurs in interchanged text: it splits the names of special
 # tokens inside a message while the template runs, and is removed afterwards.
 _GUARD = "\ufdd0"
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token")
+_SPECIAL_NAMES = tuple(
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
+_SWITCHES = ("enable_thinking", "thinking")
+"""Variables with which templates turn thinking on or off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +66,28 @@ class ChatTemplate:
     special_tokens: Mapping[str, str]
     """Names that the template may use: `eos_token`, `bos_token`, ..."""
     stop_token_ids: tuple[int, ...]
-    """Ids that end an answer: the tokenizer's end of sequence, and generation_config.json's."""
+    """Ids that end an answer. Of a loaded template, first the one that it writes after an answer,
+    then the tokenizer's end of sequence and generation_config.json's."""
     _special_ids: Mapping[str, int] = field(repr=False)
+    tag: str = THINKING
+    """Tag of thinking in messages."""
+    switches: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    """The template's variables that turn thinking on or off; empty for its default."""
 
     @classmethod
-    def load(cls, model_dir: Path, *, chat_template: str | None = None) -> ChatTemplate:
-        """Read a model directory, with `model.chat_template` in place of its own template if that
-        is set. Raises ConfigError if a file is missing or broken."""
+    def load(
+        cls, model_dir: Path, *, chat_template: str | None = None, thinking: str | None = None
+    ) -> ChatTemplate:
+        """Read a model directory.
+
+        Args:
+            chat_template: `model.chat_template`, in place of the model's own template.
+            thinking: `prompt.thinking`: a tag turns thinking on where the template's default prompt
+                leaves no place for it, an empty text turns it off; None for the default.
+
+        Raises:
+            ConfigError: a file is missing or broken, or the template cannot be trained with.
+        """
         tokenizer = _load_tokenizer(model_dir)
         config = read_object(model_dir / "tokenizer_config.json")
         names = _special_names(model_dir, config)
@@ -78,7 +103,45 @@ class ChatTemplate:
             special_tokens=names,
             stop_token_ids=stops,
             _special_ids={t.content: i for i, t in added.items() if t.special},
-        )
+            tag=thinking or THINKING,
+        )._fitted(thinking)
+
+    def _fitted(self, thinking: str | None) -> ChatTemplate:
+        """The template with its switches and its own end of an answer. Raises ConfigError for a tag
+        that the generation prompt contradicts."""
+        found = self
+        if thinking == "":
+            found = replace(self, switches=dict.fromkeys(_SWITCHES, False))
+        elif thinking and not self.form.can_think:
+            on = replace(self, switches=dict.fromkeys(_SWITCHES, True))
+            found = on if on.form.can_think else self
+        form = found.form
+        if form.tag and not form.in_fields and form.tag != found.tag:
+            if thinking:
+                raise ConfigError(
+                    f'prompt.thinking: found "{thinking}", and the chat template begins answers '
+                    f'with <{form.tag}>; "{form.tag}" or ""'
+                )
+            found = replace(found, tag=form.tag)
+        inside = form.before_thought + form.between + form.before
+        stops = [number for name, number in self._stop_names.items() if name and name not in inside]
+        end = found._tokenize(form.end)[-1]
+        return replace(found, stop_token_ids=tuple(dict.fromkeys([end, *stops])))
+
+    @cached_property
+    def form(self) -> AnswerForm:
+        """How the template writes an answer. Raises ConfigError if it writes none, or no end."""
+        try:
+            return find_form(
+                self._render, tag=self.tag, special=self._special_ids, stops=self._stop_names
+            )
+        except ValueError as error:
+            raise ConfigError(f"{self.template.name}: {error}") from None
+
+    @property
+    def _stop_names(self) -> dict[str, int]:
+        names = {number: self.tokenizer.id_to_token(number) for number in self.stop_token_ids}
+        return {name: number for number, name in names.items() if name}
 
     @property
     def vocab_size(self) -> int:
@@ -113,16 +176,65 @@ class ChatTemplate:
         """Token ids of a text, without special tokens whatever it contains."""
         return self._pieces.encode_plain(text)
 
-    def render_answer(self, content: str) -> list[int]:
-        """Token ids of an answer as the model has to write it, with the end of the turn."""
-        return [*self.encode_plain(content), self.stop_token_ids[0]]
-
     def training_row(self, messages: Sequence[Message]) -> TrainingRow:
-        """The prompt as the engine sees it, then the last message as the model has to write it."""
-        prompt_ids = self.render(messages[:-1], add_generation_prompt=True)
-        answer_ids = self.render_answer(messages[-1].content)
+        """The prompt as the engine sees it, then the last message as the model has to write it.
+        Raises ConfigError if that does not continue the prompt."""
+        prompt, answer = self._texts(messages)
+        prompt_ids = self._tokenize(prompt)
+        answer_ids = self._following(prompt, prompt_ids, answer)
         mask = [0] * len(prompt_ids) + [1] * len(answer_ids)
         return TrainingRow(input_ids=prompt_ids + answer_ids, completion_mask=mask)
+
+    def _texts(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """The prompt and what follows it. The answer is the template's own rendering; where that
+        loses some of it, or thinking which the prompt has begun, it is put together by `form`."""
+        form = self.form
+        prompt = self._apply(messages[:-1], add_generation_prompt=True)
+        written = self._apply(messages, add_generation_prompt=False)
+        rest = continued(written, prompt)
+        content = self._guarded(messages[-1].content, is_answer=True)
+        thinking, answer = self._split(content)
+        if rest is not None and rest.endswith(form.tail):
+            body = rest.removesuffix(form.tail)
+            if thinking.strip() in body and answer.strip() in body:
+                return prompt, body + form.end
+        if rest is None and not form.opened:
+            raise ConfigError(f"{self.template.name}: {_contradiction(prompt, written)}")
+        return prompt, self._put_together(content, thinking, answer) + form.end
+
+    def _put_together(self, content: str, thinking: str, answer: str) -> str:
+        form = self.form
+        if form.in_fields and thinking:
+            return form.before_thought + thinking + form.between + answer
+        if form.in_fields:
+            return form.before + answer
+        if not form.opened:
+            return content
+        if not thinking and f"</{self.tag}>" not in content:
+            return form.closing + answer
+        begun = form.opened.removeprefix(f"<{self.tag}>")
+        return content.lstrip().removeprefix(f"<{self.tag}>").removeprefix(begun)
+
+    def _split(self, content: str) -> tuple[str, str]:
+        """Thinking at the start of an answer, without its tags, and the rest. Without the opening
+        tag only if the prompt holds it."""
+        opening, closing = f"<{self.tag}>", f"</{self.tag}>"
+        is_opened = content.lstrip().startswith(opening)
+        if not is_opened and not (self.form.opened and opening not in content):
+            return "", content
+        thinking, closed, rest = content.partition(closing)
+        if not closed and not is_opened:
+            return "", content
+        return thinking.lstrip().removeprefix(opening).strip(), rest.lstrip("\n")
+
+    def _following(self, prompt: str, prompt_ids: list[int], answer: str) -> list[int]:
+        """Ids of an answer after those of its prompt. Some tokenizers put a space at the start of a
+        text, which an answer is not."""
+        if not self._pieces.is_separate and _GUARD not in prompt + answer:
+            ids = self._tokenize(prompt + answer)
+            if ids[: len(prompt_ids)] == prompt_ids:
+                return ids[len(prompt_ids) :]
+        return self._tokenize(answer)
 
     def training_rows(self, messages: Sequence[Message]) -> list[TrainingRow]:
         """Rows that train every assistant message once, each after the prompt that the engine sees
@@ -146,16 +258,63 @@ class ChatTemplate:
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """Length of `training_row`, in half of its time."""
-        text = self._apply(messages[:-1], add_generation_prompt=True)
-        answer = messages[-1].content
-        if _GUARD in text or any(name in answer for name in self._special_ids):
+        texts = self._texts(messages)
+        if not self._pieces.is_separate or any(_GUARD in text for text in texts):
             return len(self.training_row(messages).input_ids)
-        parts = self.tokenizer.encode_batch_fast([text, answer], add_special_tokens=False)
-        return sum(map(len, parts)) + 1
+        return sum(
+            map(len, self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
+        )
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+
+    def answer_text(self, ids: Sequence[int]) -> str:
+        """The content of the message that a completion makes: what `training_row` takes, with the
+        thinking in its tag, and the start of it that the prompt held."""
+        form, tags = self.form, {f"<{self.tag}>", f"</{self.tag}>"}
+        if form.in_fields:
+            return self._read_fields(self._marked(ids))
+        if tags.isdisjoint(self._special_ids):
+            return form.opened + self.decode(ids)
+        return form.opened + self._unmarked(self._marked(ids), kept=tags)
+
+    def _read_fields(self, text: str) -> str:
+        """The content for a completion with the template's own headers around thinking and answer.
+        The text ends before a header that is not complete, so that a stream only grows."""
+        form, text = self.form, text.lstrip()
+        before_thought, before = form.before_thought.strip(), form.before.strip()
+        if before and text.startswith(before):
+            return self._unmarked(text.removeprefix(before)).lstrip("\n")
+        if not form.between:  # a prompt that leaves no place for thinking
+            return self._unmarked(text)
+        thinking, closed, rest = text.partition(form.between.strip())
+        if not closed and any(header.startswith(text) for header in (before_thought, before)):
+            return ""
+        if not closed and not (text.startswith(before_thought) if before_thought else form.opened):
+            return self._unmarked(text)
+        thinking = thinking.removeprefix(before_thought)
+        shown = thinking if closed else self._special_pattern.split(thinking)[0]
+        shown, rest = self._unmarked(shown).strip(), self._unmarked(rest).lstrip("\n")
+        if not shown:
+            return rest
+        return f"<{self.tag}>\n{shown}" + (f"\n</{self.tag}>\n\n{rest}" if closed else "")
+
+    def _unmarked(self, text: str, *, kept: Collection[str] = ()) -> str:
+        """A marked text without special tokens, other than these."""
+        pieces = self._special_pattern.split(text)
+        shown = (piece for piece in pieces if piece in kept or piece not in self._special_ids)
+        return "".join(shown).replace(_GUARD, "")
+
+    def _marked(self, ids: Sequence[int]) -> str:
+        """Text of token ids with special tokens by name, and letters that spell one guarded."""
+        names = {number: name for name, number in self._special_ids.items()}
+        parts = list[str]()
+        for is_special, group in itertools.groupby(ids, key=names.__contains__):
+            found = list(group)
+            plain = "" if is_special else self._guarded(self.decode(found))
+            parts.append("".join(names[number] for number in found) if is_special else plain)
+        return "".join(parts)
 
     @cached_property
     def _pieces(self) -> PieceEncoder:
@@ -170,21 +329,49 @@ class ChatTemplate:
         )
 
     def _apply(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        dicts = [{"role": m.role, "content": self._guarded(m.content)} for m in messages]
+        return self._render(list(map(self._fields, messages)), add_generation_prompt)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
         return self.template.render(
-            messages=dicts,
+            messages=messages,
             add_generation_prompt=add_generation_prompt,
             tools=None,
             documents=None,
             **self.special_tokens,
+            **self.switches,
         )
 
-    def _guarded(self, text: str) -> str:
-        """The text with every special token's name split after its first character."""
+    def _fields(self, message: Message) -> dict[str, Any]:
+        """A message as the template reads it."""
+        is_answer = message.role == "assistant"
+        content = self._guarded(message.content, is_answer=is_answer)
+        thinking = ""
+        if is_answer and self.form.in_fields:
+            thinking, content = self._split(content)
+        fields = dict.fromkeys(FIELDS, thinking) if thinking else {}
+        return {"role": message.role, "content": content, **fields}
+
+    def _guarded(self, text: str, *, is_answer: bool = False) -> str:
+        """The text with every special token's name split after its first character; without tags of
+        thinking in an answer."""
         text = text.replace(_GUARD, "")
         if not any(name in text for name in self._special_ids):
             return text
-        return self._special_pattern.sub(lambda m: m[0][0] + _GUARD + m[0][1:], text)
+        kept = {f"<{self.tag}>", f"</{self.tag}>"} if is_answer else set[str]()
+        return self._special_pattern.sub(
+            lambda m: m[0] if m[0] in kept else m[0][0] + _GUARD + m[0][1:], text
+        )
+
+
+def _contradiction(prompt: str, written: str) -> str:
+    """The error of a rendering that does not continue its prompt."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, written, strict=False))
+    num = sum(1 for _ in same)
+    found, begun = (text[num : num + 40].replace(_GUARD, "") for text in (written, prompt))
+    return (
+        f"an answer must continue its prompt, which ends with {begun!r}; found "
+        f"{found!r} (prompt.thinking turns thinking on and off)"
+    )
 
 
 def _continues(row: TrainingRow, earlier: TrainingRow) -> bool:
@@ -276,7 +463,7 @@ class PlainChat:
         text = "\n\n".join(message.content for message in sent)
         return Prompt(ids=code_points(text), messages=sent, text=text)
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def answer_text(self, ids: Sequence[int]) -> str:
         """Inverse of `code_points`."""
         return "".join(map(chr, ids)).removesuffix(chr(END))
 
@@ -362,6 +549,11 @@ class PieceEncoder:
             dropped, _ = self._known.popitem(last=False)
             self._num_characters -= len(dropped)
         return found
+
+    @property
+    def is_separate(self) -> bool:
+        """True if the ids of a text do not depend on its place."""
+        return self._pattern is not None
 
     def _separate_pieces(self) -> None:
         """Find the tokens that separate pieces, unless pieces depend on each other."""

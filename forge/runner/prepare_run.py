@@ -111,7 +111,7 @@ def _prompter(run: RunContext, model_dir: Path) -> TemplatePrompter:
         chat = cast("ChatTemplate", PlainChat(run.prompts.thinking))
         unit = CHARACTERS_PER_TOKEN
     else:
-        chat, unit = ChatTemplate.load(model_dir), 1
+        chat, unit = ChatTemplate.load(model_dir, thinking=run.prompts.thinking), 1
     return TemplatePrompter(
         prompts=run.prompts,
         chat=chat,

@@ -180,7 +180,7 @@ def test_a_chat_converts_its_model_inside_its_own_store_and_cleans_up(
 
     monkeypatch.setattr(chat, "open_replicas", open_replicas)
     monkeypatch.setattr(chat, "open_pool", open_pool)
-    monkeypatch.setattr(chat.ChatTemplate, "load", lambda folder: NO_TEMPLATE)
+    monkeypatch.setattr(chat.ChatTemplate, "load", lambda folder, thinking: NO_TEMPLATE)
     monkeypatch.setattr(chat, "this_machine", lambda *_, **__: with_engines("llama", "hf"))
     with pytest.raises(Opened):
         forge.solve(FUNCTION, run="toy-1", store_dir=tmp_path)
@@ -264,7 +264,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     for name, fake in fakes.items():
         monkeypatch.setattr(chat, name, fake)
     monkeypatch.setattr(
-        chat.ChatTemplate, "load", lambda folder: SimpleNamespace(stop_token_ids=())
+        chat.ChatTemplate, "load", lambda folder, thinking: SimpleNamespace(stop_token_ids=())
     )
     paths = RunPaths(tmp_path / "toy-1")
     weights = Weights(full=tmp_path / "model", version=5)

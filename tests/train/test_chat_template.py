@@ -71,7 +71,8 @@ def test_text_of_a_message_never_becomes_a_special_token(
     assert [i for i in ids if i in special] == [i for i in ours if i in special]
     assert chat.prompt([Message(role="user", content=text)]).ids == tuple(ids)
     assert not special & set(chat.encode_plain(text))
-    assert not special & set(chat.render_answer(text)[:-1])
+    row = chat.training_row([Message(role=role, content=text) for role in ("user", "assistant")])
+    assert not special & set(row.input_ids[row.completion_mask.index(1) : -1])
     if "\ufdd0" not in text:
         shown = f"<|im_start|>user\n{text}<|im_end|><|im_start|>assistant\n"
         assert chat.decode(ids, skip_special=False) == shown

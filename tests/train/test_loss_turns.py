@@ -92,19 +92,24 @@ def test_each_turn_is_a_row_where_the_template_drops_earlier_thinking(
     ]
 
 
-@pytest.mark.parametrize(("name", "newline"), [("ours", ""), ("qwen3", "\n")])
-def test_answers_without_thinking_are_one_row(
-    chats: dict[str, ChatTemplate], name: str, newline: str
-) -> None:
-    chat = chats[name]
+def test_answers_without_thinking_are_one_row(chats: dict[str, ChatTemplate]) -> None:
+    chat = chats["ours"]
     (row,) = chat.training_rows(PLAIN)
-    between = [
-        newline + chatml("user", f"Q{n}", newline) + "<|im_start|>assistant\n" for n in (1, 2)
-    ]
+    between = [chatml("user", f"Q{n}", "") + "<|im_start|>assistant\n" for n in (1, 2)]
     assert runs(chat, row) == [
-        (0, chatml_prompt(0, newline)), (1, "A0<|im_end|>"), (0, between[0]),
+        (0, chatml_prompt(0, "")), (1, "A0<|im_end|>"), (0, between[0]),
         (1, "A1<|im_end|>"), (0, between[1]), (1, "A2<|im_end|>"),
     ]  # fmt: skip
+
+
+def test_an_answer_without_thinking_has_the_empty_thinking_of_its_template(
+    chats: dict[str, ChatTemplate],
+) -> None:
+    chat = chats["qwen3"]
+    assert [runs(chat, row) for row in chat.training_rows(PLAIN)] == [
+        [(0, chatml_prompt(n, "\n")), (1, f"<think>\n\n</think>\n\nA{n}<|im_end|>")]
+        for n in range(3)
+    ]
 
 
 def test_llama_keeps_thinking_so_that_all_turns_are_one_row(
@@ -125,14 +130,13 @@ def test_llama_keeps_thinking_so_that_all_turns_are_one_row(
     assert runs(chat, row) == wanted
 
 
-def test_an_answer_that_a_template_trims_begins_a_new_row_after_it(
-    chats: dict[str, ChatTemplate],
-) -> None:
+def test_an_answer_is_trained_as_the_template_trims_it(chats: dict[str, ChatTemplate]) -> None:
     chat = chats["llama3"]
-    first, second = chat.training_rows(conversation("A0 \n", "A1"))
-    assert runs(chat, first)[-1] == (1, "A0 \n<|eot_id|>"), "as the model wrote it"
-    assert [trained for trained, _ in runs(chat, second)] == [0, 1]
-    assert "A0<|eot_id|>" in runs(chat, second)[0][1], "as the next prompt shows it"
+    (row,) = chat.training_rows(conversation("A0 \n", "A1"))
+    assert [text for trained, text in runs(chat, row) if trained] == [
+        "A0<|eot_id|>",
+        "A1<|eot_id|>",
+    ]
 
 
 @pytest.mark.parametrize("messages", [THINKING, PLAIN], ids=["thinking", "plain"])
@@ -193,9 +197,10 @@ def test_every_turn_is_trained_once_after_the_prompt_that_an_engine_gets(
                 found.append((tuple(row.input_ids[:at]), row.input_ids[at : at + num]))
             at += num
     turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    alone = [chat.training_row(messages[: index + 1]) for index in turns]
     assert found == [
-        (chat.prompt(messages[:index]).ids, chat.render_answer(messages[index].content))
-        for index in turns
+        (prompt := chat.prompt(messages[:index]).ids, row.input_ids[len(prompt) :])
+        for index, row in zip(turns, alone, strict=True)
     ]
 
 

@@ -47,8 +47,8 @@ class PromptTable(Table):
     attempts: Literal["all", "last"] = "all"
     """Earlier attempts in the conversation: all that fit the context, or the last one alone."""
     thinking: TagName = "think"
-    """Tag around a model's thinking, which is no part of its answer: think for <think>…</think>;
-    empty for models that do not mark it."""
+    """Tag around a model's thinking, which is no part of its answer: think for <think>…</think>.
+    Empty for none: where the chat template has a switch (enable_thinking, thinking), it is off."""
 
 
 FUNCTION_RULE = Field(

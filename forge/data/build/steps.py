@@ -25,6 +25,7 @@ from forge.data.inductor import NotRewritten, rewrite
 from forge.data.pairs.conversations import BadThinking, retag
 from forge.data.pairs.rows import BadRow, Broken, Row, Unfit, is_unicode
 from forge.data.sources.normal_form import digests_asked
+from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -217,7 +218,7 @@ def _count(chat: ChatTemplate, messages: Sequence[Message]) -> int:
 
     try:
         return chat.count_tokens(messages)
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, ConfigError) as error:
         raise Unfit(f"refused by the chat template: {error}") from None
 
 

@@ -120,7 +120,8 @@ def require_template(experiment: Experiment) -> tuple[str, ...]:
     is_partial = model.path is not None and not Path(model.path).expanduser().is_dir()
     if folder is None or (is_partial and not (folder / "tokenizer.json").is_file()):
         return ()
-    chat = ChatTemplate.load(folder, chat_template=model.chat_template)
+    thinking = experiment.prompt.thinking
+    chat = ChatTemplate.load(folder, chat_template=model.chat_template, thinking=thinking)
     question, answer = (Message(role=role, content="") for role in ("user", "assistant"))
     if needs_serving(experiment) and turns_played(experiment) > 1:
         chat.prompt([question, answer, question])

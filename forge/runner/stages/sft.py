@@ -85,7 +85,7 @@ def write_rows(
     written and of rows too long.
 
     Prompts are rendered as in the rollout loop, so that both see the same tokens. Raises
-    ConfigError if no row fits `max_length`.
+    ConfigError if an answer does not continue its prompt, or no row fits `max_length`.
     """
     lines, dropped = list[str](), 0
     for row in _rows(pairs, chat, loss_turns=stage.loss_turns):
@@ -104,7 +104,10 @@ def write_rows(
 
 def _rows(pairs: Sequence[Pair], chat: ChatTemplate, *, loss_turns: str) -> Iterator[TrainingRow]:
     for pair in pairs:
-        if loss_turns == "all":
-            yield from chat.training_rows(pair.messages)
-        else:
-            yield chat.training_row(pair.messages)
+        try:
+            if loss_turns == "all":
+                yield from chat.training_rows(pair.messages)
+            else:
+                yield chat.training_row(pair.messages)
+        except ConfigError as error:
+            raise ConfigError(f"stage sft: row {pair.problem_id}: {error}") from None

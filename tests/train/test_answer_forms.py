@@ -1,0 +1,212 @@
+"""Rows and answers under templates with traps: an opened tag, a switch, channels, several ends."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from forge.data.answers import extract
+from forge.data.chat import ChatTemplate
+from forge.errors import ConfigError
+from forge.records import Message, Pair, Reason
+from forge.runner.stages.sft import write_rows
+from forge.serve.engine.formats import Deltas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|over|>{% endfor %}"
+ASKED = "{% if add_generation_prompt %}[assistant]"
+PLAIN = TURNS + ASKED + "{% endif %}"
+OPENED = TURNS + ASKED + "<think>\n{% endif %}"
+SWITCH = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
+    "{% if '</think>' in m.content %}{% set parts = m.content.split('</think>') %}"
+    "<think>{{ parts[0].split('<think>')[-1] }}</think>{{ parts[1] }}"
+    "{% else %}</think>{{ m.content }}{% endif %}{% else %}{{ m.content }}{% endif %}"
+    "<|over|>{% endfor %}"
+    + ASKED
+    + "{% if thinking %}<think>{% else %}</think>{% endif %}{% endif %}"
+)
+"""As DeepSeek-V3.1 and GLM-4.7: a prompt without thinking ends it at once."""
+CHANNELS = (
+    "{% for m in messages %}<|turn|>{{ m.role }}{% if m.role == 'assistant' %}"
+    "{% if m.thinking and loop.last %}<|at|>analysis<|text|>{{ m.thinking }}<|next|><|turn|>"
+    "assistant{% endif %}<|at|>final<|text|>{{ m.content }}{{ '<|over|>' if loop.last else '<|next|>' }}"
+    "{% else %}<|text|>{{ m.content }}<|next|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant{% endif %}"
+)
+"""As gpt-oss: thinking and answer are messages of their own."""
+SPECIAL = (
+    "<eos>",
+    "<|over|>",
+    "<|turn|>",
+    "<|at|>",
+    "<|text|>",
+    "<|next|>",
+    "[user]",
+    "[assistant]",
+)
+CODE = "```python\nclass ModelNew: pass\n```"
+THINKING = f"<think>\nplan\n</think>\n\n{CODE}"
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., ChatTemplate]:
+    def made(
+        template: str, *, stops: Any = "<eos>", is_special: bool = False, **options: Any
+    ) -> ChatTemplate:
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+        tags = [AddedToken(name, special=is_special) for name in ("<think>", "</think>")]
+        (tokenizer.add_special_tokens if is_special else tokenizer.add_tokens)(tags)
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+        ids = [tokenizer.token_to_id(name) for name in stops.split()]
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+        (tmp_path / "chat_template.jinja").write_text(template)
+        return ChatTemplate.load(tmp_path, **options)
+
+    return made
+
+
+def asked(*answers: str) -> list[Message]:
+    turns = [("user", "Q"), ("assistant", "")] * len(answers)
+    texts = iter(answers)
+    return [Message(role=r, content=text or next(texts)) for r, text in turns]
+
+
+def texts(chat: ChatTemplate, *answers: str) -> tuple[str, str]:
+    """Prompt and trained text of a row."""
+    row = chat.training_row(asked(*answers))
+    num = row.completion_mask.index(1)
+    assert all(row.completion_mask[num:])
+    assert tuple(row.input_ids[:num]) == chat.prompt(asked(*answers)[:-1]).ids
+    assert chat.count_tokens(asked(*answers)) == len(row.input_ids)
+    ids = row.input_ids
+    return chat.decode(ids[:num], skip_special=False), chat.decode(ids[num:], skip_special=False)
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+def test_an_answer_continues_the_tag_that_the_prompt_opens(load: Any, is_special: bool) -> None:
+    chat = load(OPENED, is_special=is_special)
+    prompt = "[user]Q<|over|>[assistant]<think>\n"
+    assert texts(chat, THINKING) == (prompt, f"plan\n</think>\n\n{CODE}<|over|>")
+    assert texts(chat, CODE) == (prompt, f"\n</think>\n\n{CODE}<|over|>")
+    completion = chat.training_row(asked(THINKING)).input_ids[len(chat.prompt(asked("")[:1]).ids) :]
+    assert chat.answer_text(completion) == THINKING
+
+
+def test_thinking_that_does_not_end_is_no_answer(load: Any) -> None:
+    chat = load(OPENED)
+    read = chat.answer_text(chat.encode_plain(f"a draft:\n{CODE}\n"))
+    assert extract(read).reason is Reason.UNCLOSED_THINKING
+
+
+def test_the_next_prompt_has_one_tag_for_each_answer(load: Any) -> None:
+    chat = load(OPENED)
+    row = chat.training_row(asked(THINKING))
+    read = chat.answer_text(row.input_ids[row.completion_mask.index(1) :])
+    prompt, _ = texts(chat, read, THINKING)
+    assert prompt.count("<think>") == prompt.count("</think>") + 1 == 2
+    (whole,) = chat.training_rows(asked(THINKING, THINKING))
+    assert sum(whole.completion_mask) == 2 * sum(row.completion_mask)
+
+
+def test_the_templates_own_switch_turns_thinking_on_and_off(load: Any, tmp_path: Path) -> None:
+    on, off = load(SWITCH, thinking="think"), load(SWITCH, thinking="")
+    assert texts(on, THINKING)[0].endswith("[assistant]<think>")
+    assert texts(on, THINKING)[1] == f"\nplan\n</think>\n\n{CODE}<|over|>"
+    assert texts(on, CODE)[1] == f"</think>{CODE}<|over|>"
+    assert texts(off, CODE) == ("[user]Q<|over|>[assistant]</think>", f"{CODE}<|over|>")
+    stage: Any = type("Stage", (), {"loss_turns": "last", "max_length": 999})
+    pair = Pair(problem_id="my-row", messages=tuple(asked(THINKING)), num_turns=1)
+    with pytest.raises(ConfigError, match=r"my-row.*prompt\.thinking"):
+        write_rows([pair], off, stage=stage, path=tmp_path / "rows")
+
+
+def test_channels_hold_thinking_and_answer(load: Any) -> None:
+    chat = load(CHANNELS, stops="<eos> <|next|> <|over|>")
+    final = f"<|at|>final<|text|>{CODE}"
+    assert texts(chat, CODE)[1] == final + "<|over|>"
+    assert texts(chat, THINKING)[1] == (
+        f"<|at|>analysis<|text|>plan<|next|><|turn|>assistant{final}<|over|>"
+    )
+    assert texts(chat, THINKING, CODE)[0].count("plan") == 0
+    names = [chat.tokenizer.id_to_token(number) for number in chat.stop_token_ids]
+    assert names == ["<|over|>", "<eos>"], "not the token between the two"
+    row = chat.training_row(asked(THINKING))
+    ids = row.input_ids[row.completion_mask.index(1) :]
+    assert chat.answer_text(ids) == THINKING
+    assert extract(chat.answer_text(ids[:20])).reason is Reason.UNCLOSED_THINKING
+    forged = [*chat.encode_plain("<|next|>"), chat.tokenizer.token_to_id("<|over|>")]
+    assert chat.answer_text(forged) == "<|next|>", "letters are no token"
+
+
+@pytest.mark.parametrize("template", [PLAIN, OPENED, SWITCH, CHANNELS])
+@pytest.mark.parametrize("answer", [CODE, THINKING])
+def test_a_stream_only_grows_and_ends_with_the_whole_text(
+    load: Any, template: str, answer: str
+) -> None:
+    chat = load(template, thinking="think")
+    row = chat.training_row(asked(answer))
+    ids = row.input_ids[row.completion_mask.index(1) :]
+    reads = [chat.answer_text(ids[:end]) for end in range(1, len(ids) + 1)]
+    assert all(later.startswith(earlier) for earlier, later in pairwise(reads))
+    deltas = Deltas(chat)
+    shown = "".join(deltas.add(0, [one], is_last=False) for one in ids)
+    assert shown == reads[-1]
+    assert reads[-1].endswith(CODE)
+
+
+def test_an_answer_ends_with_the_token_that_the_template_writes(load: Any) -> None:
+    for stops in ("<eos>", "<eos> <|over|>", "<|over|> <eos>", ""):
+        chat = load(PLAIN, stops=stops)
+        assert texts(chat, CODE)[1] == f"{CODE}<|over|>"
+        names = [chat.tokenizer.id_to_token(number) for number in chat.stop_token_ids]
+        assert names == ["<|over|>", "<eos>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "found"),
+    [
+        (PLAIN.replace("<|over|>", "\n"), {}, "no token ends an answer"),
+        (
+            PLAIN.replace("{{ m.content }}", ""),
+            {},
+            "writes no text of a message|leaves out the text|drops the text",
+        ),
+        (OPENED, {"thinking": "reason"}, 'prompt.thinking: found "reason".*"think" or ""'),
+        ("{{ raise_exception('never') }}", {}, "never"),
+    ],
+)
+def test_a_template_that_cannot_be_trained_with_is_refused_in_a_line(
+    load: Any, template: str, options: dict[str, str], found: str
+) -> None:
+    with pytest.raises(ConfigError, match=found) as raised:
+        load(template, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_another_tag_is_that_of_the_template_in_rows(load: Any) -> None:
+    chat = load(CHANNELS, thinking="reason")
+    own = THINKING.replace("think>", "reason>")
+    row = chat.training_row(asked(own))
+    assert row == load(CHANNELS).training_row(asked(THINKING))
+    assert chat.answer_text(row.input_ids[row.completion_mask.index(1) :]) == own
+
+
+def test_tags_in_code_and_text_before_thinking_are_kept(load: Any) -> None:
+    code = CODE.replace("pass", "x = '</think>'")
+    for template in (PLAIN, SWITCH):
+        chat = load(template, thinking="think")
+        for answer in (f"<think>\nplan\n</think>\n\n{code}", f"First.\n{THINKING}"):
+            assert texts(chat, answer)[1].endswith(answer.split("plan")[1] + "<|over|>")
