@@ -68,7 +68,7 @@ def look(path: Path, *, num: int, tokenizer: Path | None) -> Look:
     """Reads a file. Raises ConfigError if it, or the tokenizer, cannot be read."""
     if not path.exists():
         raise ConfigError(f"{path}: no such file or directory")
-    chat = None if tokenizer is None else ChatTemplate.load(tokenizer, thinking=DEFAULT.thinking)
+    chat = None if tokenizer is None else ChatTemplate.load(tokenizer, thinking=THINKING)
     files = find_row_files(path)
     found = Look(path=path, unit="characters" if chat is None else "tokens")
     total = sum(file.num_rows for file in files)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
 Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
 """Text of messages; True to end it with the generation prompt."""
 
@@ -24,7 +23,7 @@ _LAST_TAG = re.compile(r"<([\w:-]+)>\s*\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """What a chat template writes around thinking and answer."""
+    """The texts of a chat template around thinking and answer."""
 
     in_fields: bool
     """True if thinking is a field of its own: the template does not read tags in the content."""
@@ -36,15 +35,15 @@ class AnswerForm:
     tag: str
     """Tag of that start; empty without one."""
     closing: str
-    """What follows the prompt in an answer without thinking where the template's own rendering does
-    not continue the prompt."""
+    """Text between the prompt and an answer without thinking where the template's own rendering
+    does not continue the prompt."""
     before_thought: str
     between: str
-    """What stands between thinking and answer."""
+    """Text between thinking and answer."""
     before: str
-    """What stands before an answer without thinking."""
+    """Text before an answer without thinking."""
     tail: str
-    """What the template writes after an answer."""
+    """Text after an answer."""
     end: str
     """The tail up to the token that ends an answer, which may be the start of the next message."""
 
@@ -97,7 +96,7 @@ def find_form(
 
 
 def continued(written: str, prompt: str) -> str | None:
-    """What a rendered conversation writes after the generation prompt, whose last whitespace may be
+    """The rest of a rendered conversation after the generation prompt, whose last whitespace may be
     another; None if it does not continue the prompt."""
     for start in (prompt, prompt.rstrip()):
         if written.startswith(start):

@@ -37,7 +37,8 @@ SWITCH = (
 CHANNELS = (
     "{% for m in messages %}<|turn|>{{ m.role }}{% if m.role == 'assistant' %}"
     "{% if m.thinking and loop.last %}<|at|>analysis<|text|>{{ m.thinking }}<|next|><|turn|>"
-    "assistant{% endif %}<|at|>final<|text|>{{ m.content }}{{ '<|over|>' if loop.last else '<|next|>' }}"
+    "assistant{% endif %}<|at|>final<|text|>{{ m.content }}"
+    "{{ '<|over|>' if loop.last else '<|next|>' }}"
     "{% else %}<|text|>{{ m.content }}<|next|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|turn|>assistant{% endif %}"
 )
