@@ -13,8 +13,7 @@ from forge.data.build.output import MANIFEST, explained
 from forge.data.build.rows import find_row_files, plan_chunks, read_chunks
 from forge.data.chat import ChatTemplate
 from forge.data.pairs.conversations import conversation
-from forge.data.pairs.files import LeftOut
-from forge.data.pairs.rows import BadRow, Broken, Unfit
+from forge.data.pairs.rows import BadRow, Broken, LeftOut, Unfit
 from forge.errors import ConfigError
 from forge.views.text.numbers import bar
 from forge.views.text.terminal import printable

@@ -196,3 +196,7 @@ def test_a_directory_without_rows_and_a_missing_file_are_errors(tmp_path: Path) 
         read_pairs(DataTable(source="file", path=tmp_path), prompts=PROMPTS)
     with pytest.raises(ConfigError, match="no such file"):
         read_pairs(DataTable(source="file", path=tmp_path / "rows.json"), prompts=PROMPTS)
+    (tmp_path / "rows.json").write_text("[]")
+    (tmp_path / "more.json.gz").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"more.json.gz: found .gz; \*.json"):
+        read_pairs(DataTable(source="file", path=tmp_path), prompts=PROMPTS)

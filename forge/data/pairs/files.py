@@ -23,14 +23,14 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forge.data.pairs.conversations import conversation, retag, thinking_of, with_thinking
 from forge.data.pairs.rows import (
     KEY,
     BadRow,
+    LeftOut,
     Unfit,
     code_of,
     is_unicode,
@@ -145,25 +145,6 @@ FORMATS: dict[str, Callable[..., Pair]] = {
     "kernelbook": kernelbook_pair,
     "trinity": trinity_pair,
 }
-
-
-@dataclass(slots=True)
-class LeftOut:
-    """Rows that are left out: their number by reason, and the place of the first."""
-
-    counts: Counter[str] = field(default_factory=Counter[str])
-    first: dict[str, str] = field(default_factory=dict[str, str])
-
-    def add(self, reason: str, place: str) -> None:
-        """Counts a row."""
-        self.counts[reason] += 1
-        self.first.setdefault(reason, place)
-
-    def __str__(self) -> str:
-        words = (
-            f"{num} {why} (first: {self.first[why]})" for why, num in self.counts.most_common()
-        )
-        return ", ".join(words) or "none"
 
 
 def read_pairs(

@@ -7,8 +7,9 @@ text of a JSON list is held in memory, its elements one at a time.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
+UNREAD = (".gz", ".zst", ".xz", ".bz2", ".zip", ".csv", ".tsv", ".arrow", ".feather")
+"""Suffixes of files that hold rows, too: a directory with one is refused, not half read."""
 KEY = "data.path"
 """Key that messages name."""
 MARK = b"\xef\xbb\xbf"
@@ -44,6 +47,25 @@ class Broken:
 
 
 Row = Mapping[str, Any] | Broken
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """Rows that are left out: their number by reason, and the place of the first."""
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+    first: dict[str, str] = field(default_factory=dict[str, str])
+
+    def add(self, reason: str, place: str) -> None:
+        """Counts a row."""
+        self.counts[reason] += 1
+        self.first.setdefault(reason, place)
+
+    def __str__(self) -> str:
+        words = (
+            f"{num} {why} (first: {self.first[why]})" for why, num in self.counts.most_common()
+        )
+        return ", ".join(words) or "none"
 
 
 def text_of(row: Mapping[str, Any], name: str) -> str:
@@ -95,7 +117,10 @@ def is_unicode(text: str) -> bool:
 def row_files(path: Path, *, key: str = KEY) -> list[Path]:
     """A file of rows, or all below a directory. Raises ConfigError, which names `key`."""
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+        files = sorted(path.rglob("*"))
+        found = [file for file in files if file.suffix in SUFFIXES]
+        if unread := next((file for file in files if file.suffix in UNREAD), None):
+            raise ConfigError(f"{key}: {unread}: found {unread.suffix}; *{', *'.join(SUFFIXES)}")
         if not found:
             raise ConfigError(f"{key}: {path}: no file *{', *'.join(SUFFIXES)} in it")
         return found

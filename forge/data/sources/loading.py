@@ -22,14 +22,22 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.data.pairs.rows import SUFFIXES, BadRow, Unfit, code_of, row_files, rows_of, text_of
+from forge.data.pairs.rows import (
+    SUFFIXES,
+    BadRow,
+    LeftOut,
+    Unfit,
+    code_of,
+    row_files,
+    rows_of,
+    text_of,
+)
 from forge.data.problem_files import (
     Overrides,
     find_files,
@@ -209,7 +217,7 @@ def read_rows(
         ConfigError: no such file, a row that does not match the format, or no problem at all.
     """
     found: dict[str, tuple[RowProblem, ProblemFile]] = {}
-    left_out: Counter[str] = Counter()
+    left_out = LeftOut()
     for place, row in _row_problems(path, format=format, left_out=left_out, key=key):
         name = f"{row.problem_id}.py"
         if include and not any(fnmatchcase(row.problem_id, pattern) for pattern in include):
@@ -217,27 +225,25 @@ def read_rows(
         try:
             file = parse_source(row.source, path=Path(name), entry_point=row.entry_point)
         except ConfigError as err:
-            left_out[_kind(str(err), name)] += 1
+            left_out.add(_kind(str(err), name), place)
             continue
         if name not in found:
             found[name] = (row, file)
         elif found[name][0].source == row.source:
-            left_out["the same again"] += 1
+            left_out.add("the same again", place)
         else:
             raise ConfigError(f"{place}: {row.problem_id}: another row has this id")
-    words = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
     if not found:
         patterns = f" that matches {', '.join(include)}" if include else ""
         raise ConfigError(
-            f'{key}: {path}: no problem{patterns} in format "{format}"'
-            + (f"; left out: {words}" if words else "")
+            f'{key}: {path}: no problem{patterns} in format "{format}"; left out: {left_out}'
         )
-    logger.info("%d problems from %s; left out %s", len(found), path, words or "none")
+    logger.info("%d problems from %s; left out: %s", len(found), path, left_out)
     return found
 
 
 def _row_problems(
-    path: Path, *, format: str, left_out: Counter[str], key: str
+    path: Path, *, format: str, left_out: LeftOut, key: str
 ) -> Iterator[tuple[str, RowProblem]]:
     """Place and problem of each row."""
     to_problem = FORMATS[format]
@@ -247,7 +253,7 @@ def _row_problems(
             try:
                 yield place, to_problem(row, number=number)
             except Unfit as reason:
-                left_out[str(reason)] += 1
+                left_out.add(str(reason), place)
             except BadRow as err:
                 raise ConfigError(f"{place}: {err}") from None
 
