@@ -160,17 +160,15 @@ def _error_path(folder: Path, worker: int) -> Path:
 
 def load_chat(build: DataBuild) -> ChatTemplate | None:
     """The chat template that lengths are counted with. Raises ConfigError of one line."""
-    if not build.filters.length or build.tokenizer.path is None:
+    table = build.tokenizer
+    if not build.filters.length or table.path is None:
         return None
     try:
-        return ChatTemplate.load(build.tokenizer.path, thinking=build.prompt.thinking)
+        thinking = build.prompt.thinking
+        return ChatTemplate.load(table.path, chat_template=table.chat_template, thinking=thinking)
     except ConfigError as error:
-        raise ConfigError(f"tokenizer.path: {error}") from None
-    except Exception as error:  # `tokenizers` raises Exception for a broken file
-        text = str(error).splitlines()
-        raise ConfigError(
-            f"tokenizer.path: {build.tokenizer.path}: {text[0] if text else error!r}"
-        ) from None
+        text = str(error).replace("[model]", "[tokenizer]")
+        raise ConfigError(f"tokenizer.path: {text}") from None
 
 
 def prepare_chunks(config: Mapping[str, Any]) -> None:

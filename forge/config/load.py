@@ -47,6 +47,7 @@ PATH_KEYS = (
 BUILD_PATH_KEYS = (
     ("input", "path"),
     ("tokenizer", "path"),
+    ("tokenizer", "chat_template"),
     ("heldout", "paths"),
     *(("prompt", key) for key in PROMPT_FILES),
 )
@@ -173,7 +174,10 @@ def _make_build_absolute(sources: Sources) -> None:
         value = owner.get(key)
         if isinstance(value, list):
             owner[key] = [_absolute(one, place, f"{table}.{key}") for one in value]
-        elif value is not None:
+        elif key == "chat_template" and names_file(value):
+            path = Path(str(_absolute(value, place, f"{table}.{key}")))
+            owner[key] = path.read_text(encoding="utf-8") if path.is_file() else str(path)
+        elif value is not None and key != "chat_template":
             owner[key] = _absolute(value, place, f"{table}.{key}")
     out = sources.values.get("output")
     folder = out.get("dir") if isinstance(out, dict) else None

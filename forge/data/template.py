@@ -30,7 +30,7 @@ CHATML_LINES = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n",
 )
 """ChatML, with OVER for the text of the token that ends a message."""
-KEY = "model.chat_template"
+KEY = "chat_template"
 FILE = "chat_template.jinja"
 SOURCES = (FILE, "chat_template.json", "additional_chat_templates")
 """Files and the folder of a model directory that hold nothing but templates."""

@@ -445,12 +445,12 @@ def test_a_tokenizer_without_a_chat_template_is_one_line(tmp_path: Path) -> None
     tables = {"tokenizer": {"path": str(model)}, "filters": {"length": True}}
     with pytest.raises(ConfigError) as caught:
         build(tmp_path, make_rows(1), **tables)
-    assert str(caught.value) == (
-        f"tokenizer.path: {model}/chat_template.jinja: not found, and tokenizer_config.json has "
-        "no chat_template"
-    )
+    advice = 'no chat template; [tokenizer] chat_template = "chatml" or a file'
+    assert str(caught.value) == f"tokenizer.path: {model}: {advice}"
+    chatml = {**tables, "tokenizer": {"path": str(model), "chat_template": "chatml"}}
+    assert build(tmp_path, make_rows(1), **chatml)
     (model / "tokenizer.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"^tokenizer.path: .*model: [^\n]*$"):
+    with pytest.raises(ConfigError, match=r"^tokenizer.path: .*no tokenizer: [^\n]*$"):
         build(tmp_path, make_rows(1), **tables)
 
 

@@ -33,6 +33,8 @@ class TokenizerTable(Table):
 
     path: PathValue | None = None
     """Directory of the model that will be trained: tokenizer.json and its chat template."""
+    chat_template: str | None = None
+    """`model.chat_template` of the run that will train: "chatml", a file, or its text."""
 
 
 class ThinkingTable(Table):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeGuard
 
 from pydantic import Field
 
@@ -66,7 +66,7 @@ class QuantizeTable(Table):
 CHATML = "chatml"
 
 
-def names_file(chat_template: object) -> bool:
+def names_file(chat_template: object) -> TypeGuard[str]:
     """True for the path of a template, not for "chatml" or the text that a run records."""
     return isinstance(chat_template, str) and chat_template != CHATML and "{" not in chat_template
 
