@@ -397,7 +397,7 @@ def _load_tokenizer(model_dir: Path) -> Tokenizer:
 
 
 def lacks_tokenizer(model_dir: Path) -> str:
-    """What to do about a model directory without tokenizer.json."""
+    """A line about a model directory without tokenizer.json, with what converts another file."""
     others = ("tokenizer.model", "vocab.json", "vocab.txt")
     found = next((name for name in others if (model_dir / name).is_file()), None)
     if found is None:

@@ -66,7 +66,7 @@ class Template:
 
     @property
     def note(self) -> str:
-        """What is joined for this template; empty if nothing is."""
+        """A line about messages that are joined for this template; empty if none are."""
         joined = (
             [] if self.takes_system else ["takes no system message, so its text joins the question"]
         )

@@ -186,6 +186,8 @@ def test_the_end_of_an_answer_is_found_in_every_file_that_may_name_it(model: Pat
     write(model, "generation_config.json", eos_token_id=-1)
     assert ChatTemplate.load(model).stop_token_ids == end
     write(model, "generation_config.json", eos_token_id=5)
-    assert ChatTemplate.load(model).stop_token_ids == (5,)
-    write(model, "special_tokens_map.json", eos_token={"content": "</s>"})
     assert ChatTemplate.load(model).stop_token_ids == (*end, 5)
+    (model / "generation_config.json").unlink()
+    (model / "config.json").unlink()
+    write(model, "special_tokens_map.json", eos_token={"content": "</s>"})
+    assert ChatTemplate.load(model).stop_token_ids == end

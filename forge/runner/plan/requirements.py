@@ -109,7 +109,7 @@ def require_prompts(experiment: Experiment, machine: Machine) -> None:
 
 
 def require_template(experiment: Experiment) -> tuple[str, ...]:
-    """What the chat template of the model gets otherwise than it is written; nothing for a model
+    """Lines about messages that are joined for the chat template of the model; none for a model
     that is not on this machine.
 
     Raises:

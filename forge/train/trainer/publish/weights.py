@@ -136,11 +136,12 @@ def _copy_side_files(model_dir: Path, out: Path, *, without: Set[str]) -> None:
     So the config is the model's own, without what transformers and TRL set for training (no cache,
     router losses, padding). Its dtype is that of an export; the stored tensors may be of another.
     """
-    for path in model_dir.iterdir():
-        is_index = path.name.endswith(".index.json")
+    for path in (*model_dir.iterdir(), *model_dir.glob("additional_chat_templates/*")):
+        is_index, target = path.name.endswith(".index.json"), out / path.relative_to(model_dir)
         if path.suffix in SIDE_SUFFIXES and not is_index and path.name not in without:
-            (out / path.name).unlink(missing_ok=True)
-            link_or_copy(path.resolve(), out / path.name)
+            target.parent.mkdir(exist_ok=True)
+            target.unlink(missing_ok=True)
+            link_or_copy(path, target)
 
 
 def _drop_quantization(path: Path) -> None:
