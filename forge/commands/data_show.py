@@ -40,7 +40,6 @@ class Look:
     num_rows: int = 0
     unread: LeftOut = field(default_factory=LeftOut)
     """Rows that are no conversation: broken ones, or of other columns."""
-    num_broken: int = 0
     turns: Counter[int] = field(default_factory=Counter[int])
     lengths: Counter[int] = field(default_factory=Counter[int])
     """Rows by length: powers of two, each with its lower end."""
@@ -55,7 +54,7 @@ class Look:
     def to_json(self) -> dict[str, Any]:
         """The result for `--json`."""
         return {
-            "file": str(self.path), "rows": self.num_rows, "broken": self.num_broken,
+            "file": str(self.path), "rows": self.num_rows,
             "unread": dict(self.unread.counts), "unit": self.unit,
             "turns": dict(sorted(self.turns.items())),
             "lengths": dict(sorted(self.lengths.items())), "columns": sorted(self.columns),
@@ -75,7 +74,6 @@ def look(path: Path, *, num: int, tokenizer: Path | None) -> Look:
     for number, (place, row) in enumerate(_rows(files)):
         found.num_rows += 1
         if isinstance(row, Broken):
-            found.num_broken += 1
             found.unread.add(f"{row.reason}: {row.detail}", place)
             continue
         found.columns.update(map(str, row))
@@ -103,8 +101,7 @@ def render(found: Look) -> RenderableType:
     for place, row in found.samples:
         parts += [Text(printable(place), style="bold"), *_sample(row), Text()]
     turns = ", ".join(f"{n} with {t} answers" for t, n in sorted(found.turns.items()) if t)
-    broken = f", {found.num_broken} broken" if found.num_broken else ""
-    parts.append(Text(f"{found.num_rows} rows{broken}" + (f": {turns}" if turns else "")))
+    parts.append(Text(f"{found.num_rows} rows" + (f": {turns}" if turns else "")))
     most = max(found.lengths.values(), default=1)
     for low, count in sorted(found.lengths.items()):
         drawn = bar(count / most, width=BAR_WIDTH)

@@ -506,7 +506,8 @@ def test_show_escapes_what_a_row_says_and_counts_broken_rows(
     assert run_command(["data", "show", str(tmp_path / "rows.jsonl")]) == 0
     shown = capsys.readouterr().out
     assert "\x1b[31m" not in shown
-    assert "2 rows, 1 broken" in shown
+    assert "2 rows" in shown
+    assert "1 broken JSON: " in shown
     assert run_command(["data", "show", str(tmp_path / "none.jsonl")]) == 2
 
 

@@ -11,7 +11,6 @@ forge's own judge, so that a run continues as the row was trained.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -23,8 +22,11 @@ from forge.data.build.rows import normalise_row, normalise_text
 from forge.data.pairs.conversations import THOUGHTS, thinking_of
 from forge.data.pairs.files import (
     WRAPPER,
+    answer_name,
     kernelbook_pair,
     messages_pair,
+    parsed,
+    result_of,
     trinity_pair,
     triton_answer,
 )
@@ -117,10 +119,7 @@ def _trace(pair: Pair, row: Mapping[str, Any], code: str) -> Example:
     source = text_of(row, "pytorch_code")
     if not source.strip() or not code.strip():
         raise Unfit("without code")
-    is_wrapped = re.search(r"^(?:class|def)[ \t]+ModelNew\b", code, re.MULTILINE) is None
-    return _example(
-        pair, source=source, answers_to=WRAPPER if is_wrapped else "ModelNew", code=code
-    )
+    return _example(pair, source=source, answers_to=answer_name(code), code=code)
 
 
 def _conversation(pair: Pair) -> Example:
@@ -170,16 +169,6 @@ class TraceTurn:
     result: Mapping[str, Any] | None
     feedback: str
     """The message that its teacher got; empty if unknown."""
-
-
-def result_of(value: Any) -> Mapping[str, Any]:
-    """A result, also if it is JSON text. Raises BadRow if it says nothing about correctness."""
-    found = _parsed(value)
-    if not isinstance(found, Mapping) or "correctness" not in found:
-        raise BadRow(
-            "result: found no correctness in it; it must hold the benchmark's result for the kernel"
-        )
-    return found
 
 
 def passes(result: Mapping[str, Any], *, wanted: str) -> bool:
@@ -243,7 +232,7 @@ def trace_pair(
 
 def _attempts(row: Mapping[str, Any]) -> list[TraceTurn]:
     """Attempts with code, the one of the final columns last."""
-    turns = _parsed(row.get("turns"))
+    turns = parsed(row.get("turns"))
     if not isinstance(turns, list):
         raise BadRow(f"turns: found {type(turns).__name__}; a list (columns: {', '.join(row)})")
     found: list[TraceTurn] = []
@@ -251,7 +240,7 @@ def _attempts(row: Mapping[str, Any]) -> list[TraceTurn]:
         if not isinstance(turn, Mapping):
             raise BadRow(f"turns: found {type(turn).__name__} in it; objects")
         if text := _text(turn, "triton_code"):
-            result = _parsed(turn.get("result"))
+            result = parsed(turn.get("result"))
             found.append(
                 TraceTurn(
                     thoughts=thinking_of(turn),
@@ -320,13 +309,3 @@ def _text(turn: Mapping[str, Any], *names: str) -> str:
     """The first of these fields that is a text and not empty; else the empty text."""
     found = (turn.get(name) for name in names)
     return next((each for each in found if isinstance(each, str) and each.strip()), "")
-
-
-def _parsed(value: Any) -> Any:
-    """The value, or what it holds as JSON text; None for a text that is no JSON."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return None

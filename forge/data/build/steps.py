@@ -45,7 +45,7 @@ class Step(StrEnum):
     """The steps in their order."""
 
     READ = "read"
-    """The row is an object in JSON or Parquet."""
+    """The row is an object in JSON or Parquet, and matches the format."""
     REWRITE = "rewrite"
     """Inductor's code becomes a plain module."""
     CONVERT = "convert"
@@ -66,10 +66,6 @@ class Step(StrEnum):
     """Similar modules with similar answers occur once."""
 
 
-BROKEN = (Step.READ, "broken row")
-"""Step and reason of a row that does not match the format."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
     """A row that is left out."""
@@ -79,8 +75,11 @@ class Dropped:
     step: str
     reason: str
     detail: str = ""
-    is_broken: bool = False
-    """True if the row itself is faulty, which `input.strict` refuses."""
+
+    @property
+    def is_broken(self) -> bool:
+        """True if the row itself is faulty, which `input.strict` refuses."""
+        return self.step == Step.READ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +121,7 @@ class RowSteps:
     def __call__(self, row: Row, *, number: int) -> Prepared | Dropped:
         """The row after all steps. Never raises for what a row contains."""
         if isinstance(row, Broken):
-            return Dropped(
-                number=number, step=Step.READ, reason=row.reason, detail=row.detail, is_broken=True
-            )
+            return Dropped(number=number, step=Step.READ, reason=row.reason, detail=row.detail)
         step = Step.CONVERT
         try:
             example = to_example(
@@ -136,17 +133,17 @@ class RowSteps:
             )
             if not _is_storable(example):
                 raise Unfit("text that is no Unicode")
-            example = replace(example, messages=self._retagged(example.messages))
+            messages = retag(
+                example.messages, tag=self.prompts.thinking, mode=self.build.thinking.mode
+            )
+            example = replace(example, messages=messages)
             step = Step.LENGTH
             num_tokens = self._length(example.messages)
             step = Step.QUALITY
             tree = parse(example.code)
             self._check_quality(example, tree)
         except BadRow as error:
-            step, reason = BROKEN
-            return Dropped(
-                number=number, step=step, reason=reason, detail=str(error), is_broken=True
-            )
+            return Dropped(number=number, step=Step.READ, reason="broken row", detail=str(error))
         except NotRewritable as error:
             return Dropped(number=number, step=Step.REWRITE, reason=str(error))
         except Unfit as error:
@@ -161,9 +158,6 @@ class RowSteps:
             answer=signature(example.code, tree),
             digests=self._digests(example.messages),
         )
-
-    def _retagged(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        return retag(messages, tag=self.prompts.thinking, mode=self.build.thinking.mode)
 
     def _length(self, messages: Sequence[Message]) -> int | None:
         """Number of tokens. Raises Unfit."""

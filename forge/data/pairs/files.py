@@ -81,7 +81,8 @@ def trinity_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> 
         Unfit: the kernel was not correct, or has no known entry point.
     """
     code = code_of(row, "triton_code")
-    if not _is_correct(row.get("result")):
+    result = result_of(row.get("result"))
+    if not (result["correctness"] is True and result.get("fast_0") is True):
         raise Unfit("with a wrong kernel")
     name = row.get("sample_key")
     problem = Problem(
@@ -91,7 +92,7 @@ def trinity_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> 
         level=1,
         split=Split.SFT,
     )
-    asked = prompts.first_messages(problem, answer_name=_answer_name(code))
+    asked = prompts.first_messages(problem, answer_name=answer_name(code))
     return _pair(problem, asked, triton_answer(code, thinking_of(row), prompts=prompts))
 
 
@@ -106,7 +107,8 @@ def _pair(problem: Problem, prompt: tuple[Message, ...], answer: str) -> Pair:
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=1)
 
 
-def _answer_name(code: str) -> str:
+def answer_name(code: str) -> str:
+    """The name that a trace's code defines. Raises Unfit if it is unknown."""
     if re.search(r"^(?:class|def)[ \t]+ModelNew\b", code, flags=re.MULTILINE):
         return "ModelNew"
     if not re.search(rf"^def[ \t]+{WRAPPER}\b", code, flags=re.MULTILINE):
@@ -114,17 +116,24 @@ def _answer_name(code: str) -> str:
     return WRAPPER
 
 
-def _is_correct(result: Any) -> bool:
-    if isinstance(result, str):
-        try:
-            result = json.loads(result)
-        except (ValueError, RecursionError):
-            result = None
-    if not isinstance(result, dict) or "correctness" not in result:
+def result_of(value: Any) -> Mapping[str, Any]:
+    """A result, also if it is JSON text. Raises BadRow if it says nothing about correctness."""
+    found = parsed(value)
+    if not isinstance(found, dict) or "correctness" not in found:
         raise BadRow(
             "result: found no correctness in it; it must hold the benchmark's result for the kernel"
         )
-    return result["correctness"] is True and result.get("fast_0") is True
+    return found
+
+
+def parsed(value: Any) -> Any:
+    """The value, or what it holds as JSON text; None for a text that is no JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
 
 
 logger = logging.getLogger(__name__)

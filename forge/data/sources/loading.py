@@ -34,8 +34,11 @@ from forge.data.pairs.rows import (
     LeftOut,
     Unfit,
     code_of,
+    columns_of,
+    kind_of,
     row_files,
     rows_of,
+    short,
     text_of,
 )
 from forge.data.problem_files import (
@@ -191,7 +194,7 @@ def _of_row(row: Mapping[str, Any], *, number: int, name: str) -> RowProblem:
             return FORMATS[format](row, number=number)
     found = next((row[one] for one in CODE_COLUMNS if isinstance(row.get(one), str)), None)
     if found is None:
-        raise BadRow(f"found columns {', '.join(map(str, row))}; one of {', '.join(CODE_COLUMNS)}")
+        raise BadRow(f"found columns {columns_of(row)}; one of {', '.join(CODE_COLUMNS)}")
     entry_point = row.get("entry_point")
     return RowProblem(
         problem_id=name,
@@ -370,16 +373,15 @@ def _entry_point(row: Mapping[str, Any], source: str) -> str:
 def _whole(row: Mapping[str, Any], name: str) -> int:
     found = row.get(name)
     if isinstance(found, bool) or not str(found).isdecimal():
-        has = "nothing" if found is None else repr(found)[:60]
-        raise BadRow(f"{name}: found {has}; a number (columns here: {', '.join(map(str, row))})")
+        raise BadRow(f"{name}: found {short(found)!r}; a number (columns here: {columns_of(row)})")
     return int(str(found))
 
 
 def _table(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = row.get(name)
     if not isinstance(found, Mapping):
-        has = "nothing" if found is None else type(found).__name__
-        raise BadRow(f"{name}: found {has}; an object (columns here: {', '.join(map(str, row))})")
+        columns = columns_of(row)
+        raise BadRow(f"{name}: found {kind_of(found)}; an object (columns here: {columns})")
     return found
 
 
