@@ -228,13 +228,10 @@ class ChatTemplate:
         return thinking.lstrip().removeprefix(opening).strip(), rest.lstrip("\n")
 
     def _following(self, prompt: str, prompt_ids: list[int], answer: str) -> list[int]:
-        """Ids of an answer after those of its prompt. Some tokenizers put a space at the start of a
-        text, which an answer is not."""
-        if not self._pieces.is_separate and _GUARD not in prompt + answer:
-            ids = self._tokenize(prompt + answer)
-            if ids[: len(prompt_ids)] == prompt_ids:
-                return ids[len(prompt_ids) :]
-        return self._tokenize(answer)
+        """Ids of an answer after those of its prompt: as one text unless a token of it would begin
+        in the prompt. Alone, some tokenizers put a space before it."""
+        ids, num = self._tokenize(prompt + answer), len(prompt_ids)
+        return ids[num:] if ids[:num] == prompt_ids else self._tokenize(answer)
 
     def training_rows(self, messages: Sequence[Message]) -> list[TrainingRow]:
         """Rows that train every assistant message once, each after the prompt that the engine sees
@@ -257,13 +254,8 @@ class ChatTemplate:
         return rows
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Length of `training_row`, in half of its time."""
-        texts = self._texts(messages)
-        if not self._pieces.is_separate or any(_GUARD in text for text in texts):
-            return len(self.training_row(messages).input_ids)
-        return sum(
-            map(len, self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
-        )
+        """Length of `training_row`."""
+        return len(self.training_row(messages).input_ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
@@ -549,11 +541,6 @@ class PieceEncoder:
             dropped, _ = self._known.popitem(last=False)
             self._num_characters -= len(dropped)
         return found
-
-    @property
-    def is_separate(self) -> bool:
-        """True if the ids of a text do not depend on its place."""
-        return self._pattern is not None
 
     def _separate_pieces(self) -> None:
         """Find the tokens that separate pieces, unless pieces depend on each other."""

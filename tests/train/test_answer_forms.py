@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from forge.data.answers import extract
 from forge.data.chat import ChatTemplate
@@ -203,6 +203,28 @@ def test_another_tag_is_that_of_the_template_in_rows(load: Any) -> None:
     row = chat.training_row(asked(own))
     assert row == load(CHANNELS).training_row(asked(THINKING))
     assert chat.answer_text(row.input_ids[row.completion_mask.index(1) :]) == own
+
+
+def test_a_row_is_encoded_as_one_text_where_a_text_begins_with_a_space(
+    load: Any, tmp_path: Path
+) -> None:
+    load(PLAIN)
+    letters = {c: i for i, c in enumerate("▁Qabin[]/INST")}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    space = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence(space)
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+        "{% else %} {{ m.content }}<eos>{% endif %}{% endfor %}"
+    )
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_text(template)
+    row = ChatTemplate.load(tmp_path).training_row(asked("ab in"))
+    whole = tokenizer.encode("[INST] Q [/INST] ab in<eos>", add_special_tokens=False)
+    assert row.input_ids == whole.ids
+    assert whole.tokens[row.completion_mask.index(1) :] == [*"▁ab▁in", "<eos>"]
 
 
 def test_tags_in_code_and_text_before_thinking_are_kept(load: Any) -> None:

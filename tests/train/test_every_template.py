@@ -6,12 +6,11 @@ from __future__ import annotations
 import ast
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import transformers
-import trl
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from forge.data.chat import ChatTemplate, split_thinking
@@ -20,8 +19,16 @@ from forge.records import Message
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TRL = Path(str(trl.__file__)).parent / "chat_templates"
-MODELS = Path(str(transformers.__file__)).parent / "models"
+
+def package(name: str) -> Path:
+    """The folder of a package, without its import."""
+    spec = find_spec(name)
+    assert spec is not None
+    return Path(str(spec.origin)).parent
+
+
+TRL = package("trl") / "chat_templates"
+MODELS = package("transformers") / "models"
 QUICK = ("qwen3", "qwen3_5_think", "qwen3_8", "gptoss_training", "nemotron_3_nano", "idefics3",
          "deepseek_r1_distill", "glm4moe", "llama3_training", "cohere2")  # fmt: skip
 FIELDS = ("gptoss", "muse_glimmer", "qwen3_8", "gemma4_v5", "diffusion_gemma")
@@ -82,6 +89,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def theirs(folder: Path) -> Any:
+    import transformers
+
     config = json.loads((folder / "tokenizer_config.json").read_text())
     return transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), **config
