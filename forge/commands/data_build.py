@@ -50,6 +50,7 @@ from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import open_private_pool
 from forge.process.devices import inventory
 from forge.records import Problem, Split, Status
+from forge.runner.prepare.hub import TOKENIZER_FILES, locate_build
 from forge.runner.prepare.prompt_facts import prompts_for
 from forge.version import __version__
 
@@ -66,9 +67,6 @@ if TYPE_CHECKING:
 WORK = ".build"
 OUTPUTS = (f"{TRAIN}.*", f"{HELDOUT}.*", ".*.partial", DROPPED)
 """Files of a build; another one that was not finished leaves some of them."""
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json",
-)  # fmt: skip
 PACKAGES = ("numpy", "pyarrow", "tokenizers", "xxhash", "jinja2")
 """Packages whose version may change the bytes."""
 MAX_EXPLAINED = 5
@@ -98,7 +96,7 @@ def build_rows(build: DataBuild, *, workers: int | None = None, is_shown: bool =
             directory with something else in it, or no row left.
         MachineError: the output cannot be written.
     """
-    folder = build.output.dir
+    folder, build = build.output.dir, locate_build(build)
     load_chat(build)
     heldout = HeldoutProblems(build.heldout.paths, threshold=build.duplicates.similarity)
     files = find_row_files(build.input.path)

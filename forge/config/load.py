@@ -152,11 +152,12 @@ def _owners(values: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
         owner = values.get(table)
         if isinstance(owner, dict):
             yield (table, key), owner
-    problems = values.get("problems")
-    parts = problems.get("sources") if isinstance(problems, dict) else None
-    for index, part in enumerate(parts if isinstance(parts, list) else ()):
-        if isinstance(part, dict):
-            yield ("problems", "sources", index, "path"), part
+    for table in ("problems", "data"):
+        owner = values.get(table)
+        parts = owner.get("sources") if isinstance(owner, dict) else None
+        for index, part in enumerate(parts if isinstance(parts, list) else ()):
+            if isinstance(part, dict):
+                yield (table, "sources", index, "path"), part
 
 
 def _may_be_hub_name(value: str, path: KeyPath, owner: TomlTable) -> bool:
@@ -178,7 +179,9 @@ def _make_build_absolute(sources: Sources) -> None:
             path = Path(str(_absolute(value, place, f"{table}.{key}")))
             owner[key] = path.read_text(encoding="utf-8") if path.is_file() else str(path)
         elif value is not None and key != "chat_template":
-            owner[key] = _absolute(value, place, f"{table}.{key}")
+            located = _absolute(value, place, f"{table}.{key}")
+            if Path(str(located)).exists() or not is_hub_name(str(value)):
+                owner[key] = located
     out = sources.values.get("output")
     folder = out.get("dir") if isinstance(out, dict) else None
     if isinstance(out, dict) and isinstance(folder, str) and folder:

@@ -1,6 +1,6 @@
 """The recipes that forge brings: experiment files in `forge/recipes`, which in a checkout is a link
-to `experiments`. `forge init` lists them and writes one, with the files that it extends, where the
-user wants it. Called by the command line only.
+to `experiments`. `forge init` lists them and writes one, with the files that it extends and the
+settings of its rows (`experiments/rows`), where the user wants it. Called by the command line only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from forge.errors import ConfigError, MachineError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+BUILD = re.compile(r"forge data build experiments/(\S+\.toml)")
+"""Settings of the rows that a recipe trains on, in its comment."""
 SCHEMA = "schema.json"
 """JSON schema beside the recipes, which the first line of each names for editors."""
 
@@ -50,7 +52,8 @@ def list_recipes() -> list[Recipe]:
 
 
 def write_recipe(name: str, *, into: Path) -> list[Path]:
-    """Writes a recipe, the files that it extends and the schema for editors into a folder.
+    """Writes a recipe, the files that it extends, the settings of its rows and the schema for
+    editors into a folder.
 
     Returns the written paths, the recipe first. Files that have the right content are left alone.
 
@@ -58,8 +61,11 @@ def write_recipe(name: str, *, into: Path) -> list[Path]:
         ConfigError: there is no such recipe, or a file of another content is in the way.
         MachineError: a file cannot be written.
     """
-    texts = {recipe.file: _elsewhere(recipe.text) for recipe in _with_bases(name)}
-    own = into / next(iter(texts))
+    recipes = list(_with_bases(name))
+    texts = {recipe.file: _elsewhere(recipe.text) for recipe in recipes}
+    for file in BUILD.findall(recipes[0].text):
+        texts[file] = (_folder() / file).read_text(encoding="utf-8")
+    own = into / recipes[0].file
     if own.exists():
         raise ConfigError(f"{own}: it exists already, and forge init overwrites no experiment")
     texts[SCHEMA] = (_folder() / SCHEMA).read_text(encoding="utf-8")
@@ -108,6 +114,7 @@ def _is_schema(text: str) -> bool:
 def _write(path: Path, text: str) -> None:
     staged = path.with_name(f".{path.name}.new")
     try:
+        path.parent.mkdir(exist_ok=True)
         staged.write_text(text, encoding="utf-8")
         staged.replace(path)
     except OSError as error:

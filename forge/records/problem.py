@@ -87,6 +87,8 @@ class Pair:
     judge's feedback, before it."""
     num_turns: int
     """Number of answers: 1, or more for a repair."""
+    source: int = 0
+    """Index of its source among those of `[data]`."""
 
 
 def has_input_sets(source: str) -> bool:

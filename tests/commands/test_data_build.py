@@ -24,10 +24,10 @@ from pyarrow import parquet
 from forge.cli import run_command
 from forge.commands import data_build, data_worker
 from forge.config.load import load_build
-from forge.config.schema import DataTable, Experiment
+from forge.config.schema import Experiment
 from forge.config.schema.build import DataBuild
 from forge.data.build.rows import find_row_files, plan_chunks, read_chunks
-from forge.data.pairs.files import read_pairs
+from forge.data.pairs.files import kernelbook_pair, read_pairs
 from forge.errors import ConfigError
 from forge.records import Problem, Split, Status, Verdict
 from forge.runner.prepare.prepare import without_heldout
@@ -81,8 +81,7 @@ def test_a_build_writes_rows_that_a_run_reads(tmp_path: Path) -> None:
     assert counts["train"] + counts["heldout"] == 12
     assert counts["heldout"] == 3
     for name in ("train.parquet", "train.jsonl"):
-        table = DataTable(source="file", path=tmp_path / "out" / name, format="messages")
-        pairs = read_pairs(table, prompts=PROMPTS)
+        pairs = read_pairs(tmp_path / "out" / name, prompts=PROMPTS)
         assert len(pairs) == counts["train"]
         assert "```python" in pairs[0].messages[-1].content
     origins = {
@@ -114,12 +113,12 @@ def test_a_run_refuses_no_row_that_a_build_has_kept(tmp_path: Path) -> None:
             "stage": [{"kind": "sft", "steps": 1, "learning_rate": 1e-3}, {"kind": "eval"}],
         }
     )  # fmt: skip
-    pairs = read_pairs(experiment.data, prompts=PROMPTS)
-    assert without_heldout(pairs, [problem], experiment) == pairs
+    pairs = read_pairs(tmp_path / "out" / "train.jsonl", prompts=PROMPTS)
+    assert without_heldout(pairs, [problem], experiment, place="rows") == pairs
 
-    raw = DataTable(source="file", path=tmp_path / "rows.jsonl", format="kernelbook")
+    raw = kernelbook_pair(planted, number=2, prompts=PROMPTS)
     with pytest.raises(ConfigError, match="is held out"):
-        without_heldout(read_pairs(raw, prompts=PROMPTS), [problem], experiment)
+        without_heldout([raw], [problem], experiment, place="rows")
 
 
 def test_the_manifest_counts_rows_in_and_out_of_each_step(tmp_path: Path) -> None:
@@ -421,7 +420,10 @@ def test_all_mistakes_of_the_settings_are_reported_at_once(tmp_path: Path) -> No
     text = text.replace("formt", "format").replace('"x"', '"traces"').replace("= 3", '= "out"')
     assert errors(tmp_path, text) == [
         "build.toml: tokenizer.path: missing; a model's directory, or filters.length = false",
-        "build.toml:2: input.path: nowhere: no such file or directory",
+        (
+            'build.toml:2: input.path: found "nowhere", which does not exist; '
+            "a file of rows, a directory or a hub name"
+        ),
         "build.toml:5: filters.min_tokens: found 9000; at most filters.max_tokens",
     ]
 

@@ -12,7 +12,6 @@ import pytest
 
 from forge.cli import run_command
 from forge.commands.rows_from_run import AnswerFilter, write_rows
-from forge.config.load import load_experiment
 from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError
 from forge.records import Finish, Purpose, Split, Status
@@ -66,11 +65,10 @@ def made(tmp_path: Path) -> Path:
 def test_rows_of_a_quickstart_are_read_by_the_loader_of_the_next_run(
     canned_run: RunPaths, tmp_path: Path
 ) -> None:
-    (tmp_path / "next.toml").write_text(EXPERIMENT.format(path=tmp_path / "rows.jsonl"))
     argv = ["data", "from-run", str(canned_run.root), "--out", str(tmp_path / "rows.jsonl")]
     assert run_command(argv) == 0
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    pairs = read_pairs(load_experiment(tmp_path / "next.toml").data, prompts=PROMPTS)
+    pairs = read_pairs(tmp_path / "rows.jsonl", prompts=PROMPTS)
     assert len(pairs) == len(rows) > 10
     assert [pair.problem_id for pair in pairs] == [row["id"] for row in rows]
     with open_run(canned_run) as reader:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.cli import run_command
-from forge.config.load import load_experiment
+from forge.config.load import load_build, load_experiment
 from forge.config.recipes import list_recipes, write_recipe
 from forge.errors import ConfigError, MachineError
 from forge.runner.plan.machine import assume, this_machine
@@ -34,8 +34,8 @@ EIGHT = ("8xH100-80GB", "8xA100-40GB", "8xMI300X-192GB")
 TOO_SMALL = {
     # Machines of eight GPUs whose memory is too small for a recipe, by its own numbers.
     "kernelllm-8b-single-turn": {"8xA100-40GB"},
-    "mi300x-8b": {"8xH100-80GB", "8xA100-40GB"},
-    "mi300x-8b-single-turn": {"8xH100-80GB", "8xA100-40GB"},
+    "mi300x-8b": {"8xA100-40GB"},
+    "mi300x-8b-single-turn": {"8xA100-40GB"},
     "qwen3-30b-a3b-lora": {"8xA100-40GB"},
     "qwen3-8b-full": {"8xA100-40GB"},
     "qwen3-8b-kernelbench": {"8xA100-40GB"},
@@ -116,7 +116,6 @@ MULTI_TURN = {
 PUBLISHED: dict[str, dict[str, Any]] = {
     "qwen3-8b-kernelbook-sft": {
         "model.path": "Qwen/Qwen3-8B", "model.lora": None, "model.quantize": None,
-        "data.source": "file", "data.format": "kernelbook",
         "stage.sft.batch_size": 32,
         "stage.sft.learning_rate": 1e-5, "stage.sft.min_learning_rate": 1e-6,
         "stage.sft.schedule": "cosine", "stage.sft.epochs": 1, "stage.sft.max_length": 8192,
@@ -132,7 +131,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "stage.grpo.learning_rate": 5e-7,
     },
     "trinity-mini-qlora-sft": {
-        "model.path": "arcee-ai/Trinity-Mini", "data.format": "trinity",
+        "model.path": "arcee-ai/Trinity-Mini",
         "model.lora.r": 64, "model.lora.alpha": 128, "model.lora.dropout": 0.05,
         "model.lora.target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
         "model.quantize.bits": 4,
@@ -163,10 +162,6 @@ def test_the_full_recipe_trains_on_levels_1_and_2_and_evaluates_on_level_3(tmp_p
     experiment = load("qwen3-8b-full")
     problems = experiment.problems
     assert (problems.train_levels, problems.heldout_levels) == ([1, 2], [3])
-    assert (experiment.data.path, experiment.data.format) == (
-        Path("GPUMODE/KernelBook"),
-        "kernelbook",
-    )
     phases = plan_for("qwen3-8b-full", "8xH100-80GB", tmp_path).phases
     assert [phase.name for phase in phases[1:]] == ["sft-0", "eval-1", "grpo-2", "eval-3"]
     assert "50 problems" in phases[2].work
@@ -175,6 +170,29 @@ def test_the_full_recipe_trains_on_levels_1_and_2_and_evaluates_on_level_3(tmp_p
 def test_trinity_in_4_bits_is_planned_for_a_gpu_of_40_gb(tmp_path: Path) -> None:
     (card,) = plan_for("trinity-mini-qlora-sft", "1xA100-40GB", tmp_path).cards
     assert 30e9 < card.bytes_by_role["train"] < 40e9
+
+
+TRAINED_ON = {
+    "rows/kernelbook.toml": ["qwen3-8b-full", "qwen3-8b-kernelbook-sft"],
+    "rows/trinity.toml": ["trinity-mini-grpo", "trinity-mini-qlora-sft"],
+}
+
+
+@pytest.mark.parametrize("file", TRAINED_ON)
+def test_rows_have_the_prompts_and_the_policy_of_the_recipes_that_train_on_them(
+    file: str, tmp_path: Path
+) -> None:
+    (heldout := tmp_path / "problems").mkdir()
+    overrides = [f'heldout.paths=["{heldout}"]', f"input.path={tmp_path}"]
+    build = load_build(FOLDER / file, overrides=overrides)
+    assert build.filters.judged
+    for name in TRAINED_ON[file]:
+        recipe = load(name)
+        assert recipe.prompt == build.prompt
+        assert recipe.judge.policy == build.judge.policy
+        if recipe.data.has_files:
+            assert recipe.data.parts()[0].path == build.output.dir / "train.parquet"
+            assert tmp_path / name / file in write_recipe(name, into=tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +272,8 @@ def test_the_first_line_of_an_experiment_names_a_schema_that_is_there(
 ) -> None:
     if folder == "written":
         write_recipe("quickstart", into=tmp_path)
-    paths = list((tmp_path if folder == "written" else ROOT / folder).rglob("*.toml"))
+    found = (tmp_path if folder == "written" else ROOT / folder).rglob("*.toml")
+    paths = [path for path in found if path.parent.name != "rows"]
     assert paths
     for path in paths:
         first = path.read_text(encoding="utf-8").splitlines()[0]
@@ -279,10 +298,9 @@ def test_a_written_recipe_is_followed_by_its_commands(
     monkeypatch.chdir(tmp_path)
     assert run_command(["init", "mi300x-8b-single-turn.toml"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == [
-        "wrote mi300x-8b-single-turn.toml", "wrote mi300x-8b.toml", "wrote schema.json"
-    ]  # fmt: skip
-    assert '"forge run mi300x-8b-single-turn.toml"' in lines[3]
+    bases = ["mi300x-8b-single-turn.toml", "mi300x-8b.toml", "qwen3-8b-kernelbench.toml"]
+    assert lines[:4] == [f"wrote {name}" for name in [*bases, "schema.json"]]
+    assert '"forge run mi300x-8b-single-turn.toml"' in lines[4]
     assert run_command(["init", "mi300x-8b-single-turn"]) == 2
     assert "it exists already" in capsys.readouterr().err
 
@@ -305,7 +323,7 @@ def test_a_file_in_the_way_stops_init_before_anything_is_written(tmp_path: Path)
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"quickstart\.toml: cannot be written: No such file"):
-        write_recipe("quickstart", into=tmp_path / "absent")
+        write_recipe("quickstart", into=tmp_path / "absent" / "deep")
 
 
 def test_only_a_schema_of_forge_is_replaced(tmp_path: Path) -> None:

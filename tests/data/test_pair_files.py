@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.config.schema import DataTable
 from forge.data.answers import extract
-from forge.data.pairs.files import read_pairs
+from forge.data.pairs.files import kernelbook_pair, read_pairs, trinity_pair
+from forge.data.pairs.rows import BadRow, Unfit
 from forge.errors import ConfigError
 from tests.data.build.samples import kernelbook_row, write_rows
 from tests.prompting import PROMPTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forge.records import Pair
 
 DEEP = "[" * 100_000
@@ -34,17 +36,17 @@ def trinity_row(**changes: Any) -> dict[str, Any]:
     return {**row, **changes}
 
 
-def read(path: Path, rows: Any, format: str) -> list[Pair]:
-    write_rows(path, rows)
-    return read_pairs(DataTable(source="file", path=path, format=format), prompts=PROMPTS)  # type: ignore[arg-type]
+def said(text: str, **changes: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "content": text}], **changes}
 
 
-@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows.parquet"])
-def test_a_kernelbook_row_has_the_played_prompt_and_an_answer_that_the_judge_takes(
-    name: str, tmp_path: Path
-) -> None:
+def read(path: Path, rows: Any) -> list[Pair]:
+    return read_pairs(write_rows(path, rows), prompts=PROMPTS)
+
+
+def test_a_kernelbook_row_has_the_played_prompt_and_an_answer_that_the_judge_takes() -> None:
     row = kernelbook_row()
-    (pair,) = read(tmp_path / name, [row], "kernelbook")
+    pair = kernelbook_pair(row, number=1, prompts=PROMPTS)
     assert (pair.problem_id, pair.num_turns) == ("kernelbook/relu-1", 1)
     assert [m.role for m in pair.messages] == ["system", "user", "assistant"]
     assert "ReluPlus1New" in pair.messages[0].content
@@ -53,27 +55,27 @@ def test_a_kernelbook_row_has_the_played_prompt_and_an_answer_that_the_judge_tak
     assert found.code.strip() == row["triton_code"].strip()
 
 
-def test_an_answer_without_the_required_class_is_left_out_and_counted(
+def test_an_answer_without_the_required_class_must_not_be_trained_on() -> None:
+    row = kernelbook_row(triton_code="def call(args): ...")
+    with pytest.raises(Unfit, match="without the class that a judge calls"):
+        kernelbook_pair(row, number=1, prompts=PROMPTS)
+
+
+def test_a_row_that_is_left_out_is_counted_with_its_place(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = [kernelbook_row(), kernelbook_row(triton_code="def call(args): ...", uuid=8)]
+    asked = {"messages": [{"role": "user", "content": "?"}]}
     with caplog.at_level(logging.INFO, logger="forge.data.pairs.files"):
-        pairs = read(tmp_path / "rows.json", rows, "kernelbook")
-    assert [pair.problem_id for pair in pairs] == ["kernelbook/relu-1"]
-    left_out = "left out: 1 without the class that a judge calls (first: "
-    assert f"{left_out}rows.json, row 2)" in caplog.text
+        pairs = read(tmp_path / "rows.json", [said("a"), asked, said("a")])
+    assert len(pairs) == 1
+    assert "1 last message is no answer (first: rows.json, row 2)" in caplog.text
+    assert "1 the same again (first: rows.json, row 3)" in caplog.text
 
 
-def test_a_duplicate_row_is_trained_once(tmp_path: Path) -> None:
-    rows = [kernelbook_row(), kernelbook_row(uuid=9)]
-    assert len(read(tmp_path / "rows.jsonl", rows, "kernelbook")) == 1
-
-
-def test_a_trace_becomes_thinking_and_a_kernel(tmp_path: Path) -> None:
-    (pair,) = read(tmp_path / "rows.json", [trinity_row()], "trinity")
+def test_a_trace_becomes_thinking_and_a_kernel_in_the_block_that_prompts_ask_for() -> None:
+    pair = trinity_pair(trinity_row(), number=1, prompts=PROMPTS)
     answer = pair.messages[-1].content
-    assert answer.startswith("<think>\none program a row\n</think>")
-    assert "<triton>\nimport triton" in answer
+    assert answer.startswith("<think>\none program a row\n</think>\n\n```python\nimport triton")
     assert extract(answer).is_ok
     assert "ModelNew" in pair.messages[0].content
 
@@ -86,14 +88,14 @@ def test_a_trace_becomes_thinking_and_a_kernel(tmp_path: Path) -> None:
         json.dumps({"correctness": False, "fast_0": True}),
     ],
 )
-def test_a_trace_of_a_wrong_kernel_is_left_out(result: Any, tmp_path: Path) -> None:
-    rows = [trinity_row(), trinity_row(result=result, pytorch_code="another")]
-    assert len(read(tmp_path / "rows.json", rows, "trinity")) == 1
+def test_a_trace_of_a_wrong_kernel_must_not_be_trained_on(result: Any) -> None:
+    with pytest.raises(Unfit, match="wrong kernel"):
+        trinity_pair(trinity_row(result=result), number=1, prompts=PROMPTS)
 
 
-def test_the_prompt_of_a_trace_names_its_entry_point(tmp_path: Path) -> None:
+def test_the_prompt_of_a_trace_names_its_entry_point() -> None:
     row = trinity_row(triton_code="def triton_kernel_wrapper(x):\n    return x")
-    (pair,) = read(tmp_path / "rows.json", [row], "trinity")
+    pair = trinity_pair(row, number=1, prompts=PROMPTS)
     assert pair.messages[0].content == "Write triton_kernel_wrapper with Triton."
 
 
@@ -106,7 +108,7 @@ def test_messages_are_not_changed(as_text: bool, tmp_path: Path) -> None:
         {"role": "assistant", "content": "a kernel"},
     ]
     row = {"id": "one", "messages": json.dumps(messages) if as_text else messages}
-    (pair,) = read(tmp_path / "rows.parquet", [row], "messages")
+    (pair,) = read(tmp_path / "rows.parquet", [row])
     assert [(m.role, m.content) for m in pair.messages] == [
         (m["role"], m["content"]) for m in messages
     ]
@@ -116,42 +118,52 @@ def test_messages_are_not_changed(as_text: bool, tmp_path: Path) -> None:
 def test_a_directory_is_searched_for_all_kinds_of_files(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "README.md").write_text("no rows")
-    read(tmp_path / "deep" / "b.parquet", [trinity_row(pytorch_code="b")], "trinity")
-    read(tmp_path / "a.jsonl", [trinity_row(pytorch_code="a")], "trinity")
-    pairs = read_pairs(DataTable(source="file", path=tmp_path, format="trinity"), prompts=PROMPTS)
-    assert [pair.messages[1].content for pair in pairs] == ["a", "b"]
+    write_rows(tmp_path / "deep" / "b.parquet", [said("b")])
+    write_rows(tmp_path / "a.jsonl", [said("a")])
+    pairs = read_pairs(tmp_path, prompts=PROMPTS)
+    assert [pair.messages[0].content for pair in pairs] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("rows", "format", "words"),
+    ("to_pair", "row", "words"),
     [
-        ([{"text": "x"}], "kernelbook", "row 1 .*entry_point: found nothing; a text"),
-        ([kernelbook_row(), kernelbook_row(python_code=3)], "kernelbook", "row 2 .*found int"),
-        ([trinity_row(result={})], "trinity", "row 1 .*no correctness"),
-        ([trinity_row(result=DEEP)], "trinity", "row 1 .*no correctness"),
-        ([trinity_row(model_reasoning=3)], "trinity", "model_reasoning: found int; a text"),
-        ([trinity_row(model_reasoning="", thinking=7)], "trinity", "thinking: found int; a text"),
-        ([{"prompt": "x"}], "messages", "row 1 .*found columns prompt; a row has messages"),
-        ([{"messages": "no json"}], "messages", "text that is no JSON"),
-        ([{"messages": DEEP}], "messages", "text that is no JSON"),
-        (
-            [{"messages": [{"role": "bot", "content": ""}]}],
-            "messages",
-            "role: found bot; a message has a role of",
-        ),
-        (["a text"], "messages", "no object: found str; a JSON list of objects"),
-        ([kernelbook_row(triton_code="")], "kernelbook", "no row to train on.*left out: 1 without"),
-        ([], "messages", "no row to train on"),
+        (kernelbook_pair, {"text": "x"}, "entry_point: found nothing; a text"),
+        (kernelbook_pair, kernelbook_row(python_code=3), "python_code: found int"),
+        (trinity_pair, trinity_row(result={}), "no correctness"),
+        (trinity_pair, trinity_row(result=DEEP), "no correctness"),
+        (trinity_pair, trinity_row(model_reasoning=3), "model_reasoning: found int; a text"),
+        (trinity_pair, trinity_row(model_reasoning="", thinking=7), "thinking: found int; a text"),
     ],
 )
-def test_a_file_in_another_format_is_an_error_of_one_line(
-    rows: list[Any],
-    format: str,
-    words: str,
-    tmp_path: Path,
+def test_a_row_of_other_columns_names_what_was_found(
+    to_pair: Callable[..., Pair], row: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BadRow, match=words):
+        to_pair(row, number=1, prompts=PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([kernelbook_row()], 'row 1: .* `forge data build` with input.format = "kernelbook" makes'),
+        ([said("a"), trinity_row()], 'row 2: .* input.format = "trinity" makes'),
+        ([{"pytorch_code": "", "turns": []}], 'row 1: .* input.format = "traces" makes'),
+        ([{"prompt": "x"}], "row 1: found columns prompt; a row has messages"),
+        ([{"messages": "no json"}], "text that is no JSON"),
+        ([{"messages": DEEP}], "text that is no JSON"),
+        (
+            [{"messages": [{"role": "bot", "content": ""}]}],
+            "role: found bot; a message has a role of",
+        ),
+        (["a text"], "no object: found str; a JSON list of objects"),
+        ([], "no row to train on"),
+    ],
+)
+def test_a_file_without_conversations_is_an_error_of_one_line(
+    rows: list[Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=f"data.path: .*rows.json.*{words}") as caught:
-        read(tmp_path / "rows.json", rows, format)
+        read(tmp_path / "rows.json", rows)
     assert "\n" not in str(caught.value)
 
 
@@ -162,7 +174,7 @@ def test_lines_of_json_end_only_at_newlines(mark: str, end: str, tmp_path: Path)
     rows = [{"messages": [{"role": "assistant", "content": text}]} for text in texts]
     lines = end.join(json.dumps(row, ensure_ascii=False) for row in rows)
     (tmp_path / "rows.jsonl").write_bytes((mark + lines).encode())
-    pairs = read_pairs(DataTable(source="file", path=tmp_path / "rows.jsonl"), prompts=PROMPTS)
+    pairs = read_pairs(tmp_path / "rows.jsonl", prompts=PROMPTS)
     assert [pair.messages[0].content for pair in pairs] == texts
 
 
@@ -181,22 +193,22 @@ def test_a_file_that_does_not_match_its_suffix_is_an_error_of_one_line(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=words):
-        read_pairs(DataTable(source="file", path=tmp_path / name), prompts=PROMPTS)
+        read_pairs(tmp_path / name, prompts=PROMPTS)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_an_unreadable_file_is_an_error_of_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(ConfigError, match=f"data.path: .*{name}: cannot be read: "):
-        read_pairs(DataTable(source="file", path=tmp_path), prompts=PROMPTS)
+        read_pairs(tmp_path, prompts=PROMPTS)
 
 
 def test_a_directory_without_rows_and_a_missing_file_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no file"):
-        read_pairs(DataTable(source="file", path=tmp_path), prompts=PROMPTS)
+        read_pairs(tmp_path, prompts=PROMPTS)
     with pytest.raises(ConfigError, match="no such file"):
-        read_pairs(DataTable(source="file", path=tmp_path / "rows.json"), prompts=PROMPTS)
+        read_pairs(tmp_path / "rows.json", prompts=PROMPTS)
     (tmp_path / "rows.json").write_text("[]")
     (tmp_path / "more.json.gz").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"more.json.gz: found .gz; \*.json"):
-        read_pairs(DataTable(source="file", path=tmp_path), prompts=PROMPTS)
+        read_pairs(tmp_path, prompts=PROMPTS)

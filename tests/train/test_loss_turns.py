@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.config.schema import SftStage
+from forge.config.schema import DataTable, SftStage
 from forge.data.chat import ChatTemplate, TrainingRow
 from forge.records import Message, Pair
 from forge.runner.stages.sft import write_rows
@@ -212,7 +212,9 @@ def test_a_stage_writes_a_row_per_turn_and_counts_each_row_that_is_too_long(
 
     def written(**keys: object) -> tuple[int, int]:
         stage = SftStage(kind="sft", steps=1, learning_rate=1e-3, **keys)  # type: ignore[arg-type]
-        return write_rows([pair], chats["qwen3"], stage=stage, path=tmp_path / "rows.jsonl")
+        path = tmp_path / "rows.jsonl"
+        (rows,) = write_rows([pair], chats["qwen3"], stage=stage, path=path, data=DataTable())
+        return rows.num_rows, rows.num_dropped
 
     assert written() == (1, 0)
     assert written(loss_turns="all") == (3, 0)

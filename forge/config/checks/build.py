@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.config.checks.mistake import Mistake, absent, mistake
+from forge.config.checks.problems import check_rows
+from forge.config.schema.problems import is_hub_name
 
 if TYPE_CHECKING:
     from forge.config.schema.build import DataBuild
@@ -17,13 +19,14 @@ PROMPT_FILES = ("system", "first", "feedback", "example")
 
 def check_build(build: DataBuild) -> Iterator[Mistake]:
     """Mistakes that concern several keys, or the files of this machine."""
-    if not build.input.path.exists():
-        yield absent(f"{build.input.path}: no such file or directory", "input", "path")
+    yield from check_rows(build.input.path, "input", "path")
     if build.filters.length and build.tokenizer.path is None:
         text = "missing; a model's directory, or filters.length = false"
         yield mistake(text, "tokenizer", "path")
-    if build.tokenizer.path is not None and not build.tokenizer.path.is_dir():
-        yield absent(f"{build.tokenizer.path}: no such directory", "tokenizer", "path")
+    tokenizer = build.tokenizer.path
+    if tokenizer is not None and not (tokenizer.is_dir() or is_hub_name(str(tokenizer))):
+        text = f'found "{tokenizer}", which is not a directory; a directory or a hub name'
+        yield absent(text, "tokenizer", "path")
     if build.filters.min_tokens > build.filters.max_tokens:
         text = f"found {build.filters.min_tokens}; at most filters.max_tokens"
         yield mistake(text, "filters", "min_tokens")

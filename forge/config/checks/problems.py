@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from forge.config.checks.mistake import absent, mistake
 from forge.config.schema.problems import (
+    DataSourceTable,
     ProblemsTable,
     SourceTable,
     find_shape_mistakes,
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forge.config.checks.mistake import Mistake
-    from forge.config.schema import Experiment, KeyPath, ProblemSource
+    from forge.config.schema import DataTable, Experiment, KeyPath, ProblemSource
+    from forge.config.schema.base import Table
 
 
 CLONE = "git clone https://github.com/ScalingIntelligence/KernelBench"
@@ -28,8 +30,7 @@ CLONE = "git clone https://github.com/ScalingIntelligence/KernelBench"
 def check_problems(experiment: Experiment) -> Iterator[Mistake]:
     """Keys that belong to the chosen sources of problems, and files that exist."""
     problems = experiment.problems
-    if problems.sources is not None:
-        yield from _check_single_keys(problems)
+    yield from _check_single_keys("problems", problems, SourceTable)
     for index, part in enumerate(problems.parts()):
         at: KeyPath = ("problems",) if problems.sources is None else ("problems", "sources", index)
         if part.source == "generated":
@@ -40,7 +41,7 @@ def check_problems(experiment: Experiment) -> Iterator[Mistake]:
         yield from _check_generator(experiment)
     else:
         yield from _check_no_generator(problems)
-    if experiment.model.init and not problems.has_generated and experiment.data.source != "file":
+    if experiment.model.init and not problems.has_generated and not experiment.data.has_files:
         yield mistake(
             "found no generated problems with model.init, whose tokenizer learns from answers; "
             'set data.source = "file" for rows of a file, or start from model.path',
@@ -49,21 +50,21 @@ def check_problems(experiment: Experiment) -> Iterator[Mistake]:
     yield from _check_levels(problems)
 
 
-def _check_single_keys(problems: ProblemsTable) -> Iterator[Mistake]:
+def _check_single_keys(
+    name: str, table: ProblemsTable | DataTable, single: type[Table]
+) -> Iterator[Mistake]:
     """With several sources, no keys of a single one, and the generator once."""
-    for name, field in SourceTable.model_fields.items():
-        if getattr(problems, name) == field.get_default(
-            call_default_factory=True, validated_data={}
-        ):
-            continue
-        yield mistake(
-            "set together with problems.sources; set it in each of them", "problems", name
-        )
-    kinds = [part.source for part in problems.parts()]
+    if table.sources is None:
+        return
+    for key, field in single.model_fields.items():
+        default = field.get_default(call_default_factory=True, validated_data={})
+        if getattr(table, key) != default:
+            yield mistake(f"set together with {name}.sources; set it in each of them", name, key)
+    kinds = [part.source for part in table.sources]
     for index, kind in enumerate(kinds):
         if kind == "generated" and kind in kinds[:index]:
             text = 'found "generated" a second time; one of all sources'
-            yield mistake(text, "problems", "sources", index, "source")
+            yield mistake(text, name, "sources", index, "source")
 
 
 def _check_generated(part: ProblemSource, at: KeyPath) -> Iterator[Mistake]:
@@ -114,7 +115,7 @@ def _check_files(part: ProblemSource, at: KeyPath) -> Iterator[Mistake]:
     elif part.source == "dir" and not any(path.rglob("*.py")):
         yield absent(f'found "{path}", which has no *.py files', *at, "path")
     elif part.source == "file":
-        yield from _check_rows(path, *at, "path")
+        yield from check_rows(path, *at, "path")
     if part.shapes is not None:
         for index, text in find_shape_mistakes(part.shapes):
             yield mistake(text, *at, "shapes", *(() if index is None else (index,)))
@@ -131,7 +132,7 @@ def _check_levels(problems: ProblemsTable) -> Iterator[Mistake]:
             yield mistake(text, "problems", name)
 
 
-def _check_rows(path: Path, *at: str | int) -> Iterator[Mistake]:
+def check_rows(path: Path, *at: str | int) -> Iterator[Mistake]:
     """A file or directory that exists, or the name of a data set on the hub."""
     if not path.exists() and not is_hub_name(str(path)):
         text = f'found "{path}", which does not exist; a file of rows, a directory or a hub name'
@@ -147,12 +148,20 @@ def _how_to_clone(path: Path) -> str:
 
 
 def check_data(experiment: Experiment) -> Iterator[Mistake]:
-    """A file of SFT rows exactly if the source is a file."""
+    """A file of SFT rows exactly if a source is a file, and each file once."""
     data = experiment.data
-    if data.source == "generated":
-        if data.path:
-            yield mistake('found a path; allowed with source = "file" only', "data", "path")
-    elif not data.path:
-        yield mistake('found source = "file" without path; set path to the rows', "data", "source")
-    else:
-        yield from _check_rows(data.path, "data", "path")
+    yield from _check_single_keys("data", data, DataSourceTable)
+    paths: list[Path] = []
+    for index, part in enumerate(data.parts()):
+        at: KeyPath = ("data",) if data.sources is None else ("data", "sources", index)
+        if part.source == "generated":
+            if part.path:
+                yield mistake('found a path; allowed with source = "file" only', *at, "path")
+        elif not part.path:
+            yield mistake('found source = "file" without path; set path to the rows', *at, "source")
+        elif part.path in paths:
+            text = f'found "{part.path}" a second time; one source, with both weights'
+            yield mistake(text, *at, "path")
+        else:
+            paths.append(part.path)
+            yield from check_rows(part.path, *at, "path")

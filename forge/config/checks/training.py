@@ -127,7 +127,7 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
     for index, stage in enumerate(experiment.stage):
         if isinstance(stage, SftStage):
             is_random = False
-            if not experiment.problems.has_generated and experiment.data.source != "file":
+            if not experiment.problems.has_generated and experiment.data.has_generated:
                 yield mistake(
                     'found "sft", which needs answers, and only generated problems have some; '
                     'set data.source = "file" for rows of a file, or use grpo or eval with a model '
@@ -156,6 +156,9 @@ def check_training(experiment: Experiment) -> Iterator[Mistake]:
         yield from _check_learning_rate(stage, index)
         if isinstance(stage, SftStage) and stage.loss_turns == "all":
             yield from _check_loss_turns(experiment, index)
+        if isinstance(stage, SftStage) and stage.packing and experiment.data.weights:
+            text = "found true with weights of data.sources, which choose the rows of each step"
+            yield mistake(f"{text}; false, or no weights", "stage", index, "packing")
         if isinstance(stage, GrpoStage) and stage.share_prefixes is True:
             yield from _check_attention(stage, index)
         if stage.context_parallel > 1:
@@ -171,7 +174,7 @@ def check_training(experiment: Experiment) -> Iterator[Mistake]:
 
 def _check_loss_turns(experiment: Experiment, index: int) -> Iterator[Mistake]:
     data = experiment.data
-    if data.source == "generated" and data.repair_share:
+    if data.has_generated and data.repair_share:
         yield mistake(
             'found "all" with generated repairs, whose earlier answers are wrong on purpose; '
             '"last", or data.repair_share = 0',

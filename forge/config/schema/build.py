@@ -15,7 +15,8 @@ class InputTable(Table):
     """`[input]`: the rows to read."""
 
     path: PathValue
-    """File of rows (JSON, JSON lines or Parquet), or directory of them, relative to this file."""
+    """File of rows (JSON, JSON lines or Parquet), directory of them, or data set on the hub, such
+    as "GPUMODE/KernelBook"; relative to this file."""
     format: Literal["messages", "kernelbook", "trinity", "traces"] = "messages"
     """Columns of the rows. messages: conversations, in the columns that data.format lists.
     kernelbook, trinity: the columns of these data sets. traces: several turns with results
@@ -32,7 +33,7 @@ class TokenizerTable(Table):
     """`[tokenizer]`: the tokens that lengths are counted in."""
 
     path: PathValue | None = None
-    """Directory of the model that will be trained: tokenizer.json and its chat template."""
+    """Directory or hub name of the model that will be trained: its tokenizer and chat template."""
     chat_template: str | None = None
     """`model.chat_template` of the run that will train: "chatml", a file, or its text."""
 

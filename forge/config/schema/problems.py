@@ -179,19 +179,37 @@ class ProblemsTable(SourceTable):
         return any(part.source != "generated" for part in self.parts())
 
 
-class DataTable(Table):
-    """`[data]`: rows for supervised fine-tuning."""
+class DataSourceTable(Table):
+    """Keys of one source of rows: those of `[data]` and of each `[[data.sources]]`."""
 
     source: Literal["generated", "file"] = "generated"
     """Origin of the rows: the generator's own answers, or a file."""
     path: PathValue | None = None
-    """File of rows (JSON, JSON lines or Parquet), directory of them, or data set on the hub, such
-    as "GPUMODE/KernelBook"; relative to this file or to the working directory; for source =
-    "file"."""
-    format: Literal["messages", "kernelbook", "trinity"] = "messages"
-    """Columns of the rows in a file. messages: conversations, as messages (role, content),
-    conversations (from, value: ShareGPT), prompt and completion or response, or instruction, input
-    and output (Alpaca), each row by its own columns. kernelbook, trinity: these data sets."""
+    """File of conversations (JSON, JSON lines or Parquet), directory of them, or data set on the
+    hub; relative to this file or to the working directory; for source = "file". Each row is read by
+    its columns: messages (role, content), conversations (from, value: ShareGPT), prompt and
+    completion or response, or instruction, input and output (Alpaca). "forge data build" makes
+    such a file of KernelBook or of reasoning traces."""
+
+
+class DataSource(DataSourceTable):
+    """A `[[data.sources]]`: one of several sources of rows."""
+
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Relative frequency of this source's rows in SFT; absent means their number. An epoch has as
+    many rows as all sources together, and each source's share of them: rows of a source with a
+    large weight occur several times in it, all equally often."""
+
+
+class DataTable(DataSourceTable):
+    """`[data]`: rows for supervised fine-tuning."""
+
+    sources: list[DataSource] | None = Field(
+        default=None,
+        min_length=1,
+        json_schema_extra={"allowed": "one [[data.sources]] or more"},
+    )
+    """Several sources of rows, instead of source and path of one."""
     pairs_per_problem: Positive = 1
     """Single-turn rows generated per problem."""
     static_share: Share = 0.0
@@ -201,6 +219,37 @@ class DataTable(Table):
     repair_share: Share = 0.2
     """Multi-turn rows per single-turn row. Each has one or two wrong answers, the judge's feedback
     on them, and the repaired answer; never more turns than a rollout."""
+
+    def parts(self) -> list[DataSource]:
+        """All sources; the keys of a single one count as a list of one."""
+        if self.sources is not None:
+            return self.sources
+        return [DataSource.model_construct(source=self.source, path=self.path)]
+
+    def key_of(self, index: int) -> str:
+        """Prefix of the keys of one of the sources: `data.` or `data.sources.1.`."""
+        return "data." if self.sources is None else f"data.sources.{index}."
+
+    def origin_of(self, index: int) -> str:
+        """Name of a source: `generated`, or its path, shortened to folder and file."""
+        path = self.parts()[index].path
+        return "generated" if path is None else "/".join(path.parts[-2:])
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """Weights by index of the sources that have one."""
+        parts = enumerate(self.parts())
+        return {index: part.weight for index, part in parts if part.weight is not None}
+
+    @property
+    def has_generated(self) -> bool:
+        """True if the generator makes some of the rows."""
+        return any(part.source == "generated" for part in self.parts())
+
+    @property
+    def has_files(self) -> bool:
+        """True if some rows come from files."""
+        return any(part.source == "file" for part in self.parts())
 
 
 def find_shape_mistakes(

@@ -23,12 +23,12 @@ from forge.data.pairs.conversations import THOUGHTS, thinking_of
 from forge.data.pairs.files import (
     WRAPPER,
     answer_name,
+    answer_text,
     kernelbook_pair,
     messages_pair,
     parsed,
     result_of,
     trinity_pair,
-    triton_answer,
 )
 from forge.data.pairs.rows import BadRow, Unfit, text_of
 from forge.records import Message, Pair, Reason, Status, Timing, Verdict
@@ -266,7 +266,7 @@ def _with_final(row: Mapping[str, Any], attempts: Sequence[TraceTurn]) -> list[T
 
 
 def _exchange(attempt: TraceTurn, prompts: PromptSet) -> tuple[Message, Message]:
-    answer = triton_answer(attempt.code, attempt.thoughts, prompts=prompts)
+    answer = answer_text(attempt.code, attempt.thoughts, prompts=prompts)
     return Message(role="assistant", content=answer), _words(attempt, prompts)
 
 

@@ -1,10 +1,9 @@
-"""SFT rows from files: JSON, JSON lines or Parquet, in one of the formats of `data.format`.
+"""SFT rows from files: JSON, JSON lines or Parquet.
 
-Called while a run is prepared, in a thread. A row that does not match the format is an error, which
-names file and row; a row that must not be trained on (a wrong kernel, a duplicate) is left out,
-counted by its reason, and shown at the run's start.
-
-`messages`: a conversation in any of the columns of `conversations.py`.
+`read_pairs` is called while a run is prepared, in a thread, and reads conversations alone, in any
+of the columns of `conversations.py`. A row that is none is an error, which names file and row; a
+row that must not be trained on (a duplicate) is left out, counted by its reason, and shown at the
+run's start. The other formats are read by `forge data build`.
 
 `kernelbook`: a PyTorch module and the Triton code that torch.compile made from it. Columns used:
 `entry_point`, the name of the module; `python_code`, which defines it with `get_inputs` and
@@ -13,9 +12,8 @@ as in a run, so the judge accepts what is trained.
 
 `trinity`: PyTorch code, thinking and a Triton kernel. Columns used: `pytorch_code`,
 `model_reasoning` or another field of thinking, `triton_code`, `result` with `correctness` and
-`fast_0` (an object, or the same as JSON text), `sample_key`. As in the recipe, only correct kernels
-are trained, as `<think>…</think>` and `<triton>…</triton>`. If the kernel's entry point has another
-name than the judge's, the prompt asks for that name.
+`fast_0` (an object, or the same as JSON text), `sample_key`. Only correct kernels are trained. If
+the kernel's entry point has another name than the judge's, the prompt asks for that name.
 """
 
 from __future__ import annotations
@@ -33,6 +31,7 @@ from forge.data.pairs.rows import (
     LeftOut,
     Unfit,
     code_of,
+    columns_of,
     is_unicode,
     row_files,
     rows_of,
@@ -43,8 +42,8 @@ from forge.records import Message, Pair, Problem, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
-    from forge.config.schema import DataTable
     from forge.data.prompts.prompt_set import PromptSet
 
 WRAPPER = "triton_kernel_wrapper"
@@ -70,7 +69,7 @@ def kernelbook_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) 
         split=Split.SFT,
         entry_point=entry_point,
     )
-    return _pair(problem, prompts.first_messages(problem), f"```python\n{code.strip()}\n```")
+    return _pair(problem, prompts.first_messages(problem), answer_text(code, prompts=prompts))
 
 
 def trinity_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> Pair:
@@ -93,12 +92,13 @@ def trinity_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> 
         split=Split.SFT,
     )
     asked = prompts.first_messages(problem, answer_name=answer_name(code))
-    return _pair(problem, asked, triton_answer(code, thinking_of(row), prompts=prompts))
+    return _pair(problem, asked, answer_text(code, thinking_of(row), prompts=prompts))
 
 
-def triton_answer(code: str, thoughts: Sequence[str], *, prompts: PromptSet) -> str:
-    """A kernel in Trinity's tags, after its thinking. Raises BadThinking."""
-    answer = f"<triton>\n{code.strip()}\n</triton>"
+def answer_text(code: str, thoughts: Sequence[str] = (), *, prompts: PromptSet) -> str:
+    """An answer in the form that prompts ask for: its thinking, then a fenced block. Raises
+    BadThinking."""
+    answer = f"```python\n{code.strip()}\n```"
     return with_thinking(answer, thoughts, tag=prompts.thinking)
 
 
@@ -139,9 +139,28 @@ def parsed(value: Any) -> Any:
 logger = logging.getLogger(__name__)
 
 
+LEFT_OUT = "`forge data build` leaves such rows out, and lists them"
+BUILT = {
+    "kernelbook": {"python_code", "triton_code"},
+    "trinity": {"pytorch_code", "triton_code"},
+    "traces": {"pytorch_code", "turns"},
+}
+"""Columns of the formats that only a build reads."""
+
+
+def built_format(row: Mapping[str, Any]) -> str | None:
+    """The format of a build that has the columns of a row; None if it is none of `BUILT`."""
+    return next((name for name, columns in BUILT.items() if columns <= row.keys()), None)
+
+
 def messages_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> Pair:
     """A row with a conversation. Its id is `id`, or the row's number. It keeps its own messages,
     whatever the prompts of the run."""
+    if "messages" not in row and (format := built_format(row)):
+        raise BadRow(
+            f"found columns {columns_of(row)}, which are no conversation; `forge data build` with "
+            f'input.format = "{format}" makes conversations of them'
+        )
     messages = conversation(row, tag=prompts.thinking)
     num_turns = sum(message.role == "assistant" for message in messages)
     name = row.get("id")
@@ -149,35 +168,27 @@ def messages_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) ->
     return Pair(problem_id=problem_id, messages=messages, num_turns=num_turns)
 
 
-FORMATS: dict[str, Callable[..., Pair]] = {
-    "messages": messages_pair,
-    "kernelbook": kernelbook_pair,
-    "trinity": trinity_pair,
-}
-
-
 def read_pairs(
-    table: DataTable, *, prompts: PromptSet, say: Callable[[str], None] = logger.info
+    path: Path, *, prompts: PromptSet, key: str = KEY, say: Callable[[str], None] = logger.info
 ) -> list[Pair]:
-    """The rows of `table.path` in the order of the files, without duplicates, with the prompts of
-    the run where a row has none, and with its tag of thinking.
+    """The conversations of a file or directory in the order of the files, without duplicates, with
+    the run's tag of thinking.
 
     Args:
+        key: key that messages name.
         say: gets the number of rows, and what was left out and why.
 
     Raises:
         ConfigError: no such file, a row that does not match the format, or no row to train on.
         MachineError: a Parquet file, and pyarrow is missing.
     """
-    assert table.path is not None
-    to_pair = FORMATS[table.format]
     pairs: dict[tuple[Message, ...], Pair] = {}
     left_out, bare = LeftOut(), LeftOut()
-    for file in row_files(table.path):
-        for number, row in enumerate(rows_of(file), start=1):
+    for file in row_files(path, key=key):
+        for number, row in enumerate(rows_of(file, key=key), start=1):
             place = f"{file.name}, row {number}"
             try:
-                pair = to_pair(row, number=number, prompts=prompts)
+                pair = messages_pair(row, number=number, prompts=prompts)
                 messages = retag(pair.messages, tag=prompts.thinking)
                 if not all(is_unicode(one.content) for one in messages):
                     raise Unfit("text that is no Unicode")
@@ -185,20 +196,15 @@ def read_pairs(
                 left_out.add(str(reason), place)
                 continue
             except BadRow as err:
-                raise ConfigError(
-                    f'{KEY}: {file}, row {number} ("{table.format}"): {err}; `forge data build` '
-                    "leaves such rows out, and lists them"
-                ) from None
+                advice = "" if built_format(row) else f"; {LEFT_OUT}"
+                raise ConfigError(f"{key}: {file}, row {number}: {err}{advice}") from None
             if not prompts.thinking and messages != pair.messages:
                 bare.add("trained without their thinking, as prompt.thinking is empty", place)
             if messages in pairs:
                 left_out.add("the same again", place)
             pairs.setdefault(messages, replace(pair, messages=messages))
     if not pairs:
-        raise ConfigError(
-            f'{KEY}: {table.path}: no row to train on in format "{table.format}"; left out: '
-            f"{left_out}"
-        )
+        raise ConfigError(f"{key}: {path}: no row to train on; left out: {left_out}")
     said = f"; {bare}" if bare.counts else ""
-    say(f"{len(pairs)} rows from {table.path}; left out: {left_out}{said}")
+    say(f"{len(pairs)} rows from {path}; left out: {left_out}{said}")
     return list(pairs.values())

@@ -34,7 +34,7 @@ def needs_pairs(experiment: Experiment) -> bool:
 
 def makes_pairs(experiment: Experiment) -> bool:
     """True if the generator makes the pairs, whose broken answers are judged."""
-    return needs_pairs(experiment) and experiment.data.source == "generated"
+    return needs_pairs(experiment) and experiment.data.has_generated
 
 
 def needs_judges(experiment: Experiment) -> bool:

@@ -60,7 +60,7 @@ def _prepare(experiment: Experiment, *, machine: Machine, num_judge_gpus: int) -
     workers = experiment.judge.workers
     num_judged, most = 0, most_broken(turns_played(experiment))
     if most and any(isinstance(stage, SftStage) for stage in experiment.stage):
-        repaired = (_num_pairs(experiment) or 0) * experiment.data.repair_share
+        repaired = _num_pairs(experiment) * experiment.data.repair_share
         num_judged = int(repaired * (1 + most) / 2)
     start_s = costs.START_S["supervisor"] + workers * costs.START_S["judge"]
     start_s += costs.START_S["replica"] * experiment.serve.replicas * needs_serving(experiment)
@@ -77,11 +77,11 @@ def _prepare(experiment: Experiment, *, machine: Machine, num_judge_gpus: int) -
     )
 
 
-def _num_pairs(experiment: Experiment) -> int | None:
-    """One-turn rows that the generator makes; None if rows come from a file."""
+def _num_pairs(experiment: Experiment) -> int:
+    """One-turn rows that the generator makes."""
     problems = experiment.problems
-    if experiment.data.source != "generated":
-        return None
+    if not experiment.data.has_generated:
+        return 0
     num_sft = min(sum(problems.sft_by_level), problems.num_problems - problems.num_heldout)
     return num_sft * experiment.data.pairs_per_problem
 
@@ -103,10 +103,9 @@ def _sft(
 ) -> tuple[float, float] | tuple[None, None]:
     num_rows = stage.steps * stage.batch_size
     if stage.epochs is not None:
-        num_pairs = _num_pairs(experiment)
-        if num_pairs is None:
+        if experiment.data.has_files:
             return None, None
-        num_rows = stage.epochs * num_pairs * (1 + experiment.data.repair_share)
+        num_rows = stage.epochs * _num_pairs(experiment) * (1 + experiment.data.repair_share)
     cpu_s = costs.START_S["trainer"] + costs.train_s(num_rows * costs.ROW_TOKENS, params=params)
     return cpu_s, cpu_s / min(stage.threads, machine.cores)
 
@@ -161,10 +160,20 @@ def _work(experiment: Experiment, stage: Stage) -> str:
         return f"{size}, up to {_count(turns, 'turn')}"
     if isinstance(stage, SftStage):
         length = f"{stage.steps} steps" if stage.epochs is None else f"{stage.epochs:g} epochs"
-        return f"{length} × {stage.batch_size} rows"
+        return f"{length} × {stage.batch_size} rows{_sources(experiment)}"
     rollout = experiment.rollout
     size = f"{rollout.groups_per_step} groups × {rollout.group_size} rollouts"
     return f"{stage.steps} steps × {size}, up to {_count(rollout.max_turns, 'turn')}"
+
+
+def _sources(experiment: Experiment) -> str:
+    """The sources of rows with their weights, if there are several."""
+    data = experiment.data
+    names = [
+        data.origin_of(index) + (f" (weight {part.weight:g})" if part.weight else "")
+        for index, part in enumerate(data.sources or ())
+    ]
+    return f" of {', '.join(names)}" if names else ""
 
 
 def _count(num: int, noun: str) -> str:

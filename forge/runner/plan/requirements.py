@@ -81,7 +81,7 @@ def require_problems(experiment: Experiment, machine: Machine) -> int:
         return table.num_heldout
     problems = load_problems(table, seed=experiment.seed)
     for index, stage in enumerate(experiment.stage):
-        if isinstance(stage, SftStage) and experiment.data.source == "file":
+        if isinstance(stage, SftStage) and not experiment.data.has_generated:
             continue  # its rows come from elsewhere
         split = Split(stage.kind) if not isinstance(stage, EvalStage) else Split.HELDOUT
         if not in_split(problems, split):

@@ -20,13 +20,18 @@ from forge.views.text.numbers import gigabytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from forge.config.schema import Experiment, ModelTable
+    from forge.config.schema import DataTable, Experiment, ModelTable, ProblemsTable
+    from forge.config.schema.build import DataBuild
 
 NEEDED = ("config.json", "tokenizer.json")
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 """Files of a hub repository that are downloaded."""
 ROW_FILES = (("*.parquet",), ("*.jsonl", "*.json"))
 """Files of a data set, the preferred kind first: many repositories have the same rows in both."""
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
+"""Files that `ChatTemplate` reads."""
 Kind = Literal["model", "dataset"]
 NOUNS = {
     "model": "a directory here nor a model on the hub",
@@ -85,23 +90,41 @@ def locate_rows(experiment: Experiment, *, say: Callable[[str], None] | None = N
         ConfigError: no such data set, or no rows in it.
         MachineError: the network or the disk failed.
     """
-    data, problems = experiment.data, experiment.problems
-    if data.source == "file" and data.path is not None:
-        data = data.model_copy(update={"path": _locate(data.path, key="data.path", say=say)})
-    if problems.sources is None and problems.source == "file" and problems.path is not None:
-        path = _locate(problems.path, key="problems.path", say=say)
-        problems = problems.model_copy(update={"path": path})
-    elif problems.sources is not None:
-        parts = [
-            part
-            if part.source != "file" or part.path is None
-            else part.model_copy(
-                update={"path": _locate(part.path, key=f"{problems.key_of(index)}path", say=say)}
-            )
-            for index, part in enumerate(problems.sources)
-        ]
-        problems = problems.model_copy(update={"sources": parts})
-    return experiment.model_copy(update={"data": data, "problems": problems})
+    tables = {"data": experiment.data, "problems": experiment.problems}
+    return experiment.model_copy(
+        update={name: _located(table, say=say) for name, table in tables.items()}
+    )
+
+
+def locate_build(build: DataBuild, *, say: Callable[[str], None] | None = None) -> DataBuild:
+    """The build with directories in the local cache in place of hub names. Raises as
+    `locate_rows`."""
+    rows = build.input.model_copy(
+        update={"path": _locate(build.input.path, key="input.path", say=say)}
+    )
+    tokenizer = build.tokenizer
+    if tokenizer.path is not None and not tokenizer.path.is_dir():
+        path = fetch_snapshot(
+            str(tokenizer.path), key="tokenizer.path", kind="model", patterns=TOKENIZER_FILES
+        )
+        tokenizer = tokenizer.model_copy(update={"path": path})
+    return build.model_copy(update={"input": rows, "tokenizer": tokenizer})
+
+
+def _located(
+    table: DataTable | ProblemsTable, *, say: Callable[[str], None] | None
+) -> DataTable | ProblemsTable:
+    """The table with a directory in place of each hub name."""
+    parts = [
+        part
+        if part.source != "file" or part.path is None
+        else part.model_copy(
+            update={"path": _locate(part.path, key=f"{table.key_of(index)}path", say=say)}
+        )
+        for index, part in enumerate(table.parts())
+    ]
+    update = {"path": parts[0].path} if table.sources is None else {"sources": parts}
+    return table.model_copy(update=update)
 
 
 def _locate(path: Path, *, key: str, say: Callable[[str], None] | None) -> Path:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,31 +68,46 @@ async def prepare_pairs(
     file = _pairs_file(paths)
     if file.exists():
         return load_pairs(paths)
-    if experiment.data.source == "file":  # a judge may run for later stages
-        from forge.data.pairs.files import read_pairs
-
-        pairs = await anyio.to_thread.run_sync(
-            lambda: without_heldout(
-                read_pairs(experiment.data, prompts=prompts, say=say), problems, experiment, say=say
-            )
-        )
-    elif experiment.problems.has_generated:
-        assert judge is not None, "generated pairs need a judge"
-        pairs = await make_pairs(
-            [problem for problem in problems if problem.split is Split.SFT],
-            experiment.data,
-            prompts=prompts,
-            max_turns=turns_played(experiment),
-            seed=experiment.seed,
-            judge=_counted(judge, progress),
-        )
-    else:
+    if experiment.data.has_generated and not experiment.problems.has_generated:
         raise ConfigError(
             'problems: none has an answer to train on: an sft stage and model.init = "tiny" need '
             'source = "generated", or data.source = "file"'
         )
+    pairs: list[Pair] = []
+    for index, part in enumerate(experiment.data.parts()):
+        if part.source == "generated":
+            assert judge is not None, "generated pairs need a judge"
+            found = await make_pairs(
+                [problem for problem in problems if problem.split is Split.SFT],
+                experiment.data,
+                prompts=prompts,
+                max_turns=turns_played(experiment),
+                seed=experiment.seed,
+                judge=_counted(judge, progress),
+            )
+        else:
+            read = partial(_read_file, experiment, index, problems, prompts=prompts, say=say)
+            found = await anyio.to_thread.run_sync(read)
+        pairs += [replace(pair, source=index) for pair in found]
     write_kept(file, "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
     return pairs
+
+
+def _read_file(
+    experiment: Experiment,
+    index: int,
+    problems: Sequence[Problem],
+    *,
+    prompts: PromptSet,
+    say: Callable[[str], None],
+) -> list[Pair]:
+    """The rows of a source that is a file. Raises ConfigError, which names its key."""
+    from forge.data.pairs.files import read_pairs
+
+    path, key = experiment.data.parts()[index].path, f"{experiment.data.key_of(index)}path"
+    assert path is not None
+    pairs = read_pairs(path, key=key, prompts=prompts, say=say)
+    return without_heldout(pairs, problems, experiment, place=f"{key}: {path}", say=say)
 
 
 def _counted(judge: Judge, progress: Progress) -> Judge:
@@ -199,14 +215,16 @@ def without_heldout(
     problems: Sequence[Problem],
     experiment: Experiment,
     *,
+    place: str,
     say: Callable[[str], None] = logger.info,
 ) -> list[Pair]:
-    """The rows to train on. Takes up to a second per thousand rows.
+    """The rows of a file to train on; `place` is its key and path. Takes up to a second per
+    thousand rows.
 
     Raises:
         ConfigError: a row asks for the code of a held-out problem, or all rows do.
     """
-    table, path = experiment.problems, experiment.data.path
+    table = experiment.problems
     heldout = digests_of_heldout(problems)
     if table.duplicates == "allow" or not heldout or not _evaluates_after_sft(experiment):
         return list(pairs)
@@ -220,9 +238,9 @@ def without_heldout(
     first, name = next(iter(clashes.items()))
     text = clash(f"row {pairs[first].problem_id}", name, num=len(clashes))
     if table.duplicates == "refuse" or len(clashes) == len(pairs):
-        raise ConfigError(f"data.path: {path}: {text}")
+        raise ConfigError(f"{place}: {text}")
     row = f"row {pairs[first].problem_id} of {name}"
-    say(f"{len(clashes)} rows from {path} left out, as duplicates of held-out problems: {row}")
+    say(f"{place}: {len(clashes)} rows left out, as duplicates of held-out problems: {row}")
     return [pair for index, pair in enumerate(pairs) if index not in clashes]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from forge.config.schema import SftStage
+    from forge.config.schema import DataTable, SftStage
     from forge.data.chat import ChatTemplate, TrainingRow
     from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights
@@ -37,14 +38,15 @@ async def run_sft_stage(
     """Run a `[[stage]]` of kind sft; from step `back_to` if given. Raises as `own_trainer`."""
     rows = data_dir(run.paths) / f"rows-{index}.jsonl"
     if not rows.exists():
-        pairs = load_pairs(run.paths)
-        kept, dropped = await anyio.to_thread.run_sync(
-            lambda: write_rows(pairs, run.prompter.chat, stage=stage, path=rows)
+        pairs, data = load_pairs(run.paths), run.experiment.data
+        counts = await anyio.to_thread.run_sync(
+            lambda: write_rows(pairs, run.prompter.chat, stage=stage, path=rows, data=data)
         )
-        message = f"{kept} rows, {dropped} dropped as longer than {stage.max_length} tokens"
-        if dropped:
+        message = _describe(counts, max_length=stage.max_length)
+        if len(counts) > 1 or counts[0].num_dropped:
             run.console.say(f"sft-{index}: {message}")
-        await run.writer.put(Event(at=time.time(), kind="sft_rows", message=message))
+        facts = {"sources": [asdict(count) for count in counts]}
+        await run.writer.put(Event(at=time.time(), kind="sft_rows", message=message, data=facts))
     stage = await anyio.to_thread.run_sync(with_steps, stage, rows)
     shelf = BatchShelf(run.paths.batches, stage=index)  # stays empty: the trainer has its rows
     checkpoints = StageCheckpoints(
@@ -78,36 +80,75 @@ def with_steps(stage: SftStage, rows_path: Path) -> SftStage:
     return stage.model_copy(update={"steps": steps})
 
 
+@dataclass(slots=True, kw_only=True)
+class SourceRows:
+    """The rows of a source in a stage."""
+
+    origin: str
+    num_rows: int = 0
+    num_dropped: int = 0
+    """Rows longer than max_length."""
+    share: float = 1.0
+    """Share of the trained rows that come from this source."""
+
+
 def write_rows(
-    pairs: Sequence[Pair], chat: ChatTemplate, *, stage: SftStage, path: Path
-) -> tuple[int, int]:
-    """Render pairs to rows of token ids with the trained answers marked; returns the number of rows
-    written and of rows too long.
+    pairs: Sequence[Pair], chat: ChatTemplate, *, stage: SftStage, path: Path, data: DataTable
+) -> list[SourceRows]:
+    """Render pairs to rows of token ids with the trained answers marked; returns the rows of each
+    source. Rows of weighted sources are written with `source` and `weight`.
 
     Prompts are rendered as in the rollout loop, so that both see the same tokens. Raises
-    ConfigError if an answer does not continue its prompt, or no row fits `max_length`.
+    ConfigError if an answer does not continue its prompt, or no row of a source fits `max_length`.
     """
-    lines, dropped = list[str](), 0
-    for row in _rows(pairs, chat, loss_turns=stage.loss_turns):
+    counts = [SourceRows(origin=data.origin_of(index)) for index in range(len(data.parts()))]
+    rows: list[tuple[int, str]] = []
+    for source, row in _rows(pairs, chat, loss_turns=stage.loss_turns):
         if len(row.input_ids) > stage.max_length:
-            dropped += 1
+            counts[source].num_dropped += 1
             continue
+        counts[source].num_rows += 1
         fields = {"input_ids": row.input_ids, "completion_mask": row.completion_mask}
-        lines.append(json.dumps(fields))
-    if not lines:
-        raise ConfigError(
-            f"stage sft: all {dropped} rows are longer than max_length = {stage.max_length} tokens"
-        )
+        rows.append((source, json.dumps(fields)))
+    for index, count in enumerate(counts):
+        if not count.num_rows:
+            where = "stage sft" if data.sources is None else f"data.sources.{index}"
+            raise ConfigError(
+                f"{where}: all {count.num_dropped} rows are longer than max_length = "
+                f"{stage.max_length} tokens"
+            )
+    weights = [data.weights.get(index, each.num_rows) for index, each in enumerate(counts)]
+    for count, weight in zip(counts, weights, strict=True):
+        count.share = weight / sum(weights)
+    ends = [f', "source": {i}, "weight": {weight}}}' for i, weight in enumerate(weights)]
+    lines = [line[:-1] + (ends[source] if data.weights else "}") for source, line in rows]
     write_kept(path, "\n".join(lines) + "\n")
-    return len(lines), dropped
+    return counts
 
 
-def _rows(pairs: Sequence[Pair], chat: ChatTemplate, *, loss_turns: str) -> Iterator[TrainingRow]:
+def _rows(
+    pairs: Sequence[Pair], chat: ChatTemplate, *, loss_turns: str
+) -> Iterator[tuple[int, TrainingRow]]:
+    """Each row with its source."""
     for pair in pairs:
         try:
             if loss_turns == "all":
-                yield from chat.training_rows(pair.messages)
+                yield from ((pair.source, row) for row in chat.training_rows(pair.messages))
             else:
-                yield chat.training_row(pair.messages)
+                yield pair.source, chat.training_row(pair.messages)
         except ConfigError as error:
             raise ConfigError(f"stage sft: row {pair.problem_id}: {error}") from None
+
+
+def _describe(counts: Sequence[SourceRows], *, max_length: int) -> str:
+    """The rows, and of several sources their shares of the training."""
+    total, dropped = (
+        sum(getattr(count, name) for count in counts) for name in ("num_rows", "num_dropped")
+    )
+    message = f"{total} rows, {dropped} dropped as longer than {max_length} tokens"
+    shares = [
+        f"{count.share:.1%} from {count.num_rows} rows of {count.origin}, each "
+        f"{count.share * total / count.num_rows:.3g} times an epoch"
+        for count in counts
+    ]
+    return "; ".join([message, *shares]) if len(counts) > 1 else message

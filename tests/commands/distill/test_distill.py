@@ -16,7 +16,6 @@ import anyio.to_thread
 import pytest
 
 from forge.commands.distill_journal import ACCEPTED, ANSWERS, REJECTED
-from forge.config.schema import DataTable
 from forge.data.pairs.files import read_pairs
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
 from tests.cli.relu_kernel import KERNEL
@@ -52,9 +51,7 @@ def rows(out: Path, name: str) -> dict[str, dict[str, Any]]:
 
 
 def pairs(out: Path) -> list[Pair]:
-    return read_pairs(
-        DataTable(source="file", path=out / ACCEPTED, format="messages"), prompts=PROMPTS
-    )
+    return read_pairs(out / ACCEPTED, prompts=PROMPTS)
 
 
 def by_turn(*contents: str) -> Any:

@@ -57,7 +57,7 @@ def plan_reasons(name: str, cards: str, tmp_path: Path, *overrides: str) -> list
             "8xH100-80GB",
             "stage.1.share_prefixes = auto: true (a prefix",
         ),
-        ("mi300x-8b", "8xMI300X-192GB", "stage.0.share_prefixes = auto: false (not tested on AMD)"),
+        ("mi300x-8b", "8xMI300X-192GB", "stage.1.share_prefixes = auto: false (not tested on AMD)"),
         (
             "qwen3-30b-a3b-lora",
             "8xH100-80GB",

@@ -192,6 +192,7 @@ def experiment(*stages: dict[str, Any], **problems: Any) -> Experiment:
     )
 
 
+PLACE = "data.path: rows.jsonl"
 HELDOUT = [problem("abs", split=Split.HELDOUT)]
 ROWS = [row(0, problem("exp")), row(1, problem("abs", name="Other", size=99))]
 
@@ -199,19 +200,21 @@ ROWS = [row(0, problem("exp")), row(1, problem("abs", name="Other", size=99))]
 @pytest.mark.parametrize("planted", [ROWS[1], row(1, problem("abs", size=3), fenced=True)])
 def test_a_planted_duplicate_is_refused_with_both_names(planted: Pair) -> None:
     with pytest.raises(ConfigError) as caught:
-        without_heldout([ROWS[0], planted], HELDOUT, experiment())
+        without_heldout([ROWS[0], planted], HELDOUT, experiment(), place=PLACE)
     (line,) = str(caught.value).splitlines()
     assert line.startswith("data.path: rows.jsonl: row book/1 is to be trained on and held/abs is")
     assert 'problems.duplicates = "drop"' in line
 
 
 def test_duplicates_may_be_dropped_or_allowed() -> None:
-    assert without_heldout(ROWS, HELDOUT, experiment(duplicates="drop")) == ROWS[:1]
-    assert without_heldout(ROWS, HELDOUT, experiment(duplicates="allow")) == ROWS
+    assert without_heldout(ROWS, HELDOUT, experiment(duplicates="drop"), place=PLACE) == ROWS[:1]
+    assert without_heldout(ROWS, HELDOUT, experiment(duplicates="allow"), place=PLACE) == ROWS
     with pytest.raises(ConfigError, match="row book/1"):
-        without_heldout(ROWS[1:], HELDOUT, experiment(duplicates="drop"))
+        without_heldout(ROWS[1:], HELDOUT, experiment(duplicates="drop"), place=PLACE)
 
 
 def test_rows_are_free_without_an_evaluation_after_them_or_without_heldout_problems() -> None:
-    assert without_heldout(ROWS, HELDOUT, experiment(EVAL, SFT)) == ROWS
-    assert without_heldout(ROWS, [problem("abs", split=Split.GRPO)], experiment()) == ROWS
+    assert without_heldout(ROWS, HELDOUT, experiment(EVAL, SFT), place=PLACE) == ROWS
+    assert (
+        without_heldout(ROWS, [problem("abs", split=Split.GRPO)], experiment(), place=PLACE) == ROWS
+    )

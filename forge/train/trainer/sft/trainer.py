@@ -39,30 +39,43 @@ MAX_PACKED_GAP = 0.02
 
 
 def read_rows(path: Path) -> Dataset:
-    """Read JSON lines with `input_ids` and `completion_mask`. Tokens outside the mask get the label
-    -100."""
+    """Read JSON lines with `input_ids` and `completion_mask`, and `source` and `weight` of rows
+    from weighted sources. Tokens outside the mask get the label -100."""
     with path.open() as lines:
         rows = [json.loads(line) for line in lines]
     labels = [
         [token if trained else -100 for token, trained in zip(*pair, strict=True)]
         for pair in ((r["input_ids"], r["completion_mask"]) for r in rows)
     ]
-    return Dataset.from_dict({"input_ids": [r["input_ids"] for r in rows], "labels": labels})
+    mixed = {name: [r[name] for r in rows] for name in ("source", "weight") if name in rows[0]}
+    return Dataset.from_dict(
+        {"input_ids": [r["input_ids"] for r in rows], "labels": labels, **mixed}
+    )
 
 
 class BatchOrder(Sampler[int]):
-    """Row indices for a whole stage, batch after batch: every row once in a pass, rows of similar
-    length together.
+    """Row indices for a whole stage, batch after batch: every row once in a pass, or each source's
+    share of rows; rows of similar length together.
 
     The order depends on the seed alone, so that a resumed stage continues where it stopped."""
 
     def __init__(
-        self, lengths: Sequence[int], *, batch_size: int, num_batches: int, seed: int
+        self,
+        lengths: Sequence[int],
+        *,
+        batch_size: int,
+        num_batches: int,
+        seed: int,
+        sources: Sequence[int] = (),
+        weights: Mapping[int, float] | None = None,
     ) -> None:
+        """`sources` has the source of each row; without `weights`, each row is as frequent."""
         self.lengths = lengths
         self.batch_size = min(batch_size, len(lengths))
         self.num_batches = num_batches
         self.seed = seed
+        self.sources = sources
+        self.weights = weights or {}
 
     def __len__(self) -> int:
         return self.num_batches * self.batch_size
@@ -74,9 +87,12 @@ class BatchOrder(Sampler[int]):
     def _batches(self) -> Iterator[list[int]]:
         """Batches without end. Rows that do not fill a batch at the end of a pass are skipped in
         it."""
+        drawn, whole = self._drawn(), len(self.lengths)
         for number in itertools.count():
             draw = random.Random(f"{self.seed}/{number}")
-            rows = list(range(len(self.lengths)))
+            rows = list(range(whole))
+            if self.weights:
+                rows = sorted(itertools.islice(drawn, whole - whole % self.batch_size))
             draw.shuffle(rows)
             chunk = BATCHES_SORTED_TOGETHER * self.batch_size
             found: list[list[int]] = []
@@ -85,6 +101,23 @@ class BatchOrder(Sampler[int]):
                 found += _full_batches(near, self.batch_size)
             draw.shuffle(found)
             yield from found
+
+    def _drawn(self) -> Iterator[int]:
+        """Rows without end, each from the source that is furthest below its share."""
+        total = sum(self.weights.values())
+        shares = {source: weight / total for source, weight in self.weights.items()}
+        rows = {source: self._in_turn(source) for source in shares}
+        taken = dict.fromkeys(shares, 0)
+        for position in itertools.count(1):
+            source = max(shares, key=lambda one: shares[one] * position - taken[one])
+            taken[source] += 1
+            yield next(rows[source])
+
+    def _in_turn(self, source: int) -> Iterator[int]:
+        """Rows of a source without end: each once in a round, in the round's own order."""
+        rows = [index for index, found in enumerate(self.sources) if found == source]
+        for number in itertools.count():
+            yield from random.Random(f"{self.seed}/{source}/{number}").sample(rows, len(rows))
 
 
 def _full_batches(rows: Sequence[int], size: int) -> list[list[int]]:
@@ -127,11 +160,17 @@ class AnswerTrainer(StageTrainer, SFTTrainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         if self.args.packing:
             return super()._get_train_sampler(train_dataset)
+        is_mixed = "source" in self.rows.column_names
+        sources, weights = (
+            list(self.rows[name]) if is_mixed else [] for name in ("source", "weight")
+        )
         return BatchOrder(
             [len(ids) for ids in self.rows["input_ids"]],
             batch_size=self.args.per_device_train_batch_size * self.world.size,
             num_batches=self.args.max_steps,
             seed=self.args.seed,
+            sources=sources,
+            weights=dict(zip(sources, weights, strict=True)),
         )
 
     def training_step(
