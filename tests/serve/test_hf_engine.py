@@ -1,13 +1,11 @@
-"""The transformers engine: the tokens of llama, refused weights, mixtures of experts. What it
+"""The transformers engine: the tokens of llama, refused weights. What it
 shares with llama is in test_step_engines.py.
 """
 
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,55 +137,3 @@ def test_draws_equal_those_of_the_numpy_sampler() -> None:
     assert np.abs(found.logprob - expected.logprob).max() < 1e-5
     assert np.abs(found.logprob_t1 - expected.logprob_t1).max() < 1e-5
     assert found.is_finite.all()
-
-
-def make_moe(path: Path, kind: str, *, seed: int) -> Any:
-    """A small random mixture of experts, saved."""
-    import transformers
-
-    torch.manual_seed(seed)
-    sizes: dict[str, Any] = {
-        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48,
-        "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2,
-        "vocab_size": 512, "max_position_embeddings": 512, "initializer_range": 0.1,
-    }  # fmt: skip
-    if kind == "Afmoe":
-        # Sliding windows shorter than the sequences below, and a dense layer first.
-        sizes |= {"sliding_window": 16, "num_dense_layers": 1, "num_hidden_layers": 4}
-    config = getattr(transformers, f"{kind}Config")(**sizes)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval().float()
-    model.save_pretrained(path)
-    return model
-
-
-@pytest.mark.parametrize("kind", ["Qwen3Moe", "Afmoe"])
-def test_mixtures_of_experts_equal_transformers(kind: str, tied: Reference, tmp_path: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    first = make_moe(tmp_path / "first", kind, seed=0)
-    second = make_moe(tmp_path / "second", kind, seed=1)
-    engine = make_engine(tmp_path / "first", context_tokens=256)
-    for path, model in (("first", first), ("second", second)):
-        if path == "second":
-            engine.load_weights(tmp_path / path, version=1)
-        asked = [request(40, n=3, max_tokens=20), request(7, n=2)]
-        run(engine, *asked)
-        reference = replace(tied, path=tmp_path / path, model=model)
-        assert max(gap(reference, one) for one in asked) <= GAP
-    torch.manual_seed(5)
-    lora = LoraConfig(
-        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM",
-        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
-    )  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PEFT uses deprecated names
-        adapted = get_peft_model(second, lora).eval()
-    adapted.save_pretrained(str(tmp_path / "adapter"))
-    assert engine.load_weights(tmp_path / "adapter", version=2) == "adapter"
-    run(engine, one := request(40, n=3, max_tokens=20))
-    assert gap(replace(tied, model=adapted), one) <= GAP
-    engine.load_weights(tmp_path / "first", version=3)
-    plain = make_moe(tmp_path / "again", kind, seed=0)
-    run(engine, one := request(40, n=3, max_tokens=20))
-    assert gap(replace(tied, model=plain), one) <= GAP

@@ -1,0 +1,262 @@
+"""Each architecture of the reference, from its files and back: SFT, an engine that answers, a GRPO
+step on these answers, an adapter, an export that plain transformers loads; and packed rows and
+shared prefixes, which equal rows on their own or are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from forge.config.schema import GrpoStage, LoraTable, ModelTable, SftStage
+from forge.data.chat import ChatTemplate
+from forge.errors import ConfigError
+from forge.records import Message, Sample
+from forge.serve.architectures import ARCHITECTURES as IN_LLAMA
+from forge.serve.port import Request
+from forge.train.batch import write_batch
+from forge.train.refusals import SHARING, has_windows, refusals
+from tests.architectures import ARCHITECTURES, make_architecture
+from tests.train.samples import make_group
+from tests.train.trained import OneBatch, grpo_trainer, settings_of, train_grpo, weights_of
+
+if TYPE_CHECKING:
+    from forge.serve.hf.engine import HfEngine
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+QUICK = ("llama", "qwen3_5", "qwen3_moe")
+"""A plain model, one of several parts with states, and a mixture."""
+EACH = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in ARCHITECTURES
+]
+GAP = 1e-3
+"""Maximum |Δ log-probability| in exact precision."""
+QUESTIONS = ("add", "Multiply two matrices.", "A softmax over rows, in one kernel.")
+SFT = SftStage(kind="sft", steps=2, learning_rate=3e-3, batch_size=3, max_length=256)
+GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=3e-3, micro_batch_tokens=600)
+
+
+def write_rows(chat: ChatTemplate, at: Path) -> Path:
+    """A row for each question."""
+    rows = [
+        chat.training_row((Message(role="user", content=text),
+                           Message(role="assistant", content=f"def f(): return {text!r}")))
+        for text in QUESTIONS
+    ]  # fmt: skip
+    lines = ({"input_ids": r.input_ids, "completion_mask": r.completion_mask} for r in rows)
+    path = at / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def sft_trainer(model_dir: Path, at: Path, **keys: Any) -> Any:
+    """A trainer of the rows."""
+    from forge.train.trainer.sft.stage import make_trainer
+    from forge.train.trainer.sft.trainer import read_rows
+
+    rows = write_rows(ChatTemplate.load(model_dir), at)
+    settings = settings_of(SFT.model_copy(update=keys), model_dir, at, work_dir=at / "sft")
+    return make_trainer(settings, rows=read_rows(rows))
+
+
+def trained_by_sft(model_dir: Path, at: Path) -> dict[str, Any]:
+    """What the stage publishes."""
+    from forge.train.trainer.publish.probes import Tokens
+    from forge.train.trainer.sft import stage
+
+    trainer, client = sft_trainer(model_dir, at), OneBatch(at)
+    trainer.train()
+    tokens: Any = Tokens.of_rows(trainer.rows.to_list())
+    stage._publish(trainer, client, tokens=tokens)  # type: ignore[arg-type]
+    (published,) = client.published
+    return published
+
+
+def gap(engine: Any, probe: dict[str, Any]) -> float:
+    """Largest |Δ log-probability| between an engine and the trainer."""
+    got = engine.score(np.array(probe["prompt_ids"]), np.array(probe["completion_ids"]))
+    return float(np.abs(got - np.array(probe["logprobs"])).max())
+
+
+def answers(engine: HfEngine, chat: ChatTemplate) -> list[Sample]:
+    """Answers to the questions, which join and leave the batch at different times."""
+    prompts = [chat.prompt([Message(role="user", content=text)]).ids for text in QUESTIONS]
+    stops = tuple(chat.stop_token_ids)
+    asked = [
+        Request(prompt=np.array(ids, np.int32), n=2, max_tokens=8 + 8 * place, temperature=1.0,
+                seed=place, stop_token_ids=stops)
+        for place, ids in enumerate(prompts)
+    ]  # fmt: skip
+    for request in asked:
+        engine.add(request)
+        engine.step()
+        engine.step()
+    while engine.is_active:
+        engine.step()
+    return [
+        Sample(
+            sample_id=2 * group + sample.index, group_id=group, rollout=sample.index, turn=0,
+            prompt_ids=tuple(prompts[group]), completion_ids=tuple(sample.tokens.tolist()),
+            logprobs=tuple(sample.logprobs.tolist()), advantage=1.0 - 2.0 * sample.index,
+            policy_version=1,
+        )
+        for group, request in enumerate(asked)
+        for sample in request.samples
+    ]  # fmt: skip
+
+
+def step_of(model_dir: Path, samples: list[Sample], at: Path, *, lora: LoraTable | None) -> Any:
+    """The supervisor of a GRPO step on samples of the model."""
+    at.mkdir()
+    client = OneBatch(at)
+    write_batch(client.path, samples)
+    table = ModelTable(path=str(model_dir), lora=lora)
+    train_grpo(settings_of(GRPO, model_dir, at, model=table), client)
+    return client
+
+
+def llama_gap(name: str, base: Path, published: dict[str, Any], at: Path) -> float:
+    """The gap of a llama engine that loads published weights; 0 if it serves no such model."""
+    pytest.importorskip("llama_cpp")
+    from forge.serve.llama.engine import LlamaEngine
+    from forge.serve.llama.model import ModelSettings
+
+    if name not in IN_LLAMA or has_windows(base):
+        return 0.0
+    settings = ModelSettings(model_dir=base, work_dir=at, context_tokens=256, num_sequences=1)
+    engine = LlamaEngine(settings, num_slots=1)
+    engine.load_weights(published["path"], version=1)
+    found = gap(engine, published["probe"])
+    engine.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EACH)
+def test_a_model_of_each_architecture_is_trained_served_and_exported(
+    name: str, tmp_path: Path
+) -> None:
+    from forge.serve.hf.engine import HfEngine, HfSettings
+
+    base = make_architecture(name, tmp_path / "model")
+    chosen, chat = ARCHITECTURES[name], ChatTemplate.load(base)
+    taught = trained_by_sft(base, tmp_path)
+    assert gap(HfEngine(HfSettings(model_dir=base, context_tokens=256, num_slots=1)),
+               taught["probe"]) > GAP, "other weights are detected"  # fmt: skip
+    engine = HfEngine(HfSettings(model_dir=base, context_tokens=256, num_slots=4))
+    engine.load_weights(taught["path"], version=1)
+    assert gap(engine, taught["probe"]) < GAP
+    assert llama_gap(name, base, taught, tmp_path) < 2 * GAP
+
+    samples, learned = answers(engine, chat), Path(taught["path"])
+    modules, experts = list(chosen.modules), list(chosen.experts)
+    lora = LoraTable(r=4, target_modules=modules, target_parameters=experts)
+    adapted = step_of(learned, samples, tmp_path / "lora", lora=lora)
+    assert adapted.metrics["train/logprob_gap/mean"] < GAP, "the engine's are the trainer's"
+    assert adapted.metrics["train/grad_norm/value"] > 0
+    engine.load_weights(adapted.published[0]["path"], version=2)
+    assert gap(engine, adapted.published[0]["probe"]) < GAP
+
+    client = step_of(learned, samples, tmp_path / "grpo", lora=None)
+    assert client.metrics["train/logprob_gap/mean"] < GAP
+    (published,) = client.published
+    engine.load_weights(published["path"], version=3)
+    assert gap(engine, published["probe"]) < GAP
+    assert_exported(base, published, tmp_path / "out", chat)
+
+
+def assert_exported(base: Path, published: dict[str, Any], out: Path, chat: ChatTemplate) -> None:
+    """The export has the files, tensors and dtypes of the base, and generates."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from forge.train.trainer.publish.export import export
+
+    prompt = list(chat.prompt([Message(role="user", content="add")]).ids)
+    found = export({
+        "kind": "merge", "model_dir": published["path"], "adapter": None, "base_name": "base",
+        "out_dir": out, "prompt_ids": prompt, "stop_ids": list(chat.stop_token_ids),
+        "num_tokens": 4, "trust_remote_code": False,
+    })  # fmt: skip
+    assert found["ids"]
+    for path in base.iterdir():
+        if path.suffix != ".safetensors":
+            assert (out / path.name).read_bytes() == path.read_bytes(), path.name
+    want, got = ({k: (v.dtype, v.shape) for k, v in weights_of({"path": at}).items()}
+                 for at in (base, out))  # fmt: skip
+    assert {k: shape for k, (_, shape) in got.items()} == {k: s for k, (_, s) in want.items()}
+    wider = {name for name, (dtype, _) in got.items() if dtype != want[name][0]}
+    read: Any = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    model, report = read
+    assert not any(report[key] for key in ("missing_keys", "mismatched_keys"))
+    frozen = {n.rpartition(".")[2] for n, p in model.named_parameters() if not p.requires_grad}
+    assert {name.rpartition(".")[2] for name in wider} <= frozen, "all but a router's bias"
+    assert (model.config.get_text_config().use_cache, model.dtype) == (True, torch.bfloat16)
+    ids = torch.tensor([prompt])
+    assert model.generate(ids, max_new_tokens=4).shape[1] > len(prompt)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EACH)
+def test_packed_rows_and_shared_prefixes_equal_rows_of_their_own_or_are_refused(
+    name: str, tmp_path: Path
+) -> None:
+    base = make_architecture(name, tmp_path / "model")
+    trainer = sft_trainer(base, tmp_path, packing=True, steps=1)
+    (batch,) = trainer.get_train_dataloader()
+    if ARCHITECTURES[name].packs:
+        assert_rows_apart(trainer, batch)
+    else:
+        trainer.current_gradient_accumulation_steps = 1
+        with pytest.raises(ConfigError, match="packing: found true"):
+            trainer.training_step(trainer.model, batch)
+    stage = GRPO.model_copy(update={"share_prefixes": True})
+    lines = refusals(stage, model=ModelTable(path=str(base)), model_dir=base, num_gpus=1)
+    if name in SHARING and not has_windows(base):
+        assert lines == []
+        assert_prefixes_shared(base, tmp_path)
+    else:
+        (line,) = lines
+        assert line.startswith("share_prefixes: found true for a model")
+
+
+def assert_rows_apart(trainer: Any, batch: dict[str, Any]) -> None:
+    """Each conversation of a packed row has the log-probabilities that it has alone."""
+    import torch
+
+    model, places = trainer.model.eval(), batch["position_ids"][0]
+    starts = (places == 0).nonzero()[:, 0].tolist()
+    assert len(starts) == len(QUESTIONS)
+    with torch.no_grad():
+        asked = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
+        packed = model(**asked, use_cache=False).logits.log_softmax(-1)[0]
+        rows = batch["input_ids"][0].tensor_split(starts[1:])
+        alone = [model(row[None], use_cache=False).logits.log_softmax(-1)[0] for row in rows]
+    assert float((packed - torch.cat(alone)).abs().max()) < GAP
+
+
+def assert_prefixes_shared(base: Path, at: Path) -> None:
+    """Shared prefixes give the loss and the gradients of padded samples, but for a router's loss,
+    which counts a token each time it is forwarded."""
+    from forge.train.trainer.grpo.microbatches import cut_batch
+
+    samples = make_group(seed=1) + make_group(seed=2, turns=3)
+    found = []
+    for shares in (False, True):
+        stage = GRPO.model_copy(update={"share_prefixes": shares})
+        trainer = grpo_trainer(settings_of(stage, base, at), OneBatch(at))
+        trainer.current_gradient_accumulation_steps = 1
+        trainer.stats.num_passes += 1
+        trainer.aux_loss_enabled = False
+        cut = cut_batch(samples, max_tokens=400, shares_prefixes=shares)
+        loss = trainer.training_step(trainer.model, {"micro_batches": cut}).item()
+        found.append((loss, {n: p.grad for n, p in trainer.model.named_parameters()}))
+    (want, gradients), (got, shared) = found
+    assert got == pytest.approx(want, abs=1e-5)
+    for name, gradient in gradients.items():
+        if gradient is not None:
+            np.testing.assert_allclose(shared[name], gradient, atol=5e-6, rtol=1e-3, err_msg=name)
