@@ -1,0 +1,32 @@
+"""The table of models in the documentation has the architectures that are tested, and says of each
+what the tests and the code say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forge.serve.architectures import ARCHITECTURES as IN_LLAMA
+from forge.train.refusals import SHARING
+from tests.architectures import ARCHITECTURES
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "models.md"
+WINDOWED = frozenset({"mistral"})
+"""Types with a window in some models and none in others."""
+TRIED_IN_VLLM = frozenset({"qwen3"})
+"""Served by vLLM in `tests/serve/test_vllm_gpu.py` and in `bench/RESULTS.md`."""
+
+
+def row_of(name: str) -> str:
+    """The line of an architecture."""
+    chosen = ARCHITECTURES[name]
+    shares = "without a window" if name in WINDOWED else "yes" if name in SHARING else "no"
+    cells = (
+        f"`{name}`", chosen.models, "yes", "yes" if chosen.packs else "no", shares, "yes",
+        "yes" if name in IN_LLAMA else "no", "yes" if name in TRIED_IN_VLLM else "not tried",
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_table_of_models_says_what_is_tested() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert rows[1:] == [row_of(name) for name in ARCHITECTURES]
