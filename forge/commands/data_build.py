@@ -45,7 +45,7 @@ from forge.data.build.output import (
 )
 from forge.data.build.rows import find_row_files, plan_chunks
 from forge.data.build.shards import write_whole
-from forge.data.build.steps import Dropped, Step
+from forge.data.build.steps import Step
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import open_private_pool
 from forge.process.devices import inventory
@@ -143,11 +143,10 @@ def _choose_and_write(work: RowWork, heldout: HeldoutProblems, *, is_shown: bool
     lines = "".join(dropped_lines(dropped, files))
     write_whole(build.output.dir / DROPPED, lines.encode())
     if not choice.kept:
-        said = "; ".join([_reasons(dropped), *explained(steps)[:MAX_EXPLAINED]])
-        raise ConfigError(
-            f"input.path: {build.input.path}: no row is left; {said}; all are in "
-            f"{build.output.dir / DROPPED}"
-        )
+        counts = (f"{num} {why}" for step in steps for why, num in step["reasons"].items())
+        said = "; ".join([", ".join(counts) or "none read", *explained(steps)[:MAX_EXPLAINED]])
+        where = build.output.dir / DROPPED
+        raise ConfigError(f"input.path: {build.input.path}: no row is left; {said} ({where})")
     written = _write(work, choice, verdicts, numbers)
     names = [f"{name}.{form}" for name in written["rows"] for form in build.output.formats]
     outputs = {name: hash_file(build.output.dir / name) for name in (*names, DROPPED)}
@@ -217,12 +216,6 @@ def _judged(verdicts: Mapping[int, Mapping[str, str]]) -> dict[str, Any]:
             for name in ("device", "harness")
         },
     }
-
-
-def _reasons(dropped: list[Dropped]) -> str:
-    """The counts by reason, the largest first."""
-    counts = Counter(each.reason for each in dropped)
-    return ", ".join(f"{count} {reason}" for reason, count in counts.most_common(5)) or "none read"
 
 
 def facts_of(

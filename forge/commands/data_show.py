@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forge.data.answers import THINKING
 from forge.data.build.output import MANIFEST, explained
 from forge.data.build.rows import find_row_files, plan_chunks, read_chunks
+from forge.data.build.steps import count_tokens
 from forge.data.chat import ChatTemplate
 from forge.data.pairs.conversations import conversation
 from forge.data.pairs.rows import BadRow, Broken, LeftOut, Unfit
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from forge.data.build.rows import RowFile
     from forge.data.pairs.rows import Row
-    from forge.records import Message
 
 BAR_WIDTH = 40
 MAX_TEXT = 4000
@@ -79,13 +79,9 @@ def look(path: Path, *, num: int, tokenizer: Path | None) -> Look:
         found.columns.update(map(str, row))
         if number in wanted:
             found.samples.append((place, row))
-        try:
-            messages = conversation(row, tag=THINKING)
-        except (BadRow, Unfit) as err:
-            found.unread.add(str(err), place)
-            messages = ()
-        found.turns[sum(one.role == "assistant" for one in messages)] += 1
-        found.lengths[1 << _length(row, messages, chat).bit_length() >> 1] += 1
+        length, num_turns = _measure(row, chat, found.unread, place)
+        found.turns[num_turns] += 1
+        found.lengths[1 << length.bit_length() >> 1] += 1
     beside = (path if path.is_dir() else path.parent) / MANIFEST
     if beside.is_file():
         found.steps = _steps(beside)
@@ -137,12 +133,20 @@ def _rows(files: list[RowFile]) -> Iterator[tuple[str, Row]]:
                 yield f"{file.name}:{number}", row
 
 
-def _length(row: Mapping[str, Any], messages: Sequence[Message], chat: ChatTemplate | None) -> int:
-    """Length of a conversation; of another row, that of its texts."""
-    if messages and chat is not None:
-        return chat.count_tokens(messages)
-    texts = [one.content for one in messages] or [v for v in row.values() if isinstance(v, str)]
-    return sum(len(text) if chat is None else len(chat.encode_plain(text)) for text in texts)
+def _measure(
+    row: Mapping[str, Any], chat: ChatTemplate | None, unread: LeftOut, place: str
+) -> tuple[int, int]:
+    """Length and number of answers; for a row that is no conversation, its texts and 0."""
+    try:
+        messages = conversation(row, tag=THINKING)
+        num_turns = sum(one.role == "assistant" for one in messages)
+        if chat is not None:
+            return count_tokens(chat, messages), num_turns
+        return sum(len(one.content) for one in messages), num_turns
+    except (BadRow, Unfit) as err:
+        unread.add(str(err), place)
+    texts = [value for value in row.values() if isinstance(value, str)]
+    return sum(len(text) if chat is None else len(chat.encode_plain(text)) for text in texts), 0
 
 
 def _sample(row: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -174,7 +174,7 @@ def load_chat(build: DataBuild) -> ChatTemplate | None:
 def prepare_chunks(config: Mapping[str, Any]) -> None:
     """Prepares a worker's chunks that have no shard yet. Raises ConfigError."""
     build = DataBuild.model_validate(config["build"])
-    files = [_row_file(file) for file in config["files"]]
+    files = [RowFile(**file | {"path": Path(file["path"])}) for file in config["files"]]
     shards = ShardFolder(path=Path(config["folder"]))
     steps = RowSteps(
         build=build,
@@ -193,15 +193,6 @@ def prepare_chunks(config: Mapping[str, Any]) -> None:
                 steps(row, number=number) for number, row in enumerate(rows, chunk.first_row)
             ]
             shards.write(chunk.number, outcomes)
-
-
-def _row_file(file: dict[str, Any]) -> RowFile:
-    return RowFile(
-        path=Path(file["path"]),
-        name=file["name"],
-        num_rows=file["num_rows"],
-        sha256=file["sha256"],
-    )
 
 
 def main() -> None:

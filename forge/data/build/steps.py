@@ -169,7 +169,7 @@ class RowSteps:
             head = self.chat.tokenizer.encode_batch_fast([_head(messages, at_most)])
             if len(head[0]) > filters.max_tokens:
                 raise Unfit("too long")
-        found = _count(self.chat, messages)
+        found = count_tokens(self.chat, messages)
         if found < filters.min_tokens:
             raise Unfit("too short")
         if found > filters.max_tokens:
@@ -207,7 +207,8 @@ def _head(messages: Sequence[Message], at_most: int) -> str:
     return "\n".join(parts)
 
 
-def _count(chat: ChatTemplate, messages: Sequence[Message]) -> int:
+def count_tokens(chat: ChatTemplate, messages: Sequence[Message]) -> int:
+    """Length of a conversation in tokens. Raises Unfit if the chat template refuses it."""
     import jinja2
 
     try:

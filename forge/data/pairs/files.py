@@ -60,9 +60,8 @@ def kernelbook_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) 
     entry_point, code = text_of(row, "entry_point"), code_of(row, "triton_code")
     if not re.search(rf"^class[ \t]+{re.escape(entry_point)}New\b", code, flags=re.MULTILINE):
         raise Unfit("without the class that a judge calls")
-    name = row.get("uuid")
     problem = Problem(
-        problem_id=f"kernelbook/{number if name is None else name}",
+        problem_id=f"kernelbook/{_id(row, 'uuid', number)}",
         source=code_of(row, "python_code"),
         family="kernelbook",
         level=1,
@@ -83,9 +82,8 @@ def trinity_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> 
     result = result_of(row.get("result"))
     if not (result["correctness"] is True and result.get("fast_0") is True):
         raise Unfit("with a wrong kernel")
-    name = row.get("sample_key")
     problem = Problem(
-        problem_id=f"trinity/{number if name is None else name}",
+        problem_id=f"trinity/{_id(row, 'sample_key', number)}",
         source=code_of(row, "pytorch_code"),
         family="trinity",
         level=1,
@@ -100,6 +98,12 @@ def answer_text(code: str, thoughts: Sequence[str] = (), *, prompts: PromptSet) 
     BadThinking."""
     answer = f"```python\n{code.strip()}\n```"
     return with_thinking(answer, thoughts, tag=prompts.thinking)
+
+
+def _id(row: Mapping[str, Any], name: str, number: int) -> str:
+    """The value of a column, or else the row's number."""
+    found = row.get(name)
+    return str(number if found is None else found)
 
 
 def _pair(problem: Problem, prompt: tuple[Message, ...], answer: str) -> Pair:
@@ -163,9 +167,7 @@ def messages_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) ->
         )
     messages = conversation(row, tag=prompts.thinking)
     num_turns = sum(message.role == "assistant" for message in messages)
-    name = row.get("id")
-    problem_id = str(number if name is None else name)
-    return Pair(problem_id=problem_id, messages=messages, num_turns=num_turns)
+    return Pair(problem_id=_id(row, "id", number), messages=messages, num_turns=num_turns)
 
 
 def read_pairs(
